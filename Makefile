@@ -1,0 +1,51 @@
+# repro · test · check · ui · bench: each sets up what it needs. `make help` says more.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+export DVC_NO_ANALYTICS ?= true
+export MLFLOW_DISABLE_TELEMETRY ?= true
+
+.DEFAULT_GOAL := help
+.PHONY: help env repro test test-slow check format ui bench sync clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+env: $(READY) ## the environment in .venv, from requirements.lock
+
+$(READY): requirements.lock pyproject.toml tools/setup.sh
+	@sh tools/setup.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+repro: env ## run the whole pipeline; what is up to date does not run again
+	@$(BIN)/gradtrail repro
+
+test: env ## the tests, under five minutes on two cores
+	@$(BIN)/python -m pytest -q
+
+test-slow: env ## the slow tests
+	@$(BIN)/python -m pytest -q -m slow
+
+check: env ## ruff (lint and format), mypy, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: env ## put the code in ruff's format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+sync: env ## give every state in dvc.lock its row in MLflow
+	@$(BIN)/gradtrail sync
+
+ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
+	@$(BIN)/gradtrail sync
+	@$(BIN)/mlflow ui --port $(or $(PORT),5000)
+
+clean: ## remove the environment and all caches, but no results
+	@rm -rf $(VENV) .gradtrail .outs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.dvc/*' -prune -exec rm -rf {} +
