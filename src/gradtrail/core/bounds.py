@@ -1,0 +1,22 @@
+"""Bounds on config values, checked where the config is made and worded the same everywhere."""
+
+
+def check(
+    name: str,
+    value: float,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Raise ValueError, in one line that begins with `name`, unless `value` lies within every given bound."""
+    bounds = [
+        (at_least, "at least", lambda bound: value >= bound),
+        (above, "above", lambda bound: value > bound),
+        (at_most, "at most", lambda bound: value <= bound),
+        (below, "below", lambda bound: value < bound),
+    ]
+    asked = [(f"{word} {bound:g}", holds(bound)) for bound, word, holds in bounds if bound is not None]
+    if not all(held for _, held in asked):
+        raise ValueError(f"{name} must be {' and '.join(words for words, _ in asked)}, got {value!r}")

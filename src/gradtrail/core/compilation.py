@@ -1,0 +1,132 @@
+"""Compiles a function ahead of time and says what that took and what the result costs.
+
+Knows nothing of stages; the caller hands in the clock. Figures come from the compiler, on abstract arguments, and are
+the same on every run of one version on one kind of processor; times are not, and are kept apart.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticCost:
+    """What one call costs by the compiler's account. It counts the body of a loop once, whatever the trip count.
+
+    Attributes:
+        flops: floating-point operations.
+        transcendentals: exponentials, logarithms and the like.
+        bytes_accessed: bytes read and written.
+        argument_bytes: size of the arguments.
+        output_bytes: size of the results.
+        alias_bytes: part of the results that reuses the memory of donated arguments.
+        temporary_bytes: memory needed in between.
+        total_bytes: arguments + outputs + temporaries - aliases.
+        hlo_instructions: instructions in the optimized program.
+    """
+
+    flops: int
+    transcendentals: int
+    bytes_accessed: int
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temporary_bytes: int
+    total_bytes: int
+    hlo_instructions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileTimes:
+    """Seconds of each step on the way from Python to machine code."""
+
+    trace_seconds: float
+    lower_seconds: float
+    compile_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledFunction:
+    """A function compiled for one set of shapes; calling it with other shapes is an error, never a recompilation."""
+
+    name: str
+    call: Callable[..., Any]
+    cost: StaticCost
+    times: CompileTimes
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+
+def compile_function(
+    name: str,
+    function: Callable[..., Any],
+    *args: Any,
+    clock: Callable[[], float],
+    donate_argnums: tuple[int, ...] = (),
+) -> CompiledFunction:
+    """Compile `function` for the shapes and dtypes of `args`.
+
+    Args:
+        name: under which the figures are reported.
+        function: pure; takes and returns pytrees of arrays.
+        args: arrays, or `jax.ShapeDtypeStruct` in their place.
+        clock: returns seconds, such as `time.perf_counter`.
+        donate_argnums: arguments whose memory the results may reuse; the caller's arrays become invalid.
+    """
+    started = clock()
+    traced = jax.jit(function, donate_argnums=donate_argnums).trace(*args)
+    traced_at = clock()
+    lowered = traced.lower()
+    lowered_at = clock()
+    compiled = lowered.compile()
+    times = CompileTimes(
+        trace_seconds=traced_at - started,
+        lower_seconds=lowered_at - traced_at,
+        compile_seconds=clock() - lowered_at,
+    )
+    return CompiledFunction(name=name, call=compiled, cost=_static_cost(compiled), times=times)
+
+
+def cost_metrics(functions: list[CompiledFunction]) -> dict[str, int]:
+    """Return the static costs as flat metrics, `compile/<function>/<figure>`."""
+    return _flat(functions, lambda function: function.cost)
+
+
+def time_metrics(functions: list[CompiledFunction]) -> dict[str, float]:
+    """Return the compile times as flat metrics, `compile/<function>/<step>_seconds`, and their total."""
+    times = _flat(functions, lambda function: function.times)
+    return {**times, "compile/total_seconds": sum(times.values())}
+
+
+def _flat(functions: list[CompiledFunction], figures_of: Callable[[CompiledFunction], Any]) -> dict[str, Any]:
+    return {
+        f"compile/{function.name}/{key}": value
+        for function in functions
+        for key, value in dataclasses.asdict(figures_of(function)).items()
+    }
+
+
+def _static_cost(compiled: jax.stages.Compiled) -> StaticCost:
+    cost: dict[str, float] = compiled.cost_analysis() or {}  # type: ignore[assignment]
+    memory = compiled.memory_analysis()
+    total = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+    return StaticCost(
+        flops=int(cost.get("flops", 0)),
+        transcendentals=int(cost.get("transcendentals", 0)),
+        bytes_accessed=int(cost.get("bytes accessed", 0)),
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        total_bytes=total,
+        hlo_instructions=sum(" = " in line for line in (compiled.as_text() or "").splitlines()),
+    )

@@ -1,0 +1,45 @@
+"""Losses and figures of a prediction, one value for each example; whoever calls reduces."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def cross_entropy(
+    logits: Float[Array, "batch classes"], labels: Int[Array, " batch"], *, label_smoothing: float = 0.0
+) -> Float[Array, " batch"]:
+    """Return the cross-entropy of the softmax with the labels, in nats.
+
+    The target is `(1 - s) onehot(label) + s / classes` for label smoothing `s` (Szegedy et al., arXiv 1512.00567).
+
+    >>> cross_entropy(jnp.zeros((1, 4)), jnp.array([2])).round(4)
+    Array([1.3863], dtype=float32)
+
+    Args:
+        logits: float32.
+        labels: class of each example, 0 to classes - 1.
+        label_smoothing: in [0, 1).
+    """
+    log_probabilities = jax.nn.log_softmax(logits)
+    of_label = jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
+    if not label_smoothing:
+        return -of_label
+    return -(1.0 - label_smoothing) * of_label - label_smoothing * jnp.mean(log_probabilities, axis=1)
+
+
+def correct(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Bool[Array, " batch"]:
+    """Return whether the largest logit is the label's."""
+    return jnp.argmax(logits, axis=1) == labels
+
+
+def el2n(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
+    """Return the error L2 norm: ‖softmax(logits) - onehot(label)‖₂ (Paul et al., arXiv 2107.07075, definition 2.3)."""
+    error = jax.nn.softmax(logits) - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)
+    return jnp.linalg.norm(error, axis=1)
+
+
+def margin(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
+    """Return the label's logit less the largest other one: negative where the prediction is wrong."""
+    is_label = jax.nn.one_hot(labels, logits.shape[1], dtype=bool)
+    of_label = jnp.sum(jnp.where(is_label, logits, 0.0), axis=1)
+    return of_label - jnp.max(jnp.where(is_label, -jnp.inf, logits), axis=1)
