@@ -1,0 +1,37 @@
+"""Orbax checkpoints of a whole training state. They carry timestamps: for MLflow and for resuming, never a DVC out."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from gradtrail.core.training import TrainState
+
+
+def save_checkpoint(folder: Path, state: TrainState) -> None:
+    """Write `state` to a folder that does not exist yet."""
+    ocp.save_pytree(folder.resolve(), _with_key_data(state))
+
+
+@contextlib.contextmanager
+def temporary_checkpoint(state: TrainState) -> Iterator[Path]:
+    """Yield a folder that holds a checkpoint of `state` for as long as the block runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(Path(folder) / "checkpoint", state)
+        yield Path(folder) / "checkpoint"
+
+
+def load_checkpoint(folder: Path, like: TrainState) -> TrainState:
+    """Read a state whose shapes and dtypes are those of `like`, which may be abstract."""
+    restored: TrainState = ocp.load_pytree(folder.resolve(), jax.eval_shape(_with_key_data, like))
+    key = jax.random.wrap_key_data(restored.key)
+    return TrainState(step=restored.step, params=restored.params, opt_state=restored.opt_state, key=key)
+
+
+def _with_key_data(state: TrainState) -> TrainState:
+    """Replace the typed key, which Orbax cannot store, by its bits."""
+    key = jax.random.key_data(state.key)
+    return TrainState(step=state.step, params=state.params, opt_state=state.opt_state, key=key)

@@ -1,0 +1,118 @@
+"""Which data set it is, and its splits as `preprocess` leaves them in `data/processed`."""
+
+import dataclasses
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gradtrail.core.examples import Split
+from gradtrail.io.errors import UserError
+from gradtrail.io.files import write_json
+from gradtrail.io.params import validate
+
+SPLITS = ("train", "validation", "test")
+_INFO = "dataset.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """Which data set this is; it follows the data into every metrics file, run and figure.
+
+    Attributes:
+        name: `mnist` or `digits`.
+        digest: sha256 over the digests of the raw files, hexadecimal.
+        image_shape: height and width in pixels.
+        num_classes: labels are 0 to num_classes - 1.
+        examples: number of examples in each part.
+    """
+
+    name: str
+    digest: str
+    image_shape: tuple[int, int]
+    num_classes: int
+    examples: dict[str, int]
+
+    @property
+    def label(self) -> str:
+        """What to call it under a figure."""
+        return f"{self.name} {self.digest[:8]}"
+
+    def as_metrics(self) -> dict[str, str]:
+        """Return the part that goes into every metrics file."""
+        return {"dataset": self.name, "dataset_digest": self.digest}
+
+
+def write_info(folder: Path, info: DatasetInfo) -> None:
+    """Write the description beside the data."""
+    write_json(folder / _INFO, dataclasses.asdict(info))
+
+
+def read_info(folder: Path) -> DatasetInfo:
+    """Read the description beside the data."""
+    path = folder / _INFO
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not readable as JSON: {error}") from None
+    return validate(content, DatasetInfo, str(path))
+
+
+def write_split(path: Path, split: Split) -> None:
+    """Write a split as an uncompressed `.npz`: `np.load(path)["images"]` reads it back."""
+    np.savez(path, allow_pickle=False, **{field.name: getattr(split, field.name) for field in dataclasses.fields(split)})
+
+
+def read_split(path: Path, info: DatasetInfo) -> Split:
+    """Read a split; raise UserError where the file is damaged or does not fit the data set."""
+    names = [field.name for field in dataclasses.fields(Split)]
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            split = Split(**{name: arrays[name] for name in names})
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: damaged: {' '.join(str(error).split())}") from None
+    _check_split(path, split, info)
+    return split
+
+
+def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+    """Read all splits of a processed folder."""
+    return {name: read_split(folder / f"{name}.npz", info) for name in SPLITS}
+
+
+def _check_split(path: Path, split: Split, info: DatasetInfo) -> None:
+    rows = split.labels.shape[:1]
+    expected = {"images": ((*rows, *info.image_shape), np.uint8)}
+    expected |= {name: (rows, np.int32) for name in ("labels", "true_labels", "example_id")}
+    for name, (shape, dtype) in expected.items():
+        array = getattr(split, name)
+        if array.shape != shape or array.dtype != dtype:
+            raise UserError(f"{path}: {name} is {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}")
+    if len(split) == 0 or split.labels.min() < 0 or split.labels.max() >= info.num_classes:
+        raise UserError(f"{path}: labels must be 0 to {info.num_classes - 1}, at least one of them")
+
+
+def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo) -> None:
+    """Write all splits and the description to a new folder."""
+    folder.mkdir()
+    write_info(folder, dataclasses.replace(info, examples={name: len(split) for name, split in splits.items()}))
+    for name, split in splits.items():
+        write_split(folder / f"{name}.npz", split)
+
+
+def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
+    """Return the metrics of the splits: their sizes, wrong labels, and the mean and spread of training pixels in 0..1."""
+    train = splits["train"]
+    return {
+        **{f"{name}_examples": len(split) for name, split in splits.items()},
+        "noisy_labels": int(np.sum(train.labels != train.true_labels)),
+        "pixel_mean": float(np.mean(train.images, dtype=np.float64) / 255),
+        "pixel_std": float(np.std(train.images, dtype=np.float64) / 255),
+    }

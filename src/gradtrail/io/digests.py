@@ -1,0 +1,23 @@
+"""Content digests, equal to those that DVC writes into `dvc.lock`, so that rows in MLflow and states in DVC meet."""
+
+import hashlib
+import json
+from pathlib import Path
+
+
+def digest(path: Path) -> str:
+    """Return the MD5 of a file, or of a folder's listing with the suffix `.dir`, as DVC 3 computes them.
+
+    A digest says which bytes, not whose: nothing here protects against a forger.
+    """
+    if not path.is_dir():
+        return _md5_of_file(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    listing = [{"md5": _md5_of_file(file), "relpath": file.relative_to(path).as_posix()} for file in files]
+    listing.sort(key=lambda entry: tuple(entry["relpath"].split("/")))
+    return hashlib.md5(json.dumps(listing, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+def _md5_of_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,63 @@
+"""One look for all pictures: size, type, and the colours of Okabe and Ito, which colour-blind people tell apart."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
+import numpy as np  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
+CYCLE = (BLUE, VERMILLION, GREEN, ORANGE)
+SPLIT_COLOURS = {"train": BLUE, "validation": ORANGE, "test": GREEN}
+
+_STYLE: dict[str, Any] = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 11,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 110,
+    "font.size": 10,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+}
+
+
+def new_figure(title: str, *, rows: int = 1, columns: int = 1, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
+    """Return a figure with a title and its axes, an array of shape (rows, columns); `size` in inches."""
+    plt.rcParams.update(_STYLE)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    figure.suptitle(title, fontsize=12, fontweight="bold")
+    return figure, axes
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG, equal bytes for equal content, and forget the figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png")
+    plt.close(figure)
+
+
+def gallery(images: np.ndarray, captions: Sequence[str], title: str, path: Path, *, columns: int = 10) -> None:
+    """Draw images, shape (count, height, width), uint8, in rows with a caption of one or two lines each."""
+    rows = max(1, -(-len(images) // columns))
+    figure, axes = new_figure(title, rows=rows, columns=columns, size=(1.15 * columns, 1.55 * rows + 0.6))
+    for axis in axes.flat:
+        axis.axis("off")
+    for axis, image, caption in zip(axes.flat, images, captions, strict=False):
+        show_image(axis, image)
+        axis.set_title(caption, fontsize=8)
+    save(figure, path)
+
+
+def show_image(axis: Axes, image: np.ndarray) -> None:
+    """Draw one image, dark ink on white."""
+    axis.axis("off")
+    axis.imshow(image, cmap="gray_r", vmin=0, vmax=255)

@@ -1,0 +1,224 @@
+"""What a row in MLflow holds, made from a stage's declaration and its outs alone, so that a lost row can be remade."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+
+from gradtrail.io import histories
+from gradtrail.io.digests import digest
+from gradtrail.io.metric_names import metric_name
+from gradtrail.io.stages import Stage
+from gradtrail.io.store import experiment_id
+from gradtrail.io.workspace import private_folder
+
+CHILDREN = ("evaluate", "gradients", "profile")  # their rows hang below the row of the training they belong to
+_EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
+
+
+class StoredRow:
+    """A row in the store.
+
+    Args:
+        client: of the store.
+        run_id: of the row.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str):
+        self.client = client
+        self.run_id = run_id
+        self._logged: dict[str, set[int]] = {}
+
+    def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
+        """Log metrics, name → step → value; a point that the row has already is left as it is."""
+        now = int(time.time() * 1000)
+        new = [
+            Metric(name, float(value), now, int(step))
+            for name, curve in points.items()
+            for step, value in curve.items()
+            if step not in self._steps(name)
+        ]
+        for start in range(0, len(new), 1000):
+            self.client.log_batch(self.run_id, metrics=new[start : start + 1000])
+        for metric in new:
+            self._steps(metric.key).add(metric.step)
+
+    def log_outs(self, stage: Stage) -> None:
+        """Log what the stage wrote, from the files; then tie the row to others."""
+        metrics = stage.read_metrics()
+        curves = _curves(stage)
+        numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
+        self.log_points({name: {0: value} for name, value in numbers.items()} | curves)
+        self._log_results(stage.folder / "results" / stage.name)
+        self._log_dataset(stage, metrics)
+        tags = {f"output/{out}": digest(stage.folder / out) for out in stage.spec.outs}
+        tags |= {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
+        self.set_tags(tags)
+        tie(self.client, self.client.get_run(self.run_id))
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set several tags at once."""
+        self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def _steps(self, name: str) -> set[int]:
+        """The steps at which the row has a value already: of an earlier attempt, or of this one."""
+        if name not in self._logged:
+            self._logged[name] = {metric.step for metric in self.client.get_metric_history(self.run_id, name)}
+        return self._logged[name]
+
+    def _log_results(self, folder: Path) -> None:
+        if folder.is_dir():
+            self.client.log_artifacts(self.run_id, str(folder), "results")
+        for table in sorted(folder.glob("*.csv")):
+            self.client.log_table(self.run_id, pd.read_csv(table), f"tables/{table.stem}.json")
+
+    def _log_dataset(self, stage: Stage, metrics: Mapping[str, Any]) -> None:
+        source = json.dumps({"uri": "data/raw" if stage.name in _EXPERIMENTS else "data/processed"})
+        dataset = Dataset(metrics["dataset"], metrics["dataset_digest"][:32], "local", source)
+        context = "training" if stage.name == "train" else stage.name
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+
+
+def open_row(client: MlflowClient, stage: Stage) -> StoredRow:
+    """Find the row of the state that `stage` is about to make, or create it; count the attempt."""
+    experiment = experiment_id(client, _EXPERIMENTS.get(stage.name, "models"))
+    with FileLock(private_folder() / "rows.lock"):
+        found = find_row(client, state=stage.state)
+        run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
+    attempt = int(run.data.tags.get("attempts", 0)) + 1
+    if found:
+        client.update_run(run.info.run_id, status="RUNNING")
+    params = [Param(key, _shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
+    tags = {"attempts": str(attempt), **_code_tags(), **_experiment_tags()}
+    client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
+    return StoredRow(client, run.info.run_id)
+
+
+def find_row(client: MlflowClient, **tags: str) -> Run | None:
+    """Return the newest row that carries all these tags."""
+    rows = find_rows(client, tags)
+    return rows[0] if rows else None
+
+
+def find_rows(client: MlflowClient, tags: Mapping[str, str]) -> list[Run]:
+    """Return all rows that carry all these tags, the newest first."""
+    experiments = [experiment_id(client, name) for name in ("data", "models")]
+    condition = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+    return list(client.search_runs(experiments, condition, order_by=["attributes.start_time DESC"]))
+
+
+def run_name(stage: Stage) -> str:
+    """Name a row so that a person can read it, such as `train mlp-256-128 adamw float32`."""
+    params = stage_params(stage)
+    match stage.name:
+        case "fetch" | "preprocess":
+            return f"{stage.name} {params['fetch.dataset']}"
+        case "train" | "profile":
+            kind = params["train.model"]
+            widths = params["train.mlp.hidden"] if kind == "mlp" else []
+            model = "-".join([kind, *map(str, widths)])
+            return f"{stage.name} {model} {params['train.optimizer']} {params['train.precision']}"
+    return f"{stage.name} {params[f'{stage.name}.weights']}"
+
+
+def stage_params(stage: Stage) -> dict[str, Any]:
+    """Return the params of the stage and of all stages before it, flat: `train.mlp.hidden` → value."""
+    flat: dict[str, Any] = {}
+    for name in stage.lineage:
+        for key, value in stage.entry(name).params.get("params.yaml", {}).items():
+            flat.update(_flatten(key, value))
+    return flat
+
+
+def tie(client: MlflowClient, row: Run) -> None:
+    """Copy headline figures from children to the training rows whose outputs they read, whichever ends last."""
+    if row.data.tags["stage"] == "train":
+        for child in _children(client, row):
+            if "mlflow.parentRunId" not in child.data.tags:
+                client.set_tag(child.info.run_id, "mlflow.parentRunId", row.info.run_id)
+            _copy_headlines(client, child, row.info.run_id)
+    if row.data.tags["stage"] in CHILDREN:
+        for train in _trainings(client, row):
+            _copy_headlines(client, row, train.info.run_id)
+
+
+def _first_tags(client: MlflowClient, stage: Stage) -> dict[str, str]:
+    """Tags that stay as they are for the life of a row."""
+    tags = {"stage": stage.name, "state": stage.state, "mlflow.source.name": f"pipeline/{stage.name}.py"}
+    tags |= {f"input/{dep}": found for dep, found in stage.entry(stage.name).deps.items()}
+    if stage.name in CHILDREN:
+        tags["train_state"] = stage.state_of("train")
+        parent = find_row(client, state=tags["train_state"])
+        if parent:
+            tags["mlflow.parentRunId"] = parent.info.run_id
+    return tags
+
+
+def _children(client: MlflowClient, train: Run) -> Iterator[Run]:
+    """Yield, for each stage below training, the newest finished row that belongs to this training or its bytes."""
+    final = train.data.tags.get("output/models/final.safetensors")
+    for name in CHILDREN:
+        own = find_rows(client, {"stage": name, "train_state": train.data.tags["state"]})
+        alike = find_rows(client, {"stage": name, "input/models/final.safetensors": final}) if final else []
+        if own or alike:
+            yield (own or alike)[0]
+
+
+def _trainings(client: MlflowClient, child: Run) -> list[Run]:
+    """Return the rows of the trainings that wrote what the child read, or that it names."""
+    final = child.data.tags.get("input/models/final.safetensors")
+    if final:
+        return find_rows(client, {"stage": "train", "output/models/final.safetensors": final})
+    return find_rows(client, {"stage": "train", "state": child.data.tags["train_state"]})
+
+
+def _copy_headlines(client: MlflowClient, child: Run, train_id: str) -> None:
+    """Copy the child's figures, those of single classes and functions aside."""
+    now, prefix = int(time.time() * 1000), metric_name(child.data.tags["stage"], "")
+    chosen = {name: v for name, v in child.data.metrics.items() if name.startswith(prefix) and name.count("/") == 1}
+    shown = client.get_run(train_id).data.metrics
+    client.log_batch(train_id, metrics=[Metric(name, v, now, 0) for name, v in chosen.items() if shown.get(name) != v])
+
+
+def _curves(stage: Stage) -> histories.Curves:
+    """Return training's curves, from its history."""
+    if stage.name != "train":
+        return {}
+    epochs, steps = histories.read_tables(stage.folder / "results" / "train")
+    return histories.curves(epochs, steps, len(steps))
+
+
+def _flatten(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {key: value}
+    return {name: leaf for part, inner in value.items() for name, leaf in _flatten(f"{key}.{part}", inner).items()}
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def _code_tags() -> dict[str, str]:
+    """Which commit the code is of, and whether it was changed since."""
+    commit = _git("rev-parse", "HEAD")
+    if not commit:
+        return {}
+    return {"mlflow.source.git.commit": commit, "git.dirty": str(bool(_git("status", "--porcelain"))).lower()}
+
+
+def _experiment_tags() -> dict[str, str]:
+    names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
+    return {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else ""

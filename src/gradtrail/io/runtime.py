@@ -1,0 +1,30 @@
+"""The section `runtime` of `params.yaml`: what cannot change an out, and so is no DVC param and part of no state."""
+
+from dataclasses import dataclass
+
+from gradtrail.core.bounds import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """How a stage works, as opposed to what it makes.
+
+    Attributes:
+        mirrors: addresses of folders that hold the four MNIST files as `.gz`, tried in order.
+        openml: whether to ask OpenML when no mirror delivers.
+        download_timeout_seconds: longest that one file may take from one mirror; a silent one is left much sooner.
+        steps_per_call: optimizer steps between two signs of progress.
+        tracking: whether to log to MLflow.
+        system_metrics: whether to log the use of processor and memory.
+    """
+
+    mirrors: tuple[str, ...]
+    openml: bool
+    download_timeout_seconds: float
+    steps_per_call: int
+    tracking: bool
+    system_metrics: bool
+
+    def __post_init__(self) -> None:
+        check("download_timeout_seconds", self.download_timeout_seconds, above=0)
+        check("steps_per_call", self.steps_per_call, at_least=1)

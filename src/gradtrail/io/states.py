@@ -1,0 +1,117 @@
+"""The identity of what a stage makes: one key for each distinct state, the same wherever it is computed.
+
+A state is the stage, its command, the params that it reads, the digests of its deps, and the states of the stages
+that made them. All but the last stand in `dvc.lock`, in the same form as here, so that a state can be computed from
+a live workspace and from a lock file alike.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradtrail.io.digests import digest
+from gradtrail.io.params import read_yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What determines a stage's outs.
+
+    Attributes:
+        cmd: the command line.
+        params: for each params file, key → value; a key names a section or, dotted, a value in one.
+        deps: path → digest.
+    """
+
+    cmd: str
+    params: dict[str, dict[str, Any]]
+    deps: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """A stage as `dvc.yaml` declares it; paths are relative to the folder of `dvc.yaml`.
+
+    Attributes:
+        params: for each params file, the keys.
+        outs: everything that it writes, metrics and plots included.
+    """
+
+    cmd: str
+    deps: tuple[str, ...]
+    params: dict[str, tuple[str, ...]]
+    outs: tuple[str, ...]
+
+
+def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
+    """Read the stages of a `dvc.yaml`, in its order."""
+    return {name: _stage_spec(stage) for name, stage in read_yaml(path)["stages"].items()}
+
+
+def live_entry(spec: StageSpec, folder: Path) -> Entry:
+    """Return the entry of a stage from the files in `folder` as they are now.
+
+    Raises:
+        FileNotFoundError: a dep is not there.
+    """
+    params = {name: _values(read_yaml(folder / name), keys) for name, keys in spec.params.items()}
+    return Entry(cmd=spec.cmd, params=params, deps={dep: digest(folder / dep) for dep in spec.deps})
+
+
+def locked_entry(stage: Mapping[str, Any]) -> Entry:
+    """Return the entry of a stage from its section in `dvc.lock`."""
+    deps = {dep["path"]: dep["md5"] for dep in stage.get("deps", ())}
+    return Entry(cmd=stage["cmd"], params=stage.get("params", {}), deps=deps)
+
+
+def makers(stage: str, pipeline: Mapping[str, StageSpec]) -> list[str]:
+    """Return the stages that make a dep of `stage`, directly, in the pipeline's order."""
+    deps = pipeline[stage].deps
+    return [name for name, spec in pipeline.items() if any(_holds(out, dep) for out in spec.outs for dep in deps)]
+
+
+def state_key(stage: str, pipeline: Mapping[str, StageSpec], entry_of: Callable[[str], Entry]) -> str:
+    """Return the key of a stage's state: sha256, as 64 hexadecimal digits.
+
+    Args:
+        stage: name of the stage.
+        pipeline: all stages.
+        entry_of: gives the entry of a stage, from the workspace or from a lock file.
+    """
+
+    @functools.cache
+    def key(name: str) -> str:
+        entry = entry_of(name)
+        made_by = {maker: key(maker) for maker in makers(name, pipeline)}
+        content = {"stage": name, "cmd": entry.cmd, "params": entry.params, "deps": entry.deps, "made_by": made_by}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    return key(stage)
+
+
+def _stage_spec(stage: Mapping[str, Any]) -> StageSpec:
+    params: dict[str, list[str]] = {}
+    for item in stage.get("params", ()):
+        named = item if isinstance(item, dict) else {"params.yaml": [item]}
+        for name, keys in named.items():
+            params.setdefault(name, []).extend(keys)
+    outs = [*stage.get("outs", ()), *stage.get("metrics", ()), *stage.get("plots", ())]
+    return StageSpec(
+        cmd=stage["cmd"],
+        deps=tuple(stage.get("deps", ())),
+        params={name: tuple(keys) for name, keys in params.items()},
+        outs=tuple(next(iter(out)) if isinstance(out, dict) else out for out in outs),
+    )
+
+
+def _values(content: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """Look up dotted keys."""
+    return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
+
+
+def _holds(out: str, dep: str) -> bool:
+    return dep == out or dep.startswith(f"{out}/")

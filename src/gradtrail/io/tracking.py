@@ -1,0 +1,118 @@
+"""Rows in MLflow: one for each state, found again by its key, tied to others by the content of files.
+
+The store is an index of the outs, never the truth: whatever goes wrong here costs a warning, not the work.
+MLflow itself is imported late, where a row is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradtrail.io.metric_names import metric_name
+from gradtrail.io.stages import Stage
+
+if TYPE_CHECKING:
+    from gradtrail.io.rows import StoredRow
+
+
+class Row:
+    """A state's row in MLflow, as a stage sees it. A fault of the store costs one warning; after it, nothing is logged.
+
+    Args:
+        stage: whose state this is.
+        stored: the row in the store; None where there is no tracking.
+    """
+
+    def __init__(self, stage: Stage, stored: StoredRow | None):
+        self.stage = stage
+        self.stored = stored
+
+    def metrics(self, values: Mapping[str, float], *, step: int = 0) -> None:
+        """Log figures under the stage's prefix; a point that the row has already is left as it is."""
+        points = {metric_name(self.stage.name, key): {step: value} for key, value in values.items()}
+        self._attempt(lambda stored: stored.log_points(points))
+
+    def curves(self, points: Mapping[str, Mapping[int, float]]) -> None:
+        """Log many points at once, without a prefix: name → step → value."""
+        self._attempt(lambda stored: stored.log_points(points))
+
+    def artifacts(self, folder: Path, under: str) -> None:
+        """Copy the files of a folder to the row's artifacts."""
+        self._attempt(lambda stored: stored.client.log_artifacts(stored.run_id, str(folder), under))
+
+    def outs(self) -> None:
+        """Log everything that the stage wrote: metrics, curves, pictures, tables, digests, and the ties to others."""
+        self._attempt(lambda stored: stored.log_outs(self.stage))
+
+    def finish(self, status: str) -> None:
+        """Close the row."""
+        self._attempt(lambda stored: stored.client.set_terminated(stored.run_id, status))
+
+    def _attempt(self, action: Callable[[StoredRow], object]) -> None:
+        if self.stored is None:
+            return
+        try:
+            action(self.stored)
+        except Exception as error:  # whatever MLflow does, the outs stand
+            self.stored = None
+            _warn(error)
+
+
+@contextlib.contextmanager
+def tracked(stage: Stage) -> Iterator[Row]:
+    """Open the row of the state that `stage` is about to make, and close it with what became of it.
+
+    The row is opened before the work, so that curves are live and system metrics are taken.
+    """
+    row = _open(stage)
+    stop_monitor = _start_monitor(row)
+    status = "FAILED"
+    try:
+        yield row
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        with contextlib.suppress(Exception):
+            stop_monitor()
+        row.finish(status)
+
+
+def _open(stage: Stage) -> Row:
+    if not stage.runtime.tracking:
+        return Row(stage, None)
+    try:
+        from gradtrail.io.rows import open_row
+        from gradtrail.io.store import open_store
+
+        return Row(stage, open_row(open_store(), stage))
+    except Exception as error:  # whatever MLflow does, the work goes on
+        _warn(error)
+        return Row(stage, None)
+
+
+def _start_monitor(row: Row) -> Callable[[], object]:
+    """Take system metrics once a second; return what stops that."""
+    if row.stored is None or not row.stage.runtime.system_metrics:
+        return lambda: None
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    logging.getLogger("mlflow.system_metrics").setLevel(logging.WARNING)
+    monitor = SystemMetricsMonitor(row.stored.run_id, sampling_interval=1, resume_logging=True)
+    monitor.start()
+    return monitor.finish
+
+
+def _warn(error: Exception) -> None:
+    reason = " ".join(str(error).split())[:200]
+    print(
+        f"warning: MLflow's store failed ({type(error).__name__}: {reason}); the results stand, "
+        "and `gradtrail sync` brings this run in later",
+        file=sys.stderr,
+    )
