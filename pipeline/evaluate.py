@@ -1,0 +1,44 @@
+"""Evaluate a model on the test split: `models`, `data/processed` → predictions, pictures."""
+
+import functools
+import time
+from pathlib import Path
+
+from gradtrail.core import batches, evaluation, prediction
+from gradtrail.core.compilation import cost_metrics, time_metrics
+from gradtrail.core.evaluation import EvaluateConfig
+from gradtrail.io import datasets, predictions, weights
+from gradtrail.io.figures import evaluate as figures
+from gradtrail.io.stages import Stage, run_stage
+from gradtrail.io.tracking import tracked
+
+
+def main(stage: Stage) -> None:
+    config = stage.params(EvaluateConfig)
+    info = datasets.read_info(Path("data/processed"))
+    test = datasets.read_split(Path("data/processed/test.npz"), info)
+    model, params, about = weights.read_weights(Path(f"models/{config.weights}.safetensors"))
+
+    with tracked(stage) as row:
+        predict = prediction.compile_predict(model, config.batch_size, clock=time.perf_counter)
+        row.metrics(time_metrics([predict]))
+        call = functools.partial(predict, params)
+        rows = batches.join(list(batches.map_batches(call, config.batch_size, test.images, test.labels)))
+        result = evaluation.evaluate(
+            rows["probabilities"], rows["loss"], test.labels, calibration_bins=config.calibration_bins
+        )
+
+        with stage.writing_outs() as new:
+            results = new / "results" / "evaluate"
+            predictions.write_tables(results, test, result, config.num_mistakes)
+            title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}, test"
+            figures.draw(results, result, test, title, config.num_mistakes)
+            stage.write_metrics(
+                new, {**info.as_metrics(), "epoch": about.epoch, **result.metrics(), **cost_metrics([predict])}
+            )
+
+        row.outs()
+
+
+if __name__ == "__main__":
+    run_stage(main, "evaluate")

@@ -1,0 +1,52 @@
+"""Compile the configured functions in several forms, on shapes alone: params → static costs, a picture."""
+
+import itertools
+import time
+from pathlib import Path
+
+from gradtrail.core import profiling
+from gradtrail.core.compilation import time_metrics
+from gradtrail.core.profiling import ProfileConfig
+from gradtrail.core.training import TrainConfig
+from gradtrail.io import cost_tables, datasets
+from gradtrail.io.figures import profile as figures
+from gradtrail.io.progress import progress_bar
+from gradtrail.io.stages import Stage, run_stage
+from gradtrail.io.tracking import tracked
+
+
+def main(stage: Stage) -> None:
+    config, train_config = stage.params(ProfileConfig), stage.params(TrainConfig, "train")
+    info = datasets.read_info(Path("data/processed"))
+
+    with tracked(stage) as row:
+        forms = list(itertools.product(config.precisions, config.batch_sizes))
+        variants = []
+        with progress_bar("profile", len(forms), unit="steps") as bar:
+            for precision, batch_size in forms:
+                variants.append(
+                    profiling.compile_variant(
+                        train_config,
+                        precision,
+                        batch_size,
+                        image_shape=info.image_shape,
+                        num_classes=info.num_classes,
+                        num_examples=info.examples["train"],
+                        clock=time.perf_counter,
+                    )
+                )
+                bar.advance(message=f"{precision}, batch size {batch_size}")
+        row.metrics(time_metrics(variants[0].functions))
+
+        with stage.writing_outs() as new:
+            table = cost_tables.cost_table(variants)
+            cost_tables.write_table(new / "results" / "profile", table)
+            model = train_config.model_config(info.image_shape, info.num_classes)
+            figures.draw(new / "results" / "profile" / "costs.png", table, f"{model.name} on {info.label}")
+            stage.write_metrics(new, {**info.as_metrics(), **cost_tables.measure(table)})
+
+        row.outs()
+
+
+if __name__ == "__main__":
+    run_stage(main, "profile")

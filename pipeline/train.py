@@ -1,0 +1,59 @@
+"""Train a model: `data/processed` → `models`, history, pictures."""
+
+import time
+from pathlib import Path
+
+import jax
+
+from gradtrail.core import prediction, training
+from gradtrail.core.compilation import cost_metrics, time_metrics
+from gradtrail.core.history import History
+from gradtrail.core.models import Model
+from gradtrail.core.training import TrainConfig
+from gradtrail.io import checkpoints, datasets, histories
+from gradtrail.io.figures import train as figures
+from gradtrail.io.progress import progress_bar
+from gradtrail.io.stages import Stage, run_stage
+from gradtrail.io.tracking import tracked
+
+
+def main(stage: Stage) -> None:
+    config = stage.params(TrainConfig)
+    info = datasets.read_info(Path("data/processed"))
+    train = datasets.read_split(Path("data/processed/train.npz"), info)
+    validation = datasets.read_split(Path("data/processed/validation.npz"), info)
+
+    with tracked(stage) as row:
+        model = Model(config.model_config(info.image_shape, info.num_classes))
+        examples = training.on_device(train.images, train.labels)
+        program = training.make_program(config, model, len(train))
+        engine = training.compile_engine(program, examples, clock=time.perf_counter)
+        predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, clock=time.perf_counter)
+        functions = [*engine.functions, predict]
+        row.metrics(time_metrics(functions))
+
+        state = engine.init(jax.random.key(config.seed))
+        history = History(config.keep_epochs, state.params)
+        with progress_bar("train", engine.num_steps, unit="steps") as bar:
+            for chunk in training.train(engine, state, examples, steps_per_call=stage.runtime.steps_per_call):
+                state = chunk.state
+                if chunk.ends_epoch:
+                    history.add(chunk, prediction.validate(predict, state.params, validation.images, validation.labels))
+                    row.curves(histories.live_curves(history, engine.num_steps))
+                bar.update(chunk.step, message=history.describe())
+
+        with stage.writing_outs() as new:
+            histories.write_all_weights(new / "models", history, model.config, config.label_smoothing, info)
+            histories.write_tables(new / "results" / "train", history)
+            figures.draw(new / "results" / "train", history, f"{model.config.name} on {info.label}", config.clip_norm)
+            stage.write_metrics(
+                new, {**info.as_metrics(), **histories.measure(history), **cost_metrics(functions)}
+            )
+
+        row.outs()
+        with checkpoints.temporary_checkpoint(state) as folder:
+            row.artifacts(folder, "checkpoint")
+
+
+if __name__ == "__main__":
+    run_stage(main, "train")
