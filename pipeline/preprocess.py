@@ -14,9 +14,7 @@ def main(stage: Stage) -> None:
     raw, info = raw_data.read_raw(Path("data/raw")), datasets.read_info(Path("data/raw"))
 
     with tracked(stage) as row:
-        splits = prepare(
-            raw.images, raw.labels, raw.test_images, raw.test_labels, config, num_classes=info.num_classes
-        )
+        splits = prepare(raw.images, raw.labels, raw.test_images, raw.test_labels, config, num_classes=info.num_classes)
 
         with stage.writing_outs() as new:
             datasets.write_processed(new / "data" / "processed", splits, info)

@@ -1,6 +1,5 @@
 """Compile the configured functions in several forms, on shapes alone: params → static costs, a picture."""
 
-import itertools
 import time
 from pathlib import Path
 
@@ -20,7 +19,7 @@ def main(stage: Stage) -> None:
     info = datasets.read_info(Path("data/processed"))
 
     with tracked(stage) as row:
-        forms = list(itertools.product(config.precisions, config.batch_sizes))
+        forms = profiling.variants_to_compile(config, train_config)
         variants = []
         with progress_bar("profile", len(forms), unit="steps") as bar:
             for precision, batch_size in forms:
@@ -36,14 +35,15 @@ def main(stage: Stage) -> None:
                     )
                 )
                 bar.advance(message=f"{precision}, batch size {batch_size}")
-        row.metrics(time_metrics(variants[0].functions))
+        row.metrics(time_metrics([function for variant in variants for function in variant.named_functions]))
 
         with stage.writing_outs() as new:
             table = cost_tables.cost_table(variants)
             cost_tables.write_table(new / "results" / "profile", table)
             model = train_config.model_config(info.image_shape, info.num_classes)
             figures.draw(new / "results" / "profile" / "costs.png", table, f"{model.name} on {info.label}")
-            stage.write_metrics(new, {**info.as_metrics(), **cost_tables.measure(table)})
+            figures_of = cost_tables.measure(table, train_config.precision, train_config.batch_size)
+            stage.write_metrics(new, {**info.as_metrics(), **figures_of})
 
         row.outs()
 

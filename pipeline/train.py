@@ -27,7 +27,7 @@ def main(stage: Stage) -> None:
         model = Model(config.model_config(info.image_shape, info.num_classes))
         examples = training.on_device(train.images, train.labels)
         program = training.make_program(config, model, len(train))
-        engine = training.compile_engine(program, examples, clock=time.perf_counter)
+        engine = training.compile_engine(program, clock=time.perf_counter)
         predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, clock=time.perf_counter)
         functions = [*engine.functions, predict]
         row.metrics(time_metrics(functions))
@@ -46,9 +46,7 @@ def main(stage: Stage) -> None:
             histories.write_all_weights(new / "models", history, model.config, config.label_smoothing, info)
             histories.write_tables(new / "results" / "train", history)
             figures.draw(new / "results" / "train", history, f"{model.config.name} on {info.label}", config.clip_norm)
-            stage.write_metrics(
-                new, {**info.as_metrics(), **histories.measure(history), **cost_metrics(functions)}
-            )
+            stage.write_metrics(new, {**info.as_metrics(), **histories.measure(history), **cost_metrics(functions)})
 
         row.outs()
         with checkpoints.temporary_checkpoint(state) as folder:

@@ -12,7 +12,9 @@ def main() -> None:
     """Run a subcommand. A fault that a person can mend is one line, and exit status 2."""
     parser = argparse.ArgumentParser(prog="gradtrail", description="What surrounds a run of the pipeline.")
     commands = parser.add_subparsers(dest="command", required=True)
-    repro = commands.add_parser("repro", help="run the pipeline; go on with the digits where no source of MNIST answers")
+    repro = commands.add_parser(
+        "repro", help="run the pipeline; go on with the digits where no source of MNIST answers"
+    )
     repro.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to `dvc repro`")
     commands.add_parser("sync", help="give every state in dvc.lock its row in MLflow")
     commands.add_parser("versions", help="record the installed packages in versions.yaml")

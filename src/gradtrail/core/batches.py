@@ -47,7 +47,7 @@ def gather(
 
 def masked_mean(values: Float[Array, " batch"], mask: Bool[Array, " batch"]) -> Float[Array, ""]:
     """Return the mean over the rows that are not padding."""
-    return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.sum(mask)
+    return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.sum(mask).astype(values.dtype)
 
 
 def normalize(images: UInt8[Array, "*batch height width"]) -> Float[Array, "*batch height width"]:

@@ -1,5 +1,7 @@
 """Bounds on config values, checked where the config is made and worded the same everywhere."""
 
+import operator
+
 
 def check(
     name: str,
@@ -12,11 +14,11 @@ def check(
 ) -> None:
     """Raise ValueError, in one line that begins with `name`, unless `value` lies within every given bound."""
     bounds = [
-        (at_least, "at least", lambda bound: value >= bound),
-        (above, "above", lambda bound: value > bound),
-        (at_most, "at most", lambda bound: value <= bound),
-        (below, "below", lambda bound: value < bound),
+        (at_least, "at least", operator.ge),
+        (above, "above", operator.gt),
+        (at_most, "at most", operator.le),
+        (below, "below", operator.lt),
     ]
-    asked = [(f"{word} {bound:g}", holds(bound)) for bound, word, holds in bounds if bound is not None]
+    asked = [(f"{word} {bound:g}", bool(holds(value, bound))) for bound, word, holds in bounds if bound is not None]
     if not all(held for _, held in asked):
         raise ValueError(f"{name} must be {' and '.join(words for words, _ in asked)}, got {value!r}")

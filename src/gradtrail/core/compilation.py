@@ -111,8 +111,8 @@ def _flat(functions: list[CompiledFunction], figures_of: Callable[[CompiledFunct
 
 
 def _static_cost(compiled: jax.stages.Compiled) -> StaticCost:
-    cost: dict[str, float] = compiled.cost_analysis() or {}  # type: ignore[assignment]
-    memory = compiled.memory_analysis()
+    cost: dict[str, float] = compiled.cost_analysis() or {}
+    memory: Any = compiled.memory_analysis()
     total = (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes

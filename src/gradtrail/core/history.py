@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from gradtrail.core.models import Params
+from gradtrail.core.models import HostParams, Params
 from gradtrail.core.training import Chunk, StepRecord
 
 
@@ -34,7 +34,7 @@ class KeptWeights:
     """Parameters on the host, and the number of epochs behind them."""
 
     epoch: int
-    params: Params
+    params: HostParams
 
 
 class History:
@@ -56,7 +56,7 @@ class History:
         self._keep_epochs = frozenset(keep_epochs)
         self.epochs: list[EpochRecord] = []
         self.steps: list[StepRecord] = []
-        self.final = self.best = KeptWeights(epoch=0, params=jax.device_get(params))
+        self.final = self.best = KeptWeights(epoch=0, params=_copy(params))
         self.kept = [self.final] if 0 in self._keep_epochs else []
 
     def add(self, chunk: Chunk, validation: dict[str, float]) -> EpochRecord:
@@ -91,6 +91,6 @@ class History:
         return self.epochs[self.best.epoch - 1]
 
 
-def _copy(params: Params) -> Params:
+def _copy(params: Params) -> HostParams:
     """Copy to the host: on a CPU `device_get` may share the memory that the next step overwrites."""
     return jax.tree.map(np.array, params)

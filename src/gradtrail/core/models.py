@@ -4,11 +4,13 @@ A network is a Flax NNX module; a `Model` holds its static part, so that everyth
 pytree of arrays and composes `jax.jit`, `grad` and `vmap` freely.
 """
 
+import itertools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree, UInt8
 
@@ -16,7 +18,9 @@ from gradtrail.core.batches import normalize
 from gradtrail.core.bounds import check
 from gradtrail.core.precision import DotGeneral, Precision
 
-Params = PyTree[Float[Array, "..."]]
+Params: TypeAlias = PyTree[Float[Array, "..."]]
+HostParams: TypeAlias = PyTree[Float[np.ndarray, "..."]]
+AbstractParams: TypeAlias = PyTree[Float[jax.ShapeDtypeStruct, "..."]]
 ModelKind = Literal["linear", "mlp"]
 WeightsKind = Literal["final", "best"]
 
@@ -81,7 +85,7 @@ class Network(nnx.Module):
                 dot_general=DotGeneral(config.precision),
                 rngs=rngs,
             )
-            for num_inputs, num_outputs in zip(widths[:-1], widths[1:], strict=True)
+            for num_inputs, num_outputs in itertools.pairwise(widths)
         )
 
     def __call__(self, images: Float[Array, "batch height width"]) -> Float[Array, "batch classes"]:
@@ -121,11 +125,11 @@ class Model:
         network: Any = nnx.merge(self._graphdef, nnx.State(params))
         return network(pixels)
 
-    def abstract_params(self) -> Params:
+    def abstract_params(self) -> AbstractParams:
         """Return the parameters' shapes and dtypes, as `jax.ShapeDtypeStruct`."""
         return jax.eval_shape(lambda: self.init(key=jax.random.key(0)))
 
 
-def num_parameters(params: Params) -> int:
+def num_parameters(params: Params | HostParams | AbstractParams) -> int:
     """Count the scalars in a pytree of arrays or of abstract arrays."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -5,6 +5,7 @@ from typing import Literal
 
 import jax
 import optax
+from jaxtyping import PyTree
 
 from gradtrail.core.bounds import check
 from gradtrail.core.models import Params
@@ -99,7 +100,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     return optax.schedules.warmup_cosine_decay_schedule(
         init_value=0.0,
         peak_value=config.learning_rate,
-        warmup_steps=round(config.warmup_cosine.warmup_fraction * num_steps),
+        warmup_steps=min(round(config.warmup_cosine.warmup_fraction * num_steps), num_steps - 1),
         decay_steps=num_steps,
         end_value=config.learning_rate * config.warmup_cosine.end_fraction,
     )
@@ -120,6 +121,6 @@ def _make_update_rule(config: OptimizerConfig, schedule: optax.Schedule) -> opta
     )
 
 
-def _is_matrix(params: Params) -> Params:
+def _is_matrix(params: Params) -> PyTree[bool]:
     """Weight decay pulls on weights, not on biases."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

@@ -1,19 +1,17 @@
 """What the configured training costs at other precisions and batch sizes, by the compiler's account alone."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
-
 from gradtrail.core.bounds import check
 from gradtrail.core.compilation import CompiledFunction
-from gradtrail.core.prediction import compile_predict
 from gradtrail.core.models import Model
 from gradtrail.core.per_example_gradients import compile_score
 from gradtrail.core.precision import Precision
-from gradtrail.core.training import Examples, TrainConfig, compile_run_steps, make_program
+from gradtrail.core.prediction import compile_predict
+from gradtrail.core.training import TrainConfig, compile_run_steps, make_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +41,18 @@ class Variant:
     batch_size: int
     functions: list[CompiledFunction]
 
+    @property
+    def named_functions(self) -> list[CompiledFunction]:
+        """The functions under names that tell the variant."""
+        suffix = f"{self.precision}_{self.batch_size}"
+        return [dataclasses.replace(function, name=f"{function.name}_{suffix}") for function in self.functions]
+
+
+def variants_to_compile(config: ProfileConfig, train_config: TrainConfig) -> list[tuple[Precision, int]]:
+    """Return precision and batch size of each variant: those to compare, and the configured one, in a fixed order."""
+    configured = (train_config.precision, train_config.batch_size)
+    return sorted({configured, *itertools.product(config.precisions, config.batch_sizes)})
+
 
 def compile_variant(
     config: TrainConfig,
@@ -63,11 +73,7 @@ def compile_variant(
     """
     config = dataclasses.replace(config, precision=precision, batch_size=batch_size)
     model = Model(config.model_config(image_shape, num_classes))
-    examples = Examples(
-        images=jax.ShapeDtypeStruct((num_examples, *image_shape), jnp.uint8),
-        labels=jax.ShapeDtypeStruct((num_examples,), jnp.int32),
-    )
-    run_steps = compile_run_steps(make_program(config, model, num_examples), examples, clock=clock)
+    run_steps = compile_run_steps(make_program(config, model, num_examples), clock=clock)
     predict = compile_predict(model, batch_size, clock=clock)
     score = compile_score(model, config.label_smoothing, batch_size, clock=clock)
     return Variant(precision=precision, batch_size=batch_size, functions=[run_steps, predict, score])

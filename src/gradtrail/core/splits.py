@@ -1,11 +1,11 @@
 """Which examples train and which are held out; NumPy on the host."""
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 
 def stratified_split(
-    labels: Int[np.ndarray, " examples"], fraction: float, *, seed: int
+    labels: Integer[np.ndarray, " examples"], fraction: float, *, seed: int
 ) -> tuple[Int[np.ndarray, " kept"], Int[np.ndarray, " held_out"]]:
     """Split examples so that every class keeps its share in both parts.
 
@@ -26,9 +26,7 @@ def stratified_split(
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
-def stratified_subset(
-    labels: Int[np.ndarray, " examples"], size: int, *, seed: int
-) -> Int[np.ndarray, " size"]:
+def stratified_subset(labels: Integer[np.ndarray, " examples"], size: int, *, seed: int) -> Int[np.ndarray, " size"]:
     """Return ascending indices of `size` examples in which every class keeps its share; all where there are fewer."""
     if size >= len(labels):
         return np.arange(len(labels))

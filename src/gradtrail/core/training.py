@@ -7,10 +7,11 @@ logs and checkpoints are the caller's.
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
 
@@ -132,7 +133,7 @@ class StepRecord:
     learning_rate: Float[Array, "*steps"]
 
     @classmethod
-    def empty(cls, num_steps: int) -> Self:
+    def empty(cls, num_steps: int) -> "StepRecord":
         """Return records of `num_steps` steps to be filled in."""
         return cls(**{name: jnp.zeros(num_steps) for name in cls.__dataclass_fields__})
 
@@ -151,7 +152,7 @@ class Examples:
     labels: Int[Array, " examples"]
 
 
-def on_device(images: UInt8[Array, "examples height width"], labels: Int[Array, " examples"]) -> Examples:
+def on_device(images: UInt8[np.ndarray, "examples height width"], labels: Int[np.ndarray, " examples"]) -> Examples:
     """Copy a split to the default device, as it is: uint8 pixels and int32 labels."""
     return Examples(images=jnp.asarray(images), labels=jnp.asarray(labels))
 
@@ -161,13 +162,18 @@ Step = Callable[[TrainState, Examples, Bool[Array, " batch"]], tuple[TrainState,
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The functions of one training, yet to be compiled; those of `Engine`."""
+    """The functions of one training, yet to be compiled; those of `Engine`.
+
+    Attributes:
+        examples: shapes and dtypes of the training split, an abstract `Examples`.
+    """
 
     epochs: int
     steps_per_epoch: int
     init: Callable[..., TrainState]
     order: Callable[..., Array]
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
+    examples: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,46 +293,43 @@ def make_program(config: TrainConfig, model: Model, num_examples: int) -> Progra
     def order(key: Array, epoch: Array) -> Array:
         return batches.shuffled_batches(num_examples, config.batch_size, key=jax.random.fold_in(key, epoch))
 
+    def examples() -> Examples:
+        images = jnp.zeros((num_examples, *model.config.image_shape), jnp.uint8)
+        return Examples(images=images, labels=jnp.zeros(num_examples, jnp.int32))
+
     return Program(
         epochs=config.epochs,
         steps_per_epoch=steps_per_epoch,
         init=init,
         order=order,
         run_steps=functools.partial(run_steps, step),
+        examples=jax.eval_shape(examples),
     )
 
 
-def compile_engine(program: Program, examples: Examples, *, clock: Callable[[], float]) -> Engine:
-    """Compile a training for a data set.
-
-    Args:
-        program: what to compile.
-        examples: only shapes are used, so `jax.ShapeDtypeStruct` may stand in for arrays.
-        clock: returns seconds, for the compile times.
-    """
+def compile_engine(program: Program, *, clock: Callable[[], float]) -> Engine:
+    """Compile a training; `clock` returns seconds, for the compile times."""
     key, index = _abstract_key(), jax.ShapeDtypeStruct((), jnp.int32)
     return Engine(
         epochs=program.epochs,
         steps_per_epoch=program.steps_per_epoch,
         init=compile_function("init", program.init, key, clock=clock),
         order=compile_function("order", program.order, key, index, clock=clock),
-        run_steps=compile_run_steps(program, examples, clock=clock),
+        run_steps=compile_run_steps(program, clock=clock),
     )
 
 
-def compile_run_steps(program: Program, examples: Examples, *, clock: Callable[[], float]) -> CompiledFunction:
+def compile_run_steps(program: Program, *, clock: Callable[[], float]) -> CompiledFunction:
     """Compile the loop of optimizer steps by itself; its static cost is that of one step."""
     key, index = _abstract_key(), jax.ShapeDtypeStruct((), jnp.int32)
     state = jax.eval_shape(program.init, key)
     records = jax.eval_shape(lambda: StepRecord.empty(program.steps_per_epoch))
     order = jax.eval_shape(program.order, key, index)
-    arguments = (state, records, examples, order, index, index)
+    arguments = (state, records, program.examples, order, index, index)
     return compile_function("train_step", program.run_steps, *arguments, clock=clock, donate_argnums=(0, 1))
 
 
-def train(
-    engine: Engine, state: TrainState, examples: Examples, *, steps_per_call: int
-) -> Iterator[Chunk]:
+def train(engine: Engine, state: TrainState, examples: Examples, *, steps_per_call: int) -> Iterator[Chunk]:
     """Train, and hand out what happened after every `steps_per_call` steps and at the end of each epoch.
 
     Args:

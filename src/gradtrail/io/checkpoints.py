@@ -13,7 +13,7 @@ from gradtrail.core.training import TrainState
 
 def save_checkpoint(folder: Path, state: TrainState) -> None:
     """Write `state` to a folder that does not exist yet."""
-    ocp.save_pytree(folder.resolve(), _with_key_data(state))
+    ocp.save(folder.resolve(), _with_key_data(state))
 
 
 @contextlib.contextmanager
@@ -25,8 +25,11 @@ def temporary_checkpoint(state: TrainState) -> Iterator[Path]:
 
 
 def load_checkpoint(folder: Path, like: TrainState) -> TrainState:
-    """Read a state whose shapes and dtypes are those of `like`, which may be abstract."""
-    restored: TrainState = ocp.load_pytree(folder.resolve(), jax.eval_shape(_with_key_data, like))
+    """Read a state whose shapes and dtypes are those of `like`, which may be abstract, to the default device."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])  # whichever device it was written from
+    shapes = jax.eval_shape(_with_key_data, like)
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+    restored: TrainState = ocp.load(folder.resolve(), abstract)
     key = jax.random.wrap_key_data(restored.key)
     return TrainState(step=restored.step, params=restored.params, opt_state=restored.opt_state, key=key)
 

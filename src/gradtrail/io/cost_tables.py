@@ -29,11 +29,21 @@ def write_table(folder: Path, table: pd.DataFrame) -> None:
     table.to_csv(folder / "costs.csv", index=False)
 
 
-def measure(table: pd.DataFrame) -> dict[str, int]:
-    """Return FLOPs, bytes and memory as flat metrics, `<function>_<precision>_<batch size>_<figure>`."""
+def measure(table: pd.DataFrame, precision: str, batch_size: int) -> dict[str, int]:
+    """Return FLOPs, bytes and memory as flat metrics.
+
+    Args:
+        table: as `cost_table` gives it.
+        precision: of the configured training, whose functions stand as `<function>_<figure>`.
+        batch_size: likewise; other variants stand as `<function>/<precision>_<batch size>/<figure>`.
+    """
     figures = ("flops", "bytes_accessed", "total_bytes")
-    return {
-        f"{row['function']}_{row['precision']}_{row['batch_size']}_{figure}": int(row[figure])
-        for row in table.to_dict("records")
-        for figure in figures
-    }
+    metrics = {}
+    for row in table.to_dict("records"):
+        variant = f"{row['precision']}_{row['batch_size']}"
+        is_configured = (row["precision"], row["batch_size"]) == (precision, batch_size)
+        for figure in figures:
+            metrics[f"{row['function']}/{variant}/{figure}"] = int(row[figure])
+            if is_configured:
+                metrics[f"{row['function']}_{figure}"] = int(row[figure])
+    return metrics

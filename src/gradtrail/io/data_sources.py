@@ -10,7 +10,6 @@ from gradtrail.io import mnist_sources
 from gradtrail.io.errors import NoSourceError
 from gradtrail.io.runtime import RuntimeConfig
 
-
 NO_SOURCE_FLAG = "GRADTRAIL_NO_SOURCE_FLAG"
 
 

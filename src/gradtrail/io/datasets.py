@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,26 +61,29 @@ def read_info(folder: Path) -> DatasetInfo:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except ValueError as error:
         raise UserError(f"{path}: not readable as JSON: {error}") from None
-    return validate(content, DatasetInfo, str(path))
+    return validate(content, DatasetInfo, f"{path}: dataset")
 
 
 def write_split(path: Path, split: Split) -> None:
     """Write a split as an uncompressed `.npz`: `np.load(path)["images"]` reads it back."""
-    np.savez(path, allow_pickle=False, **{field.name: getattr(split, field.name) for field in dataclasses.fields(split)})
+    np.savez(
+        path, allow_pickle=False, **{field.name: getattr(split, field.name) for field in dataclasses.fields(split)}
+    )
 
 
 def read_split(path: Path, info: DatasetInfo) -> Split:
     """Read a split; raise UserError where the file is damaged or does not fit the data set."""
     names = [field.name for field in dataclasses.fields(Split)]
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            split = Split(**{name: arrays[name] for name in names})
+        with path.open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            arrays = {name: loaded[name] for name in names}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: damaged: {' '.join(str(error).split())}") from None
-    _check_split(path, split, info)
-    return split
+    _check_arrays(path, arrays, info)
+    return Split(**arrays)
 
 
 def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
@@ -87,16 +91,17 @@ def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
     return {name: read_split(folder / f"{name}.npz", info) for name in SPLITS}
 
 
-def _check_split(path: Path, split: Split, info: DatasetInfo) -> None:
-    rows = split.labels.shape[:1]
-    expected = {"images": ((*rows, *info.image_shape), np.uint8)}
-    expected |= {name: (rows, np.int32) for name in ("labels", "true_labels", "example_id")}
+def _check_arrays(path: Path, arrays: dict[str, np.ndarray], info: DatasetInfo) -> None:
+    rows = arrays["labels"].shape[:1]
+    expected: dict[str, tuple[tuple[int, ...], type]] = {"images": ((*rows, *info.image_shape), np.uint8)}
+    expected |= dict.fromkeys(("labels", "true_labels", "example_id"), (rows, np.int32))
     for name, (shape, dtype) in expected.items():
-        array = getattr(split, name)
+        array = arrays[name]
         if array.shape != shape or array.dtype != dtype:
             raise UserError(f"{path}: {name} is {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}")
-    if len(split) == 0 or split.labels.min() < 0 or split.labels.max() >= info.num_classes:
-        raise UserError(f"{path}: labels must be 0 to {info.num_classes - 1}, at least one of them")
+    for name in ("labels", "true_labels"):
+        if arrays[name].size == 0 or arrays[name].min() < 0 or arrays[name].max() >= info.num_classes:
+            raise UserError(f"{path}: {name} must be 0 to {info.num_classes - 1}, at least one of them")
 
 
 def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo) -> None:
@@ -108,7 +113,7 @@ def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo
 
 
 def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
-    """Return the metrics of the splits: their sizes, wrong labels, and the mean and spread of training pixels in 0..1."""
+    """Return the metrics of the splits: sizes, wrong labels, mean and spread of the training pixels in 0..1."""
     train = splits["train"]
     return {
         **{f"{name}_examples": len(split) for name, split in splits.items()},

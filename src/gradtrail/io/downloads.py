@@ -280,7 +280,7 @@ def _receive(url: str, part: Path, deadline: float) -> Generator[bytes, None, No
 def _open(url: str, start: int, deadline: float) -> http.client.HTTPResponse:
     """Ask for the bytes from `start` on; the answer's status is 200 for all of them, or 206 for those from `start`."""
     headers = {"User-Agent": "gradtrail"} | ({"Range": f"bytes={start}-"} if start else {})
-    request = urllib.request.Request(url, headers=headers)
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme was checked
     seconds = _wait_seconds(deadline)
     try:
         # In a thread, since headers that come byte by byte would outwit a socket's time-out.
@@ -295,7 +295,7 @@ def _open(url: str, start: int, deadline: float) -> http.client.HTTPResponse:
         raise SilentHostError(_one_line(fault.reason)) from fault
     except (OSError, http.client.HTTPException) as fault:
         raise BrokenConnectionError(f"the connection broke before an answer ({_one_line(fault)})") from fault
-    assert isinstance(response, http.client.HTTPResponse)
+    assert isinstance(response, http.client.HTTPResponse)  # noqa: S101 - for the type checker
     try:
         _check_answer(response, start)
     except SourceError:

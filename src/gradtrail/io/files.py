@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield beside
-        os.replace(beside, path)
+        beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
 
@@ -67,5 +66,5 @@ def _replace(new: Path, old: Path) -> None:
     old.parent.mkdir(parents=True, exist_ok=True)
     if old.is_dir() and not old.is_symlink():
         aside = new.with_name(f"{new.name}.old")
-        os.replace(old, aside)
-    os.replace(new, old)
+        old.replace(aside)
+    new.replace(old)

@@ -9,12 +9,9 @@ import pandas as pd
 from gradtrail.core.history import EpochRecord, History
 from gradtrail.core.models import ModelConfig, num_parameters
 from gradtrail.core.training import StepRecord
+from gradtrail.io.curves import Curves, curves
 from gradtrail.io.datasets import DatasetInfo
-from gradtrail.io.metric_names import metric_name
 from gradtrail.io.weights import WeightsInfo, write_weights
-
-CURVE_POINTS = 200
-Curves = dict[str, dict[int, float]]
 
 
 def epoch_table(history: History) -> pd.DataFrame:
@@ -38,7 +35,9 @@ def write_tables(folder: Path, history: History) -> None:
     step_table(history).to_parquet(folder / "steps.parquet", index=False)
 
 
-def write_all_weights(folder: Path, history: History, config: ModelConfig, label_smoothing: float, dataset: DatasetInfo) -> None:
+def write_all_weights(
+    folder: Path, history: History, config: ModelConfig, label_smoothing: float, dataset: DatasetInfo
+) -> None:
     """Write the weights that a training leaves behind: `final`, `best`, and `epochs/NNN` for those kept."""
     kept = {f"epochs/{weights.epoch:03d}": weights for weights in history.kept}
     for name, weights in {"final": history.final, "best": history.best, **kept}.items():
@@ -46,30 +45,9 @@ def write_all_weights(folder: Path, history: History, config: ModelConfig, label
         write_weights(folder / f"{name}.safetensors", weights.params, info)
 
 
-def read_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read the tables of epochs and of steps."""
-    return pd.read_csv(folder / "epochs.csv"), pd.read_parquet(folder / "steps.parquet")
-
-
 def live_curves(history: History, num_steps: int) -> Curves:
     """Return the curves of a training that is going on."""
     return curves(epoch_table(history), step_table(history), num_steps)
-
-
-def curves(epochs: pd.DataFrame, steps: pd.DataFrame, num_steps: int) -> Curves:
-    """Return name → step → value: figures of epochs over epochs, and of some 200 of the steps over steps.
-
-    Args:
-        epochs: those done so far.
-        steps: those done so far.
-        num_steps: of the whole training, which decides which steps are shown.
-    """
-    shown = steps[steps["step"] % max(1, num_steps // CURVE_POINTS) == 0]
-    by_epoch = {metric_name("train", name): epochs[name] for name in epochs.columns.drop("epoch")}
-    by_step = {f"steps/{name}": shown[name] for name in ("loss", "grad_norm", "learning_rate")}
-    return {name: dict(zip(epochs["epoch"], column, strict=True)) for name, column in by_epoch.items()} | {
-        name: dict(zip(shown["step"], column, strict=True)) for name, column in by_step.items()
-    }
 
 
 def measure(history: History) -> dict[str, float]:

@@ -219,7 +219,7 @@ def digits(to: Path) -> str:
     Returns:
         Where the files came from, for a person to read.
     """
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # late: half a second that few need
+    from sklearn.datasets import load_digits  # late: half a second that few need
 
     bunch = load_digits()
     images, labels = _enlarge(bunch.images.astype(np.int64)), bunch.target.astype(np.uint8)

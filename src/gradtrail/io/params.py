@@ -4,7 +4,6 @@ Knows no config class: a stage passes its own, so that this module adds nothing 
 YAML is read as YAML 1.2, where `1e-3` is a number.
 """
 
-import functools
 import json
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,7 +62,6 @@ def validate(value: Any, into: type[Section], name: str) -> Section:
         raise UserError(_one_line(error.errors()[0], name)) from None
 
 
-@functools.cache
 def _strict(cls: type[Section]) -> type[Section]:
     """Mark `cls` and the dataclasses that it holds for pydantic: exact types, no unknown keys."""
     for field_type in getattr(cls, "__annotations__", {}).values():

@@ -20,7 +20,9 @@ def write_tables(folder: Path, split: Split, result: Evaluation, num_mistakes: i
     predictions = prediction_table(split, result)
     predictions.to_parquet(folder / "predictions.parquet", index=False)
     predictions[["label", "predicted"]].to_csv(folder / "classes.csv", index=False)
-    mistakes = predictions.loc[result.mistakes[:num_mistakes], ["example_id", "label", "predicted", "probability", "loss"]]
+    mistakes = predictions.loc[
+        result.mistakes[:num_mistakes], ["example_id", "label", "predicted", "probability", "loss"]
+    ]
     _write_csv(folder / "mistakes.csv", mistakes)
     _write_csv(folder / "calibration.csv", pd.DataFrame(vars(result.reliability)).dropna())
     by_class = pd.DataFrame(vars(result.per_class))

@@ -1,5 +1,6 @@
 """`make repro`: `dvc repro`, from a clone or an unpacked archive, with or without a network."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from ruamel.yaml import YAML
 from gradtrail.io.data_sources import NO_SOURCE_FLAG
 from gradtrail.io.errors import UserError
 from gradtrail.io.files import atomic_file
-from gradtrail.io.params import read_yaml
+from gradtrail.io.params import load_section, read_yaml
+from gradtrail.io.runtime import RuntimeConfig
+from gradtrail.io.synchronization import sync
 
 _PARAMS = Path("params.yaml")
 
@@ -36,6 +39,9 @@ def reproduce(arguments: list[str]) -> int:
         if status != 0 and flag.exists():
             _fall_back_to_digits()
             status = _dvc_repro(arguments, flag)
+    if status == 0:
+        _catch_up()
+        _summarize()
     if _dataset(read_yaml(_PARAMS)) == "digits":
         _remind_of_digits()
     return status
@@ -60,6 +66,25 @@ def fit_dvc_to_git() -> None:
 def _dvc_repro(arguments: list[str], flag: Path) -> int:
     command = [sys.executable, "-m", "dvc", "repro", *arguments]
     return subprocess.run(command, env={**os.environ, NO_SOURCE_FLAG: str(flag)}, check=False).returncode
+
+
+def _catch_up() -> None:
+    """Give states that DVC skipped or restored their rows; the results stand whatever MLflow does."""
+    if not load_section("runtime", RuntimeConfig).tracking:
+        return
+    try:
+        sync()
+    except Exception as error:  # whatever MLflow does
+        print(f"warning: MLflow's store failed ({error}); `gradtrail sync` tries again", file=sys.stderr)
+
+
+def _summarize() -> None:
+    """Say in one line what came out."""
+    path = Path("metrics/evaluate.json")
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        interval = f"{found['accuracy_low']:.2%} to {found['accuracy_high']:.2%}"
+        print(f"{found['dataset']}: test accuracy {found['accuracy']:.2%} ({interval}). `make ui` compares the runs.")
 
 
 def _fall_back_to_digits() -> None:

@@ -13,7 +13,7 @@ from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
-from gradtrail.io import histories
+from gradtrail.io.curves import Curves, curves, read_tables
 from gradtrail.io.digests import digest
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.stages import Stage
@@ -54,9 +54,9 @@ class StoredRow:
     def log_outs(self, stage: Stage) -> None:
         """Log what the stage wrote, from the files; then tie the row to others."""
         metrics = stage.read_metrics()
-        curves = _curves(stage)
+        points = _curves(stage)
         numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
-        self.log_points({name: {0: value} for name, value in numbers.items()} | curves)
+        self.log_points({name: {0: value} for name, value in numbers.items()} | points)
         self._log_results(stage.folder / "results" / stage.name)
         self._log_dataset(stage, metrics)
         tags = {f"output/{out}": digest(stage.folder / out) for out in stage.spec.outs}
@@ -188,12 +188,13 @@ def _copy_headlines(client: MlflowClient, child: Run, train_id: str) -> None:
     client.log_batch(train_id, metrics=[Metric(name, v, now, 0) for name, v in chosen.items() if shown.get(name) != v])
 
 
-def _curves(stage: Stage) -> histories.Curves:
-    """Return training's curves, from its history."""
-    if stage.name != "train":
+def _curves(stage: Stage) -> Curves:
+    """Return training's curves, from its history; a stage that keeps none has none."""
+    folder = stage.folder / "results" / stage.name
+    if not (folder / "epochs.csv").is_file():
         return {}
-    epochs, steps = histories.read_tables(stage.folder / "results" / "train")
-    return histories.curves(epochs, steps, len(steps))
+    epochs, steps = read_tables(folder)
+    return curves(epochs, steps, len(steps))
 
 
 def _flatten(key: str, value: Any) -> dict[str, Any]:

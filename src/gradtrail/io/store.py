@@ -18,9 +18,16 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
 
-import mlflow  # noqa: E402
-from mlflow import MlflowClient  # noqa: E402
-from mlflow.exceptions import MlflowException  # noqa: E402
+import mlflow
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows
+_EXPERIMENT_TAGS = {
+    "data": _KIND | {"mlflow.note.content": "One row for each state of the data: fetched, and split."},
+    "models": _KIND
+    | {"mlflow.note.content": "One row for each trained state; evaluation, gradients and profile below it."},
+}
 
 
 def open_store() -> MlflowClient:
@@ -39,8 +46,9 @@ def experiment_id(client: MlflowClient, name: str) -> str:
         if found is not None:
             return str(found.experiment_id)
         local = os.environ.get("MLFLOW_TRACKING_URI", "sqlite").startswith("sqlite")
+        location = (root() / "mlruns").as_uri() if local else None
         try:
-            return client.create_experiment(name, artifact_location=(root() / "mlruns").as_uri() if local else None)
+            return client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name])
         except MlflowException:  # another clone that shares the server was faster
             return str(client.get_experiment_by_name(name).experiment_id)
 
@@ -55,7 +63,7 @@ def _create_database(path: Path) -> None:
         beside = path.with_name(f".{path.name}.new")
         beside.unlink(missing_ok=True)
         SqlAlchemyStore(f"sqlite:///{beside}", str(root() / "mlruns")).engine.dispose()
-        os.replace(beside, path)
+        beside.replace(path)
 
 
 def _is_complete(path: Path) -> bool:

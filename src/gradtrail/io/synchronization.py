@@ -62,4 +62,3 @@ def _rebuild(client: "MlflowClient", stage: Stage) -> None:
     stored.log_outs(stage)
     stored.set_tags({"rebuilt": "true"})
     client.set_terminated(stored.run_id, "FINISHED")
-

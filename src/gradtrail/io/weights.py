@@ -58,7 +58,7 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: no weights file of this project: {' '.join(str(error).split())}") from None
-    info = validate(metadata, WeightsInfo, str(path))
+    info = validate(metadata, WeightsInfo, f"{path}: {_KEY}")
     model = Model(info.model)
     return model, _restore(path, model.abstract_params(), tensors), info
 

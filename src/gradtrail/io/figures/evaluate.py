@@ -50,6 +50,7 @@ def draw_mistakes(path: Path, result: Evaluation, split: Split, title: str, coun
     """Draw the worst mistakes, the most certain first, with label, prediction and probability."""
     worst = result.mistakes[:count]
     captions = [
-        f"#{split.example_id[i]}\n{split.labels[i]} → {result.predicted[i]} ({result.probability[i]:.0%})" for i in worst
+        f"#{split.example_id[i]}\n{split.labels[i]} → {result.predicted[i]} ({result.probability[i]:.0%})"
+        for i in worst
     ]
     style.gallery(split.images[worst], captions, f"Worst mistakes: label → prediction · {title}", path)

@@ -24,11 +24,19 @@ def draw_histograms(path: Path, scores: pd.DataFrame, title: str) -> None:
     edges = _log_bins(scores["grad_norm"])
     for split, part in scores.groupby("split", observed=True):
         colour = style.SPLIT_COLOURS[str(split)]
-        axes[0, 0].hist(part["grad_norm"], edges, density=True, histtype="step", color=colour, label=str(split), linewidth=1.6)
+        axes[0, 0].hist(
+            part["grad_norm"],
+            edges,
+            weights=np.full(len(part), 100 / len(part)),
+            histtype="step",
+            color=colour,
+            label=str(split),
+            linewidth=1.6,
+        )
     for is_correct, name, colour in ((True, "right", style.BLUE), (False, "wrong", style.VERMILLION)):
-        part = scores.loc[scores["correct"] == is_correct, "grad_norm"]
-        axes[0, 1].hist(part, edges, histtype="stepfilled", alpha=0.6, color=colour, label=f"{name} ({len(part):,})")
-    axes[0, 0].set_ylabel("density")
+        norms = scores.loc[scores["correct"] == is_correct, "grad_norm"]
+        axes[0, 1].hist(norms, edges, histtype="stepfilled", alpha=0.6, color=colour, label=f"{name} ({len(norms):,})")
+    axes[0, 0].set_ylabel("% of the split")
     axes[0, 1].set_ylabel("examples")
     for axis in axes.flat:
         axis.set(xscale="log", yscale="log", xlabel="‖∇ℓᵢ‖")
@@ -53,7 +61,8 @@ def draw_relations(path: Path, scores: pd.DataFrame, title: str) -> None:
 
 def draw_largest(path: Path, largest: pd.DataFrame, splits: Mapping[str, Split], title: str) -> None:
     """Draw the examples with the largest gradients, the largest first."""
-    images = [_image(splits[row.split], row.example_id) for row in largest.itertuples()]
+    named = zip(largest["split"].astype(str), largest["example_id"].astype(int), strict=True)
+    images = [_image(splits[split], example_id) for split, example_id in named]
     captions = [
         f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}  ‖g‖ {row.grad_norm:.1f}"
         for row in largest.itertuples()

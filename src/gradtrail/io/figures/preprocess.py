@@ -18,7 +18,10 @@ def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: i
 def draw_samples(path: Path, split: Split, dataset: str, num_classes: int, per_class: int = 12) -> None:
     """Draw the first training examples of each class, a row a class, by given label."""
     figure, axes = style.new_figure(
-        f"Training examples by label ({dataset})", rows=num_classes, columns=per_class, size=(per_class * 0.8, num_classes * 0.8 + 0.5)
+        f"Training examples by label ({dataset})",
+        rows=num_classes,
+        columns=per_class,
+        size=(per_class * 0.8, num_classes * 0.8 + 0.5),
     )
     for label, row in enumerate(axes):
         chosen = np.flatnonzero(split.labels == label)[:per_class]

@@ -16,7 +16,12 @@ def draw(path: Path, costs: pd.DataFrame, title: str) -> None:
         for (function, precision), part in costs.groupby(["function", "precision"]):
             dashed = "-" if precision == "float32" else "--"
             axis.plot(
-                part["batch_size"], part[column], dashed, marker="o", color=colours[function], label=f"{function} {precision}"
+                part["batch_size"],
+                part[column],
+                dashed,
+                marker="o",
+                color=colours[function],
+                label=f"{function} {precision}",
             )
         axis.set(xscale="log", yscale="log", xlabel="batch size", title=label)
         axis.set_xticks(sorted(costs["batch_size"].unique()), labels=map(str, sorted(costs["batch_size"].unique())))

@@ -8,16 +8,16 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
-import numpy as np  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE)
 SPLIT_COLOURS = {"train": BLUE, "validation": ORANGE, "test": GREEN}
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,

@@ -25,7 +25,8 @@ def draw_learning_curves(path: Path, epochs: pd.DataFrame, title: str) -> None:
         axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs[f"{prefix}accuracy"]), **line)
     axes[0, 0].set_ylabel("loss in nats (training: with label smoothing)")
     axes[0, 1].set_ylabel("error in %")
-    axes[0, 1].set_yscale("log")
+    if epochs[["accuracy", "validation_accuracy"]].min(axis=None) < 1:  # else there is no error to show on such a scale
+        axes[0, 1].set_yscale("log")
     for axis in axes.flat:
         axis.set_xlabel("epoch")
         axis.legend()
@@ -37,10 +38,15 @@ def draw_steps(path: Path, steps: pd.DataFrame, title: str, clip_norm: float | N
     figure, axes = style.new_figure(f"Step by step · {title}", rows=3, size=(10, 8))
     smooth = max(1, len(steps) // 100)
     for axis, column, label in zip(
-        axes.flat, ("loss", "grad_norm", "learning_rate"), ("loss in nats", "gradient norm", "learning rate"), strict=True
+        axes.flat,
+        ("loss", "grad_norm", "learning_rate"),
+        ("loss in nats", "gradient norm", "learning rate"),
+        strict=True,
     ):
         faint = column != "learning_rate"
-        axis.plot(steps["step"], steps[column], color=style.BLUE, alpha=0.25 if faint else 1, linewidth=0.8 if faint else 1.6)
+        axis.plot(
+            steps["step"], steps[column], color=style.BLUE, alpha=0.25 if faint else 1, linewidth=0.8 if faint else 1.6
+        )
         if faint:
             mean = steps[column].rolling(smooth, min_periods=1).mean()
             axis.plot(steps["step"], mean, color=style.BLUE, label=f"mean of {smooth} steps")
@@ -49,6 +55,6 @@ def draw_steps(path: Path, steps: pd.DataFrame, title: str, clip_norm: float | N
         axes[1, 0].axhline(clip_norm, color=style.VERMILLION, linestyle="--", label=f"clipped to {clip_norm:g}")
     for axis in axes[:2, 0]:
         axis.set_yscale("log")
-        axis.legend(loc="upper right")
+        axis.legend(loc="best")
     axes[2, 0].set_xlabel("optimizer step")
     style.save(figure, path)

@@ -1,0 +1,154 @@
+"""DVC and MLflow together, on a small pipeline of the real one's shape: what runs, what is kept, which row is whose."""
+
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from projects import Project, make_small_project
+
+STAGES = ["fetch", "train", "evaluate", "gradients"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose pipeline ran once, with its results committed."""
+    project = make_small_project(tmp_path_factory.mktemp("small") / "project")
+    assert project.ran(project.dvc("repro")) == STAGES
+    project.git("add", "-A")
+    project.git("commit", "-qm", "results")
+    return project
+
+
+@pytest.fixture
+def project(finished: Project, tmp_path: Path) -> Project:
+    """A copy of it, for a test to change. The store comes along; its rows point to artifacts of the original."""
+    shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
+    return Project(tmp_path / "project")
+
+
+def test_the_second_repro_runs_nothing(project: Project) -> None:
+    lock = project.lock()
+    assert project.ran(project.dvc("repro")) == []
+    assert project.lock() == lock
+
+
+def test_force_leaves_the_lock_and_adds_no_row(project: Project) -> None:
+    lock, rows = project.lock(), len(project.rows())
+    assert project.ran(project.dvc("repro", "--force")) == STAGES
+    assert project.lock() == lock
+    assert len(project.rows()) == rows
+    assert {row["tags"]["attempts"] for row in project.rows()} == {"2"}
+
+
+def test_rows_hang_together(finished: Project) -> None:
+    (train,) = finished.rows_of("train")
+    for stage in ("evaluate", "gradients"):
+        (child,) = finished.rows_of(stage)
+        assert child["tags"]["mlflow.parentRunId"] == train["id"]
+        assert child["tags"]["input/models/final.safetensors"] == train["tags"]["output/models/final.safetensors"]
+    assert train["name"] == "train mlp-256-128 adamw float32"
+    assert train["metrics"]["eval/length"] == 2
+    assert train["metrics"]["gradients/length"] == 4
+    assert train["params"]["fetch.dataset"] == "digits"
+    assert train["params"]["train.mlp.hidden"] == "[256, 128]"
+    assert {row["status"] for row in finished.rows()} == {"FINISHED"}
+
+
+def test_only_what_depends_on_a_key_runs(project: Project) -> None:
+    project.set("evaluate.calibration_bins", 7)
+    assert project.ran(project.dvc("repro")) == ["evaluate"]
+    (train,) = project.rows_of("train")
+    assert {row["tags"]["mlflow.parentRunId"] for row in project.rows_of("evaluate")} == {train["id"]}
+    assert train["metrics"]["eval/length"] == 1
+
+
+def test_changed_back_the_outs_come_from_the_cache_and_the_row_is_the_same(project: Project) -> None:
+    lock = project.lock()
+    weights = (project.folder / "models/final.safetensors").read_bytes()
+    (first,) = project.rows_of("train")
+    project.set("train.learning_rate", 0.5)
+    assert project.ran(project.dvc("repro")) == ["train", "evaluate", "gradients"]
+    project.set("train.learning_rate", 5.0e-3)
+    output = project.dvc("repro")
+    assert project.ran(output) == []
+    assert project.lock() == lock
+    assert (project.folder / "models/final.safetensors").read_bytes() == weights
+    assert len(project.rows_of("train")) == 2
+    # A new evaluation of the restored model hangs on the row of its training, which never ran again.
+    project.set("evaluate.calibration_bins", 9)
+    assert project.ran(project.dvc("repro")) == ["evaluate"]
+    newest = project.rows_of("evaluate")[0]
+    assert newest["tags"]["mlflow.parentRunId"] == first["id"]
+    assert next(row for row in project.rows() if row["id"] == first["id"])["metrics"]["eval/length"] == 1
+
+
+def test_two_trainings_with_the_same_bytes_both_show_the_evaluation(project: Project) -> None:
+    project.set("train.clip_norm", 5.0)  # which the small stage does not look at
+    assert project.ran(project.dvc("repro")) == ["train"]
+    rows = project.rows_of("train")
+    assert len(rows) == 2
+    assert all(row["metrics"]["eval/length"] == 2 for row in rows)
+
+
+def test_editing_code_reruns_what_imports_it(project: Project) -> None:
+    (project.folder / "src/gradtrail/core/third.py").write_text("WORD = 'edited'\n")
+    assert project.ran(project.dvc("repro")) == ["evaluate", "gradients"]
+
+
+def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
+    before = {row["tags"]["state"]: row["metrics"] for row in project.rows()}
+    (project.folder / "mlflow.db").unlink()
+    script = "from gradtrail.io.synchronization import sync; print(sync().describe())"
+    env = {"PYTHONPATH": str(project.folder / "src")}
+    assert "rebuilt: fetch, train, evaluate, gradients" in project.run(sys.executable, "-c", script, env=env)
+    rows = project.rows()
+    assert {row["tags"]["state"]: row["metrics"] for row in rows} == before
+    assert {row["tags"]["rebuilt"] for row in rows} == {"true"}
+    assert "4 rows present" in project.run(sys.executable, "-c", script, env=env)
+    assert len(project.rows()) == len(rows)
+
+
+def test_experiments_write_to_the_one_store(project: Project) -> None:
+    project.dvc("exp", "run", "-S", "train.learning_rate=0.25", "--name", "here")
+    project.dvc("exp", "run", "--temp", "-S", "train.learning_rate=0.75", "--name", "there")
+    rows = {row["tags"].get("dvc.exp_name"): row for row in project.rows_of("train")}
+    assert rows["here"]["params"]["train.learning_rate"] == "0.25"
+    assert rows["there"]["params"]["train.learning_rate"] == "0.75"
+    assert len(project.rows_of("evaluate")) == 3
+    assert not (project.folder / ".dvc/tmp/exps" / "mlflow.db").exists()
+    shown = project.dvc("exp", "show", "--csv")
+    assert "here" in shown
+    assert "there" in shown
+
+
+def test_queued_experiments_run_the_code_they_were_queued_with(project: Project) -> None:
+    core = project.folder / "src/gradtrail/core/second.py"
+    project.dvc("exp", "run", "--queue", "-S", "train.learning_rate=0.25,0.75")
+    core.write_text("WORD = 'edited after queueing'\n")
+    project.dvc("queue", "start", "--jobs", "2")
+    with ThreadPoolExecutor() as pool:
+        pool.submit(_wait_for_queue, project).result(timeout=240)
+    status = project.dvc("queue", "status")
+    assert status.count("Success") == 2, status
+    rows = [row for row in project.rows_of("train") if row["tags"].get("dvc.exp_name")]
+    assert {row["params"]["train.learning_rate"] for row in rows} == {"0.25", "0.75"}
+    for experiment in (row["tags"]["dvc.exp_name"] for row in rows):
+        project.git("checkout", "-q", "--", ".")
+        project.dvc("exp", "apply", experiment)
+        words = (project.folder / "models/final.safetensors").read_text().split()
+        assert words[2] == "second", "a queued experiment ran the workspace's code instead of its own"
+
+
+def _wait_for_queue(project: Project) -> None:
+    while any(state in project.dvc("queue", "status") for state in ("Queued", "Running")):
+        pass
+
+
+def test_the_views_of_dvc(project: Project) -> None:
+    project.set("train.learning_rate", 0.5)
+    project.set("evaluate.calibration_bins", 7)
+    project.dvc("repro")
+    assert "metrics/evaluate.json" in project.dvc("metrics", "diff")
+    assert "train.learning_rate" in project.dvc("params", "diff")

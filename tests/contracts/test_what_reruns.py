@@ -1,0 +1,84 @@
+"""What a change re-runs, asked of DVC itself: the real `dvc.yaml` over made-up outs that DVC takes as they are."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from closures import ROOT, import_closure
+from dvc.repo import Repo
+from projects import Project, copy_project
+from ruamel.yaml import YAML
+from test_pipeline_file import EXEMPT
+
+from gradtrail.io.states import read_pipeline
+
+PIPELINE = read_pipeline(ROOT / "dvc.yaml")
+READERS = {
+    section: {name for name, spec in PIPELINE.items() if section in spec.params["params.yaml"]} for section in PIPELINE
+}
+
+
+def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted key and value of everything in a params file."""
+    if not isinstance(node, dict):
+        yield key, node
+        return
+    for part, inner in node.items():
+        yield from leaves(inner, f"{key}.{part}" if key else part)
+
+
+LEAVES = dict(leaves(YAML(typ="safe", pure=True).load(ROOT / "params.yaml")))
+CODE = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "src").rglob("*.py") if file.name != "__init__.py")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = copy_project(tmp_path_factory.mktemp("real") / "project")
+    files = {"data/raw": "images", "data/processed": "train.npz", "models/epochs": "000.safetensors"}
+    for spec in PIPELINE.values():
+        for out in spec.outs:
+            is_folder = not Path(out).suffix
+            path = project.folder / out / files.get(out, "figure.png") if is_folder else project.folder / out
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(out)
+    for name in ("dataset.json", "train.npz", "validation.npz", "test.npz"):
+        (project.folder / "data" / "processed" / name).write_text(name)
+    project.dvc("commit", "-f")
+    return project
+
+
+def changed(project: Project) -> set[str]:
+    """Return the stages that DVC would run for themselves; those below them follow if outs change."""
+    with Repo(str(project.folder)) as repo:
+        return {stage.rpartition(":")[2] for stage in repo.status()}
+
+
+def test_nothing_changed(project: Project) -> None:
+    assert changed(project) == set()
+
+
+@pytest.mark.parametrize("key", LEAVES)
+def test_a_key_reruns_the_stages_that_read_its_section(project: Project, key: str) -> None:
+    path = project.folder / "params.yaml"
+    before = path.read_bytes()
+    project.set(key, "changed")
+    found = changed(project)
+    path.write_bytes(before)
+    assert found == READERS.get(key.split(".")[0], set())
+
+
+@pytest.mark.parametrize("file", CODE)
+def test_a_file_reruns_the_stages_that_import_it(project: Project, file: str) -> None:
+    path = project.folder / file
+    before = path.read_bytes()
+    path.write_bytes(before + b"\n# edited\n")
+    found = changed(project)
+    path.write_bytes(before)
+    importers = {name for name in PIPELINE if file in import_closure(ROOT / "pipeline" / f"{name}.py", stop_at=EXEMPT)}
+    assert found == importers
+
+
+def test_gradient_code_never_retrains(project: Project) -> None:
+    assert "src/gradtrail/core/per_example_gradients.py" not in PIPELINE["train"].deps
+    assert "src/gradtrail/core/scores.py" not in PIPELINE["train"].deps

@@ -1,0 +1,124 @@
+"""The real stages, once, on the digits: what they write, what MLflow shows, and that equal inputs give equal bytes."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from projects import Project, copy_project
+
+STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = copy_project(tmp_path_factory.mktemp("stages") / "project")
+    quick = {
+        "fetch.dataset": "digits",
+        "preprocess.label_noise": 0.1,
+        "train.epochs": 3,
+        "train.mlp.hidden": [32],
+        "train.keep_epochs": [0, 2, 99],
+        "profile.batch_sizes": [32],
+    }
+    for key, value in quick.items():
+        project.set(key, value)
+    assert project.ran(project.dvc("repro")) == list(STAGES)
+    return project
+
+
+def metrics_of(project: Project, stage: str) -> dict[str, Any]:
+    metrics: dict[str, Any] = json.loads((project.folder / "metrics" / f"{stage}.json").read_text())
+    return metrics
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_metrics_are_flat_and_name_the_data_set(project: Project, stage: str) -> None:
+    metrics = metrics_of(project, stage)
+    assert metrics["dataset"] == "digits"
+    assert len(metrics["dataset_digest"]) == 64
+    assert all(isinstance(value, int | float | str) for value in metrics.values())
+
+
+def test_figures_of_a_quick_training(project: Project) -> None:
+    train, evaluate = metrics_of(project, "train"), metrics_of(project, "evaluate")
+    assert train["epochs"] == 3
+    assert train["num_parameters"] == 784 * 32 + 32 + 32 * 10 + 10
+    assert train["compile/train_step/flops"] > 0
+    assert evaluate["accuracy_low"] < evaluate["accuracy"] < evaluate["accuracy_high"]
+    assert evaluate["accuracy"] > 0.6
+    assert evaluate["num_examples"] == metrics_of(project, "fetch")["test_examples"]
+    assert metrics_of(project, "preprocess")["noisy_labels"] > 0
+    kept = sorted(path.name for path in (project.folder / "models/epochs").iterdir())
+    assert kept == ["000.safetensors", "002.safetensors"]
+
+
+def test_every_example_has_its_scores(project: Project) -> None:
+    scores = pd.read_parquet(project.folder / "results/gradients/scores.parquet")
+    sizes = {split: metrics_of(project, "preprocess")[f"{split}_examples"] for split in ("train", "validation", "test")}
+    assert scores["split"].value_counts().to_dict() == sizes
+    assert not scores.duplicated(["split", "example_id"]).any()
+    assert np.isfinite(scores[["grad_norm", "el2n", "loss", "margin", "input_norm"]]).all().all()
+    noisy = scores["label"] != scores["true_label"]
+    assert noisy.sum() == metrics_of(project, "preprocess")["noisy_labels"]
+    assert (scores.loc[noisy, "split"] == "train").all()
+    assert scores.loc[noisy, "grad_norm"].median() > scores.loc[~noisy, "grad_norm"].median()
+
+
+def test_the_rows_in_mlflow(project: Project) -> None:
+    rows = {row["tags"]["stage"]: row for row in project.rows()}
+    assert set(rows) == set(STAGES)
+    assert len(project.rows()) == len(STAGES)
+    assert {row["status"] for row in rows.values()} == {"FINISHED"}
+    train = rows["train"]
+    assert train["name"] == "train mlp-32 adamw float32"
+    assert train["metrics"]["eval/accuracy"] == pytest.approx(metrics_of(project, "evaluate")["accuracy"])
+    assert train["metrics"]["gradients/rank_correlation_loss"] > 0
+    assert train["params"]["preprocess.label_noise"] == "0.1"
+    for stage in ("evaluate", "gradients", "profile"):
+        assert rows[stage]["tags"]["mlflow.parentRunId"] == train["id"]
+    for stage, row in rows.items():
+        assert row["tags"]["dataset"] == "digits", stage
+        assert len(row["tags"]["state"]) == 64
+        assert row["tags"]["mlflow.source.git.commit"] == project.git("rev-parse", "HEAD").strip()
+        assert any(name.startswith("system/") for name in row["metrics"]) or stage in ("fetch", "preprocess")
+
+
+def test_the_training_row_has_figures_tables_and_checkpoint(project: Project) -> None:
+    (train,) = project.rows_of("train")
+    artifacts = {path.relative_to(project.folder).as_posix() for path in (project.folder / "mlruns").rglob("*")}
+    mine = {path.split("artifacts/")[1] for path in artifacts if f"{train['id']}/artifacts/" in path}
+    assert {"results/learning_curves.png", "results/steps.png", "tables/epochs.json"} <= mine
+    assert any(path.startswith("checkpoint/") for path in mine)
+
+
+def test_curves_have_a_point_for_each_epoch(project: Project) -> None:
+    (train,) = project.rows_of("train")
+    epochs = pd.read_csv(project.folder / "results/train/epochs.csv")
+    assert train["metrics"]["train/validation_accuracy"] == pytest.approx(epochs["validation_accuracy"].iloc[-1])
+    steps = pd.read_parquet(project.folder / "results/train/steps.parquet")
+    assert len(steps) == metrics_of(project, "train")["steps"]
+
+
+def test_plots_and_metrics_for_people(project: Project) -> None:
+    page = project.dvc("plots", "show", "--out", "page")
+    assert "index.html" in page
+    assert (project.folder / "page/index.html").stat().st_size > 10_000
+    assert "accuracy" in project.dvc("metrics", "show")
+    assert project.dvc("exp", "show", "--csv").count("accuracy") > 0
+
+
+def test_by_hand_without_tracking_and_with_another_cadence_the_bytes_are_the_same(project: Project) -> None:
+    """Each stage runs as a module; and what stands in `runtime` changes no byte of any out."""
+    rows = len(project.rows())
+    project.set("runtime.tracking", False)
+    project.set("runtime.steps_per_call", 7)
+    for stage in STAGES:
+        env = {"PYTHONPATH": str(project.folder / "src")}
+        assert project.run(sys.executable, "-m", f"pipeline.{stage}", env=env) == ""
+    assert "up to date" in project.dvc("status")
+    assert len(project.rows()) == rows
+    assert not Path(project.folder / ".outs").is_dir() or not any((project.folder / ".outs").iterdir())

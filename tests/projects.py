@@ -1,0 +1,182 @@
+"""Projects in a temporary folder: the real one, and a small one of the same shape whose stages take no time.
+
+The small one has the real bookkeeping (states, rows, outs, params) under stages that only join strings, so that DVC's
+logic can be tried many times over.
+"""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[1]
+_COPIED = ("src", "pipeline", "dvc.yaml", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
+
+_SMALL_STAGE = '''
+"""A stage that joins strings."""
+
+from pathlib import Path
+
+from gradtrail.core.{core} import WORD
+from gradtrail.io.params import read_yaml
+from gradtrail.io.stages import Stage, run_stage
+from gradtrail.io.tracking import tracked
+
+READS, PARAM, WRITES = {reads!r}, {param!r}, {writes!r}
+
+
+def main(stage: Stage) -> None:
+    value = read_yaml(Path("params.yaml"))[stage.name][PARAM]
+    words = [Path(name).read_text() for name in READS]
+    with tracked(stage) as row:
+        with stage.writing_outs() as new:
+            for name in WRITES:
+                (new / name).write_text(" ".join([*words, WORD, str(value)[:4]]))
+            stage.write_metrics(new, {{"dataset": "words", "dataset_digest": "0" * 64, "length": len(str(value))}})
+        row.outs()
+
+
+if __name__ == "__main__":
+    run_stage(main, {name!r})
+'''
+
+# stage → files read, the key of its section that it reads, files written, core module imported
+_SMALL_STAGES: dict[str, tuple[list[str], str, list[str], str]] = {
+    "fetch": ([], "dataset", ["data/words.txt"], "first"),
+    "train": (["data/words.txt"], "learning_rate", ["models/final.safetensors"], "second"),
+    "evaluate": (["models/final.safetensors"], "calibration_bins", ["results/evaluate.txt"], "third"),
+    "gradients": (["models/final.safetensors"], "top_fraction", ["results/gradients.txt"], "third"),
+}
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project's folder, and the commands that a person would type in it."""
+
+    folder: Path
+
+    def run(self, *command: str, env: Mapping[str, str] | None = None, check: bool = True) -> str:
+        """Run a command in the folder; return what it printed."""
+        result = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment() | dict(env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert not check or result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout}"
+        return result.stdout
+
+    def dvc(self, *arguments: str, **options: Any) -> str:
+        """Run DVC."""
+        return self.run(sys.executable, "-m", "dvc", *arguments, **options)
+
+    def git(self, *arguments: str) -> str:
+        """Run git."""
+        return self.run("git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments)
+
+    def ran(self, output: str) -> list[str]:
+        """Return the stages that DVC ran, from what it printed."""
+        return [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
+
+    def set(self, key: str, value: Any) -> None:
+        """Change one value of `params.yaml`."""
+        yaml = YAML()
+        path = self.folder / "params.yaml"
+        content = yaml.load(path)
+        node = content
+        *parents, last = key.split(".")
+        for part in parents:
+            node = node[part]
+        node[last] = value
+        yaml.dump(content, path)
+
+    def lock(self) -> bytes:
+        """Return the bytes of `dvc.lock`."""
+        return (self.folder / "dvc.lock").read_bytes()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the project's store, the newest first, read from its tables: importing MLflow is slow."""
+        queries = {
+            "tags": "select key, value from tags where run_uuid = ?",
+            "params": "select key, value from params where run_uuid = ?",
+            "metrics": "select key, value from latest_metrics where run_uuid = ?",
+        }
+        with contextlib.closing(sqlite3.connect(self.folder / "mlflow.db")) as store:
+            runs = store.execute("select run_uuid, name, status from runs order by start_time desc").fetchall()
+            return [
+                {"id": run, "name": name, "status": status}
+                | {kind: dict(store.execute(query, (run,))) for kind, query in queries.items()}
+                for run, name, status in runs
+            ]
+
+    def rows_of(self, stage: str) -> list[dict[str, Any]]:
+        """Return the rows of one stage."""
+        return [row for row in self.rows() if row["tags"].get("stage") == stage]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a person's shell in which this interpreter's environment is active."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "MLFLOW_", "GRADTRAIL_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    switches = {"DVC_NO_ANALYTICS": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONWARNINGS": "ignore"}
+    return kept | switches | {"PATH": path, "VIRTUAL_ENV": str(Path(sys.executable).parents[1])}
+
+
+def copy_project(to: Path) -> Project:
+    """Copy the real project, without results, into a new folder under git and DVC."""
+    to.mkdir()
+    for name in _COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, to / name)
+    return _initialize(Project(to))
+
+
+def make_small_project(to: Path) -> Project:
+    """Make the small project in a new folder under git and DVC."""
+    to.mkdir()
+    for name in ("src", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore"):
+        source = ROOT / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, to / name)
+    (to / "pipeline").mkdir()
+    (to / "pipeline" / "__init__.py").touch()
+    shutil.copy(ROOT / "pipeline" / "stage.sh", to / "pipeline")
+    stages = {}
+    for name, (reads, param, writes, core) in _SMALL_STAGES.items():
+        source = _SMALL_STAGE.format(name=name, reads=reads, param=param, writes=writes, core=core)
+        (to / "pipeline" / f"{name}.py").write_text(source)
+        (to / "src" / "gradtrail" / "core" / f"{core}.py").write_text(f"WORD = {core!r}\n")
+        stages[name] = {
+            "cmd": f"sh pipeline/stage.sh {name}",
+            "deps": [*reads, f"pipeline/{name}.py", f"src/gradtrail/core/{core}.py"],
+            "params": [name, {"versions.yaml": ["numpy"]}],
+            "outs": writes,
+            "metrics": [{f"metrics/{name}.json": {"cache": False}}],
+        }
+    YAML().dump({"stages": stages}, to / "dvc.yaml")
+    project = Project(to)
+    project.set("fetch.dataset", "digits")
+    project.set("runtime.system_metrics", False)
+    return _initialize(project)
+
+
+def _initialize(project: Project) -> Project:
+    project.git("init", "-q")
+    project.dvc("init", "-q")
+    project.git("add", "-A")
+    project.git("commit", "-qm", "a project")
+    return project
