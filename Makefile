@@ -46,6 +46,9 @@ ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 	@$(BIN)/gradtrail sync
 	@$(BIN)/mlflow ui --port $(or $(PORT),5000)
 
+bench: env ## time and memory of each stage, as a table
+	@$(BIN)/python -m benchmarks.pipeline
+
 clean: ## remove the environment and all caches, but no results
 	@rm -rf $(VENV) .gradtrail .outs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.dvc/*' -prune -exec rm -rf {} +

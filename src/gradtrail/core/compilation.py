@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+WATCHED = ("flops", "bytes_accessed", "total_bytes", "hlo_instructions")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StaticCost:
@@ -92,8 +94,9 @@ def compile_function(
 
 
 def cost_metrics(functions: list[CompiledFunction]) -> dict[str, int]:
-    """Return the static costs as flat metrics, `compile/<function>/<figure>`."""
-    return _flat(functions, lambda function: function.cost)
+    """Return the static costs that a person watches as flat metrics, `compile/<function>/<figure>`."""
+    costs = _flat(functions, lambda function: function.cost)
+    return {name: value for name, value in costs.items() if name.rpartition("/")[2] in WATCHED}
 
 
 def time_metrics(functions: list[CompiledFunction]) -> dict[str, float]:

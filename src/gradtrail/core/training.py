@@ -287,8 +287,9 @@ def make_program(config: TrainConfig, model: Model, num_examples: int) -> Progra
     step = make_step(model, optimizer, schedule, label_smoothing=config.label_smoothing)
 
     def init(key: Array) -> TrainState:
-        params = model.init(key=key)
-        return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params), key=key)
+        weights_key, run_key = jax.random.split(key)
+        params = model.init(key=weights_key)
+        return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params), key=run_key)
 
     def order(key: Array, epoch: Array) -> Array:
         return batches.shuffled_batches(num_examples, config.batch_size, key=jax.random.fold_in(key, epoch))

@@ -30,20 +30,10 @@ def write_table(folder: Path, table: pd.DataFrame) -> None:
 
 
 def measure(table: pd.DataFrame, precision: str, batch_size: int) -> dict[str, int]:
-    """Return FLOPs, bytes and memory as flat metrics.
-
-    Args:
-        table: as `cost_table` gives it.
-        precision: of the configured training, whose functions stand as `<function>_<figure>`.
-        batch_size: likewise; other variants stand as `<function>/<precision>_<batch size>/<figure>`.
-    """
-    figures = ("flops", "bytes_accessed", "total_bytes")
-    metrics = {}
-    for row in table.to_dict("records"):
-        variant = f"{row['precision']}_{row['batch_size']}"
-        is_configured = (row["precision"], row["batch_size"]) == (precision, batch_size)
-        for figure in figures:
-            metrics[f"{row['function']}/{variant}/{figure}"] = int(row[figure])
-            if is_configured:
-                metrics[f"{row['function']}_{figure}"] = int(row[figure])
-    return metrics
+    """Return FLOPs, bytes and memory of the configured variant as flat metrics, `<function>_<figure>`."""
+    configured = table[(table["precision"] == precision) & (table["batch_size"] == batch_size)]
+    return {
+        f"{row['function']}_{figure}": int(row[figure])
+        for row in configured.to_dict("records")
+        for figure in ("flops", "bytes_accessed", "total_bytes")
+    }

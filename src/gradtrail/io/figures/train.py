@@ -25,7 +25,9 @@ def draw_learning_curves(path: Path, epochs: pd.DataFrame, title: str) -> None:
         axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs[f"{prefix}accuracy"]), **line)
     axes[0, 0].set_ylabel("loss in nats (training: with label smoothing)")
     axes[0, 1].set_ylabel("error in %")
-    if epochs[["accuracy", "validation_accuracy"]].min(axis=None) < 1:  # else there is no error to show on such a scale
+    if (
+        epochs[["accuracy", "validation_accuracy"]].to_numpy() < 1
+    ).any():  # else there is no error to show on such a scale
         axes[0, 1].set_yscale("log")
     for axis in axes.flat:
         axis.set_xlabel("epoch")

@@ -1,0 +1,68 @@
+"""What holds for every test: JAX at its strictest, shapes in signatures checked, no telemetry.
+
+The import hook must be in place before anything of `gradtrail` is imported; so pytest reads this file first.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+os.environ["DVC_NO_ANALYTICS"] = "true"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["MPLBACKEND"] = "Agg"
+
+import jax
+import numpy as np
+import optax
+import pytest
+import sklearn.datasets  # type: ignore[import-untyped]
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def lenient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Optax mix integers and floats in its own functions, as it does; ours stay strict."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def lenient_chain(*parts: optax.GradientTransformation) -> optax.GradientTransformation:
+    chained = strict_chain(*parts)
+    return optax.GradientTransformation(chained.init, lenient(chained.update))
+
+
+strict_chain, strict_cosine = optax.chain, optax.schedules.warmup_cosine_decay_schedule
+optax.chain = lenient_chain
+optax.schedules.warmup_cosine_decay_schedule = lambda **arguments: lenient(strict_cosine(**arguments))
+
+with install_import_hook("gradtrail.core", "typechecking.check"):
+    from gradtrail.core import history, profiling, scores  # noqa: F401 - between them they import all of core
+    from gradtrail.core.evaluation import evaluate  # noqa: F401
+    from gradtrail.core.examples import Split
+    from gradtrail.core.preprocessing import prepare  # noqa: F401
+    from gradtrail.core.training import Examples, StepRecord, TrainState
+
+for pytree in (Examples, StepRecord, TrainState):  # JAX rebuilds these with shapes, flags or bare objects for arrays
+    pytree.__init__ = inspect.unwrap(pytree.__init__)  # type: ignore[method-assign]
+
+settings.register_profile("gradtrail", max_examples=25, deadline=None)  # no test depends on the speed of the machine
+settings.load_profile("gradtrail")
+
+
+@pytest.fixture(scope="session")
+def digits() -> Split:
+    """The first 600 of scikit-learn's real digits, 8 × 8, pixels 0 to 255."""
+    bunch = sklearn.datasets.load_digits()
+    images = np.round(bunch.images[:600] * (255 / 16)).astype(np.uint8)
+    labels = bunch.target[:600].astype(np.int32)
+    return Split(images=images, labels=labels, true_labels=labels, example_id=np.arange(600, dtype=np.int32))

@@ -1,0 +1,89 @@
+"""Costs are those of the mathematics, times those of the clock, and a compiled function has one shape."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import no_clock
+
+from gradtrail.core.compilation import (
+    WATCHED,
+    CompiledFunction,
+    CompileTimes,
+    compile_function,
+    cost_metrics,
+    time_metrics,
+)
+
+
+def matmul(rows: int = 64, depth: int = 128, columns: int = 32, **options: object) -> CompiledFunction:
+    left, right = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, depth), (depth, columns)))
+    return compile_function("matmul", jnp.dot, left, right, **{"clock": no_clock, **options})
+
+
+def test_flops_and_bytes_of_a_matrix_product() -> None:
+    cost = matmul().cost
+    assert cost.flops == pytest.approx(2 * 64 * 128 * 32, rel=0.01)
+    assert cost.argument_bytes == 4 * (64 * 128 + 128 * 32)
+    assert cost.output_bytes == 4 * 64 * 32
+    assert cost.bytes_accessed >= cost.argument_bytes + cost.output_bytes
+    assert cost.total_bytes == cost.argument_bytes + cost.output_bytes + cost.temporary_bytes - cost.alias_bytes
+    assert cost.hlo_instructions >= 3
+
+
+def test_transcendentals_are_counted() -> None:
+    function = compile_function("exp", jnp.exp, jax.ShapeDtypeStruct((100,), jnp.float32), clock=no_clock)
+    assert function.cost.transcendentals == 100
+
+
+def test_the_cost_is_the_same_twice() -> None:
+    assert matmul().cost == matmul().cost
+
+
+def test_the_result_is_that_of_the_function() -> None:
+    left, right = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 1), np.float32)
+    np.testing.assert_array_equal(matmul(2, 3, 1)(left, right), left @ right)
+
+
+@pytest.mark.parametrize("wrong", [jnp.zeros((3, 3)), jnp.zeros((2, 3), jnp.int32)])
+def test_another_shape_or_dtype_is_an_error_and_no_compilation(wrong: jax.Array) -> None:
+    with pytest.raises(TypeError, match="compiled"):
+        matmul(2, 3, 1)(wrong, jnp.zeros((3, 1)))
+
+
+def test_donated_memory_is_reused_and_the_argument_gone() -> None:
+    def double(values: jax.Array) -> jax.Array:
+        return values * 2
+
+    argument = jnp.ones(1000)
+    donating, plain = (
+        compile_function("double", double, argument, clock=no_clock, donate_argnums=donated) for donated in ((0,), ())
+    )
+    assert (donating.cost.alias_bytes, plain.cost.alias_bytes) == (4000, 0)
+    assert donating.cost.total_bytes == plain.cost.total_bytes - 4000
+    plain(argument)
+    assert not argument.is_deleted()
+    donating(argument)
+    assert argument.is_deleted()
+
+
+def test_times_are_those_of_the_clock_that_was_handed_in() -> None:
+    ticks = itertools.accumulate([10.0, 1.0, 2.0, 4.0])
+    function = matmul(clock=lambda: next(ticks))
+    assert function.times == CompileTimes(trace_seconds=1, lower_seconds=2, compile_seconds=4)
+    assert time_metrics([function]) == {
+        "compile/matmul/trace_seconds": 1,
+        "compile/matmul/lower_seconds": 2,
+        "compile/matmul/compile_seconds": 4,
+        "compile/total_seconds": 7,
+    }
+
+
+def test_metrics_are_named_by_function_and_figure() -> None:
+    function = matmul()
+    metrics = cost_metrics([function])
+    assert set(metrics) == {f"compile/matmul/{figure}" for figure in WATCHED}
+    assert metrics["compile/matmul/flops"] == function.cost.flops
+    assert all(type(value) is int for value in metrics.values())

@@ -1,0 +1,106 @@
+"""Small valid instances of what the code works on; a test names only what it is about."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradtrail.core.examples import Split
+from gradtrail.core.models import MLPConfig, Model, ModelConfig
+from gradtrail.core.optimizers import AdamWConfig, OptimizerConfig, SGDConfig, WarmupCosineConfig
+from gradtrail.core.training import (
+    Chunk,
+    Engine,
+    Examples,
+    TrainConfig,
+    TrainState,
+    compile_engine,
+    make_program,
+    on_device,
+    train,
+)
+from gradtrail.io.datasets import DatasetInfo
+
+ROOT = Path(__file__).resolve().parents[1]
+SHAPE = (4, 3)  # of images: height and width differ, so that no test passes with them swapped
+NUM_CLASSES = 3
+
+
+def no_clock() -> float:
+    return 0.0
+
+
+def train_config(**overrides: Any) -> TrainConfig:
+    config = TrainConfig(
+        seed=0,
+        epochs=2,
+        batch_size=4,
+        model="mlp",
+        mlp=MLPConfig(hidden=(5,)),
+        precision="float32",
+        learning_rate=0.1,
+        optimizer="sgd",
+        sgd=SGDConfig(momentum=0.9, nesterov=True),
+        adamw=AdamWConfig(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
+        schedule="warmup_cosine",
+        warmup_cosine=WarmupCosineConfig(warmup_fraction=0.25, end_fraction=0.1),
+        clip_norm=1.0,
+        label_smoothing=0.1,
+        keep_epochs=(0, 1),
+    )
+    return dataclasses.replace(config, **overrides)
+
+
+def optimizer_config(**overrides: Any) -> OptimizerConfig:
+    return dataclasses.replace(train_config().optimizer_config(), **overrides)
+
+
+def model_config(**overrides: Any) -> ModelConfig:
+    config = train_config().model_config(SHAPE, NUM_CLASSES)
+    return dataclasses.replace(config, **overrides)
+
+
+def random_split(num_examples: int, *, shape: tuple[int, int] = SHAPE, num_classes: int = NUM_CLASSES) -> Split:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (num_examples, *shape), dtype=np.uint8)
+    labels = rng.integers(0, num_classes, num_examples, dtype=np.int32)
+    return Split(images=images, labels=labels, true_labels=labels, example_id=np.arange(num_examples, dtype=np.int32))
+
+
+def dataset_info(**overrides: Any) -> DatasetInfo:
+    info = DatasetInfo(
+        name="digits",
+        digest="ab" * 32,
+        image_shape=SHAPE,
+        num_classes=NUM_CLASSES,
+        examples={"train": 10, "validation": 5, "test": 5},
+    )
+    return dataclasses.replace(info, **overrides)
+
+
+def make_engine(config: TrainConfig, split: Split, *, num_classes: int = NUM_CLASSES) -> tuple[Engine, Examples]:
+    """Compile the training of `config` on a split, once; return it with the split on the device."""
+    return _compiled(config, len(split), split.images.shape[1:], num_classes), on_device(split.images, split.labels)
+
+
+@functools.cache
+def _compiled(config: TrainConfig, num_examples: int, shape: tuple[int, int], num_classes: int) -> Engine:
+    program = make_program(config, Model(config.model_config(shape, num_classes)), num_examples)
+    return compile_engine(program, clock=no_clock)
+
+
+def run_training(
+    engine: Engine, examples: Examples, *, seed: int = 0, steps_per_call: int = 1000, state: TrainState | None = None
+) -> list[Chunk]:
+    """Train to the end; return all chunks as copies on the host."""
+    state = engine.init(jax.random.key(seed)) if state is None else state
+    return [copied(chunk) for chunk in train(engine, state, examples, steps_per_call=steps_per_call)]
+
+
+def copied(chunk: Chunk) -> Chunk:
+    """Return a chunk whose arrays the next one does not overwrite."""
+    copies = jax.tree.map(lambda leaf: leaf.copy(), (chunk.state, chunk.records))
+    return dataclasses.replace(chunk, state=copies[0], records=copies[1])

@@ -1,0 +1,119 @@
+"""Every picture is a PNG, equal bytes twice, also where there is little to draw."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from factories import random_split
+
+from gradtrail.core.evaluation import Evaluation, evaluate
+from gradtrail.core.scores import GradientsConfig
+from gradtrail.io import predictions, score_tables
+from gradtrail.io.figures import evaluate as evaluate_figures
+from gradtrail.io.figures import gradients as gradients_figures
+from gradtrail.io.figures import preprocess as preprocess_figures
+from gradtrail.io.figures import profile as profile_figures
+from gradtrail.io.figures import train as train_figures
+
+
+def assert_same_png_twice(draw: Callable[[Path], None], folder: Path) -> None:
+    for name in ("left", "right"):
+        draw(folder / f"{name}.png")
+    data = (folder / "left.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert data == (folder / "right.png").read_bytes()
+
+
+def evaluation(num_examples: int, num_classes: int, *, perfect: bool = False) -> Evaluation:
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(num_classes), num_examples).astype(np.float32)
+    wrong = (probabilities.argmax(axis=1) + 1) % num_classes
+    labels = (probabilities.argmax(axis=1) if perfect else wrong).astype(np.int32)
+    return evaluate(probabilities, np.ones(num_examples, np.float32), labels, calibration_bins=3)
+
+
+def scores(num_examples: int) -> pd.DataFrame:
+    split = random_split(num_examples)
+    columns = {
+        name: np.linspace(0, 1, num_examples + 1)[1:] for name in ("grad_norm", "el2n", "loss", "margin", "input_norm")
+    }
+    return score_tables.score_table(
+        {"train": split}, {"train": {**columns, "predicted": np.zeros(num_examples, np.int32)}}
+    )
+
+
+@pytest.mark.parametrize("num_examples", [1, 40])
+def test_samples(num_examples: int, tmp_path: Path) -> None:
+    split = random_split(num_examples)
+    assert_same_png_twice(lambda path: preprocess_figures.draw_samples(path, split, "digits", 3, per_class=4), tmp_path)
+
+
+def test_class_balance(tmp_path: Path) -> None:
+    splits = {name: random_split(size, num_classes=2) for name, size in (("train", 9), ("validation", 3), ("test", 1))}
+    assert_same_png_twice(lambda path: preprocess_figures.draw_class_balance(path, splits, "digits", 2), tmp_path)
+
+
+@pytest.mark.parametrize("num_epochs", [1, 5])
+def test_learning_curves_also_where_nothing_is_wrong(num_epochs: int, tmp_path: Path) -> None:
+    columns = ("loss", "accuracy", "validation_loss", "validation_accuracy")
+    epochs = pd.DataFrame({"epoch": range(1, num_epochs + 1)} | dict.fromkeys(columns, 1.0))
+    assert_same_png_twice(lambda path: train_figures.draw_learning_curves(path, epochs, "title"), tmp_path)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("num_steps", [1, 250])
+def test_steps(num_steps: int, clip_norm: float | None, tmp_path: Path) -> None:
+    columns = {name: np.linspace(2, 1, num_steps) for name in ("loss", "grad_norm", "learning_rate")}
+    steps = pd.DataFrame({"step": np.arange(1, num_steps + 1), **columns})
+    assert_same_png_twice(lambda path: train_figures.draw_steps(path, steps, "title", clip_norm), tmp_path)
+
+
+@pytest.mark.parametrize(("num_classes", "perfect"), [(10, False), (2, False), (3, True)])
+def test_confusion(num_classes: int, perfect: bool, tmp_path: Path) -> None:
+    confusion = evaluation(20, num_classes, perfect=perfect).confusion
+    assert_same_png_twice(lambda path: evaluate_figures.draw_confusion(path, confusion, "title"), tmp_path)
+
+
+@pytest.mark.parametrize("num_examples", [1, 50])
+def test_reliability_also_with_empty_bins(num_examples: int, tmp_path: Path) -> None:
+    bins = evaluation(num_examples, 3).reliability
+    assert_same_png_twice(lambda path: evaluate_figures.draw_reliability(path, bins, "title"), tmp_path)
+
+
+@pytest.mark.parametrize(("num_examples", "perfect"), [(13, False), (1, False), (5, True)])
+def test_mistakes_also_where_there_are_none(num_examples: int, perfect: bool, tmp_path: Path) -> None:
+    result, split = evaluation(num_examples, 3, perfect=perfect), random_split(num_examples)
+    assert_same_png_twice(lambda path: evaluate_figures.draw_mistakes(path, result, split, "title", 12), tmp_path)
+
+
+@pytest.mark.parametrize("num_examples", [1, 30])
+def test_gradients(num_examples: int, tmp_path: Path) -> None:
+    table, splits = scores(num_examples), {"train": random_split(num_examples)}
+    assert_same_png_twice(lambda path: gradients_figures.draw_histograms(path, table, "title"), tmp_path)
+    assert_same_png_twice(lambda path: gradients_figures.draw_relations(path, table, "title"), tmp_path)
+    assert_same_png_twice(lambda path: gradients_figures.draw_largest(path, table.head(5), splits, "title"), tmp_path)
+
+
+@pytest.mark.parametrize("batch_sizes", [(32,), (32, 128)])
+def test_costs(batch_sizes: tuple[int, ...], tmp_path: Path) -> None:
+    figures = {"flops": 10, "bytes_accessed": 20, "total_bytes": 30}
+    rows = [
+        {"function": name, "precision": "float32", "batch_size": size} | figures
+        for name in ("train_step", "predict", "score")
+        for size in batch_sizes
+    ]
+    assert_same_png_twice(lambda path: profile_figures.draw(path, pd.DataFrame(rows), "title"), tmp_path)
+
+
+def test_tables_of_predictions_and_scores_fit_their_pictures(tmp_path: Path) -> None:
+    split, result = random_split(20), evaluation(20, 3)
+    predictions.write_tables(tmp_path / "evaluate", split, result, 5)
+    assert len(pd.read_csv(tmp_path / "evaluate" / "mistakes.csv")) == 5
+    everyone = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
+    np.testing.assert_array_equal(everyone["example_id"], split.example_id)
+    config = GradientsConfig(weights="final", microbatch_size=1, top_fraction=0.1, num_largest=4)
+    score_tables.write_tables(tmp_path / "gradients", scores(20), config)
+    largest = pd.read_csv(tmp_path / "gradients" / "largest.csv")
+    assert largest["example_id"].tolist() == [19, 18, 17, 16]

@@ -1,0 +1,153 @@
+"""Every mistake in `params.yaml` is one line that names the key, what it got and what it may be."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import ROOT
+
+from gradtrail.core.evaluation import EvaluateConfig
+from gradtrail.core.preprocessing import PreprocessConfig
+from gradtrail.core.profiling import ProfileConfig
+from gradtrail.core.scores import GradientsConfig
+from gradtrail.core.training import TrainConfig
+from gradtrail.io.data_sources import FetchConfig
+from gradtrail.io.errors import UserError
+from gradtrail.io.params import load_section, read_yaml, validate
+from gradtrail.io.runtime import RuntimeConfig
+
+SECTIONS = {
+    "fetch": FetchConfig,
+    "preprocess": PreprocessConfig,
+    "train": TrainConfig,
+    "evaluate": EvaluateConfig,
+    "gradients": GradientsConfig,
+    "profile": ProfileConfig,
+    "runtime": RuntimeConfig,
+}
+TRAIN = read_yaml(ROOT / "params.yaml")["train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    whole: int
+    real: float
+    flag: bool
+    maybe: float | None
+
+
+def refusal(value: Any, into: type, name: str = "params.yaml: train") -> str:
+    """Return the one line with which `value` is refused."""
+    with pytest.raises(UserError) as caught:
+        validate(value, into, name)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(name)
+    return message
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """Return the repository's section `train` with one value replaced, by dotted key."""
+    outer, _, inner = key.rpartition(".")
+    return TRAIN | ({outer: TRAIN[outer] | {inner: value}} if outer else {inner: value})
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_sections_of_the_repository_load(section: str) -> None:
+    loaded = load_section(section, SECTIONS[section], ROOT / "params.yaml")
+    content = read_yaml(ROOT / "params.yaml")[section]
+    assert {field.name for field in dataclasses.fields(loaded)} == content.keys()
+
+
+def test_the_repository_has_no_other_section() -> None:
+    assert read_yaml(ROOT / "params.yaml").keys() == SECTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("epochs", "10"),
+        ("epochs", True),
+        ("epochs", 1.5),
+        ("epochs", None),
+        ("epochs", 0),
+        ("learning_rate", "fast"),
+        ("learning_rate", float("nan")),
+        ("learning_rate", float("inf")),
+        ("learning_rate", -1.0),
+        ("clip_norm", 0),
+        ("model", "transformer"),
+        ("precision", "float64"),
+        ("keep_epochs", 3),
+        ("mlp.hidden", "256"),
+        ("mlp.hidden", []),
+        ("sgd.nesterov", 1),
+        ("sgd.momentum", 1.0),
+        ("adamw.b1", "0.9"),
+        ("mlp", None),
+        ("sgd", 0.9),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_key(key: str, value: Any) -> None:
+    assert f"params.yaml: train.{key}" in refusal(changed(key, value), TrainConfig)
+
+
+@pytest.mark.parametrize("key", ["epochs", "mlp.hidden", "adamw.b2"])
+def test_a_missing_key_is_named(key: str) -> None:
+    section = changed(key, None)
+    outer, _, inner = key.rpartition(".")
+    del (section[outer] if outer else section)[inner]
+    assert refusal(section, TrainConfig) == f"params.yaml: train.{key} is missing"
+
+
+@pytest.mark.parametrize("key", ["epoch", "mlp.width"])
+def test_an_unknown_key_is_named(key: str) -> None:
+    assert refusal(changed(key, 1), TrainConfig) == f"params.yaml: train.{key} is no known key"
+
+
+def test_what_was_found_and_what_is_allowed_stand_in_the_line() -> None:
+    assert "'mlp'" in (message := refusal(changed("model", "cnn"), TrainConfig))
+    assert "'cnn'" in message
+    assert "at least 1, got 0" in refusal(changed("epochs", 0), TrainConfig)
+
+
+@pytest.mark.parametrize("section", [None, 3, "text", ["list"]])
+def test_a_section_that_is_no_mapping_is_refused(section: Any) -> None:
+    refusal(section, TrainConfig)
+
+
+def test_numbers_are_read_as_yaml_1_2(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("section:\n  whole: 10\n  real: 1e-3\n  flag: true\n  maybe: null\n")
+    assert load_section("section", Numbers, path) == Numbers(whole=10, real=1e-3, flag=True, maybe=None)
+
+
+@pytest.mark.parametrize("word", ["yes", "on", "off"])
+def test_words_are_no_booleans(word: str, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(f"section:\n  whole: 10\n  real: 1\n  flag: {word}\n  maybe: null\n")
+    with pytest.raises(UserError, match=r"section\.flag"):
+        load_section("section", Numbers, path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"- list\n", b"a: [1\n", b"a: 1\na: 2\n", b"\xff\xfe\x00", b"a: !!python/object:os.system x\n"]
+)
+def test_a_file_that_is_no_yaml_of_sections_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load_section("a", Numbers, path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_or_section_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    with pytest.raises(UserError, match=r"params\.yaml: no such file"):
+        load_section("train", Numbers, path)
+    path.write_text("first: {}\nsecond: {}\n")
+    with pytest.raises(UserError, match="section 'train' is missing; found first, second"):
+        load_section("train", Numbers, path)
