@@ -93,6 +93,11 @@ def test_the_training_row_has_figures_tables_and_checkpoint(project: Project) ->
     mine = {path.split("artifacts/")[1] for path in artifacts if f"{train['id']}/artifacts/" in path}
     assert {"results/learning_curves.png", "results/steps.png", "tables/epochs.json"} <= mine
     assert any(path.startswith("checkpoint/") for path in mine)
+    folder = project.folder / "mlruns" / train["id"] / "artifacts"
+    lineage = json.loads((folder / "lineage.json").read_text())
+    assert list(lineage) == ["fetch", "preprocess", "train"]
+    assert lineage["train"]["state"] == train["tags"]["state"]
+    assert lineage["train"]["deps"]["data/processed/train.npz"] == train["tags"]["input/data/processed/train.npz"]
 
 
 def test_curves_have_a_point_for_each_epoch(project: Project) -> None:

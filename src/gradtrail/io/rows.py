@@ -1,5 +1,6 @@
 """What a row in MLflow holds, made from a stage's declaration and its outs alone, so that a lost row can be remade."""
 
+import getpass
 import json
 import os
 import subprocess
@@ -99,6 +100,7 @@ def open_row(client: MlflowClient, stage: Stage) -> StoredRow:
     params = [Param(key, _shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
     tags = {"attempts": str(attempt), **_code_tags(), **_experiment_tags()}
     client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
+    client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
     return StoredRow(client, run.info.run_id)
 
 
@@ -152,8 +154,10 @@ def tie(client: MlflowClient, row: Run) -> None:
 
 def _first_tags(client: MlflowClient, stage: Stage) -> dict[str, str]:
     """Tags that stay as they are for the life of a row."""
-    tags = {"stage": stage.name, "state": stage.state, "mlflow.source.name": f"pipeline/{stage.name}.py"}
-    tags |= {f"input/{dep}": found for dep, found in stage.entry(stage.name).deps.items()}
+    entry = stage.entry(stage.name)
+    tags = {"stage": stage.name, "state": stage.state, "code": entry.code_digest}
+    tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": getpass.getuser()}
+    tags |= {f"input/{dep}": found for dep, found in entry.data.items()}
     if stage.name in CHILDREN:
         tags["train_state"] = stage.state_of("train")
         parent = find_row(client, state=tags["train_state"])

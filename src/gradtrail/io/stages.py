@@ -1,6 +1,7 @@
 """What every stage script does around its work: check the ground, read params, write outs, report faults."""
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,10 @@ class Stage:
             found.add(name := waiting.pop())
             waiting += makers(name, self.pipeline)
         return [name for name in self.pipeline if name in found]
+
+    def describe_lineage(self) -> dict[str, dict[str, Any]]:
+        """Return, for this stage and each before it, its state and all that determines it: command, params, deps."""
+        return {name: {"state": self.state_of(name), **dataclasses.asdict(self.entry(name))} for name in self.lineage}
 
     @property
     def is_locked(self) -> bool:

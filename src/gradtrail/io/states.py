@@ -31,6 +31,17 @@ class Entry:
     params: dict[str, dict[str, Any]]
     deps: dict[str, str]
 
+    @property
+    def data(self) -> dict[str, str]:
+        """The deps that are no code."""
+        return {path: found for path, found in self.deps.items() if not path.endswith(".py")}
+
+    @property
+    def code_digest(self) -> str:
+        """One digest for all deps that are code."""
+        code = {path: found for path, found in self.deps.items() if path.endswith(".py")}
+        return _sha256_of(code)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:
@@ -88,9 +99,13 @@ def state_key(stage: str, pipeline: Mapping[str, StageSpec], entry_of: Callable[
         entry = entry_of(name)
         made_by = {maker: key(maker) for maker in makers(name, pipeline)}
         content = {"stage": name, "cmd": entry.cmd, "params": entry.params, "deps": entry.deps, "made_by": made_by}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return _sha256_of(content)
 
     return key(stage)
+
+
+def _sha256_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _stage_spec(stage: Mapping[str, Any]) -> StageSpec:
