@@ -105,7 +105,13 @@ def _check_arrays(path: Path, arrays: dict[str, np.ndarray], info: DatasetInfo) 
 
 
 def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo) -> None:
-    """Write all splits and the description to a new folder."""
+    """Write all splits and the description to a new folder; raise UserError where a split has no example."""
+    for name, split in splits.items():
+        if len(split) == 0:
+            raise UserError(
+                f"params.yaml: preprocess.validation_fraction leaves no {name} example; found "
+                f"{ {part: len(found) for part, found in splits.items()} }, every split needs at least one"
+            )
     folder.mkdir()
     write_info(folder, dataclasses.replace(info, examples={name: len(split) for name, split in splits.items()}))
     for name, split in splits.items():

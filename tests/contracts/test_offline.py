@@ -1,0 +1,58 @@
+"""Where no source of MNIST answers: one line from the stage; from `gradtrail repro` a banner, and the digits."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from projects import Project, copy_project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    project = copy_project(tmp_path / "project")
+    project.set("runtime.mirrors", ["http://127.0.0.1:9/mnist"])  # where nobody listens
+    project.set("runtime.openml", False)
+    project.set("runtime.tracking", False)
+    return project
+
+
+def repro(project: Project) -> str:
+    """Run what `make repro` runs, as far as the first stage."""
+    env = {"PYTHONPATH": str(project.folder / "src"), "MNIST_DIR": ""}
+    return project.run(sys.executable, "-m", "gradtrail", "repro", "fetch", env=env)
+
+
+def test_the_stage_says_what_to_do_and_falls_back_to_nothing(project: Project) -> None:
+    before = (project.folder / "params.yaml").read_bytes()
+    output = project.dvc("repro", "fetch", env={"MNIST_DIR": ""}, check=False)
+    assert "http://127.0.0.1:9/mnist" in output
+    assert "set MNIST_DIR" in output
+    assert "Traceback" not in output
+    assert (project.folder / "params.yaml").read_bytes() == before
+    assert not (project.folder / "metrics").exists()
+
+
+def test_make_repro_goes_on_with_the_digits_and_says_so_every_time(project: Project) -> None:
+    path = project.folder / "params.yaml"
+    before = path.read_text().splitlines()
+    output = repro(project)
+    changed = [(old, new) for old, new in zip(before, path.read_text().splitlines(), strict=True) if old != new]
+    assert changed == [("  dataset: mnist", "  dataset: digits")]
+    assert "No source of MNIST answered" in output
+    assert json.loads((project.folder / "metrics/fetch.json").read_text())["dataset"] == "digits"
+    again = repro(project)
+    assert "No source of MNIST answered" not in again
+    assert "To go back" in again
+
+
+def test_without_git_and_after_git_init(project: Project) -> None:
+    for name in (".git", ".dvc/tmp", ".dvc/config.local"):
+        shutil.rmtree(project.folder / name, ignore_errors=True)
+    project.set("fetch.dataset", "digits")
+    assert project.ran(repro(project)) == ["fetch"]
+    assert "no_scm" in (project.folder / ".dvc/config.local").read_text()
+    project.git("init", "-q")
+    assert project.ran(repro(project)) == []
+    assert "no_scm" not in (project.folder / ".dvc/config.local").read_text()
