@@ -44,5 +44,6 @@ def draw_class_balance(path: Path, splits: Mapping[str, Split], dataset: str, nu
     axis.set_xlabel("class")
     axis.set_ylabel("% of the split")
     axis.grid(axis="x", visible=False)
-    axis.legend(ncols=len(splits), loc="lower center")
+    axis.margins(y=0.2)  # room for the legend above the bars
+    axis.legend(ncols=len(splits), loc="upper center")
     style.save(figure, path)

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
+NARROW_INCHES = 8
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE)
 SPLIT_COLOURS = {"train": BLUE, "validation": ORANGE, "test": GREEN}
 
@@ -31,9 +32,14 @@ _STYLE: Any = {
 
 
 def new_figure(title: str, *, rows: int = 1, columns: int = 1, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
-    """Return a figure with a title and its axes, an array of shape (rows, columns); `size` in inches."""
+    """Return a figure with a title and its axes, an array of shape (rows, columns); `size` in inches.
+
+    In a narrow figure the title breaks at its ` · `.
+    """
     plt.rcParams.update(_STYLE)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    if size[0] < NARROW_INCHES:
+        title = title.replace(" · ", "\n")
     figure.suptitle(title, fontsize=12, fontweight="bold")
     return figure, axes
 
