@@ -1,0 +1,44 @@
+"""The real pipeline with default params on the real MNIST: what the README promises."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from projects import Project, copy_project
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.environ.get("MNIST_DIR"), reason="MNIST_DIR is not set: it names a folder with the four files of MNIST"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = copy_project(tmp_path_factory.mktemp("mnist") / "project")
+    project.dvc("repro", env={"MNIST_DIR": os.environ["MNIST_DIR"]})
+    return project
+
+
+def test_the_default_model_is_as_good_as_promised(project: Project) -> None:
+    evaluation = json.loads((project.folder / "metrics/evaluate.json").read_text())
+    assert evaluation["dataset"] == "mnist"
+    assert evaluation["num_examples"] == 10_000
+    assert evaluation["accuracy"] >= 0.983
+
+
+def test_every_example_was_scored(project: Project) -> None:
+    assert json.loads((project.folder / "metrics/gradients.json").read_text())["num_examples"] == 70_000
+
+
+def test_force_writes_the_same_bytes(project: Project) -> None:
+    lock = project.lock()
+    project.dvc("repro", "--force", env={"MNIST_DIR": os.environ["MNIST_DIR"]})
+    assert project.lock() == lock
+    assert Path(project.folder / "models/final.safetensors").is_file()
+
+
+def test_nothing_runs_twice(project: Project) -> None:
+    assert project.ran(project.dvc("repro")) == []
