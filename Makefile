@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 .PHONY: help env repro test test-slow check format ui bench sync clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(READY) ## the environment in .venv, from requirements.lock
 
@@ -43,8 +43,8 @@ sync: env ## give every state in dvc.lock its row in MLflow
 	@$(BIN)/gradtrail sync
 
 ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
-	@$(BIN)/gradtrail sync
-	@$(BIN)/mlflow ui --port $(or $(PORT),5000)
+	-@$(BIN)/gradtrail sync
+	@$(BIN)/mlflow ui --port $(or $(PORT),5000) --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}"
 
 bench: env ## time and memory of each stage, as a table
 	@$(BIN)/python -m benchmarks.pipeline

@@ -10,7 +10,7 @@ from gradtrail.core.compilation import cost_metrics, time_metrics
 from gradtrail.core.history import History
 from gradtrail.core.models import Model
 from gradtrail.core.training import TrainConfig
-from gradtrail.io import checkpoints, datasets, histories
+from gradtrail.io import datasets, histories
 from gradtrail.io.figures import train as figures
 from gradtrail.io.progress import progress_bar
 from gradtrail.io.stages import Stage, run_stage
@@ -49,8 +49,7 @@ def main(stage: Stage) -> None:
             stage.write_metrics(new, {**info.as_metrics(), **histories.measure(history), **cost_metrics(functions)})
 
         row.outs()
-        with checkpoints.temporary_checkpoint(state) as folder:
-            row.artifacts(folder, "checkpoint")
+        row.checkpoint(state)
 
 
 if __name__ == "__main__":

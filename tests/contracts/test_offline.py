@@ -18,10 +18,10 @@ def project(tmp_path: Path) -> Project:
     return project
 
 
-def repro(project: Project) -> str:
+def repro(project: Project, *options: str) -> str:
     """Run what `make repro` runs, as far as the first stage."""
     env = {"PYTHONPATH": str(project.folder / "src"), "MNIST_DIR": ""}
-    return project.run(sys.executable, "-m", "gradtrail", "repro", "fetch", env=env)
+    return project.run(sys.executable, "-m", "gradtrail", "repro", *options, "fetch", env=env)
 
 
 def test_the_stage_says_what_to_do_and_falls_back_to_nothing(project: Project) -> None:
@@ -42,9 +42,32 @@ def test_make_repro_goes_on_with_the_digits_and_says_so_every_time(project: Proj
     assert changed == [("  dataset: mnist", "  dataset: digits")]
     assert "No source of MNIST answered" in output
     assert json.loads((project.folder / "metrics/fetch.json").read_text())["dataset"] == "digits"
-    again = repro(project)
+    again = repro(project, "--force")
+    assert project.ran(again) == ["fetch"]
     assert "No source of MNIST answered" not in again
     assert "To go back" in again
+
+
+def test_bad_params_are_refused_before_dvc_removes_anything(project: Project) -> None:
+    project.set("fetch.dataset", "digits")
+    repro(project)
+    before = {path: path.read_bytes() for path in (project.folder / "data").rglob("*") if path.is_file()}
+    project.set("fetch.dataset", "mnist")
+    project.set("gradients.top_fraction", 2)
+    env = {"PYTHONPATH": str(project.folder / "src")}
+    output = project.run(sys.executable, "-m", "gradtrail", "repro", "fetch", env=env, check=False)
+    assert output == "gradtrail: params.yaml: gradients.top_fraction must be above 0 and at most 1, got 2.0\n"
+    assert before == {path: path.read_bytes() for path in (project.folder / "data").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("line", ["  dataset:   'mnist'  # of my own", '  dataset: "mnist"'])
+def test_the_fallback_changes_one_word_of_a_file_of_ones_own(project: Project, line: str) -> None:
+    path = project.folder / "params.yaml"
+    path.write_text(path.read_text().replace("  dataset: mnist", line))
+    before = path.read_text()
+    repro(project)
+    word = line.split("#")[0].split()[1]
+    assert path.read_text() == before.replace(word, "digits", 1)
 
 
 def test_without_git_and_after_git_init(project: Project) -> None:

@@ -21,6 +21,8 @@ EXEMPT = frozenset(
         "curves",
         "digests",
         "errors",
+        "git",
+        "identity",
         "metric_names",
         "progress",
         "rows",

@@ -2,11 +2,13 @@
 
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
 from pathlib import Path
 
 import pytest
 from projects import Project, make_small_project
+
+from gradtrail.io.identity import Identity
 
 STAGES = ["fetch", "train", "evaluate", "gradients"]
 
@@ -100,14 +102,16 @@ def test_editing_code_reruns_what_imports_it(project: Project) -> None:
 def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
     before = {row["tags"]["state"]: row["metrics"] for row in project.rows()}
     (project.folder / "mlflow.db").unlink()
-    script = "from gradtrail.io.synchronization import sync; print(sync().describe())"
-    env = {"PYTHONPATH": str(project.folder / "src")}
-    assert "rebuilt: fetch, train, evaluate, gradients" in project.run(sys.executable, "-c", script, env=env)
+    env = _own_code(project)
+    output = project.run(sys.executable, "-m", "gradtrail", "sync", env=env)
+    assert "rebuilt: fetch, train, evaluate, gradients" in output
     rows = project.rows()
     assert {row["tags"]["state"]: row["metrics"] for row in rows} == before
     assert {row["tags"]["rebuilt"] for row in rows} == {"true"}
-    assert "4 rows present" in project.run(sys.executable, "-c", script, env=env)
+    assert "4 rows present" in project.run(sys.executable, "-m", "gradtrail", "sync", env=env)
     assert len(project.rows()) == len(rows)
+    project.dvc("repro", "--force", "--single-item", "evaluate")
+    assert "rebuilt" not in project.rows_of("evaluate")[0]["tags"]
 
 
 def test_experiments_write_to_the_one_store(project: Project) -> None:
@@ -128,9 +132,7 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
     project.dvc("exp", "run", "--queue", "-S", "train.learning_rate=0.25,0.75")
     core.write_text("WORD = 'edited after queueing'\n")
     project.dvc("queue", "start", "--jobs", "2")
-    with ThreadPoolExecutor() as pool:
-        pool.submit(_wait_for_queue, project).result(timeout=240)
-    status = project.dvc("queue", "status")
+    status = _wait_for_queue(project)
     assert status.count("Success") == 2, status
     rows = [row for row in project.rows_of("train") if row["tags"].get("dvc.exp_name")]
     assert {row["params"]["train.learning_rate"] for row in rows} == {"0.25", "0.75"}
@@ -141,9 +143,45 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
         assert words[2] == "second", "a queued experiment ran the workspace's code instead of its own"
 
 
-def _wait_for_queue(project: Project) -> None:
-    while any(state in project.dvc("queue", "status") for state in ("Queued", "Running")):
-        pass
+def _wait_for_queue(project: Project, seconds: float = 240) -> str:
+    """Return the queue's status once nothing waits or runs any more, or when the time is up."""
+    deadline = time.monotonic() + seconds
+    while True:
+        status = project.dvc("queue", "status")
+        if time.monotonic() > deadline or not any(state in status for state in ("Queued", "Running")):
+            return status
+        time.sleep(1)
+
+
+def test_a_stage_knows_whose_state_it_belongs_to(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of stages before it, what made the files counts; of any other, what the params say now."""
+    monkeypatch.chdir(project.folder)
+    made = Identity("train", from_lock=True).state
+    assert Identity("train").state == made
+    project.set("train.learning_rate", 0.5)
+    assert Identity("evaluate").state_of("train") == made
+    assert Identity("fetch").state_of("train") == Identity("train").state != made
+    (project.folder / "models/final.safetensors").write_text("by hand")
+    assert Identity("evaluate").state_of("train") != made
+
+
+def test_sync_gives_a_training_with_the_same_bytes_no_second_evaluation(project: Project) -> None:
+    project.set("train.clip_norm", 5.0)
+    project.dvc("repro")
+    rows = len(project.rows())
+    assert "4 rows present" in project.run(sys.executable, "-m", "gradtrail", "sync", env=_own_code(project))
+    assert len(project.rows()) == rows
+
+
+def test_sync_without_a_server_is_one_line(project: Project) -> None:
+    env = _own_code(project) | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    output = project.run(sys.executable, "-m", "gradtrail", "sync", env=env, check=False)
+    assert output.startswith("gradtrail: MLflow's store failed")
+    assert len([line for line in output.splitlines() if "WARNING" not in line]) == 1
+
+
+def _own_code(project: Project) -> dict[str, str]:
+    return {"PYTHONPATH": str(project.folder / "src")}
 
 
 def test_the_views_of_dvc(project: Project) -> None:

@@ -1,12 +1,15 @@
 """What a history keeps is a copy, and the best epoch is the first of equals."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from factories import make_engine, random_split, train_config
 
 from gradtrail.core.history import History
-from gradtrail.core.training import train
+from gradtrail.core.training import StepRecord, train
 
 ACCURACIES = [0.5, 0.75, 0.75, 0.25]
 
@@ -63,3 +66,17 @@ def test_the_description_is_one_line_from_the_beginning_on(run: tuple[History, l
     assert History((), {}).describe() == "first epoch"
     assert history.describe().startswith("epoch 4 · loss ")
     assert history.describe().endswith("validation 25.00%")
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
+    split = random_split(8)
+    engine, examples = make_engine(train_config(epochs=1, batch_size=4), split)
+    state = engine.init(jax.random.key(0))
+    history = History((), state.params)
+    chunk = next(train(engine, state, examples, steps_per_call=2))
+    records = StepRecord(
+        loss=jnp.array([1.5, jnp.nan]), accuracy=jnp.ones(2), grad_norm=jnp.ones(2), learning_rate=jnp.full(2, 0.5)
+    )
+    with pytest.raises(FloatingPointError, match=r"step 2 in epoch 1 .* was 1\.5, at learning rate 0\.5"):
+        history.add(dataclasses.replace(chunk, records=records), {"loss": 1.0, "accuracy": 0.5})
+    assert history.epochs == []

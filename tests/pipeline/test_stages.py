@@ -1,6 +1,7 @@
 """The real stages, once, on the digits: what they write, what MLflow shows, and that equal inputs give equal bytes."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,13 @@ def test_the_rows_in_mlflow(project: Project) -> None:
     assert train["metrics"]["eval/accuracy"] == pytest.approx(metrics_of(project, "evaluate")["accuracy"])
     assert train["metrics"]["gradients/rank_correlation_loss"] > 0
     assert train["params"]["preprocess.label_noise"] == "0.1"
+    assert any(name.startswith("system/") for name in train["metrics"])
     for stage in ("evaluate", "gradients", "profile"):
         assert rows[stage]["tags"]["mlflow.parentRunId"] == train["id"]
     for stage, row in rows.items():
         assert row["tags"]["dataset"] == "digits", stage
         assert len(row["tags"]["state"]) == 64
         assert row["tags"]["mlflow.source.git.commit"] == project.git("rev-parse", "HEAD").strip()
-        assert any(name.startswith("system/") for name in row["metrics"]) or stage in ("fetch", "preprocess")
 
 
 def test_the_training_row_has_figures_tables_and_checkpoint(project: Project) -> None:
@@ -98,6 +99,31 @@ def test_the_training_row_has_figures_tables_and_checkpoint(project: Project) ->
     assert list(lineage) == ["fetch", "preprocess", "train"]
     assert lineage["train"]["state"] == train["tags"]["state"]
     assert lineage["train"]["deps"]["data/processed/train.npz"] == train["tags"]["input/data/processed/train.npz"]
+
+
+def test_running_a_state_again_doubles_no_table(project: Project) -> None:
+    (row,) = project.rows_of("evaluate")
+    table = project.folder / "mlruns" / row["id"] / "artifacts" / "tables" / "classes.json"
+    before = json.loads(table.read_text())
+    assert before["columns"] == ["label", "predicted"]
+    assert len(before["data"]) == metrics_of(project, "evaluate")["num_examples"]
+    lock = project.lock()
+    project.dvc("repro", "--force", "--single-item", "evaluate")
+    assert json.loads(table.read_text()) == before
+    assert project.lock() == lock
+
+
+def test_a_training_that_diverges_says_where(project: Project, tmp_path: Path) -> None:
+    copy = Project(shutil.copytree(project.folder, tmp_path / "project"))
+    copy.set("train.learning_rate", 1e30)
+    copy.set("train.keep_epochs", [])
+    copy.set("runtime.tracking", False)
+    output = copy.run(sys.executable, "-m", "pipeline.train", env={"PYTHONPATH": str(copy.folder / "src")}, check=False)
+    assert output.startswith("train: training diverged: the loss of step ")
+    assert len(output.splitlines()) == 1
+    assert (copy.folder / "models/final.safetensors").read_bytes() == (
+        project.folder / "models/final.safetensors"
+    ).read_bytes()
 
 
 def test_curves_have_a_point_for_each_epoch(project: Project) -> None:

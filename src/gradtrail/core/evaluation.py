@@ -10,6 +10,8 @@ from gradtrail.core.bounds import check
 from gradtrail.core.classification import PerClass, Reliability
 from gradtrail.core.models import WeightsKind
 
+MAX_PICTURES = 400  # more would make no picture that anybody looks at
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
@@ -30,7 +32,7 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         check("batch_size", self.batch_size, at_least=1)
         check("calibration_bins", self.calibration_bins, at_least=1)
-        check("num_mistakes", self.num_mistakes, at_least=1)
+        check("num_mistakes", self.num_mistakes, at_least=1, at_most=MAX_PICTURES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,8 +60,14 @@ class History:
         self.kept = [self.final] if 0 in self._keep_epochs else []
 
     def add(self, chunk: Chunk, validation: dict[str, float]) -> EpochRecord:
-        """Add an epoch, from its last chunk and the validation after it; copies what the next chunk overwrites."""
+        """Add an epoch, from its last chunk and the validation after it; copies what the next chunk overwrites.
+
+        Raises:
+            FloatingPointError: a loss is not finite; the message is one line.
+        """
         records = jax.device_get(chunk.records)
+        if not np.all(np.isfinite(records.loss)):
+            raise FloatingPointError(_describe_divergence(chunk.epoch, records))
         record = EpochRecord(
             epoch=chunk.epoch,
             loss=float(np.mean(records.loss, dtype=np.float64)),
@@ -89,6 +95,16 @@ class History:
     def best_record(self) -> EpochRecord:
         """The record of the epoch with the best weights."""
         return self.epochs[self.best.epoch - 1]
+
+
+def _describe_divergence(epoch: int, records: StepRecord) -> str:
+    """Say in one line where a training came apart."""
+    step = int(np.argmin(np.isfinite(records.loss)))
+    last = f"the last finite one was {records.loss[step - 1]:.4g}" if step else "and so are all after it"
+    return (
+        f"training diverged: the loss of step {step + 1} in epoch {epoch} is not finite, {last}, at learning rate "
+        f"{records.learning_rate[step]:.4g}; try a lower train.learning_rate, or train.clip_norm"
+    )
 
 
 def _copy(params: Params) -> HostParams:

@@ -5,7 +5,7 @@ from jaxtyping import Int
 
 
 def symmetric_noise(
-    labels: Int[np.ndarray, " examples"], rate: float, num_classes: int, *, seed: int
+    labels: Int[np.ndarray, " examples"], rate: float, num_classes: int, *, seed: int | tuple[int, ...]
 ) -> Int[np.ndarray, " examples"]:
     """Give a random share of the examples another label, each other class being equally likely.
 

@@ -10,6 +10,8 @@ from gradtrail.core.examples import Split
 from gradtrail.core.label_noise import symmetric_noise
 from gradtrail.core.splits import stratified_split, stratified_subset
 
+_SPLIT, _SUBSET, _NOISE = range(3)  # one seed, three streams of random numbers that know nothing of each other
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
@@ -51,9 +53,9 @@ def prepare(
         config: see there.
         num_classes: of the data set.
     """
-    kept, held_out = stratified_split(labels, config.validation_fraction, seed=config.seed)
+    kept, held_out = stratified_split(labels, config.validation_fraction, seed=(config.seed, _SPLIT))
     train = _take(images, labels, kept, config)
-    noisy = symmetric_noise(train.labels, config.label_noise, num_classes, seed=config.seed)
+    noisy = symmetric_noise(train.labels, config.label_noise, num_classes, seed=(config.seed, _NOISE))
     return {
         "train": Split(images=train.images, labels=noisy, true_labels=train.labels, example_id=train.example_id),
         "validation": _take(images, labels, held_out, config),
@@ -64,6 +66,6 @@ def prepare(
 def _take(images: np.ndarray, labels: np.ndarray, chosen: np.ndarray, config: PreprocessConfig) -> Split:
     """Take a stratified subset of the `chosen` examples."""
     size = max(1, round(config.subset_fraction * len(chosen)))
-    rows = chosen[stratified_subset(labels[chosen], size, seed=config.seed)].astype(np.int32)
+    rows = chosen[stratified_subset(labels[chosen], size, seed=(config.seed, _SUBSET))].astype(np.int32)
     given = labels[rows].astype(np.int32)
     return Split(images=images[rows], labels=given, true_labels=given, example_id=rows)

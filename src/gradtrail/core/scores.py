@@ -29,7 +29,7 @@ class GradientsConfig:
     def __post_init__(self) -> None:
         check("microbatch_size", self.microbatch_size, at_least=1)
         check("top_fraction", self.top_fraction, above=0, at_most=1)
-        check("num_largest", self.num_largest, at_least=1)
+        check("num_largest", self.num_largest, at_least=1, at_most=400)
 
 
 def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[str, float]:

@@ -1,11 +1,15 @@
 """Which examples train and which are held out; NumPy on the host."""
 
+from typing import TypeAlias
+
 import numpy as np
 from jaxtyping import Int, Integer
 
+Seed: TypeAlias = int | tuple[int, ...]
+
 
 def stratified_split(
-    labels: Integer[np.ndarray, " examples"], fraction: float, *, seed: int
+    labels: Integer[np.ndarray, " examples"], fraction: float, *, seed: Seed
 ) -> tuple[Int[np.ndarray, " kept"], Int[np.ndarray, " held_out"]]:
     """Split examples so that every class keeps its share in both parts.
 
@@ -26,7 +30,7 @@ def stratified_split(
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
-def stratified_subset(labels: Integer[np.ndarray, " examples"], size: int, *, seed: int) -> Int[np.ndarray, " size"]:
+def stratified_subset(labels: Integer[np.ndarray, " examples"], size: int, *, seed: Seed) -> Int[np.ndarray, " size"]:
     """Return ascending indices of `size` examples in which every class keeps its share; all where there are fewer."""
     if size >= len(labels):
         return np.arange(len(labels))

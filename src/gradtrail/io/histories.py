@@ -39,6 +39,7 @@ def write_all_weights(
     folder: Path, history: History, config: ModelConfig, label_smoothing: float, dataset: DatasetInfo
 ) -> None:
     """Write the weights that a training leaves behind: `final`, `best`, and `epochs/NNN` for those kept."""
+    (folder / "epochs").mkdir(parents=True)  # an out even where no epoch is kept
     kept = {f"epochs/{weights.epoch:03d}": weights for weights in history.kept}
     for name, weights in {"final": history.final, "best": history.best, **kept}.items():
         info = WeightsInfo(model=config, label_smoothing=label_smoothing, dataset=dataset, epoch=weights.epoch)

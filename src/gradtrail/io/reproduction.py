@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,15 +11,29 @@ from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
-from ruamel.yaml import YAML
 
-from gradtrail.io.data_sources import NO_SOURCE_FLAG
+from gradtrail.core.evaluation import EvaluateConfig
+from gradtrail.core.preprocessing import PreprocessConfig
+from gradtrail.core.profiling import ProfileConfig
+from gradtrail.core.scores import GradientsConfig
+from gradtrail.core.training import TrainConfig
+from gradtrail.io.data_sources import NO_SOURCE_FLAG, FetchConfig
 from gradtrail.io.errors import UserError
 from gradtrail.io.files import atomic_file
+from gradtrail.io.git import git
 from gradtrail.io.params import load_section, read_yaml
 from gradtrail.io.runtime import RuntimeConfig
 from gradtrail.io.synchronization import sync
 
+SECTIONS: dict[str, type] = {
+    "fetch": FetchConfig,
+    "preprocess": PreprocessConfig,
+    "train": TrainConfig,
+    "evaluate": EvaluateConfig,
+    "gradients": GradientsConfig,
+    "profile": ProfileConfig,
+    "runtime": RuntimeConfig,
+}
 _PARAMS = Path("params.yaml")
 
 
@@ -32,7 +47,7 @@ def reproduce(arguments: list[str]) -> int:
         The exit status of `dvc repro`.
     """
     fit_dvc_to_git()
-    _dataset(read_yaml(_PARAMS))
+    _validate_params()
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "no-source"
         status = _dvc_repro(arguments, flag)
@@ -55,7 +70,7 @@ def fit_dvc_to_git() -> None:
     """
     config = Path(".dvc/config.local")
     set_by_us = config.is_file() and "no_scm" in config.read_text(encoding="utf-8")
-    has_git = subprocess.run(["git", "rev-parse", "--git-dir"], capture_output=True, check=False).returncode == 0
+    has_git = bool(git("rev-parse", "--git-dir"))
     if has_git == set_by_us:
         unset = ["--unset"] if has_git else []
         value = [] if has_git else ["true"]
@@ -63,9 +78,16 @@ def fit_dvc_to_git() -> None:
         subprocess.run(command, check=True)
 
 
+def _validate_params() -> None:
+    """Refuse params that any stage would refuse, before DVC removes the outs of the stages that it is to run."""
+    for section, into in SECTIONS.items():
+        load_section(section, into)
+
+
 def _dvc_repro(arguments: list[str], flag: Path) -> int:
     command = [sys.executable, "-m", "dvc", "repro", *arguments]
-    return subprocess.run(command, env={**os.environ, NO_SOURCE_FLAG: str(flag)}, check=False).returncode
+    env = {**os.environ, NO_SOURCE_FLAG: str(flag), "VIRTUAL_ENV": sys.prefix}  # stages use this interpreter
+    return subprocess.run(command, env=env, check=False).returncode
 
 
 def _catch_up() -> None:
@@ -89,13 +111,12 @@ def _summarize() -> None:
 
 def _fall_back_to_digits() -> None:
     """Set `fetch.dataset: digits` in `params.yaml`, leaving every other character as it is."""
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 4096
-    content = yaml.load(_PARAMS.read_text(encoding="utf-8"))
-    content["fetch"]["dataset"] = "digits"
-    with atomic_file(_PARAMS) as beside, beside.open("w", encoding="utf-8") as stream:
-        yaml.dump(content, stream)
+    text = _PARAMS.read_text(encoding="utf-8")
+    changed = re.sub(r"(?ms)(^fetch:.*?^\s+dataset:\s*)(['\"]?)mnist\b\2", r"\1digits", text, count=1)
+    with atomic_file(_PARAMS) as beside:
+        beside.write_text(changed, encoding="utf-8")
+    if _dataset(read_yaml(_PARAMS)) != "digits":
+        raise UserError(f"{_PARAMS}: set fetch.dataset: digits by hand; this file is written in an unusual way")
     _banner(
         "No source of MNIST answered, so this goes on with DIGITS: 1,797 real digits that scikit-learn ships.\n"
         "fetch.dataset is now digits in params.yaml; every metrics file, run and figure says so."

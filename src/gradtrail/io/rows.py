@@ -3,25 +3,30 @@
 import getpass
 import json
 import os
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from gradtrail.io.curves import Curves, curves, read_tables
 from gradtrail.io.digests import digest
+from gradtrail.io.git import git
+from gradtrail.io.identity import Identity
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.stages import Stage
-from gradtrail.io.store import experiment_id
-from gradtrail.io.workspace import private_folder
+from gradtrail.io.states import Entry
+from gradtrail.io.store import experiment_id, store_lock
 
+if TYPE_CHECKING:
+    from gradtrail.core.training import TrainState
+
+REBUILT = "rebuilt"
 CHILDREN = ("evaluate", "gradients", "profile")  # their rows hang below the row of the training they belong to
+_TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
 
 
@@ -65,6 +70,13 @@ class StoredRow:
         self.set_tags(tags)
         tie(self.client, self.client.get_run(self.run_id))
 
+    def log_checkpoint(self, state: "TrainState") -> None:
+        """Log an Orbax checkpoint of a training state."""
+        from gradtrail.io.checkpoints import temporary_checkpoint  # late: only training needs Orbax
+
+        with temporary_checkpoint(state) as folder:
+            self.client.log_artifacts(self.run_id, str(folder), "checkpoint")
+
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set several tags at once."""
         self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
@@ -78,8 +90,11 @@ class StoredRow:
     def _log_results(self, folder: Path) -> None:
         if folder.is_dir():
             self.client.log_artifacts(self.run_id, str(folder), "results")
-        for table in sorted(folder.glob("*.csv")):
-            self.client.log_table(self.run_id, pd.read_csv(table), f"tables/{table.stem}.json")
+        tables = {f"tables/{table.stem}.json": pd.read_csv(table) for table in sorted(folder.glob("*.csv"))}
+        for path, table in tables.items():  # not `log_table`, which appends to what an earlier attempt logged
+            self.client.log_dict(self.run_id, json.loads(table.to_json(orient="split", index=False)), path)
+        if tables:
+            self.set_tags({_TABLES_TAG: json.dumps([{"path": path, "type": "table"} for path in tables])})
 
     def _log_dataset(self, stage: Stage, metrics: Mapping[str, Any]) -> None:
         source = json.dumps({"uri": "data/raw" if stage.name in _EXPERIMENTS else "data/processed"})
@@ -88,15 +103,17 @@ class StoredRow:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
 
-def open_row(client: MlflowClient, stage: Stage) -> StoredRow:
+def open_row(client: MlflowClient, stage: Identity) -> StoredRow:
     """Find the row of the state that `stage` is about to make, or create it; count the attempt."""
     experiment = experiment_id(client, _EXPERIMENTS.get(stage.name, "models"))
-    with FileLock(private_folder() / "rows.lock"):
+    with store_lock(client.tracking_uri):
         found = find_row(client, state=stage.state)
         run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
     attempt = int(run.data.tags.get("attempts", 0)) + 1
     if found:
         client.update_run(run.info.run_id, status="RUNNING")
+        if REBUILT in found.data.tags:
+            client.delete_tag(run.info.run_id, REBUILT)
     params = [Param(key, _shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
     tags = {"attempts": str(attempt), **_code_tags(), **_experiment_tags()}
     client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
@@ -110,14 +127,29 @@ def find_row(client: MlflowClient, **tags: str) -> Run | None:
     return rows[0] if rows else None
 
 
-def find_rows(client: MlflowClient, tags: Mapping[str, str]) -> list[Run]:
-    """Return all rows that carry all these tags, the newest first."""
+def find_rows(client: MlflowClient, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
+    """Return all rows that carry all these tags, the newest first; only finished ones if asked."""
     experiments = [experiment_id(client, name) for name in ("data", "models")]
-    condition = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-    return list(client.search_runs(experiments, condition, order_by=["attributes.start_time DESC"]))
+    conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+    conditions += ["attributes.status = 'FINISHED'"] if finished else []
+    return list(client.search_runs(experiments, " and ".join(conditions), order_by=["attributes.start_time DESC"]))
 
 
-def run_name(stage: Stage) -> str:
+def find_twin(client: MlflowClient, stage: Identity) -> Run | None:
+    """Return a finished row of the same stage, code, inputs and own params under another training, if there is one.
+
+    Two trainings may write the same bytes; then DVC evaluates once, and one row serves both.
+    """
+    if stage.name not in CHILDREN:
+        return None
+    entry, own = stage.entry(stage.name), f"{stage.name}."
+    tags = {"stage": stage.name, "code": entry.code_digest, **_input_tags(entry)}
+    params = {key: _shown(value) for key, value in stage_params(stage).items() if key.startswith(own)}
+    twins = find_rows(client, tags, finished=True)
+    return next((row for row in twins if params.items() <= row.data.params.items()), None)
+
+
+def run_name(stage: Identity) -> str:
     """Name a row so that a person can read it, such as `train mlp-256-128 adamw float32`."""
     params = stage_params(stage)
     match stage.name:
@@ -131,7 +163,7 @@ def run_name(stage: Stage) -> str:
     return f"{stage.name} {params[f'{stage.name}.weights']}"
 
 
-def stage_params(stage: Stage) -> dict[str, Any]:
+def stage_params(stage: Identity) -> dict[str, Any]:
     """Return the params of the stage and of all stages before it, flat: `train.mlp.hidden` → value."""
     flat: dict[str, Any] = {}
     for name in stage.lineage:
@@ -152,12 +184,12 @@ def tie(client: MlflowClient, row: Run) -> None:
             _copy_headlines(client, row, train.info.run_id)
 
 
-def _first_tags(client: MlflowClient, stage: Stage) -> dict[str, str]:
+def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
     """Tags that stay as they are for the life of a row."""
     entry = stage.entry(stage.name)
     tags = {"stage": stage.name, "state": stage.state, "code": entry.code_digest}
-    tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": getpass.getuser()}
-    tags |= {f"input/{dep}": found for dep, found in entry.data.items()}
+    tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
+    tags |= _input_tags(entry)
     if stage.name in CHILDREN:
         tags["train_state"] = stage.state_of("train")
         parent = find_row(client, state=tags["train_state"])
@@ -166,12 +198,18 @@ def _first_tags(client: MlflowClient, stage: Stage) -> dict[str, str]:
     return tags
 
 
+def _input_tags(entry: Entry) -> dict[str, str]:
+    return {f"input/{dep}": found for dep, found in entry.data.items()}
+
+
 def _children(client: MlflowClient, train: Run) -> Iterator[Run]:
     """Yield, for each stage below training, the newest finished row that belongs to this training or its bytes."""
     final = train.data.tags.get("output/models/final.safetensors")
     for name in CHILDREN:
-        own = find_rows(client, {"stage": name, "train_state": train.data.tags["state"]})
-        alike = find_rows(client, {"stage": name, "input/models/final.safetensors": final}) if final else []
+        own = find_rows(client, {"stage": name, "train_state": train.data.tags["state"]}, finished=True)
+        alike = (
+            find_rows(client, {"stage": name, "input/models/final.safetensors": final}, finished=True) if final else []
+        )
         if own or alike:
             yield (own or alike)[0]
 
@@ -213,10 +251,10 @@ def _shown(value: Any) -> str:
 
 def _code_tags() -> dict[str, str]:
     """Which commit the code is of, and whether it was changed since."""
-    commit = _git("rev-parse", "HEAD")
+    commit = git("rev-parse", "HEAD")
     if not commit:
         return {}
-    return {"mlflow.source.git.commit": commit, "git.dirty": str(bool(_git("status", "--porcelain"))).lower()}
+    return {"mlflow.source.git.commit": commit, "git.dirty": str(bool(git("status", "--porcelain"))).lower()}
 
 
 def _experiment_tags() -> dict[str, str]:
@@ -224,6 +262,8 @@ def _experiment_tags() -> dict[str, str]:
     return {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
 
 
-def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    return result.stdout.strip() if result.returncode == 0 else ""
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        return str(os.getuid())

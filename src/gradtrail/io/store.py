@@ -4,13 +4,17 @@ MLflow's own defaults, so that a bare `mlflow ui` in the root shows everything. 
 processes that create the database at the same time crash.
 """
 
+import contextlib
+import functools
 import os
 import sqlite3
-from contextlib import closing
+import sys
 from pathlib import Path
 
 from filelock import FileLock
 
+from gradtrail.io.errors import UserError
+from gradtrail.io.files import atomic_file
 from gradtrail.io.workspace import private_folder, root
 
 # Unless the person says otherwise, MLflow neither phones home nor waits minutes for a dead server. Read on import.
@@ -20,8 +24,10 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
 
 import mlflow
 from mlflow import MlflowClient
+from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 
+_SQLITE = "sqlite:///"
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows
 _EXPERIMENT_TAGS = {
     "data": _KIND | {"mlflow.note.content": "One row for each state of the data: fetched, and split."},
@@ -33,42 +39,67 @@ _EXPERIMENT_TAGS = {
 def open_store() -> MlflowClient:
     """Return a client of the store, which is created if need be."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root() / 'mlflow.db'}"
-    if uri.startswith("sqlite:///"):
-        _create_database(Path(uri.removeprefix("sqlite:///")))
+    if uri.startswith(_SQLITE):
+        _create_database(uri)
     mlflow.set_tracking_uri(uri)
     return MlflowClient(uri)
 
 
+def store_lock(uri: str) -> FileLock:
+    """Return the lock of a store: beside a database that several clones may share, else in this repository.
+
+    One object a file in a process, so that who holds it may take it again.
+    """
+    path = Path(uri.removeprefix(_SQLITE))
+    file = path.with_name(f".{path.name}.lock") if uri.startswith(_SQLITE) else private_folder() / "store.lock"
+    return FileLock(file, is_singleton=True)
+
+
 def experiment_id(client: MlflowClient, name: str) -> str:
     """Return the id of an experiment, which is created if need be, with its artifacts in the root's `mlruns/`."""
-    with FileLock(private_folder() / "experiments.lock"):
-        found = client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
-        local = os.environ.get("MLFLOW_TRACKING_URI", "sqlite").startswith("sqlite")
-        location = (root() / "mlruns").as_uri() if local else None
-        try:
-            return client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name])
-        except MlflowException:  # another clone that shares the server was faster
-            return str(client.get_experiment_by_name(name).experiment_id)
+    location = (root() / "mlruns").as_uri() if client.tracking_uri.startswith(_SQLITE) else None
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        with store_lock(client.tracking_uri):
+            found = client.get_experiment_by_name(name) or _create_experiment(client, name, location)
+    if location not in (None, found.artifact_location):
+        _warn_of_move(found.artifact_location)
+    return str(found.experiment_id)
 
 
-def _create_database(path: Path) -> None:
+@functools.cache
+def _warn_of_move(location: str) -> None:
+    print(f"warning: this project was moved or copied; MLflow still keeps its artifacts in {location}", file=sys.stderr)
+
+
+def _create_experiment(client: MlflowClient, name: str, location: str | None) -> Experiment:
+    # A clone on another machine that shares the server may be faster.
+    with contextlib.suppress(MlflowException):
+        client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name])
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        raise UserError(f"MLflow's store has no experiment {name}, and none can be created")
+    return found
+
+
+def _create_database(uri: str) -> None:
     """Make the database beside its place and rename it: nobody meets one that is half made."""
-    with FileLock(private_folder() / "store.lock"):
+    path = Path(uri.removeprefix(_SQLITE))
+    if _is_complete(path):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with store_lock(uri):
         if _is_complete(path):
             return
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        beside = path.with_name(f".{path.name}.new")
-        beside.unlink(missing_ok=True)
-        SqlAlchemyStore(f"sqlite:///{beside}", str(root() / "mlruns")).engine.dispose()
-        beside.replace(path)
+        with atomic_file(path) as beside:
+            SqlAlchemyStore(f"{_SQLITE}{beside}", str(root() / "mlruns")).engine.dispose()
 
 
 def _is_complete(path: Path) -> bool:
     if not path.is_file() or path.stat().st_size == 0:
         return False
-    with closing(sqlite3.connect(path)) as connection:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         tables = connection.execute("select name from sqlite_master where name = 'alembic_version'").fetchall()
     return bool(tables)

@@ -8,7 +8,8 @@ checkpoints) is absent, and the row carries the tag `rebuilt`.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gradtrail.io.stages import Stage, locked_stages
+from gradtrail.io.identity import Identity, locked_identities
+from gradtrail.io.stages import Stage
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -19,7 +20,7 @@ class SyncReport:
     """What was done.
 
     Attributes:
-        present: stages whose row was there.
+        present: stages whose row was there, be it under another training that wrote the same bytes.
         rebuilt: stages whose row was made.
         absent: stages without a row, whose outs are not in the workspace: `dvc checkout` brings them.
     """
@@ -38,27 +39,27 @@ class SyncReport:
 
 def sync() -> SyncReport:
     """Give every state in `dvc.lock` its row."""
-    from gradtrail.io.rows import find_row, tie
+    from gradtrail.io.rows import find_row, find_twin, tie
     from gradtrail.io.store import open_store
 
     client = open_store()
     outcomes: dict[str, list[str]] = {"present": [], "rebuilt": [], "absent": []}
-    for stage in locked_stages():
+    for stage in locked_identities():
         row = find_row(client, state=stage.state)
-        whole = row is not None and row.info.status == "FINISHED"
+        whole = row if row is not None and row.info.status == "FINISHED" else find_twin(client, stage)
         outcome = "present" if whole else "rebuilt" if stage.has_outs_of_lock(stage.name) else "absent"
         if outcome == "rebuilt":
             _rebuild(client, stage)
-        if row is not None and whole:
-            tie(client, row)
+        if whole:
+            tie(client, whole)
         outcomes[outcome].append(stage.name)
     return SyncReport(**{name: tuple(stages) for name, stages in outcomes.items()})
 
 
-def _rebuild(client: "MlflowClient", stage: Stage) -> None:
-    from gradtrail.io.rows import open_row
+def _rebuild(client: "MlflowClient", stage: Identity) -> None:
+    from gradtrail.io.rows import REBUILT, open_row
 
     stored = open_row(client, stage)
-    stored.log_outs(stage)
-    stored.set_tags({"rebuilt": "true"})
+    stored.log_outs(Stage(stage.name))
+    stored.set_tags({REBUILT: "true"})
     client.set_terminated(stored.run_id, "FINISHED")

@@ -10,13 +10,14 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradtrail.io.identity import Identity
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.stages import Stage
 
 if TYPE_CHECKING:
+    from gradtrail.core.training import TrainState
     from gradtrail.io.rows import StoredRow
 
 
@@ -41,9 +42,9 @@ class Row:
         """Log many points at once, without a prefix: name → step → value."""
         self._attempt(lambda stored: stored.log_points(points))
 
-    def artifacts(self, folder: Path, under: str) -> None:
-        """Copy the files of a folder to the row's artifacts."""
-        self._attempt(lambda stored: stored.client.log_artifacts(stored.run_id, str(folder), under))
+    def checkpoint(self, state: TrainState) -> None:
+        """Write an Orbax checkpoint of a training state to the row's artifacts, under `checkpoint/`."""
+        self._attempt(lambda stored: stored.log_checkpoint(state))
 
     def outs(self) -> None:
         """Log everything that the stage wrote: metrics, curves, pictures, tables, digests, and the ties to others."""
@@ -91,20 +92,20 @@ def _open(stage: Stage) -> Row:
         from gradtrail.io.rows import open_row
         from gradtrail.io.store import open_store
 
-        return Row(stage, open_row(open_store(), stage))
+        return Row(stage, open_row(open_store(), Identity(stage.name)))
     except Exception as error:  # whatever MLflow does, the work goes on
         _warn(error)
         return Row(stage, None)
 
 
 def _start_monitor(row: Row) -> Callable[[], object]:
-    """Take system metrics once a second; return what stops that."""
+    """Take system metrics twice a second, so that short stages have some; return what stops that."""
     if row.stored is None or not row.stage.runtime.system_metrics:
         return lambda: None
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     logging.getLogger("mlflow.system_metrics").setLevel(logging.WARNING)
-    monitor = SystemMetricsMonitor(row.stored.run_id, sampling_interval=1, resume_logging=True)
+    monitor = SystemMetricsMonitor(row.stored.run_id, sampling_interval=0.5, resume_logging=True)
     monitor.start()
     return monitor.finish
 
