@@ -3,12 +3,14 @@
 import getpass
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import psutil
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
@@ -115,7 +117,8 @@ def open_row(client: MlflowClient, stage: Identity) -> StoredRow:
         if REBUILT in found.data.tags:
             client.delete_tag(run.info.run_id, REBUILT)
     params = [Param(key, _shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
-    tags = {"attempts": str(attempt), **_code_tags(), **_experiment_tags()}
+    tags = {"attempts": str(attempt), "process": f"{socket.gethostname()}:{os.getpid()}"}
+    tags |= {**_code_tags(), **_experiment_tags()}
     client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
     client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
     return StoredRow(client, run.info.run_id)
@@ -136,17 +139,24 @@ def find_rows(client: MlflowClient, tags: Mapping[str, str], *, finished: bool =
 
 
 def find_twin(client: MlflowClient, stage: Identity) -> Run | None:
-    """Return a finished row of the same stage, code, inputs and own params under another training, if there is one.
+    """Return a finished row of the same stage, code, inputs and params read, under another training, if there is one.
 
     Two trainings may write the same bytes; then DVC evaluates once, and one row serves both.
     """
     if stage.name not in CHILDREN:
         return None
-    entry, own = stage.entry(stage.name), f"{stage.name}."
+    entry = stage.entry(stage.name)
     tags = {"stage": stage.name, "code": entry.code_digest, **_input_tags(entry)}
-    params = {key: _shown(value) for key, value in stage_params(stage).items() if key.startswith(own)}
+    read = {key: _shown(value) for key, value in _flat_params(entry).items()}
     twins = find_rows(client, tags, finished=True)
-    return next((row for row in twins if params.items() <= row.data.params.items()), None)
+    return next((row for row in twins if read.items() <= row.data.params.items()), None)
+
+
+def is_whole(row: Run) -> bool:
+    """Whether a row is finished, or a process of this machine is still at work on it."""
+    host, _, pid = row.data.tags.get("process", "").rpartition(":")
+    is_alive = host == socket.gethostname() and psutil.pid_exists(int(pid))
+    return row.info.status == "FINISHED" or (row.info.status == "RUNNING" and is_alive)
 
 
 def run_name(stage: Identity) -> str:
@@ -165,11 +175,7 @@ def run_name(stage: Identity) -> str:
 
 def stage_params(stage: Identity) -> dict[str, Any]:
     """Return the params of the stage and of all stages before it, flat: `train.mlp.hidden` → value."""
-    flat: dict[str, Any] = {}
-    for name in stage.lineage:
-        for key, value in stage.entry(name).params.get("params.yaml", {}).items():
-            flat.update(_flatten(key, value))
-    return flat
+    return {key: value for name in stage.lineage for key, value in _flat_params(stage.entry(name)).items()}
 
 
 def tie(client: MlflowClient, row: Run) -> None:
@@ -237,6 +243,12 @@ def _curves(stage: Stage) -> Curves:
         return {}
     epochs, steps = read_tables(folder)
     return curves(epochs, steps, len(steps))
+
+
+def _flat_params(entry: Entry) -> dict[str, Any]:
+    """Return the params that a stage reads, flat."""
+    sections = entry.params.get("params.yaml", {})
+    return {key: leaf for section, value in sections.items() for key, leaf in _flatten(section, value).items()}
 
 
 def _flatten(key: str, value: Any) -> dict[str, Any]:

@@ -39,14 +39,14 @@ class SyncReport:
 
 def sync() -> SyncReport:
     """Give every state in `dvc.lock` its row."""
-    from gradtrail.io.rows import find_row, find_twin, tie
+    from gradtrail.io.rows import find_row, find_twin, is_whole, tie
     from gradtrail.io.store import open_store
 
     client = open_store()
     outcomes: dict[str, list[str]] = {"present": [], "rebuilt": [], "absent": []}
     for stage in locked_identities():
         row = find_row(client, state=stage.state)
-        whole = row if row is not None and row.info.status == "FINISHED" else find_twin(client, stage)
+        whole = row if row and is_whole(row) else find_twin(client, stage)
         outcome = "present" if whole else "rebuilt" if stage.has_outs_of_lock(stage.name) else "absent"
         if outcome == "rebuilt":
             _rebuild(client, stage)
