@@ -44,7 +44,7 @@ sync: env ## give every state in dvc.lock its row in MLflow
 
 ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 	-@$(BIN)/gradtrail sync
-	@$(BIN)/mlflow ui --port $(or $(PORT),5000) --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}"
+	@$(BIN)/mlflow ui --workers 1 --port $(or $(PORT),5000) --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}"
 
 bench: env ## time and memory of each stage, as a table
 	@$(BIN)/python -m benchmarks.pipeline

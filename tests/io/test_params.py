@@ -8,25 +8,11 @@ from typing import Any
 import pytest
 from factories import ROOT
 
-from gradtrail.core.evaluation import EvaluateConfig
-from gradtrail.core.preprocessing import PreprocessConfig
-from gradtrail.core.profiling import ProfileConfig
-from gradtrail.core.scores import GradientsConfig
 from gradtrail.core.training import TrainConfig
-from gradtrail.io.data_sources import FetchConfig
 from gradtrail.io.errors import UserError
 from gradtrail.io.params import load_section, read_yaml, validate
-from gradtrail.io.runtime import RuntimeConfig
+from gradtrail.io.reproduction import SECTIONS
 
-SECTIONS = {
-    "fetch": FetchConfig,
-    "preprocess": PreprocessConfig,
-    "train": TrainConfig,
-    "evaluate": EvaluateConfig,
-    "gradients": GradientsConfig,
-    "profile": ProfileConfig,
-    "runtime": RuntimeConfig,
-}
 TRAIN = read_yaml(ROOT / "params.yaml")["train"]
 
 
