@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from closures import ROOT
 from projects import Project, copy_project
 
 
@@ -46,6 +47,14 @@ def test_make_repro_goes_on_with_the_digits_and_says_so_every_time(project: Proj
     assert project.ran(again) == ["fetch"]
     assert "No source of MNIST answered" not in again
     assert "To go back" in again
+
+
+def test_an_evaluation_that_was_not_run_is_not_reported(project: Project) -> None:
+    project.set("fetch.dataset", "digits")
+    metrics = project.folder / "metrics"
+    metrics.mkdir()
+    shutil.copy(ROOT / "metrics" / "evaluate.json", metrics)
+    assert "test accuracy" not in repro(project)
 
 
 def test_bad_params_are_refused_before_dvc_removes_anything(project: Project) -> None:

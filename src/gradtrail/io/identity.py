@@ -3,36 +3,23 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from gradtrail.io.digests import digest
 from gradtrail.io.params import read_yaml
-from gradtrail.io.states import Entry, StageSpec, live_entry, locked_entry, makers, read_pipeline, state_key
-from gradtrail.io.workspace import working_folder
+from gradtrail.io.stages import Stage
+from gradtrail.io.states import Entry, live_entry, locked_entry, makers, read_pipeline, state_key
 
 
 @dataclass(frozen=True)
-class Identity:
-    """The identity of a stage's state.
+class Identity(Stage):
+    """A stage, and the identity of its state.
 
     Attributes:
-        name: of the stage.
         from_lock: whether it is the state that `dvc.lock` has, rather than the one that the stage is about to make.
     """
 
-    name: str
     from_lock: bool = False
-
-    @cached_property
-    def folder(self) -> Path:
-        """The folder that deps and outs are relative to."""
-        return working_folder()
-
-    @cached_property
-    def pipeline(self) -> dict[str, StageSpec]:
-        """All stages."""
-        return read_pipeline()
 
     def entry(self, name: str) -> Entry:
         """Return what determines the outs of a stage.

@@ -56,7 +56,8 @@ def reproduce(arguments: list[str]) -> int:
             status = _dvc_repro(arguments, flag)
     if status == 0:
         _catch_up()
-        _summarize()
+    if status == 0 and all(argument.startswith("-") for argument in arguments):
+        _summarize()  # not after a run of some stages: the evaluation in the folder may be of another state
     if _dataset(read_yaml(_PARAMS)) == "digits":
         _remind_of_digits()
     return status

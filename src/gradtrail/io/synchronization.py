@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gradtrail.io.identity import Identity, locked_identities
-from gradtrail.io.stages import Stage
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -60,6 +59,6 @@ def _rebuild(client: "MlflowClient", stage: Identity) -> None:
     from gradtrail.io.rows import REBUILT, open_row
 
     stored = open_row(client, stage)
-    stored.log_outs(Stage(stage.name))
+    stored.log_outs(stage)
     stored.set_tags({REBUILT: "true"})
     client.set_terminated(stored.run_id, "FINISHED")
