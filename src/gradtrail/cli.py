@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from gradtrail.io import synchronization
-from gradtrail.io.errors import UserError
+from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.versions import write_installed_versions
 
 
@@ -48,4 +48,4 @@ def _sync() -> str:
     except UserError:
         raise
     except Exception as error:  # whatever the store does
-        raise UserError(f"MLflow's store failed: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"MLflow's store failed: {one_line(error)[:200]}") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gradtrail.core.examples import Split
-from gradtrail.io.errors import UserError
+from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.files import write_json
 from gradtrail.io.params import validate
 
@@ -81,7 +81,7 @@ def read_split(path: Path, info: DatasetInfo) -> Split:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (OSError, ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: damaged: {one_line(error)}") from None
     _check_arrays(path, arrays, info)
     return Split(**arrays)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from gradtrail.io.errors import NoSourceError, UserError
+from gradtrail.io.errors import NoSourceError, UserError, one_line
 from gradtrail.io.files import atomic_file
 from gradtrail.io.progress import ProgressBar, progress_bar
 
@@ -398,4 +398,4 @@ def _size(path: Path) -> int:
 def _one_line(fault: object) -> str:
     """Return the reason in a fault without its number, as one line."""
     text = fault.strerror if isinstance(fault, OSError) and fault.strerror else fault
-    return " ".join(str(text).split()) or type(fault).__name__
+    return one_line(text) or type(fault).__name__

@@ -7,3 +7,8 @@ class UserError(Exception):
 
 class NoSourceError(UserError):
     """No source of the data set answered; the message says what to do."""
+
+
+def one_line(fault: object) -> str:
+    """Return what a fault says, as one line."""
+    return " ".join(str(fault).split())

@@ -26,7 +26,7 @@ from gradtrail.io.downloads import (
     read_chunks,
     write_verified,
 )
-from gradtrail.io.errors import NoSourceError, UserError
+from gradtrail.io.errors import NoSourceError, UserError, one_line
 from gradtrail.io.idx import encode_idx
 
 OPENML_URL = "https://www.openml.org"
@@ -201,7 +201,7 @@ def from_openml(to: Path) -> str:
         for file, array in zip(MNIST_FILES, arrays, strict=True):
             write_verified(file, [encode_idx(array)], to / file.name)
     except Exception as fault:  # whatever OpenML answers, scikit-learn's parsers may raise anything
-        reason = " ".join(str(fault).split())
+        reason = one_line(fault)
         kind = "" if isinstance(fault, SourceError) else f"{type(fault).__name__}: "
         raise NoSourceError(f"OpenML: {kind}{reason}") from fault
     return "OpenML mnist_784, version 1"

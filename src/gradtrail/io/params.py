@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from gradtrail.io.errors import UserError
+from gradtrail.io.errors import UserError, one_line
 
 Section = TypeVar("Section")
 
@@ -27,7 +27,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: not readable as YAML: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected sections by name, got {type(content).__name__}")
     return content

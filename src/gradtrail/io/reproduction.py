@@ -18,7 +18,7 @@ from gradtrail.core.profiling import ProfileConfig
 from gradtrail.core.scores import GradientsConfig
 from gradtrail.core.training import TrainConfig
 from gradtrail.io.data_sources import NO_SOURCE_FLAG, FetchConfig
-from gradtrail.io.errors import UserError
+from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.files import atomic_file
 from gradtrail.io.git import git
 from gradtrail.io.params import load_section, read_yaml
@@ -98,7 +98,9 @@ def _catch_up() -> None:
     try:
         sync()
     except Exception as error:  # whatever MLflow does
-        print(f"warning: MLflow's store failed ({error}); `gradtrail sync` tries again", file=sys.stderr)
+        print(
+            f"warning: MLflow's store failed ({one_line(error)[:200]}); `gradtrail sync` tries again", file=sys.stderr
+        )
 
 
 def _summarize() -> None:

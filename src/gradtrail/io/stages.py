@@ -82,10 +82,7 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
         stage = Stage(name)
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
         main(stage)
-    except UserError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(2)
-    except FloatingPointError as error:
+    except (UserError, FloatingPointError) as error:  # the latter: a training that diverged
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

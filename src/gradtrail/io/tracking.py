@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from gradtrail.io.errors import one_line
 from gradtrail.io.identity import Identity
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.stages import Stage
@@ -111,7 +112,7 @@ def _start_monitor(row: Row) -> Callable[[], object]:
 
 
 def _warn(error: Exception) -> None:
-    reason = " ".join(str(error).split())[:200]
+    reason = one_line(error)[:200]
     print(
         f"warning: MLflow's store failed ({type(error).__name__}: {reason}); the results stand, "
         "and `gradtrail sync` brings this run in later",

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from gradtrail.core.models import Model, ModelConfig, Params
 from gradtrail.io.datasets import DatasetInfo
-from gradtrail.io.errors import UserError
+from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.params import validate
 
 _KEY = "gradtrail"  # a single key: the format keeps several in no fixed order, and equal weights must be equal bytes
@@ -57,7 +57,7 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: no weights file of this project: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: no weights file of this project: {one_line(error)}") from None
     info = validate(metadata, WeightsInfo, f"{path}: {_KEY}")
     model = Model(info.model)
     return model, _restore(path, model.abstract_params(), tensors), info
