@@ -8,6 +8,7 @@ from gradtrail.core import batches, evaluation, prediction
 from gradtrail.core.compilation import cost_metrics, time_metrics
 from gradtrail.core.evaluation import EvaluateConfig
 from gradtrail.io import datasets, predictions, weights
+from gradtrail.io.accelerator import set_up_jax
 from gradtrail.io.figures import evaluate as figures
 from gradtrail.io.stages import Stage, run_stage
 from gradtrail.io.tracking import tracked
@@ -18,6 +19,7 @@ def main(stage: Stage) -> None:
     info = datasets.read_info(Path("data/processed"))
     test = datasets.read_split(Path("data/processed/test.npz"), info)
     model, params, about = weights.read_weights(Path(f"models/{config.weights}.safetensors"))
+    set_up_jax(stage.runtime)
 
     with tracked(stage) as row:
         predict = prediction.compile_predict(model, config.batch_size, clock=time.perf_counter)

@@ -8,6 +8,7 @@ from gradtrail.core import batches, per_example_gradients
 from gradtrail.core.compilation import cost_metrics, time_metrics
 from gradtrail.core.scores import GradientsConfig
 from gradtrail.io import datasets, score_tables, weights
+from gradtrail.io.accelerator import set_up_jax
 from gradtrail.io.figures import gradients as figures
 from gradtrail.io.progress import progress_bar
 from gradtrail.io.stages import Stage, run_stage
@@ -19,6 +20,7 @@ def main(stage: Stage) -> None:
     info = datasets.read_info(Path("data/processed"))
     splits = datasets.read_splits(Path("data/processed"), info)
     model, params, about = weights.read_weights(Path(f"models/{config.weights}.safetensors"))
+    set_up_jax(stage.runtime)
 
     with tracked(stage) as row:
         score = per_example_gradients.compile_score(

@@ -6,8 +6,9 @@ from pathlib import Path
 from gradtrail.core import profiling
 from gradtrail.core.compilation import time_metrics
 from gradtrail.core.profiling import ProfileConfig
-from gradtrail.core.training import TrainConfig
+from gradtrail.core.train_config import TrainConfig
 from gradtrail.io import cost_tables, datasets
+from gradtrail.io.accelerator import set_up_jax
 from gradtrail.io.figures import profile as figures
 from gradtrail.io.progress import progress_bar
 from gradtrail.io.stages import Stage, run_stage
@@ -17,6 +18,7 @@ from gradtrail.io.tracking import tracked
 def main(stage: Stage) -> None:
     config, train_config = stage.params(ProfileConfig), stage.params(TrainConfig, "train")
     info = datasets.read_info(Path("data/processed"))
+    set_up_jax(stage.runtime)
 
     with tracked(stage) as row:
         forms = profiling.variants_to_compile(config, train_config)

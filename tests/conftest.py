@@ -36,23 +36,39 @@ def lenient(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def lenient_chain(*parts: optax.GradientTransformation) -> optax.GradientTransformation:
-    chained = strict_chain(*parts)
-    return optax.GradientTransformation(chained.init, lenient(chained.update))
+def lenient_transformation(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
+        made = lenient(make)(*args, **kwargs)
+        return optax.GradientTransformation(lenient(made.init), lenient(made.update))
+
+    return call
 
 
-strict_chain, strict_cosine = optax.chain, optax.schedules.warmup_cosine_decay_schedule
-optax.chain = lenient_chain
-optax.schedules.warmup_cosine_decay_schedule = lambda **arguments: lenient(strict_cosine(**arguments))
+def lenient_schedule(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> optax.Schedule:
+        return lenient(lenient(make)(*args, **kwargs))
+
+    return call
+
+
+optax.chain = lenient_transformation(optax.chain)
+optax.contrib.schedule_free_eval_params = lenient(optax.contrib.schedule_free_eval_params)
+for name in dir(optax.schedules):
+    if name.endswith(("_schedule", "_decay")):
+        setattr(optax.schedules, name, lenient_schedule(getattr(optax.schedules, name)))
 
 with install_import_hook("gradtrail.core", "typechecking.check"):
     from gradtrail.core import history, profiling, scores  # noqa: F401 - between them they import all of core
     from gradtrail.core.evaluation import evaluate  # noqa: F401
     from gradtrail.core.examples import Split
+    from gradtrail.core.loss_scaling import LossScale
     from gradtrail.core.preprocessing import prepare  # noqa: F401
-    from gradtrail.core.training import Examples, StepRecord, TrainState
+    from gradtrail.core.train_step import BatchGradient, Examples, Rows, Shared, StepRecord, TrainState
 
-for pytree in (Examples, StepRecord, TrainState):  # JAX rebuilds these with shapes, flags or bare objects for arrays
+# JAX rebuilds these with shapes, flags or bare objects for arrays
+for pytree in (BatchGradient, Examples, LossScale, Rows, Shared, StepRecord, TrainState):
     pytree.__init__ = inspect.unwrap(pytree.__init__)  # type: ignore[method-assign]
 
 settings.register_profile("gradtrail", max_examples=25, deadline=None)  # no test depends on the speed of the machine

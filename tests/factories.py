@@ -8,20 +8,31 @@ from typing import Any
 import jax
 import numpy as np
 
+from gradtrail.core.augmentation import AugmentationConfig
 from gradtrail.core.examples import Split
-from gradtrail.core.models import MLPConfig, Model, ModelConfig
-from gradtrail.core.optimizers import AdamWConfig, OptimizerConfig, SGDConfig, WarmupCosineConfig
-from gradtrail.core.training import (
-    Chunk,
-    Engine,
-    Examples,
-    TrainConfig,
-    TrainState,
-    compile_engine,
-    make_program,
-    on_device,
-    train,
+from gradtrail.core.loss_scaling import LossScalingConfig
+from gradtrail.core.models import CNNConfig, MLPConfig, Model, ModelConfig
+from gradtrail.core.optimizers import (
+    AdamConfig,
+    AdamWConfig,
+    LionConfig,
+    MuonConfig,
+    OptimizerConfig,
+    ScheduleFreeConfig,
+    SGDConfig,
 )
+from gradtrail.core.schedules import (
+    ConstantConfig,
+    CosineConfig,
+    ExponentialConfig,
+    LinearConfig,
+    OneCycleConfig,
+    PiecewiseConfig,
+    WarmupCosineConfig,
+)
+from gradtrail.core.train_config import TrainConfig
+from gradtrail.core.train_step import Examples, TrainState
+from gradtrail.core.training import Chunk, Engine, compile_engine, make_program, on_device, train
 from gradtrail.io.datasets import DatasetInfo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,23 +44,47 @@ def no_clock() -> float:
     return 0.0
 
 
+NO_AUGMENTATION = AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0)
+CNN = CNNConfig(channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(5,), dropout=0.0)
+
+
 def train_config(**overrides: Any) -> TrainConfig:
     config = TrainConfig(
         seed=0,
         epochs=2,
         batch_size=4,
+        accumulation_steps=1,
         model="mlp",
-        mlp=MLPConfig(hidden=(5,)),
+        mlp=MLPConfig(hidden=(5,), dropout=0.0),
+        cnn=CNN,
         precision="float32",
-        learning_rate=0.1,
+        loss_scaling=LossScalingConfig(
+            initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
+        ),
+        remat=False,
         optimizer="sgd",
-        sgd=SGDConfig(momentum=0.9, nesterov=True),
-        adamw=AdamWConfig(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
+        sgd=SGDConfig(learning_rate=0.1, momentum=0.9, nesterov=True),
+        adam=AdamConfig(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8),
+        adamw=AdamWConfig(learning_rate=0.01, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05),
+        lion=LionConfig(learning_rate=0.001, b1=0.9, b2=0.99, weight_decay=0.05),
+        muon=MuonConfig(learning_rate=0.02, adam_learning_rate=0.01, beta=0.95, weight_decay=0.05),
+        schedule_free=ScheduleFreeConfig(
+            learning_rate=0.01, warmup_fraction=0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.05
+        ),
         schedule="warmup_cosine",
+        constant=ConstantConfig(warmup_fraction=0.0),
+        cosine=CosineConfig(end_fraction=0.0),
         warmup_cosine=WarmupCosineConfig(warmup_fraction=0.25, end_fraction=0.1),
+        linear=LinearConfig(end_fraction=0.1),
+        exponential=ExponentialConfig(end_fraction=0.01),
+        piecewise=PiecewiseConfig(boundaries=(0.5, 0.75), factor=0.1),
+        one_cycle=OneCycleConfig(warmup_fraction=0.3, div_factor=25.0, final_div_factor=1e4),
         clip_norm=1.0,
+        average_decay=None,
         label_smoothing=0.1,
+        augmentation=NO_AUGMENTATION,
         keep_epochs=(0, 1),
+        patience=None,
     )
     return dataclasses.replace(config, **overrides)
 
@@ -59,7 +94,9 @@ def optimizer_config(**overrides: Any) -> OptimizerConfig:
 
 
 def model_config(**overrides: Any) -> ModelConfig:
-    config = train_config().model_config(SHAPE, NUM_CLASSES)
+    """A perceptron; `kind="cnn"` or `kind="linear"` alone switches the network."""
+    kind = overrides.get("kind", "mlp")
+    config = train_config(model=kind).model_config(SHAPE, NUM_CLASSES)
     return dataclasses.replace(config, **overrides)
 
 
@@ -88,7 +125,8 @@ def make_engine(config: TrainConfig, split: Split, *, num_classes: int = NUM_CLA
 
 @functools.cache
 def _compiled(config: TrainConfig, num_examples: int, shape: tuple[int, int], num_classes: int) -> Engine:
-    program = make_program(config, Model(config.model_config(shape, num_classes)), num_examples)
+    model = Model(config.model_config(shape, num_classes), remat=config.remat)
+    program = make_program(config, model, num_examples)
     return compile_engine(program, clock=no_clock)
 
 

@@ -2,10 +2,14 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
-from gradtrail.io import synchronization
+from gradtrail.io import recipes, synchronization
 from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.versions import write_installed_versions
+
+T = TypeVar("T")
 
 
 def main() -> None:
@@ -13,13 +17,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="gradtrail", description="What surrounds a run of the pipeline.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("repro", help="`dvc repro`, with its options; on the digits where MNIST is out of reach")
+    ready = commands.add_parser("recipes", help="list the experiments of recipes.yaml, or run one")
+    ready.add_argument("name", nargs="?")
+    ready.add_argument("--seeds", default="0", help="of the training, such as 0,1,2")
+    commands.add_parser("results", help="what came out of the recipes that were run, as a table in Markdown")
     commands.add_parser("sync", help="give every state in dvc.lock its row in MLflow")
     commands.add_parser("versions", help="record the installed packages in versions.yaml")
     arguments, rest = parser.parse_known_args()
     if rest and arguments.command != "repro":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        sys.exit(_run(arguments.command, rest))
+        sys.exit(_run(arguments, rest))
     except UserError as error:
         print(f"gradtrail: {error}", file=sys.stderr)
         sys.exit(2)
@@ -27,24 +35,38 @@ def main() -> None:
         sys.exit(130)
 
 
-def _run(command: str, arguments: list[str]) -> int:
+def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Run the command and return its exit status."""
-    match command:
+    match arguments.command:
         case "repro":
             from gradtrail.io import reproduction  # late: it knows every stage's config, and so imports jax
 
-            return reproduction.reproduce(arguments)
+            return reproduction.reproduce(rest)
+        case "recipes" if arguments.name:
+            return recipes.run_recipe(arguments.name, _seeds(arguments.seeds))
+        case "recipes":
+            for name, recipe in recipes.read_recipes().items():
+                print(f"{name}: {recipe.about}\n    {' '.join(recipes.command(recipe))}")
+        case "results":
+            print(recipes.as_markdown(_with_store(recipes.collect_results)))
         case "sync":
-            print(_sync())
+            print(_with_store(synchronization.sync).describe())
         case "versions":
             for package, version in write_installed_versions().items():
                 print(f"{package} {version}")
     return 0
 
 
-def _sync() -> str:
+def _seeds(text: str) -> list[int]:
     try:
-        return synchronization.sync().describe()
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds: whole numbers with commas between them, such as 0,1,2; got {text!r}") from None
+
+
+def _with_store(action: Callable[[], T]) -> T:
+    try:
+        return action()
     except UserError:
         raise
     except Exception as error:  # whatever the store does

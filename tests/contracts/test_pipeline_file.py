@@ -18,6 +18,7 @@ EXEMPT = frozenset(
     f"src/gradtrail/io/{name}.py"
     for name in (
         "checkpoints",  # written to MLflow alone
+        "accelerator",
         "curves",
         "digests",
         "errors",

@@ -70,9 +70,9 @@ def test_changed_back_the_outs_come_from_the_cache_and_the_row_is_the_same(proje
     lock = project.lock()
     weights = (project.folder / "models/final.safetensors").read_bytes()
     (first,) = project.rows_of("train")
-    project.set("train.learning_rate", 0.5)
+    project.set("train.adamw.learning_rate", 0.5)
     assert project.ran(project.dvc("repro")) == ["train", "evaluate", "gradients"]
-    project.set("train.learning_rate", 5.0e-3)
+    project.set("train.adamw.learning_rate", 5.0e-3)
     output = project.dvc("repro")
     assert project.ran(output) == []
     assert project.lock() == lock
@@ -115,11 +115,11 @@ def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
 
 
 def test_experiments_write_to_the_one_store(project: Project) -> None:
-    project.dvc("exp", "run", "-S", "train.learning_rate=0.25", "--name", "here")
-    project.dvc("exp", "run", "--temp", "-S", "train.learning_rate=0.75", "--name", "there")
+    project.dvc("exp", "run", "-S", "train.adamw.learning_rate=0.25", "--name", "here")
+    project.dvc("exp", "run", "--temp", "-S", "train.adamw.learning_rate=0.75", "--name", "there")
     rows = {row["tags"].get("dvc.exp_name"): row for row in project.rows_of("train")}
-    assert rows["here"]["params"]["train.learning_rate"] == "0.25"
-    assert rows["there"]["params"]["train.learning_rate"] == "0.75"
+    assert rows["here"]["params"]["train.adamw.learning_rate"] == "0.25"
+    assert rows["there"]["params"]["train.adamw.learning_rate"] == "0.75"
     assert len(project.rows_of("evaluate")) == 3
     assert not (project.folder / ".dvc/tmp/exps" / "mlflow.db").exists()
     shown = project.dvc("exp", "show", "--csv")
@@ -129,13 +129,13 @@ def test_experiments_write_to_the_one_store(project: Project) -> None:
 
 def test_queued_experiments_run_the_code_they_were_queued_with(project: Project) -> None:
     core = project.folder / "src/gradtrail/core/second.py"
-    project.dvc("exp", "run", "--queue", "-S", "train.learning_rate=0.25,0.75")
+    project.dvc("exp", "run", "--queue", "-S", "train.adamw.learning_rate=0.25,0.75")
     core.write_text("WORD = 'edited after queueing'\n")
     project.dvc("queue", "start", "--jobs", "2")
     status = _wait_for_queue(project)
     assert status.count("Success") == 2, status
     rows = [row for row in project.rows_of("train") if row["tags"].get("dvc.exp_name")]
-    assert {row["params"]["train.learning_rate"] for row in rows} == {"0.25", "0.75"}
+    assert {row["params"]["train.adamw.learning_rate"] for row in rows} == {"0.25", "0.75"}
     for experiment in (row["tags"]["dvc.exp_name"] for row in rows):
         project.git("checkout", "-q", "--", ".")
         project.dvc("exp", "apply", experiment)
@@ -158,7 +158,7 @@ def test_a_stage_knows_whose_state_it_belongs_to(project: Project, monkeypatch: 
     monkeypatch.chdir(project.folder)
     made = Identity("train", from_lock=True).state
     assert Identity("train").state == made
-    project.set("train.learning_rate", 0.5)
+    project.set("train.adamw.learning_rate", 0.5)
     assert Identity("evaluate").state_of("train") == made
     assert Identity("fetch").state_of("train") == Identity("train").state != made
     (project.folder / "models/final.safetensors").write_text("by hand")
@@ -185,8 +185,8 @@ def _own_code(project: Project) -> dict[str, str]:
 
 
 def test_the_views_of_dvc(project: Project) -> None:
-    project.set("train.learning_rate", 0.5)
+    project.set("train.adamw.learning_rate", 0.5)
     project.set("evaluate.calibration_bins", 7)
     project.dvc("repro")
     assert "metrics/evaluate.json" in project.dvc("metrics", "diff")
-    assert "train.learning_rate" in project.dvc("params", "diff")
+    assert "train.adamw.learning_rate" in project.dvc("params", "diff")

@@ -36,6 +36,7 @@ def start(project: Project, stage: str, **env: str) -> tuple[int, str]:
         ("train.mlp.hidden", [], "train", ["train.mlp.hidden", "at least 1"]),
         ("train.optimizer", "adamz", "train", ["train.optimizer", "'adamw'", "adamz"]),
         ("train.adamw.b1", 1.0, "train", ["train.adamw.b1", "below 1"]),
+        ("train.accumulation_steps", 3, "train", ["train.accumulation_steps", "divide batch_size 128", "3"]),
         ("runtime.steps_per_call", 0, "train", ["runtime.steps_per_call", "at least 1", "0"]),
     ],
 )

@@ -9,6 +9,8 @@ import pytest
 from factories import no_clock
 
 from gradtrail.core.compilation import (
+    NO_COST,
+    NO_TIMES,
     WATCHED,
     CompiledFunction,
     CompileTimes,
@@ -16,6 +18,9 @@ from gradtrail.core.compilation import (
     cost_metrics,
     time_metrics,
 )
+from gradtrail.core.data_parallel import make_mesh, replicated
+
+NOT_A_NUMBER = jnp.array([-1.0])  # its logarithm
 
 
 def matmul(rows: int = 64, depth: int = 128, columns: int = 32, **options: object) -> CompiledFunction:
@@ -87,3 +92,40 @@ def test_metrics_are_named_by_function_and_figure() -> None:
     assert set(metrics) == {f"compile/matmul/{figure}" for figure in WATCHED}
     assert metrics["compile/matmul/flops"] == function.cost.flops
     assert all(type(value) is int for value in metrics.values())
+
+
+def logarithm(values: jax.Array) -> jax.Array:
+    return jnp.log(values)
+
+
+def test_without_compilation_the_function_is_called_as_it_is_and_costs_nothing() -> None:
+    def never() -> float:
+        raise AssertionError("a clock was read though nothing was compiled")
+
+    with jax.disable_jit():
+        function = compile_function("log", logarithm, NOT_A_NUMBER, clock=never, out_shardings=replicated(make_mesh()))
+    assert function.call is logarithm
+    assert (function.name, function.cost, function.times) == ("log", NO_COST, NO_TIMES)
+    assert not any(cost_metrics([function]).values())
+    np.testing.assert_array_equal(function(jnp.ones((2, 2))), np.zeros((2, 2)), "any shape does")
+
+
+def test_a_nan_stops_the_call_only_where_that_is_asked_for() -> None:
+    assert np.isnan(compile_function("log", logarithm, NOT_A_NUMBER, clock=no_clock)(NOT_A_NUMBER))
+    with jax.debug_nans(True):
+        watched = compile_function("log", logarithm, NOT_A_NUMBER, clock=no_clock)
+        assert watched(jnp.ones(1)) == 0
+        with pytest.raises(FloatingPointError, match="nan"):
+            watched(NOT_A_NUMBER)
+
+
+@pytest.mark.parametrize("debug_nans", [False, True])
+def test_results_lie_where_they_are_asked_to(debug_nans: bool) -> None:
+    everywhere, argument = replicated(make_mesh()), jnp.ones(4)
+    with jax.debug_nans(debug_nans):
+        asked, free = (
+            compile_function("log", logarithm, argument, clock=no_clock, out_shardings=sharding)(argument).sharding
+            for sharding in (everywhere, None)
+        )
+    assert asked == everywhere
+    assert free == argument.sharding != everywhere

@@ -1,103 +1,231 @@
-"""Schedules at their key points, and what each transformation does to a gradient."""
+"""What each optimizer does to parameters, step by step, against NumPy."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from factories import optimizer_config
+from factories import optimizer_config, train_config
 
-from gradtrail.core.optimizers import AdamWConfig, SGDConfig, WarmupCosineConfig, make_optimizer, make_schedule
+from gradtrail.core.optimizers import (
+    AdamConfig,
+    AdamWConfig,
+    LionConfig,
+    MuonConfig,
+    OptimizerConfig,
+    RuleConfig,
+    ScheduleFreeConfig,
+    SGDConfig,
+    evaluation_params,
+    learning_rate,
+    make_optimizer,
+)
+from gradtrail.core.schedules import ConstantConfig, LinearConfig
 
-PARAMS = {"kernel": jnp.full((3, 2), 2.0), "bias": jnp.full(2, 2.0)}
-GRADS = jax.tree.map(lambda leaf: 3.0 * jnp.ones_like(leaf), PARAMS)
-
-
-def learning_rate(step: int, num_steps: int = 100, **overrides: object) -> float:
-    return float(make_schedule(optimizer_config(**overrides), num_steps)(jnp.int32(step)))
-
-
-def updates(grads: dict = GRADS, steps: int = 1, **overrides: object) -> dict:
-    """Return the last of several updates under a constant rate of 0.1, from the same gradient and parameters."""
-    config = optimizer_config(**{"schedule": "constant", "clip_norm": None, **overrides})
-    optimizer = make_optimizer(config, make_schedule(config, 10))
-    state = optimizer.init(PARAMS)
-    for _ in range(steps):
-        result, state = jax.jit(optimizer.update)(grads, state, PARAMS)
-    return result
-
-
-def test_the_constant_schedule_is_constant() -> None:
-    assert [learning_rate(step, schedule="constant") for step in (0, 50, 99)] == pytest.approx([0.1] * 3)
-
-
-def test_warmup_rises_in_a_line_and_a_half_cosine_falls() -> None:
-    shape = {"warmup_cosine": WarmupCosineConfig(warmup_fraction=0.2, end_fraction=0.1)}
-    rates = [learning_rate(step, **shape) for step in range(101)]
-    np.testing.assert_allclose(rates[:21], np.linspace(0, 0.1, 21), atol=1e-8)
-    falling = 0.01 + 0.09 * (1 + np.cos(np.pi * np.arange(81) / 80)) / 2
-    np.testing.assert_allclose(rates[20:], falling, atol=1e-7)
+NUM_STEPS = 4
+RATES = 0.1 * np.array([1, 0.75, 0.5, 0.25])
+SCHEDULE = LinearConfig(end_fraction=0.0)
+ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
+PARAMS = {"kernel": jnp.array([[2.0, -1.0], [0.5, 3.0], [1.0, 1.0]]), "bias": jnp.array([2.0, -2.0])}
+DRAWN = np.random.default_rng(0).normal(size=(NUM_STEPS, 8)).astype(np.float32)
+GRADS = [{"kernel": jnp.asarray(row[:6].reshape(3, 2)), "bias": jnp.asarray(row[6:])} for row in DRAWN]
+KINDS = ("sgd", "adam", "adamw", "lion", "muon", "schedule_free")
+RULES = {kind: train_config(optimizer=kind).optimizer_config().rule for kind in KINDS}
+DECAYS = ("momentum", "b1", "b2", "beta", "warmup_fraction")
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.999])
-@pytest.mark.parametrize("num_steps", [1, 2, 3])
-def test_the_shortest_trainings_have_a_schedule(num_steps: int, fraction: float) -> None:
-    shape = {"warmup_cosine": WarmupCosineConfig(warmup_fraction=fraction, end_fraction=0.0)}
-    rates = [learning_rate(step, num_steps, **shape) for step in range(num_steps)]
-    assert all(0 <= rate <= 0.1001 for rate in rates)
-    if fraction == 0:
-        assert rates[0] == pytest.approx(0.1)
+def config_of(rule: RuleConfig, **overrides: Any) -> OptimizerConfig:
+    return optimizer_config(**{"rule": rule, "schedule": SCHEDULE, "clip_norm": None} | overrides)
 
 
-def test_plain_sgd_is_the_gradient_times_the_rate() -> None:
-    plain = updates(kind="sgd", sgd=SGDConfig(momentum=0.0, nesterov=False), steps=3)
-    np.testing.assert_allclose(plain["kernel"], np.full((3, 2), -0.3), rtol=1e-6)
+def run(config: OptimizerConfig, grads: list[dict] = GRADS, params: dict = PARAMS) -> tuple[list[dict], list]:
+    """Return the parameters and the state before the first step and after each."""
+    optimizer = make_optimizer(config, NUM_STEPS)
+    state = jax.jit(optimizer.init)(params)
+
+    @jax.jit
+    def step(params: dict, state: Any, grads: dict) -> tuple[dict, Any]:
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    trail, states = [params], [state]
+    for grad in grads:
+        params, state = step(trail[-1], states[-1], grad)
+        trail, states = [*trail, params], [*states, state]
+    return trail, states
 
 
-@pytest.mark.parametrize(("nesterov", "expected"), [(False, 1 + 0.9), (True, 1 + 0.9 * 1.9)])
-def test_momentum_adds_up(nesterov: bool, expected: float) -> None:
-    second = updates(kind="sgd", sgd=SGDConfig(momentum=0.9, nesterov=nesterov), steps=2)
-    np.testing.assert_allclose(second["bias"], np.full(2, -0.3 * expected), rtol=1e-6)
+def sgd(grads: np.ndarray, *, momentum: float, nesterov: bool) -> list[np.ndarray]:
+    """Return what the learning rate is multiplied by in each step."""
+    trace, directions = np.zeros_like(grads[0]), []
+    for grad in grads:
+        trace = grad + momentum * trace
+        directions.append(grad + momentum * trace if nesterov else trace)
+    return directions
 
 
-def test_nesterov_without_momentum_is_plain() -> None:
-    plain = updates(kind="sgd", sgd=SGDConfig(momentum=0.0, nesterov=True))
-    np.testing.assert_allclose(plain["bias"], np.full(2, -0.3), rtol=1e-6)
+def adam(grads: np.ndarray, *, b1: float, b2: float, eps: float) -> list[np.ndarray]:
+    first, second, directions = np.zeros_like(grads[0]), np.zeros_like(grads[0]), []
+    for step, grad in enumerate(grads, start=1):
+        first, second = b1 * first + (1 - b1) * grad, b2 * second + (1 - b2) * grad**2
+        directions.append(first / (1 - b1**step) / (np.sqrt(second / (1 - b2**step)) + eps))
+    return directions
 
 
-def test_weight_decay_pulls_on_weights_and_leaves_biases_alone() -> None:
-    decayed, plain = (
-        updates(kind="adamw", adamw=AdamWConfig(b1=0.9, b2=0.999, eps=1e-8, weight_decay=decay)) for decay in (0.5, 0.0)
-    )
-    np.testing.assert_allclose(decayed["kernel"] - plain["kernel"], np.full((3, 2), -0.1 * 0.5 * 2.0), rtol=1e-5)
-    np.testing.assert_array_equal(decayed["bias"], plain["bias"])
-
-
-def test_the_first_update_of_adam_is_the_rate_against_the_sign() -> None:
-    first = updates(kind="adamw", adamw=AdamWConfig(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0))
-    np.testing.assert_allclose(first["kernel"], np.full((3, 2), -0.1), rtol=1e-5)
-
-
-@pytest.mark.parametrize(("clip_norm", "norm"), [(0.5, 0.5), (1e9, None), (None, None)])
-def test_clipping_bounds_the_norm_and_keeps_the_direction(clip_norm: float | None, norm: float | None) -> None:
-    unclipped = optax.tree.norm(GRADS)
-    clipped = updates(kind="sgd", sgd=SGDConfig(momentum=0.0, nesterov=False), clip_norm=clip_norm)
-    np.testing.assert_allclose(optax.tree.norm(clipped), 0.1 * (norm or unclipped), rtol=1e-5)
-    np.testing.assert_allclose(clipped["kernel"].ravel()[0], clipped["bias"][0], rtol=1e-6)
+def lion(grads: np.ndarray, *, b1: float, b2: float) -> list[np.ndarray]:
+    momentum, directions = np.zeros_like(grads[0]), []
+    for grad in grads:
+        directions.append(np.sign(b1 * momentum + (1 - b1) * grad))
+        momentum = b2 * momentum + (1 - b2) * grad
+    return directions
 
 
 @pytest.mark.parametrize(
-    ("config", "key"),
+    ("rule", "oracle", "weight_decay"),
     [
-        (lambda: SGDConfig(momentum=1.0, nesterov=False), "momentum"),
-        (lambda: AdamWConfig(b1=-0.1, b2=0.9, eps=1e-8, weight_decay=0.0), "b1"),
-        (lambda: AdamWConfig(b1=0.9, b2=1.0, eps=1e-8, weight_decay=0.0), "b2"),
-        (lambda: AdamWConfig(b1=0.9, b2=0.9, eps=0.0, weight_decay=0.0), "eps"),
-        (lambda: AdamWConfig(b1=0.9, b2=0.9, eps=1e-8, weight_decay=-1.0), "weight_decay"),
-        (lambda: WarmupCosineConfig(warmup_fraction=1.0, end_fraction=0.0), "warmup_fraction"),
-        (lambda: WarmupCosineConfig(warmup_fraction=0.0, end_fraction=1.1), "end_fraction"),
+        (
+            SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False),
+            lambda grads: sgd(grads, momentum=0.0, nesterov=False),
+            0.0,
+        ),
+        (
+            SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=True),
+            lambda grads: sgd(grads, momentum=0.0, nesterov=False),
+            0.0,
+        ),
+        (
+            SGDConfig(learning_rate=0.1, momentum=0.9, nesterov=False),
+            lambda grads: sgd(grads, momentum=0.9, nesterov=False),
+            0.0,
+        ),
+        (
+            SGDConfig(learning_rate=0.1, momentum=0.9, nesterov=True),
+            lambda grads: sgd(grads, momentum=0.9, nesterov=True),
+            0.0,
+        ),
+        (AdamConfig(learning_rate=0.1, **ADAM), lambda grads: adam(grads, **ADAM), 0.0),
+        (AdamWConfig(learning_rate=0.1, weight_decay=0.5, **ADAM), lambda grads: adam(grads, **ADAM), 0.5),
+        (
+            LionConfig(learning_rate=0.1, b1=0.5, b2=0.9, weight_decay=0.5),
+            lambda grads: lion(grads, b1=0.5, b2=0.9),
+            0.5,
+        ),
     ],
+    ids=["plain", "nesterov_without_momentum", "momentum", "nesterov", "adam", "adamw", "lion"],
 )
-def test_values_out_of_range_are_refused_by_name(config, key: str) -> None:
+def test_every_step_equals_numpy_and_only_kernels_decay(
+    rule: RuleConfig, oracle: Callable[[np.ndarray], list[np.ndarray]], weight_decay: float
+) -> None:
+    trail, _ = run(config_of(rule))
+    for name, decay in (("kernel", weight_decay), ("bias", 0.0)):
+        directions = oracle(np.stack([grad[name] for grad in GRADS]).astype(np.float64))
+        expected = np.asarray(PARAMS[name], np.float64)
+        for rate, direction, params in zip(RATES, directions, trail[1:], strict=True):
+            expected = expected - rate * (direction + decay * expected)
+            np.testing.assert_allclose(params[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (3, 3, 2, 4)])
+def test_muon_makes_the_update_of_a_kernel_orthogonal(shape: tuple[int, ...]) -> None:
+    gradient = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    gradient *= np.logspace(0, -1, shape[-1], dtype=np.float32)  # far from orthogonal
+    rule = MuonConfig(learning_rate=0.1, adam_learning_rate=0.1, beta=0.9, weight_decay=0.0)
+    trail, _ = run(config_of(rule), [{"kernel": jnp.asarray(gradient)}], {"kernel": jnp.zeros(shape)})
+    update = np.asarray(trail[1]["kernel"]).reshape(-1, shape[-1])
+    left, _, right = np.linalg.svd(gradient.reshape(update.shape), full_matrices=False)
+    rotated = left.T @ update @ right.T / (-0.1 * np.sqrt(max(1, update.shape[1] / update.shape[0])))
+    strengths = np.diagonal(rotated)
+    assert np.all((strengths > 0.6) & (strengths < 1.3))
+    np.testing.assert_allclose(rotated, np.diag(strengths), atol=1e-3)
+
+
+def test_muon_decays_kernels_alone_and_moves_biases_as_nesterov_adam_at_a_rate_of_its_own() -> None:
+    decayed, plain = (
+        run(config_of(MuonConfig(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=decay)))[0]
+        for decay in (0.5, 0.0)
+    )
+    pull = decayed[1]["kernel"] - plain[1]["kernel"]
+    np.testing.assert_allclose(pull, -0.1 * 0.5 * PARAMS["kernel"], rtol=1e-4)
+    np.testing.assert_array_equal(decayed[-1]["bias"], plain[-1]["bias"])
+    first = plain[1]["bias"] - PARAMS["bias"]
+    np.testing.assert_allclose(first, -0.01 * (0.9 / 1.9 + 1) * np.sign(GRADS[0]["bias"]), rtol=1e-4)
+
+
+def test_schedule_free_is_evaluated_at_the_running_average() -> None:
+    """Under a constant gradient its base, Adam without momentum, takes steps of one rate."""
+    rule = ScheduleFreeConfig(learning_rate=0.1, warmup_fraction=0.0, b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0)
+    config = config_of(rule)
+    trail, states = run(config, [GRADS[0]] * 3)
+    for num_steps in (1, 2, 3):
+        params, averaged = trail[num_steps], evaluation_params(config, states[num_steps], trail[num_steps])
+        for name, initial in PARAMS.items():
+            based = [initial - 0.1 * step * np.sign(GRADS[0][name]) for step in range(1, num_steps + 1)]
+            average = np.mean(based, axis=0)
+            np.testing.assert_allclose(averaged[name], average, rtol=1e-4)
+            np.testing.assert_allclose(params[name], 0.9 * average + 0.1 * based[-1], rtol=1e-4)
+            assert num_steps == 1 or np.max(np.abs(averaged[name] - params[name])) > 1e-3
+
+
+def test_schedule_free_decays_kernels_alone_and_leaves_the_schedule_unread() -> None:
+    def trail(decay: float, **overrides: Any) -> list[dict]:
+        rule = ScheduleFreeConfig(learning_rate=0.1, warmup_fraction=0.0, b1=0.9, b2=0.9, eps=1e-8, weight_decay=decay)
+        return run(config_of(rule, **overrides), GRADS[:2])[0]
+
+    decayed, plain, other = trail(0.5), trail(0.0), trail(0.0, schedule=ConstantConfig(warmup_fraction=0.0))
+    np.testing.assert_allclose(decayed[1]["kernel"] - plain[1]["kernel"], -0.05 * PARAMS["kernel"], rtol=1e-4)
+    np.testing.assert_array_equal(decayed[2]["bias"], plain[2]["bias"])
+    jax.tree.map(np.testing.assert_array_equal, plain, other)
+
+
+def test_schedule_free_warms_up_to_a_constant_rate() -> None:
+    rule = ScheduleFreeConfig(learning_rate=0.1, warmup_fraction=0.5, b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0)
+    rate = learning_rate(config_of(rule), NUM_STEPS)
+    assert [float(rate(jnp.int32(step))) for step in range(NUM_STEPS)] == pytest.approx([0, 0.05, 0.1, 0.1])
+    trail, _ = run(config_of(rule))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), trail[1], PARAMS)
+    assert np.all(trail[2]["bias"] != PARAMS["bias"])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RULES if kind != "schedule_free"])
+def test_parameters_are_evaluated_as_they_are_trained(kind: str) -> None:
+    config = config_of(RULES[kind])
+    assert evaluation_params(config, make_optimizer(config, 1).init(PARAMS), PARAMS) is PARAMS
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, None])
+@pytest.mark.parametrize("kind", RULES)
+def test_a_step_keeps_the_shapes_and_dtypes_of_the_state(kind: str, clip_norm: float | None) -> None:
+    config = config_of(RULES[kind], clip_norm=clip_norm)
+    optimizer = make_optimizer(config, NUM_STEPS)
+    before = jax.eval_shape(optimizer.init, PARAMS)
+    updates, after = jax.eval_shape(optimizer.update, PARAMS, before, PARAMS)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for old, new in zip(jax.tree.leaves((before, PARAMS)), jax.tree.leaves((after, updates)), strict=True):
+        assert (old.shape, old.dtype) == (new.shape, new.dtype)
+
+
+@pytest.mark.parametrize(("clip_norm", "expected"), [(0.5, 0.5), (1e9, None), (None, None)])
+def test_clipping_bounds_the_norm_and_keeps_the_direction(clip_norm: float | None, expected: float | None) -> None:
+    rule = SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False)
+    trail, _ = run(config_of(rule, clip_norm=clip_norm), GRADS[:1])
+    norm = float(np.linalg.norm(DRAWN[0]))
+    assert norm > 0.5
+    for name, initial in PARAMS.items():
+        moved = -0.1 * GRADS[0][name] * ((expected or norm) / norm)
+        np.testing.assert_allclose(trail[1][name] - initial, moved, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [(kind, key, -0.1) for kind, rule in RULES.items() for key in vars(rule) if key != "nesterov"]
+    + [(kind, key, 0.0) for kind, rule in RULES.items() for key in vars(rule) if "learning_rate" in key or key == "eps"]
+    + [(kind, key, 1.0) for kind, rule in RULES.items() for key in vars(rule) if key in DECAYS],
+)
+def test_values_out_of_range_are_refused_by_name(kind: str, key: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{key} must be "):
-        config()
+        dataclasses.replace(RULES[kind], **{key: value})

@@ -1,4 +1,7 @@
-"""Low-precision products round their operands, never their sum."""
+"""Low-precision products round their operands, never their sum, forward and backward, wherever they are compiled."""
+
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -6,32 +9,108 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradtrail.core.precision import DotGeneral
+from gradtrail.core.precision import Precision, matmul, transposed
 
-DIMENSIONS = (((1,), (0,)), ((), ()))
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+SHAPES = [(1, 1, 1), (1, 7, 10), (7, 1, 10), (33, 5, 1), (32, 64, 10), (13, 27, 10)]  # rows, inner, columns
+LONG = [(3, 5000, 4), (5000, 3, 4), (3, 4, 5000)]  # each of the three products has a long sum in one of them
+TRANSPOSED = [(1, 1), (1, 5), (5, 1), (3, 7)]
+Operands = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def operands(depth: int) -> tuple[np.ndarray, np.ndarray]:
+def operands(rows: int, inner: int, columns: int, *, batch: tuple[int, ...] = ()) -> Operands:
+    """Return two factors and the product's cotangent, all positive: a sum grows, and with it what rounding it costs."""
     rng = np.random.default_rng(0)
-    return rng.uniform(0.5, 1.5, (4, depth)).astype(np.float32), rng.uniform(0.5, 1.5, (depth, 3)).astype(np.float32)
+    shapes = (rows, inner), (inner, columns), (rows, columns)
+    lhs, rhs, cotangent = (rng.uniform(0.5, 1.5, (*batch, *shape)).astype(np.float32) for shape in shapes)
+    return lhs, rhs, cotangent
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("precision", "dtype"), [("float32", np.float32), ("bfloat16", ml_dtypes.bfloat16)])
-def test_products_accumulate_in_float32(precision: str, dtype: type, compiled: bool) -> None:
-    left, right = operands(5000)  # in bfloat16 a sum of this length would be wrong by more than 1 %
-    dot = DotGeneral(precision)
-
-    def product(left: jax.Array, right: jax.Array) -> jax.Array:
-        return dot(left, right, DIMENSIONS)
-
-    ours = (jax.jit(product) if compiled else product)(jnp.asarray(left), jnp.asarray(right))
-    exact = left.astype(dtype).astype(np.float64) @ right.astype(dtype).astype(np.float64)
-    assert ours.dtype == jnp.float32
-    np.testing.assert_allclose(ours, exact, rtol=2e-5)
+def exact(lhs: np.ndarray, rhs: np.ndarray, cotangent: np.ndarray, precision: Precision) -> Operands:
+    """Return the product and both gradients of rounded operands, in float64."""
+    lhs, rhs, cotangent = (array.astype(DTYPES[precision]).astype(np.float64) for array in (lhs, rhs, cotangent))
+    return lhs @ rhs, cotangent @ rhs.swapaxes(-1, -2), lhs.swapaxes(-1, -2) @ cotangent
 
 
-def test_bfloat16_rounds_the_operands() -> None:
-    left, right = operands(1)
-    ours = DotGeneral("bfloat16")(jnp.asarray(left), jnp.asarray(right), DIMENSIONS)
-    assert np.max(np.abs(np.asarray(ours) / (left @ right) - 1)) > 1e-4
+def computed(lhs: jax.Array, rhs: jax.Array, cotangent: jax.Array, *, precision: Precision) -> tuple[jax.Array, ...]:
+    product, pull_back = jax.vjp(lambda lhs, rhs: matmul(lhs, rhs, precision), lhs, rhs)
+    return product, *pull_back(cotangent)
+
+
+def assert_close(found: tuple, expected: tuple) -> None:
+    for name, ours, theirs in zip(("product", "of lhs", "of rhs"), found, expected, strict=True):
+        assert ours.dtype == np.float32
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("wrap", [lambda function: function, jax.jit], ids=["eager", "compiled"])
+@pytest.mark.parametrize("shape", LONG, ids=str)
+@pytest.mark.parametrize("precision", DTYPES)
+def test_long_sums_are_in_float32_forward_and_backward(
+    precision: Precision, shape: tuple[int, int, int], wrap: Callable
+) -> None:
+    given = operands(*shape)
+    found = wrap(functools.partial(computed, precision=precision))(*map(jnp.asarray, given))
+    assert_close(found, exact(*given, precision))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("precision", DTYPES)
+def test_any_shape_and_layout_works_in_a_compiled_loop(precision: Precision, shape: tuple[int, int, int]) -> None:
+    given = operands(*shape, batch=(3,))
+    laid_across = [array.swapaxes(-1, -2).copy() for array in given]
+
+    @jax.jit
+    def loop(stop: jax.Array, arrays: list[jax.Array], across: list[jax.Array]) -> tuple[jax.Array, ...]:
+        def body(index: jax.Array, totals: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            straight = computed(*(array[index] for array in arrays), precision=precision)
+            views = computed(*(array[index].T for array in across), precision=precision)
+            return tuple(total + one + two for total, one, two in zip(totals, straight, views, strict=True))
+
+        zeros = tuple(jnp.zeros(array.shape[1:]) for array in (arrays[2], arrays[0], arrays[1]))
+        return jax.lax.fori_loop(0, stop, body, zeros)
+
+    expected = tuple(2 * array.sum(axis=0) for array in exact(*given, precision))
+    assert_close(loop(np.int32(3), list(given), laid_across), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 10), (4, 6, 1)], ids=str)
+@pytest.mark.parametrize("precision", DTYPES)
+def test_mapped_over_examples_it_is_the_product_of_each(precision: Precision, shape: tuple[int, int, int]) -> None:
+    given = operands(*shape, batch=(5,))
+    mapped = jax.jit(jax.vmap(functools.partial(computed, precision=precision)))
+    assert_close(mapped(*given), exact(*given, precision))
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_gradients_of_shared_weights_by_example_sum_to_that_of_the_batch(precision: Precision) -> None:
+    inputs, weights, cotangent = operands(8, 6, 10)
+
+    def loss(weights: jax.Array, inputs: jax.Array, cotangent: jax.Array) -> jax.Array:
+        return jnp.sum(matmul(inputs, weights, precision) * cotangent)
+
+    each = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0, 0)))(weights, inputs[:, None], cotangent[:, None])
+    expected = exact(inputs[:, None], weights, cotangent[:, None], precision)[2]
+    np.testing.assert_allclose(each, expected, rtol=2e-5)
+    np.testing.assert_allclose(
+        np.sum(each, axis=0), jax.jit(jax.grad(loss))(weights, inputs, cotangent), rtol=2e-5, err_msg="of the batch"
+    )
+
+
+def test_a_gradient_that_float16_cannot_hold_is_infinite_and_not_wrong() -> None:
+    one = jnp.ones((1, 1))
+    _, of_lhs, of_rhs = computed(one, one, jnp.full((1, 1), 1e5), precision="float16")
+    assert np.isposinf(of_lhs)
+    assert np.isposinf(of_rhs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_transposed_is_the_transpose_of_one_matrix_and_of_each(dtype: type) -> None:
+    matrices = [np.arange(rows * columns).reshape(rows, columns).astype(dtype) for rows, columns in TRANSPOSED]
+    stack = np.arange(42).reshape(2, 3, 7).astype(dtype)
+    found, mapped = jax.jit(lambda matrices, stack: (jax.tree.map(transposed, matrices), jax.vmap(transposed)(stack)))(
+        matrices, stack
+    )
+    for ours, matrix in zip([*found, *mapped], [*matrices, *stack], strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_array_equal(ours, matrix.T)

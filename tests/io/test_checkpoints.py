@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from factories import make_engine, random_split, run_training, train_config
 
-from gradtrail.core.training import TrainState
+from gradtrail.core.train_step import TrainState
 from gradtrail.io.checkpoints import load_checkpoint, save_checkpoint, temporary_checkpoint
 
 

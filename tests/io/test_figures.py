@@ -70,6 +70,14 @@ def test_steps(num_steps: int, clip_norm: float | None, tmp_path: Path) -> None:
     assert_same_png_twice(lambda path: train_figures.draw_steps(path, steps, "title", clip_norm), tmp_path)
 
 
+@pytest.mark.parametrize("skipped", [[True, False, False], [False, False, False]])
+def test_steps_with_a_loss_scale(skipped: list[bool], tmp_path: Path) -> None:
+    columns = {name: np.linspace(2, 1, 3) for name in ("loss", "grad_norm", "learning_rate", "loss_scale")}
+    steps = pd.DataFrame({"step": [1, 2, 3], **columns, "skipped": skipped})
+    steps.loc[0, "grad_norm"] = np.inf
+    assert_same_png_twice(lambda path: train_figures.draw_steps(path, steps, "title", 1.0), tmp_path)
+
+
 @pytest.mark.parametrize(("num_classes", "perfect"), [(10, False), (2, False), (3, True)])
 def test_confusion(num_classes: int, perfect: bool, tmp_path: Path) -> None:
     confusion = evaluation(20, num_classes, perfect=perfect).confusion

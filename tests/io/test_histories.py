@@ -1,5 +1,7 @@
 """A history's tables hold every step and epoch; curves are thinned, at the same steps live and later."""
 
+import copy
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -8,7 +10,7 @@ import pandas as pd
 import pytest
 from factories import dataset_info, make_engine, model_config, random_split, train_config
 
-from gradtrail.core.history import History
+from gradtrail.core.history import History, on_host
 from gradtrail.core.training import train
 from gradtrail.io import curves as curve_tables
 from gradtrail.io import histories
@@ -19,10 +21,26 @@ from gradtrail.io.weights import read_weights
 def history() -> History:
     engine, examples = make_engine(train_config(), random_split(10))
     state = engine.init(jax.random.key(0))
-    history = History((0, 1), state.params)
+    history = History((0, 1), on_host(state.params))
     for chunk in train(engine, state, examples, steps_per_call=1):
         if chunk.ends_epoch:
-            history.add(chunk, {"loss": 1.0, "accuracy": 1 / 3})
+            history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
+    return history
+
+
+@pytest.fixture(scope="module")
+def scaled() -> History:
+    """One epoch in float16: the first step overflows."""
+    config = train_config(precision="float16", epochs=1)
+    config = dataclasses.replace(config, loss_scaling=dataclasses.replace(config.loss_scaling, initial=1e38))
+    engine, examples = make_engine(config, random_split(10))
+    state = engine.init(jax.random.key(0))
+    history = History((), on_host(state.params))
+    for chunk in train(engine, state, examples, steps_per_call=3):
+        skipped = np.array([True, False, False])
+        records = dataclasses.replace(chunk.records, skipped=skipped, grad_norm=np.array([np.inf, 1, 1], np.float32))
+        done = dataclasses.replace(chunk, records=records)
+        history.add(done, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
     return history
 
 
@@ -36,12 +54,34 @@ def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: 
     assert set(steps.columns) == {"step", "loss", "accuracy", "grad_norm", "learning_rate"}
 
 
+def test_a_table_lists_every_array_of_the_parameters_and_their_sum(history: History, tmp_path: Path) -> None:
+    histories.write_tables(tmp_path, history)
+    table = pd.read_csv(tmp_path / "parameters.csv")
+    assert table["parameter"].tolist()[:2] == ["layers/0/bias", "layers/0/kernel"]
+    assert table["shape"].tolist()[1] == "12 × 5"
+    assert table["number"].iloc[-1] == table["number"].iloc[:-1].sum() == 12 * 5 + 5 + 5 * 3 + 3
+
+
+def test_loss_scales_and_skipped_steps_are_on_record(scaled: History) -> None:
+    steps = histories.step_table(scaled.steps)
+    assert steps["skipped"].tolist() == [True, False, False]
+    assert (steps["loss_scale"] > 0).all()
+    assert histories.measure(scaled, 3)["skipped_steps"] == 1
+    assert histories.measure(scaled, 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
+
+
+def test_a_curve_leaves_out_what_is_not_finite(scaled: History) -> None:
+    curves = histories.live_curves(scaled, 3)
+    assert curves["steps/grad_norm"] == {2: 1.0, 3: 1.0}
+    assert len(curves["steps/loss_scale"]) == 3
+
+
 def test_equal_histories_are_equal_bytes(history: History, tmp_path: Path) -> None:
     for name in ("left", "right"):
         histories.write_tables(tmp_path / name, history)
         histories.write_all_weights(tmp_path / name, history, model_config(), 0.1, dataset_info())
     names = sorted(path.relative_to(tmp_path / "left") for path in (tmp_path / "left").rglob("*.*"))
-    assert len(names) == 6
+    assert len(names) == 7
     for name in names:
         assert (tmp_path / "left" / name).read_bytes() == (tmp_path / "right" / name).read_bytes()
 
@@ -73,16 +113,19 @@ def test_curves_show_all_steps_of_a_short_training_and_some_200_of_a_long_one(nu
 
 def test_live_curves_equal_those_of_the_tables(history: History, tmp_path: Path) -> None:
     histories.write_tables(tmp_path, history)
-    later = curve_tables.curves(*curve_tables.read_tables(tmp_path), num_steps=6)
-    live = histories.live_curves(history, 6)
-    assert later.keys() == live.keys()
+    later = curve_tables.curves(*curve_tables.read_tables(tmp_path), planned_steps=6)
+    first = copy.copy(history)
+    first.epochs, first.steps = history.epochs[:1], history.steps[:1]
+    parts = [histories.live_curves(part, 6) for part in (first, history)]
+    assert later.keys() == parts[0].keys()
     for name in later:
-        assert later[name] == pytest.approx(live[name], rel=1e-8)
+        assert later[name] == pytest.approx(parts[0][name] | parts[1][name], rel=1e-8)
+        assert not parts[0][name].keys() & parts[1][name].keys()
 
 
 def test_metrics_of_a_training(history: History) -> None:
-    metrics = histories.measure(history)
+    metrics = histories.measure(history, 9)
     assert metrics["loss"] == history.epochs[-1].loss
     assert metrics["num_parameters"] == 12 * 5 + 5 + 5 * 3 + 3
-    assert (metrics["epochs"], metrics["steps"], metrics["best_epoch"]) == (2, 6, 1)
+    assert (metrics["epochs"], metrics["steps"], metrics["planned_steps"], metrics["best_epoch"]) == (2, 6, 9, 1)
     assert metrics["best_validation_accuracy"] == pytest.approx(1 / 3)

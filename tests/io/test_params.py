@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from factories import ROOT
 
-from gradtrail.core.training import TrainConfig
+from gradtrail.core.train_config import TrainConfig
 from gradtrail.io.errors import UserError
 from gradtrail.io.params import load_section, read_yaml, validate
 from gradtrail.io.reproduction import SECTIONS
@@ -59,10 +59,18 @@ def test_the_repository_has_no_other_section() -> None:
         ("epochs", 1.5),
         ("epochs", None),
         ("epochs", 0),
-        ("learning_rate", "fast"),
-        ("learning_rate", float("nan")),
-        ("learning_rate", float("inf")),
-        ("learning_rate", -1.0),
+        ("adamw.learning_rate", "fast"),
+        ("adamw.learning_rate", float("nan")),
+        ("adamw.learning_rate", float("inf")),
+        ("adamw.learning_rate", -1.0),
+        ("accumulation_steps", 3),
+        ("cnn.kernel_size", 4),
+        ("cnn.norm", "batch"),
+        ("augmentation.rotation", 200.0),
+        ("loss_scaling.initial", 0.5),
+        ("piecewise.boundaries", [0.5, 0.25]),
+        ("average_decay", 1.0),
+        ("patience", 0),
         ("clip_norm", 0),
         ("model", "transformer"),
         ("precision", "float64"),
@@ -94,8 +102,8 @@ def test_an_unknown_key_is_named(key: str) -> None:
 
 
 def test_what_was_found_and_what_is_allowed_stand_in_the_line() -> None:
-    assert "'mlp'" in (message := refusal(changed("model", "cnn"), TrainConfig))
-    assert "'cnn'" in message
+    assert "'mlp'" in (message := refusal(changed("model", "rnn"), TrainConfig))
+    assert "'rnn'" in message
     assert "at least 1, got 0" in refusal(changed("epochs", 0), TrainConfig)
 
 

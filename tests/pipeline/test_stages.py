@@ -22,8 +22,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "preprocess.label_noise": 0.1,
         "train.epochs": 3,
         "train.mlp.hidden": [32],
+        "train.precision": "float16",
+        "train.augmentation.shift": 1.0,
         "train.keep_epochs": [0, 2, 99],
         "profile.batch_sizes": [32],
+        "profile.precisions": ["float32"],
     }
     for key, value in quick.items():
         project.set(key, value)
@@ -115,7 +118,7 @@ def test_running_a_state_again_doubles_no_table(project: Project) -> None:
 
 def test_a_training_that_diverges_says_where(project: Project, tmp_path: Path) -> None:
     copy = Project(shutil.copytree(project.folder, tmp_path / "project"))
-    copy.set("train.learning_rate", 1e30)
+    copy.set("train.adamw.learning_rate", 1e30)
     copy.set("train.keep_epochs", [])
     copy.set("runtime.tracking", False)
     output = copy.run(sys.executable, "-m", "pipeline.train", env={"PYTHONPATH": str(copy.folder / "src")}, check=False)

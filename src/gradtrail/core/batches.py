@@ -45,9 +45,9 @@ def gather(
     return tuple(array[rows] for array in arrays), mask
 
 
-def masked_mean(values: Float[Array, " batch"], mask: Bool[Array, " batch"]) -> Float[Array, ""]:
-    """Return the mean over the rows that are not padding."""
-    return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.sum(mask).astype(values.dtype)
+def masked_sum(values: Float[Array, " batch"], mask: Bool[Array, " batch"]) -> Float[Array, ""]:
+    """Return the sum over the rows that are not padding."""
+    return jnp.sum(jnp.where(mask, values, 0.0))
 
 
 def normalize(images: UInt8[Array, "*batch height width"]) -> Float[Array, "*batch height width"]:

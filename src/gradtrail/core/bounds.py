@@ -3,6 +3,10 @@
 import operator
 
 
+class ConfigError(ValueError):
+    """Values that are each allowed but do not fit together, or not the data or the machine; one line."""
+
+
 def check(
     name: str,
     value: float,

@@ -50,6 +50,10 @@ class CompileTimes:
     compile_seconds: float
 
 
+NO_COST = StaticCost(**{field.name: 0 for field in dataclasses.fields(StaticCost)})
+NO_TIMES = CompileTimes(trace_seconds=0.0, lower_seconds=0.0, compile_seconds=0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompiledFunction:
     """A function compiled for one set of shapes; calling it with other shapes is an error, never a recompilation."""
@@ -69,6 +73,7 @@ def compile_function(
     *args: Any,
     clock: Callable[[], float],
     donate_argnums: tuple[int, ...] = (),
+    out_shardings: jax.sharding.Sharding | None = None,
 ) -> CompiledFunction:
     """Compile `function` for the shapes and dtypes of `args`.
 
@@ -78,9 +83,14 @@ def compile_function(
         args: arrays, or `jax.ShapeDtypeStruct` in their place.
         clock: returns seconds, such as `time.perf_counter`.
         donate_argnums: arguments whose memory the results may reuse; the caller's arrays become invalid.
+        out_shardings: where the results lie; None leaves that to the compiler.
     """
+    config: Any = jax.config  # whose switches mypy does not know
+    if config.jax_disable_jit:  # to step through, as it is
+        return CompiledFunction(name=name, call=function, cost=NO_COST, times=NO_TIMES)
+    placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
     started = clock()
-    traced = jax.jit(function, donate_argnums=donate_argnums).trace(*args)
+    traced = jax.jit(function, donate_argnums=donate_argnums, **placing).trace(*args)
     traced_at = clock()
     lowered = traced.lower()
     lowered_at = clock()
@@ -90,7 +100,8 @@ def compile_function(
         lower_seconds=lowered_at - traced_at,
         compile_seconds=clock() - lowered_at,
     )
-    return CompiledFunction(name=name, call=compiled, cost=_static_cost(compiled), times=times)
+    call = jax.jit(function, **placing) if config.jax_debug_nans else compiled  # in jit alone JAX finds the culprit
+    return CompiledFunction(name=name, call=call, cost=_static_cost(compiled), times=times)
 
 
 def cost_metrics(functions: list[CompiledFunction]) -> dict[str, int]:

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from gradtrail.core.models import HostParams, Params
-from gradtrail.core.training import Chunk, StepRecord
+from gradtrail.core.train_step import StepRecord
+from gradtrail.core.training import Chunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +17,8 @@ class EpochRecord:
 
     Attributes:
         epoch: from 1.
-        loss: mean over the epoch's steps, in nats, label smoothing included.
-        accuracy: likewise, while the weights were changing.
+        loss: mean over the epoch's steps, in nats, label smoothing included, those skipped left out.
+        accuracy: likewise, while the weights were changing, dropout and augmentation included.
         validation_loss: after the epoch, without label smoothing.
         validation_accuracy: after the epoch.
     """
@@ -42,7 +43,7 @@ class History:
 
     Args:
         keep_epochs: epochs whose weights are kept; 0 is before training.
-        params: the initial weights.
+        params: the initial weights, on the host.
 
     Attributes:
         epochs: one record for each epoch done.
@@ -52,30 +53,37 @@ class History:
         best: the weights of the epoch with the highest validation accuracy, the first of equals.
     """
 
-    def __init__(self, keep_epochs: Collection[int], params: Params):
+    def __init__(self, keep_epochs: Collection[int], params: HostParams):
         self._keep_epochs = frozenset(keep_epochs)
         self.epochs: list[EpochRecord] = []
         self.steps: list[StepRecord] = []
-        self.final = self.best = KeptWeights(epoch=0, params=_copy(params))
+        self.final = self.best = KeptWeights(epoch=0, params=params)
         self.kept = [self.final] if 0 in self._keep_epochs else []
 
-    def add(self, chunk: Chunk, validation: dict[str, float]) -> EpochRecord:
-        """Add an epoch, from its last chunk and the validation after it; copies what the next chunk overwrites.
+    def add(self, chunk: Chunk, params: HostParams, validation: dict[str, float]) -> EpochRecord:
+        """Add an epoch.
+
+        Args:
+            chunk: its last one.
+            params: to evaluate and keep, as they are after it.
+            validation: `loss` and `accuracy` of `params`.
 
         Raises:
-            FloatingPointError: a loss is not finite; the message is one line.
+            FloatingPointError: a loss or gradient is not finite; the message is one line. A step that was skipped for
+                that reason is no fault, an epoch of nothing else is.
         """
-        records = jax.device_get(chunk.records)
-        if not np.all(np.isfinite(records.loss)):
-            raise FloatingPointError(_describe_divergence(chunk.epoch, records))
+        records: StepRecord = jax.device_get(chunk.records)
+        done = np.isfinite(records.loss) & np.isfinite(records.grad_norm)
+        if not done.any() or (records.skipped is None and not done.all()):
+            raise FloatingPointError(_describe_divergence(chunk.epoch, records, done))
         record = EpochRecord(
             epoch=chunk.epoch,
-            loss=float(np.mean(records.loss, dtype=np.float64)),
-            accuracy=float(np.mean(records.accuracy, dtype=np.float64)),
+            loss=float(np.mean(records.loss[done], dtype=np.float64)),
+            accuracy=float(np.mean(records.accuracy[done], dtype=np.float64)),
             validation_loss=validation["loss"],
             validation_accuracy=validation["accuracy"],
         )
-        self.final = KeptWeights(epoch=chunk.epoch, params=_copy(chunk.state.params))
+        self.final = KeptWeights(epoch=chunk.epoch, params=params)
         if not self.epochs or record.validation_accuracy > self.best_record.validation_accuracy:
             self.best = self.final
         if chunk.epoch in self._keep_epochs:
@@ -83,6 +91,10 @@ class History:
         self.epochs.append(record)
         self.steps.append(records)
         return record
+
+    def has_stalled(self, patience: int | None) -> bool:
+        """Return whether the best epoch lies `patience` epochs back; never where that is None."""
+        return patience is not None and self.final.epoch - self.best.epoch >= patience
 
     def describe(self) -> str:
         """Say in a few words where the training stands."""
@@ -97,16 +109,17 @@ class History:
         return self.epochs[self.best.epoch - 1]
 
 
-def _describe_divergence(epoch: int, records: StepRecord) -> str:
-    """Say in one line where a training came apart."""
-    step = int(np.argmin(np.isfinite(records.loss)))
-    last = f"the last finite one was {records.loss[step - 1]:.4g}" if step else "and so are all after it"
-    return (
-        f"training diverged: the loss of step {step + 1} in epoch {epoch} is not finite, {last}, at learning rate "
-        f"{records.learning_rate[step]:.4g}; try a lower train.learning_rate, or train.clip_norm"
-    )
-
-
-def _copy(params: Params) -> HostParams:
-    """Copy to the host: on a CPU `device_get` may share the memory that the next step overwrites."""
+def on_host(params: Params) -> HostParams:
+    """Copy parameters to the host: on a CPU `device_get` may share the memory that the next step overwrites."""
     return jax.tree.map(np.array, params)
+
+
+def _describe_divergence(epoch: int, records: StepRecord, done: np.ndarray) -> str:
+    """Say in one line where a training came apart."""
+    step = int(np.argmin(done))
+    last = f"the last finite loss was {records.loss[step - 1]:.4g}" if step else "and so are all after it"
+    what = "loss" if not np.isfinite(records.loss[step]) else "gradient"
+    return (
+        f"training diverged: the {what} of step {step + 1} in epoch {epoch} is not finite, {last}, at learning rate "
+        f"{records.learning_rate[step]:.4g}; try a lower learning rate, or train.clip_norm"
+    )

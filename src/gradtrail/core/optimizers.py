@@ -1,17 +1,18 @@
-"""The optimizer and its learning-rate schedule, from Optax."""
+"""From gradients to updates: clipping and the optimizers of Optax, each with its own highest learning rate."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 import optax
 from jaxtyping import PyTree
+from optax import contrib
 
 from gradtrail.core.bounds import check
 from gradtrail.core.models import Params
+from gradtrail.core.schedules import ConstantConfig, ScheduleConfig, make_schedule
 
-OptimizerKind = Literal["sgd", "adamw"]
-ScheduleKind = Literal["constant", "warmup_cosine"]
+OptimizerKind = Literal["sgd", "adam", "adamw", "lion", "muon", "schedule_free"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,55 +20,136 @@ class SGDConfig:
     """Stochastic gradient descent.
 
     Attributes:
+        learning_rate: the highest that the schedule reaches.
         momentum: decay of the running sum of gradients; 0 for none.
         nesterov: look ahead by one step of momentum.
     """
 
+    learning_rate: float
     momentum: float
     nesterov: bool
 
     def __post_init__(self) -> None:
+        check("learning_rate", self.learning_rate, above=0)
         check("momentum", self.momentum, at_least=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamWConfig:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+class AdamConfig:
+    """Adam (Kingma and Ba, arXiv 1412.6980).
 
     Attributes:
+        learning_rate: the highest that the schedule reaches.
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: added to the root of the second moment.
-        weight_decay: per step, times the learning rate; biases are exempt.
     """
 
+    learning_rate: float
+    b1: float
+    b2: float
+    eps: float
+
+    def __post_init__(self) -> None:
+        check("learning_rate", self.learning_rate, above=0)
+        check("b1", self.b1, at_least=0, below=1)
+        check("b2", self.b2, at_least=0, below=1)
+        check("eps", self.eps, above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(AdamConfig):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+
+    Attributes:
+        weight_decay: per step, times the learning rate; biases and norms are exempt.
+    """
+
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("weight_decay", self.weight_decay, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LionConfig:
+    """The sign of an interpolated momentum (Chen et al., arXiv 2302.06675); its rate is that of Adam over 3 to 10.
+
+    Attributes:
+        learning_rate: the highest that the schedule reaches.
+        b1: share of the momentum in the update.
+        b2: decay of the momentum.
+        weight_decay: per step, times the learning rate; biases and norms are exempt.
+    """
+
+    learning_rate: float
+    b1: float
+    b2: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        check("learning_rate", self.learning_rate, above=0)
+        check("b1", self.b1, at_least=0, below=1)
+        check("b2", self.b2, at_least=0, below=1)
+        check("weight_decay", self.weight_decay, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig:
+    """Momentum made orthogonal for kernels, Adam for all else (Jordan et al., kellerjordan.github.io/posts/muon).
+
+    Attributes:
+        learning_rate: of the kernels, the highest that the schedule reaches.
+        adam_learning_rate: of biases and norms, likewise.
+        beta: decay of the momentum.
+        weight_decay: per step, times the learning rate; biases and norms are exempt.
+    """
+
+    learning_rate: float
+    adam_learning_rate: float
+    beta: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        check("learning_rate", self.learning_rate, above=0)
+        check("adam_learning_rate", self.adam_learning_rate, above=0)
+        check("beta", self.beta, at_least=0, below=1)
+        check("weight_decay", self.weight_decay, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFreeConfig:
+    """AdamW that averages in place of a falling rate (Defazio et al., arXiv 2405.15682), so `schedule` is not read.
+
+    It trains at one point and is evaluated at another, the average: see `evaluation_params`.
+
+    Attributes:
+        learning_rate: reached after the warm-up, then constant.
+        warmup_fraction: share of all steps that rise from 0.
+        b1: share of the average in the point where gradients are taken.
+        b2: decay of the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: per step, times the learning rate; biases and norms are exempt.
+    """
+
+    learning_rate: float
+    warmup_fraction: float
     b1: float
     b2: float
     eps: float
     weight_decay: float
 
     def __post_init__(self) -> None:
-        check("b1", self.b1, at_least=0, below=1)
+        check("learning_rate", self.learning_rate, above=0)
+        check("warmup_fraction", self.warmup_fraction, at_least=0, below=1)
+        check("b1", self.b1, above=0, below=1)
         check("b2", self.b2, at_least=0, below=1)
         check("eps", self.eps, above=0)
         check("weight_decay", self.weight_decay, at_least=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WarmupCosineConfig:
-    """Linear rise from 0 to the learning rate, then half a cosine down (Loshchilov and Hutter, arXiv 1608.03983).
-
-    Attributes:
-        warmup_fraction: share of all steps that rise.
-        end_fraction: last value as a share of the learning rate.
-    """
-
-    warmup_fraction: float
-    end_fraction: float
-
-    def __post_init__(self) -> None:
-        check("warmup_fraction", self.warmup_fraction, at_least=0, below=1)
-        check("end_fraction", self.end_fraction, at_least=0, at_most=1)
+RuleConfig: TypeAlias = SGDConfig | AdamConfig | AdamWConfig | LionConfig | MuonConfig | ScheduleFreeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,52 +157,75 @@ class OptimizerConfig:
     """How gradients become updates.
 
     Attributes:
-        learning_rate: the highest one that the schedule reaches.
-        clip_norm: gradients with a larger global norm are scaled down to it; null for no clipping.
+        rule: its class is the kind of optimizer.
+        schedule: of the learning rate; schedule-free brings its own.
+        clip_norm: the global norm that gradients are scaled down to; None for no clipping.
     """
 
-    kind: OptimizerKind
-    sgd: SGDConfig
-    adamw: AdamWConfig
-    schedule: ScheduleKind
-    warmup_cosine: WarmupCosineConfig
-    learning_rate: float
+    rule: RuleConfig
+    schedule: ScheduleConfig
     clip_norm: float | None
 
 
-def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the optimizer step, counted from 0.
-
-    Args:
-        config: names the kind of schedule.
-        num_steps: length of the whole training.
-    """
-    if config.schedule == "constant":
-        return optax.schedules.constant_schedule(config.learning_rate)
-    return optax.schedules.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=config.learning_rate,
-        warmup_steps=min(round(config.warmup_cosine.warmup_fraction * num_steps), num_steps - 1),
-        decay_steps=num_steps,
-        end_value=config.learning_rate * config.warmup_cosine.end_fraction,
-    )
+def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+    """Return the learning rate as a function of the optimizer step, counted from 0, in a training of `num_steps`."""
+    schedule = config.schedule
+    if isinstance(config.rule, ScheduleFreeConfig):
+        schedule = ConstantConfig(warmup_fraction=config.rule.warmup_fraction)
+    return make_schedule(schedule, config.rule.learning_rate, num_steps)
 
 
-def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Return the transformation from gradients to updates: clipping, then the optimizer under the schedule."""
+def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    """Return the transformation from gradients to updates: clipping, then the optimizer under its schedule."""
     clipping = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    return optax.chain(clipping, _make_update_rule(config, schedule))
+    return optax.chain(clipping, _make_rule(config, num_steps))
 
 
-def _make_update_rule(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    if config.kind == "sgd":
-        return optax.sgd(schedule, momentum=config.sgd.momentum or None, nesterov=config.sgd.nesterov)
-    adamw = config.adamw
-    return optax.adamw(
-        schedule, b1=adamw.b1, b2=adamw.b2, eps=adamw.eps, weight_decay=adamw.weight_decay, mask=_is_matrix
-    )
+def evaluation_params(config: OptimizerConfig, opt_state: PyTree, params: Params) -> Params:
+    """Return the parameters to evaluate: schedule-free's average, else those that are trained."""
+    if isinstance(config.rule, ScheduleFreeConfig):
+        averaged: Params = contrib.schedule_free_eval_params(opt_state[-1], params)
+        return averaged
+    return params
 
 
-def _is_matrix(params: Params) -> PyTree[bool]:
-    """Weight decay pulls on weights, not on biases."""
+def _make_rule(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    rate = learning_rate(config, num_steps)
+    match config.rule:
+        case SGDConfig() as rule:
+            return optax.sgd(rate, momentum=rule.momentum or None, nesterov=rule.nesterov)
+        case AdamWConfig() as rule:
+            return optax.adamw(
+                rate, b1=rule.b1, b2=rule.b2, eps=rule.eps, weight_decay=rule.weight_decay, mask=_is_kernel
+            )
+        case AdamConfig() as rule:
+            return optax.adam(rate, b1=rule.b1, b2=rule.b2, eps=rule.eps)
+        case LionConfig() as rule:
+            return optax.lion(rate, b1=rule.b1, b2=rule.b2, weight_decay=rule.weight_decay, mask=_is_kernel)
+        case MuonConfig() as rule:
+            return contrib.muon(
+                rate,
+                beta=rule.beta,
+                weight_decay=rule.weight_decay,
+                adam_learning_rate=make_schedule(config.schedule, rule.adam_learning_rate, num_steps),
+                muon_weight_dimension_numbers=_kernel_axes,
+            )
+        case ScheduleFreeConfig() as rule:
+            base = optax.adamw(rate, b1=0.0, b2=rule.b2, eps=rule.eps, weight_decay=rule.weight_decay, mask=_is_kernel)
+            return contrib.schedule_free(base, rate, b1=rule.b1)
+
+
+def _is_kernel(params: Params) -> PyTree[bool]:
+    """Weight decay pulls on kernels, not on biases and norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def _kernel_axes(params: Params) -> PyTree:
+    """Tell Muon to take a kernel for the matrix from all that goes in to what comes out."""
+
+    def axes(leaf: jax.Array) -> contrib.MuonDimensionNumbers | None:
+        if leaf.ndim < 2:
+            return None
+        return contrib.MuonDimensionNumbers(reduction_axis=tuple(range(leaf.ndim - 1)), output_axis=leaf.ndim - 1)
+
+    return jax.tree.map(axes, params)

@@ -5,13 +5,17 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
+
 from gradtrail.core.bounds import check
 from gradtrail.core.compilation import CompiledFunction
+from gradtrail.core.data_parallel import make_mesh
 from gradtrail.core.models import Model
 from gradtrail.core.per_example_gradients import compile_score
 from gradtrail.core.precision import Precision
 from gradtrail.core.prediction import compile_predict
-from gradtrail.core.training import TrainConfig, compile_run_steps, make_program
+from gradtrail.core.train_config import TrainConfig
+from gradtrail.core.training import compile_run_steps, make_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +76,9 @@ def compile_variant(
         clock: returns seconds, for the compile times.
     """
     config = dataclasses.replace(config, precision=precision, batch_size=batch_size)
-    model = Model(config.model_config(image_shape, num_classes))
-    run_steps = compile_run_steps(make_program(config, model, num_examples), clock=clock)
+    model = Model(config.model_config(image_shape, num_classes), remat=config.remat)
+    one_device = make_mesh(jax.local_devices()[:1])  # on which every batch size is possible
+    run_steps = compile_run_steps(make_program(config, model, num_examples, one_device), clock=clock)
     predict = compile_predict(model, batch_size, clock=clock)
     score = compile_score(model, config.label_smoothing, batch_size, clock=clock)
     return Variant(precision=precision, batch_size=batch_size, functions=[run_steps, predict, score])

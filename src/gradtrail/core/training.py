@@ -12,152 +12,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core import batches, losses
-from gradtrail.core.bounds import check
+from gradtrail.core import batches
 from gradtrail.core.compilation import CompiledFunction, compile_function
-from gradtrail.core.models import MLPConfig, Model, ModelConfig, ModelKind, Params
-from gradtrail.core.optimizers import (
-    AdamWConfig,
-    OptimizerConfig,
-    OptimizerKind,
-    ScheduleKind,
-    SGDConfig,
-    WarmupCosineConfig,
-    make_optimizer,
-    make_schedule,
+from gradtrail.core.data_parallel import check_divisible, make_mesh, replicated
+from gradtrail.core.models import Model, Params
+from gradtrail.core.train_config import TrainConfig
+from gradtrail.core.train_step import (
+    Examples,
+    Step,
+    StepRecord,
+    TrainState,
+    empty_records,
+    make_init,
+    make_step,
+    params_to_evaluate,
 )
-from gradtrail.core.precision import Precision
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """The section `train` of `params.yaml`. Kinds stand side by side, so that one override switches each.
-
-    Attributes:
-        seed: determines the initial weights and the order of the examples.
-        epochs: passes over the training split.
-        batch_size: examples per optimizer step; the last batch of an epoch may be smaller.
-        label_smoothing: share of the target spread over all classes.
-        keep_epochs: epochs after which the weights are kept for analyses, 0 being the initial ones; those beyond
-            `epochs` are never reached.
-    """
-
-    seed: int
-    epochs: int
-    batch_size: int
-    model: ModelKind
-    mlp: MLPConfig
-    precision: Precision
-    learning_rate: float
-    optimizer: OptimizerKind
-    sgd: SGDConfig
-    adamw: AdamWConfig
-    schedule: ScheduleKind
-    warmup_cosine: WarmupCosineConfig
-    clip_norm: float | None
-    label_smoothing: float
-    keep_epochs: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        check("seed", self.seed, at_least=0, below=2**32)
-        check("epochs", self.epochs, at_least=1)
-        check("batch_size", self.batch_size, at_least=1)
-        check("learning_rate", self.learning_rate, above=0)
-        check("label_smoothing", self.label_smoothing, at_least=0, below=1)
-        if self.clip_norm is not None:
-            check("clip_norm", self.clip_norm, above=0)
-        for epoch in self.keep_epochs:
-            check("keep_epochs", epoch, at_least=0)
-
-    def model_config(self, image_shape: tuple[int, int], num_classes: int) -> ModelConfig:
-        """Return the network for images and classes of a data set."""
-        return ModelConfig(
-            kind=self.model,
-            mlp=self.mlp if self.model == "mlp" else None,
-            precision=self.precision,
-            image_shape=image_shape,
-            num_classes=num_classes,
-        )
-
-    def optimizer_config(self) -> OptimizerConfig:
-        """Return the part that turns gradients into updates."""
-        return OptimizerConfig(
-            kind=self.optimizer,
-            sgd=self.sgd,
-            adamw=self.adamw,
-            schedule=self.schedule,
-            warmup_cosine=self.warmup_cosine,
-            learning_rate=self.learning_rate,
-            clip_norm=self.clip_norm,
-        )
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["step", "params", "opt_state", "key"], meta_fields=[])
-@dataclass(frozen=True, kw_only=True)
-class TrainState:
-    """Everything that training carries from step to step.
-
-    Attributes:
-        step: optimizer steps done, int32.
-        key: of the whole run; never consumed, only folded with the step or the epoch.
-    """
-
-    step: Int[Array, ""]
-    params: Params
-    opt_state: PyTree
-    key: Key[Array, ""]
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["loss", "accuracy", "grad_norm", "learning_rate"],
-    meta_fields=[],
-)
-@dataclass(frozen=True, kw_only=True)
-class StepRecord:
-    """What is recorded of a step, float32; of several steps, with a leading axis.
-
-    Attributes:
-        loss: mean over the batch, in nats, label smoothing included.
-        accuracy: share of the batch, before the update.
-        grad_norm: global L2 norm of the mean gradient, before clipping.
-        learning_rate: of this step.
-    """
-
-    loss: Float[Array, "*steps"]
-    accuracy: Float[Array, "*steps"]
-    grad_norm: Float[Array, "*steps"]
-    learning_rate: Float[Array, "*steps"]
-
-    @classmethod
-    def empty(cls, num_steps: int) -> "StepRecord":
-        """Return records of `num_steps` steps to be filled in."""
-        return cls(**{name: jnp.zeros(num_steps) for name in cls.__dataclass_fields__})
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["images", "labels"], meta_fields=[])
-@dataclass(frozen=True, kw_only=True)
-class Examples:
-    """A split on the device.
-
-    Attributes:
-        images: pixels, 0 to 255.
-        labels: class of each, int32.
-    """
-
-    images: UInt8[Array, "examples height width"]
-    labels: Int[Array, " examples"]
-
-
-def on_device(images: UInt8[np.ndarray, "examples height width"], labels: Int[np.ndarray, " examples"]) -> Examples:
-    """Copy a split to the default device, as it is: uint8 pixels and int32 labels."""
-    return Examples(images=jnp.asarray(images), labels=jnp.asarray(labels))
-
-
-Step = Callable[[TrainState, Examples, Bool[Array, " batch"]], tuple[TrainState, StepRecord]]
+def on_device(
+    images: UInt8[np.ndarray, "examples height width"],
+    labels: Int[np.ndarray, " examples"],
+    mesh: Mesh | None = None,
+) -> Examples:
+    """Copy a split to every device of `mesh`, as it is: uint8 pixels and int32 labels."""
+    everywhere = replicated(mesh or make_mesh())
+    return Examples(images=jax.device_put(images, everywhere), labels=jax.device_put(labels, everywhere))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +47,19 @@ class Program:
     """The functions of one training, yet to be compiled; those of `Engine`.
 
     Attributes:
+        mesh: the devices that share each batch.
+        records: no argument → the empty records of an epoch.
+        averages: whether `evaluation_params` has something to compute.
         examples: shapes and dtypes of the training split, an abstract `Examples`.
     """
 
     epochs: int
     steps_per_epoch: int
+    mesh: Mesh
     init: Callable[..., TrainState]
+    records: Callable[[], StepRecord]
+    evaluation_params: Callable[[TrainState], Params]
+    averages: bool
     order: Callable[..., Array]
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
     examples: Any
@@ -185,6 +74,8 @@ class Engine:
         order: key, epoch → the epoch's batches, as indices of shape (steps, batch).
         run_steps: state, records, examples, order, start, stop → state and records after the steps in [start, stop).
             Donates state and records.
+        evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
+        records: no argument → the empty records of an epoch.
     """
 
     epochs: int
@@ -192,6 +83,8 @@ class Engine:
     init: CompiledFunction
     order: CompiledFunction
     run_steps: CompiledFunction
+    evaluation_params: Callable[[TrainState], Params]
+    records: Callable[[], StepRecord]
 
     @property
     def num_steps(self) -> int:
@@ -201,7 +94,8 @@ class Engine:
     @property
     def functions(self) -> list[CompiledFunction]:
         """All of them, for the profile."""
-        return [self.init, self.order, self.run_steps]
+        functions = (self.init, self.order, self.run_steps, self.evaluation_params)
+        return [function for function in functions if isinstance(function, CompiledFunction)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,32 +117,6 @@ class Chunk:
     records: StepRecord
 
 
-def make_step(
-    model: Model, optimizer: optax.GradientTransformation, schedule: optax.Schedule, *, label_smoothing: float
-) -> Step:
-    """Return the pure function that makes one optimizer step from a batch and the mask of the rows that count."""
-
-    def step(state: TrainState, batch: Examples, mask: Bool[Array, " batch"]) -> tuple[TrainState, StepRecord]:
-        def batch_loss(params: Params) -> tuple[Array, Array]:
-            logits = model.apply(params, batch.images)
-            loss = losses.cross_entropy(logits, batch.labels, label_smoothing=label_smoothing)
-            return batches.masked_mean(loss, mask), logits
-
-        (loss, logits), grads = jax.value_and_grad(batch_loss, has_aux=True)(state.params)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        correct = losses.correct(logits, batch.labels).astype(jnp.float32)
-        record = StepRecord(
-            loss=loss,
-            accuracy=batches.masked_mean(correct, mask),
-            grad_norm=optax.tree.norm(grads),
-            learning_rate=jnp.asarray(schedule(state.step), jnp.float32),
-        )
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, key=state.key), record
-
-    return step
-
-
 def run_steps(
     step: Step,
     state: TrainState,
@@ -266,30 +134,28 @@ def run_steps(
 
     def body(index: Array, carry: tuple[TrainState, StepRecord]) -> tuple[TrainState, StepRecord]:
         state, records = carry
-        (images, labels), mask = batches.gather((examples.images, examples.labels), order[index])
-        state, record = step(state, Examples(images=images, labels=labels), mask)
+        state, record = step(state, examples, order[index])
         return state, jax.tree.map(lambda column, value: column.at[index].set(value), records, record)
 
     return jax.lax.fori_loop(start, stop, body, (state, records))
 
 
-def make_program(config: TrainConfig, model: Model, num_examples: int) -> Program:
+def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mesh | None = None) -> Program:
     """Return the functions of a training, yet to be compiled.
 
     Args:
         config: the training.
         model: the network.
         num_examples: size of the training split.
-    """
-    steps_per_epoch = batches.num_batches(num_examples, config.batch_size)
-    schedule = make_schedule(config.optimizer_config(), config.epochs * steps_per_epoch)
-    optimizer = make_optimizer(config.optimizer_config(), schedule)
-    step = make_step(model, optimizer, schedule, label_smoothing=config.label_smoothing)
+        mesh: the devices that share each batch, by default all of this process.
 
-    def init(key: Array) -> TrainState:
-        weights_key, run_key = jax.random.split(key)
-        params = model.init(key=weights_key)
-        return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params), key=run_key)
+    Raises:
+        ConfigError: a batch does not go evenly over the devices; one line that names the key.
+    """
+    mesh = mesh or make_mesh()
+    check_divisible(config.batch_size // config.accumulation_steps, mesh, _batch_name(config))
+    steps_per_epoch = batches.num_batches(num_examples, config.batch_size)
+    num_steps = config.epochs * steps_per_epoch
 
     def order(key: Array, epoch: Array) -> Array:
         return batches.shuffled_batches(num_examples, config.batch_size, key=jax.random.fold_in(key, epoch))
@@ -301,33 +167,46 @@ def make_program(config: TrainConfig, model: Model, num_examples: int) -> Progra
     return Program(
         epochs=config.epochs,
         steps_per_epoch=steps_per_epoch,
-        init=init,
+        mesh=mesh,
+        init=make_init(config, model, num_steps),
+        records=functools.partial(empty_records, config, steps_per_epoch),
+        evaluation_params=functools.partial(params_to_evaluate, config),
+        averages=config.optimizer == "schedule_free",
         order=order,
-        run_steps=functools.partial(run_steps, step),
+        run_steps=functools.partial(run_steps, make_step(config, model, num_steps, mesh)),
         examples=jax.eval_shape(examples),
     )
 
 
 def compile_engine(program: Program, *, clock: Callable[[], float]) -> Engine:
     """Compile a training; `clock` returns seconds, for the compile times."""
-    key, index = _abstract_key(), jax.ShapeDtypeStruct((), jnp.int32)
+    everywhere = replicated(program.mesh)
+    key, index, state = _abstract_arguments(program)
+    compile_here = functools.partial(compile_function, clock=clock, out_shardings=everywhere)
+    evaluation_params: Callable[[TrainState], Params] = program.evaluation_params
+    if program.averages:
+        evaluation_params = compile_here("evaluation_params", evaluation_params, state)
     return Engine(
         epochs=program.epochs,
         steps_per_epoch=program.steps_per_epoch,
-        init=compile_function("init", program.init, key, clock=clock),
-        order=compile_function("order", program.order, key, index, clock=clock),
+        init=compile_here("init", program.init, key),
+        order=compile_here("order", program.order, key, index),
         run_steps=compile_run_steps(program, clock=clock),
+        evaluation_params=evaluation_params,
+        records=lambda: jax.device_put(program.records(), everywhere),
     )
 
 
 def compile_run_steps(program: Program, *, clock: Callable[[], float]) -> CompiledFunction:
     """Compile the loop of optimizer steps by itself; its static cost is that of one step."""
-    key, index = _abstract_key(), jax.ShapeDtypeStruct((), jnp.int32)
-    state = jax.eval_shape(program.init, key)
-    records = jax.eval_shape(lambda: StepRecord.empty(program.steps_per_epoch))
-    order = jax.eval_shape(program.order, key, index)
-    arguments = (state, records, program.examples, order, index, index)
-    return compile_function("train_step", program.run_steps, *arguments, clock=clock, donate_argnums=(0, 1))
+    everywhere = replicated(program.mesh)
+    key, index, state = _abstract_arguments(program)
+    records = _placed(jax.eval_shape(program.records), everywhere)
+    order = _placed(jax.eval_shape(program.order, key, index), everywhere)
+    arguments = (state, records, _placed(program.examples, everywhere), order, index, index)
+    return compile_function(
+        "train_step", program.run_steps, *arguments, clock=clock, donate_argnums=(0, 1), out_shardings=everywhere
+    )
 
 
 def train(engine: Engine, state: TrainState, examples: Examples, *, steps_per_call: int) -> Iterator[Chunk]:
@@ -343,15 +222,25 @@ def train(engine: Engine, state: TrainState, examples: Examples, *, steps_per_ca
     key = jnp.copy(state.key)
     while done < engine.num_steps:
         epoch, first = divmod(done, engine.steps_per_epoch)
-        order = engine.order(key, jnp.int32(epoch))
-        records = StepRecord.empty(engine.steps_per_epoch)
+        order = engine.order(key, np.int32(epoch))
+        records = engine.records()
         for start in range(first, engine.steps_per_epoch, steps_per_call):
             stop = min(start + steps_per_call, engine.steps_per_epoch)
-            state, records = engine.run_steps(state, records, examples, order, jnp.int32(start), jnp.int32(stop))
+            state, records = engine.run_steps(state, records, examples, order, np.int32(start), np.int32(stop))
             done = epoch * engine.steps_per_epoch + stop
             ends_epoch = stop == engine.steps_per_epoch
             yield Chunk(epoch=epoch + 1, ends_epoch=ends_epoch, step=done, state=state, records=records)
 
 
-def _abstract_key() -> jax.ShapeDtypeStruct:
-    return jax.eval_shape(lambda: jax.random.key(0))
+def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
+    """Return the shapes of a key, of an index and of the state, on the program's devices."""
+    key, index = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
+    return _placed((key, index, jax.eval_shape(program.init, key)), replicated(program.mesh))
+
+
+def _placed(abstract: Any, sharding: jax.sharding.Sharding) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
+
+
+def _batch_name(config: TrainConfig) -> str:
+    return "batch_size" if config.accumulation_steps == 1 else "batch_size / accumulation_steps"

@@ -1,6 +1,7 @@
 """Orbax checkpoints of a whole training state. They carry timestamps: for MLflow and for resuming, never a DVC out."""
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from gradtrail.core.training import TrainState
+from gradtrail.core.train_step import TrainState
 
 
 def save_checkpoint(folder: Path, state: TrainState) -> None:
@@ -30,11 +31,9 @@ def load_checkpoint(folder: Path, like: TrainState) -> TrainState:
     shapes = jax.eval_shape(_with_key_data, like)
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
     restored: TrainState = ocp.load(folder.resolve(), abstract)
-    key = jax.random.wrap_key_data(restored.key)
-    return TrainState(step=restored.step, params=restored.params, opt_state=restored.opt_state, key=key)
+    return dataclasses.replace(restored, key=jax.random.wrap_key_data(restored.key))
 
 
 def _with_key_data(state: TrainState) -> TrainState:
     """Replace the typed key, which Orbax cannot store, by its bits."""
-    key = jax.random.key_data(state.key)
-    return TrainState(step=state.step, params=state.params, opt_state=state.opt_state, key=key)
+    return dataclasses.replace(state, key=jax.random.key_data(state.key))

@@ -16,7 +16,7 @@ from gradtrail.core.evaluation import EvaluateConfig
 from gradtrail.core.preprocessing import PreprocessConfig
 from gradtrail.core.profiling import ProfileConfig
 from gradtrail.core.scores import GradientsConfig
-from gradtrail.core.training import TrainConfig
+from gradtrail.core.train_config import TrainConfig
 from gradtrail.io.data_sources import NO_SOURCE_FLAG, FetchConfig
 from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.files import atomic_file

@@ -24,7 +24,7 @@ from gradtrail.io.states import Entry
 from gradtrail.io.store import experiment_id, store_lock
 
 if TYPE_CHECKING:
-    from gradtrail.core.training import TrainState
+    from gradtrail.core.train_step import TrainState
 
 REBUILT = "rebuilt"
 CHILDREN = ("evaluate", "gradients", "profile")  # their rows hang below the row of the training they belong to
@@ -62,7 +62,7 @@ class StoredRow:
     def log_outs(self, stage: Stage) -> None:
         """Log what the stage wrote, from the files; then tie the row to others."""
         metrics = stage.read_metrics()
-        points = _curves(stage)
+        points = _curves(stage, metrics)
         numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
         self._log_results(stage.folder / "results" / stage.name)
@@ -116,7 +116,7 @@ def open_row(client: MlflowClient, stage: Identity) -> StoredRow:
         client.update_run(run.info.run_id, status="RUNNING")
         if REBUILT in found.data.tags:
             client.delete_tag(run.info.run_id, REBUILT)
-    params = [Param(key, _shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
+    params = [Param(key, shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
     tags = {"attempts": str(attempt), "process": f"{socket.gethostname()}:{os.getpid()}"}
     tags |= {**_code_tags(), **_experiment_tags()}
     client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
@@ -147,7 +147,7 @@ def find_twin(client: MlflowClient, stage: Identity) -> Run | None:
         return None
     entry = stage.entry(stage.name)
     tags = {"stage": stage.name, "code": entry.code_digest, **_input_tags(entry)}
-    read = {key: _shown(value) for key, value in _flat_params(entry).items()}
+    read = {key: shown(value) for key, value in _flat_params(entry).items()}
     twins = find_rows(client, tags, finished=True)
     return next((row for row in twins if read.items() <= row.data.params.items()), None)
 
@@ -167,7 +167,7 @@ def run_name(stage: Identity) -> str:
             return f"{stage.name} {params['fetch.dataset']}"
         case "train" | "profile":
             kind = params["train.model"]
-            widths = params["train.mlp.hidden"] if kind == "mlp" else []
+            widths = [*params.get(f"train.{kind}.channels", []), *params.get(f"train.{kind}.hidden", [])]
             model = "-".join([kind, *map(str, widths)])
             return f"{stage.name} {model} {params['train.optimizer']} {params['train.precision']}"
     return f"{stage.name} {params[f'{stage.name}.weights']}"
@@ -236,13 +236,12 @@ def _copy_headlines(client: MlflowClient, child: Run, train_id: str) -> None:
     client.log_batch(train_id, metrics=[Metric(name, v, now, 0) for name, v in chosen.items() if shown.get(name) != v])
 
 
-def _curves(stage: Stage) -> Curves:
+def _curves(stage: Stage, metrics: Mapping[str, Any]) -> Curves:
     """Return training's curves, from its history; a stage that keeps none has none."""
     folder = stage.folder / "results" / stage.name
     if not (folder / "epochs.csv").is_file():
         return {}
-    epochs, steps = read_tables(folder)
-    return curves(epochs, steps, len(steps))
+    return curves(*read_tables(folder), metrics["planned_steps"])
 
 
 def _flat_params(entry: Entry) -> dict[str, Any]:
@@ -257,7 +256,8 @@ def _flatten(key: str, value: Any) -> dict[str, Any]:
     return {name: leaf for part, inner in value.items() for name, leaf in _flatten(f"{key}.{part}", inner).items()}
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a param's value as a row has it."""
     return "null" if value is None else str(value)
 
 

@@ -16,6 +16,10 @@ class RuntimeConfig:
         steps_per_call: optimizer steps between two signs of progress.
         tracking: whether to log to MLflow.
         system_metrics: whether to log the use of processor and memory.
+        debug_nans: whether to stop at the first NaN, in the operation that made it.
+        disable_jit: whether to run every operation by itself; then no outs are written, their bits being others.
+        gpu_preallocate: whether JAX takes most of a GPU's memory at once.
+        gpu_deterministic: whether a GPU may use only operations that give the same bits every time.
     """
 
     mirrors: tuple[str, ...]
@@ -24,6 +28,10 @@ class RuntimeConfig:
     steps_per_call: int
     tracking: bool
     system_metrics: bool
+    debug_nans: bool
+    disable_jit: bool
+    gpu_preallocate: bool
+    gpu_deterministic: bool
 
     def __post_init__(self) -> None:
         check("download_timeout_seconds", self.download_timeout_seconds, above=0)

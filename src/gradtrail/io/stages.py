@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gradtrail.core.bounds import ConfigError
 from gradtrail.io.errors import UserError
 from gradtrail.io.files import write_json, writing_outs
 from gradtrail.io.params import load_section
@@ -57,7 +58,15 @@ class Stage:
 
     @contextlib.contextmanager
     def writing_outs(self) -> Iterator[Path]:
-        """Yield a folder to write all outs to; they come to their places together, when all are written."""
+        """Yield a folder to write all outs to; they come to their places together, when all are written.
+
+        Raises:
+            UserError: `runtime.disable_jit` is on, under which results have other bits than under the same state's key.
+        """
+        if self.runtime.disable_jit:
+            raise UserError(
+                "runtime.disable_jit is on, for stepping through; the stage came to its end and wrote nothing"
+            )
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
 
@@ -82,7 +91,7 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
         stage = Stage(name)
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
         main(stage)
-    except (UserError, FloatingPointError) as error:  # the latter: a training that diverged
+    except (UserError, ConfigError, FloatingPointError) as error:  # the last: a training that diverged
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

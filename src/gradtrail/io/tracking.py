@@ -18,7 +18,7 @@ from gradtrail.io.metric_names import metric_name
 from gradtrail.io.stages import Stage
 
 if TYPE_CHECKING:
-    from gradtrail.core.training import TrainState
+    from gradtrail.core.train_step import TrainState
     from gradtrail.io.rows import StoredRow
 
 

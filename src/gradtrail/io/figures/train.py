@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from gradtrail.core.history import History
 from gradtrail.io.figures import style
@@ -11,7 +13,7 @@ from gradtrail.io.histories import epoch_table, step_table
 
 def draw(folder: Path, history: History, title: str, clip_norm: float | None) -> None:
     """Draw all pictures of the `train` stage into a folder."""
-    epochs, steps = epoch_table(history), step_table(history)
+    epochs, steps = epoch_table(history.epochs), step_table(history.steps)
     draw_learning_curves(folder / "learning_curves.png", epochs, title)
     draw_steps(folder / "steps.png", steps, title, clip_norm)
 
@@ -36,27 +38,42 @@ def draw_learning_curves(path: Path, epochs: pd.DataFrame, title: str) -> None:
 
 
 def draw_steps(path: Path, steps: pd.DataFrame, title: str, clip_norm: float | None) -> None:
-    """Draw loss, gradient norm (with the clipping threshold) and learning rate over the optimizer steps."""
-    figure, axes = style.new_figure(f"Step by step · {title}", rows=3, size=(10, 8))
-    smooth = max(1, len(steps) // 100)
-    for axis, column, label in zip(
-        axes.flat,
-        ("loss", "grad_norm", "learning_rate"),
-        ("loss in nats", "gradient norm", "learning rate"),
-        strict=True,
-    ):
-        faint = column != "learning_rate"
-        axis.plot(
-            steps["step"], steps[column], color=style.BLUE, alpha=0.25 if faint else 1, linewidth=0.8 if faint else 1.6
-        )
-        if faint:
-            mean = steps[column].rolling(smooth, min_periods=1).mean()
-            axis.plot(steps["step"], mean, color=style.BLUE, label=f"mean of {smooth} steps")
-        axis.set_ylabel(label)
+    """Draw loss, gradient norm (with the clipping threshold), learning rate and loss scale over the optimizer steps."""
+    labels = {"loss": "loss in nats", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
+    labels |= {"loss_scale": "loss scale"} if "loss_scale" in steps else {}
+    figure, axes = style.new_figure(f"Step by step · {title}", rows=len(labels), size=(10, 2.6 * len(labels)))
+    panels = dict(zip(labels, axes[:, 0], strict=True))
+    for column, axis in panels.items():
+        axis.set_ylabel(labels[column])
+        if column in ("loss", "grad_norm"):
+            _draw_noisy(axis, steps["step"], steps[column])
+        else:
+            axis.plot(steps["step"], steps[column], color=style.BLUE)
     if clip_norm is not None:
-        axes[1, 0].axhline(clip_norm, color=style.VERMILLION, linestyle="--", label=f"clipped to {clip_norm:g}")
-    for axis in axes[:2, 0]:
-        axis.set_yscale("log")
-        axis.legend(loc="best")
-    axes[2, 0].set_xlabel("optimizer step")
+        share = (steps["grad_norm"] > clip_norm).mean()
+        label = f"clipped to {clip_norm:g}, in {share:.0%} of the steps"
+        panels["grad_norm"].axhline(clip_norm, color=style.VERMILLION, linestyle="--", label=label)
+        panels["grad_norm"].legend(loc="best")
+    if "loss_scale" in steps:
+        _mark_skipped(panels["loss_scale"], steps[steps["skipped"]])
+    axes[-1, 0].set_xlabel("optimizer step")
     style.save(figure, path)
+
+
+def _draw_noisy(axis: Axes, steps: pd.Series, values: pd.Series) -> None:
+    """Draw what jumps from step to step faintly, and its running mean on top."""
+    window = max(1, len(values) // 100)
+    values = values.where(np.isfinite(values))
+    axis.plot(steps, values, color=style.BLUE, alpha=0.25, linewidth=0.8)
+    axis.plot(steps, values.rolling(window, min_periods=1).mean(), color=style.BLUE, label=f"mean of {window} steps")
+    axis.set_yscale("log")
+    axis.legend(loc="best")
+
+
+def _mark_skipped(axis: Axes, skipped: pd.DataFrame) -> None:
+    """Mark the steps that changed nothing."""
+    axis.set_yscale("log", base=2)
+    if len(skipped):
+        label = f"{len(skipped)} skipped, their gradients not being finite"
+        axis.plot(skipped["step"], skipped["loss_scale"], "x", color=style.VERMILLION, label=label)
+        axis.legend(loc="best")

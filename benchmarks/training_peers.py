@@ -1,0 +1,265 @@
+"""The loops that `benchmarks.training` compares: the same work, each in a process that loads one library.
+
+    python -m benchmarks.training_peers JSON
+
+`JSON` holds the fields of a `Task`. Prints one line: a list of seconds, of each timed round after one that is not.
+Everything runs on the processor.
+"""
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.training_tasks import (
+    CHANNELS,
+    HIDDEN,
+    KERNEL_SIZE,
+    LEARNING_RATE,
+    NUM_CLASSES,
+    SIDE,
+    ModelName,
+    Peer,
+    Task,
+    available_cores,
+    make_data,
+    matmul_shapes,
+)
+
+if TYPE_CHECKING:
+    from gradtrail.core.train_config import TrainConfig
+
+Round = Callable[[], object]
+
+
+def lesson(task: Task) -> Round:
+    """Set up a jitted step called from Python, on float32 images that lie prepared on the host."""
+    import jax
+    import optax
+    from flax import nnx
+
+    peer = task.peer
+    pixels, labels = make_data(task.examples)
+    images = _as_floats(pixels).reshape((-1, SIDE, SIDE, 1) if peer.model == "cnn" else (-1, SIDE**2))
+    graphdef, params = nnx.split(_flax_network(peer.model), nnx.Param)
+    optimizer = optax.adam(LEARNING_RATE)
+    opt_state = optimizer.init(params)
+    rng = np.random.default_rng(0)
+
+    @jax.jit
+    def step(params: Any, opt_state: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, Any, jax.Array]:
+        def loss_fn(params: Any) -> jax.Array:
+            logits = nnx.merge(graphdef, params)(images)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    def epoch() -> None:
+        nonlocal params, opt_state
+        for indices in rng.permutation(task.examples).reshape(-1, peer.batch_size):
+            params, opt_state, loss = step(params, opt_state, images[indices], labels[indices])
+        jax.block_until_ready((params, loss))
+
+    return epoch
+
+
+def pytorch(task: Task) -> Round:
+    """Set up PyTorch's usual loop with the fused Adam; bfloat16 is by autocast."""
+    import torch
+
+    peer = task.peer
+    torch.set_num_threads(available_cores())
+    torch.manual_seed(0)
+    pixels, targets = make_data(task.examples)
+    shape = (-1, 1, SIDE, SIDE) if peer.model == "cnn" else (-1, SIDE**2)
+    images, labels = torch.from_numpy(_as_floats(pixels)).reshape(shape), torch.from_numpy(targets).long()
+    memory_format = torch.channels_last if peer.channels_last else torch.contiguous_format
+    network = _torch_network(peer.model).to(memory_format=memory_format)
+    optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE, fused=True)
+
+    def loss_fn(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=peer.precision == "bfloat16"):
+            return torch.nn.functional.cross_entropy(network(images), labels)
+
+    loss_of = torch.compile(loss_fn) if peer.compiles else loss_fn
+
+    def epoch() -> None:
+        for indices in torch.randperm(task.examples).reshape(-1, peer.batch_size):
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(images[indices].to(memory_format=memory_format), labels[indices])
+            loss.backward()
+            optimizer.step()
+        loss.item()
+
+    return epoch
+
+
+def ours(task: Task) -> Round:
+    """Set up the compiled loop of this project, on uint8 images, with the step's records."""
+    import jax
+
+    from gradtrail.core import training
+    from gradtrail.core.models import Model
+
+    images, labels = make_data(task.examples)
+    config = _train_config(task)
+    model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES), remat=config.remat)
+    program = training.make_program(config, model, task.examples)
+    engine = training.compile_engine(program, clock=time.perf_counter)
+    state = engine.init(jax.random.key(config.seed))
+    examples = training.on_device(images, labels)
+    chunks = training.train(engine, state, examples, steps_per_call=engine.steps_per_epoch)
+    return lambda: jax.block_until_ready(next(chunks).state)
+
+
+def matmuls(task: Task) -> Round:
+    """Set up the matrix products of a step, one after the other, each as often as in a round of training.
+
+    Operands lie row by row, sums are float32 as in this project; each product or its transpose, whichever is faster.
+    """
+    shapes = matmul_shapes(task.peer.model, task.peer.batch_size)
+    fastest = [_faster_orientation(shape, task) for shape in shapes]
+    return lambda: [product() for product in fastest]
+
+
+def timed(run_round: Round, rounds: int) -> list[float]:
+    """Return the seconds of each round, after one that is not timed."""
+    run_round()
+    seconds = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        run_round()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _faster_orientation(shape: tuple[int, int, int], task: Task) -> Round:
+    rows, inner, columns = shape
+    products = [_repeated_product(rows, inner, columns, task), _repeated_product(columns, inner, rows, task)]
+    return min(products, key=lambda product: min(timed(product, rounds=3)))
+
+
+def _repeated_product(rows: int, inner: int, columns: int, task: Task) -> Round:
+    """Set up one matrix product, in a compiled loop over the steps of a round."""
+    import jax
+    import jax.numpy as jnp
+
+    def body(_: int, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        lhs, rhs, product = carry
+        lhs = lhs.at[0, 0].set(product[0, 0].astype(lhs.dtype))  # else the compiler would multiply only once
+        return lhs, rhs, jax.lax.dot(lhs, rhs, preferred_element_type=jnp.float32)
+
+    rng = np.random.default_rng(0)
+    dtype = jnp.dtype(task.peer.precision)
+    lhs, rhs = (jnp.asarray(rng.uniform(-0.5, 0.5, shape), dtype) for shape in ((rows, inner), (inner, columns)))
+    start = lhs, rhs, jnp.zeros((rows, columns))
+    repeated = jax.jit(lambda *carry: jax.lax.fori_loop(0, task.steps, body, carry)[-1])
+    return lambda: jax.block_until_ready(repeated(*start))
+
+
+def _as_floats(pixels: np.ndarray) -> np.ndarray:
+    return pixels.astype(np.float32) / np.float32(255)
+
+
+def _flax_network(model: ModelName) -> Any:
+    from flax import nnx
+
+    rngs = nnx.Rngs(0)
+    if model == "mlp":
+        return nnx.Sequential(
+            nnx.Linear(784, 256, rngs=rngs),
+            nnx.relu,
+            nnx.Linear(256, 128, rngs=rngs),
+            nnx.relu,
+            nnx.Linear(128, 10, rngs=rngs),
+        )
+    pool = functools.partial(nnx.max_pool, window_shape=(2, 2), strides=(2, 2))
+    return nnx.Sequential(
+        nnx.Conv(1, 32, (3, 3), rngs=rngs),
+        nnx.relu,
+        pool,
+        nnx.Conv(32, 64, (3, 3), rngs=rngs),
+        nnx.relu,
+        pool,
+        lambda images: images.reshape(len(images), -1),
+        nnx.Linear(3136, 128, rngs=rngs),
+        nnx.relu,
+        nnx.Linear(128, 10, rngs=rngs),
+    )
+
+
+def _torch_network(model: ModelName) -> Any:
+    from torch import nn
+
+    if model == "mlp":
+        return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(3136, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def _train_config(task: Task) -> "TrainConfig":
+    """Return the params of the project with everything replaced that the work of a step depends on."""
+    from gradtrail.core.augmentation import AugmentationConfig
+    from gradtrail.core.models import CNNConfig, MLPConfig
+    from gradtrail.core.optimizers import AdamConfig
+    from gradtrail.core.schedules import ConstantConfig
+    from gradtrail.core.train_config import TrainConfig
+    from gradtrail.io.params import load_section
+
+    return replace(
+        load_section("train", TrainConfig),
+        seed=0,
+        epochs=task.rounds + 1,
+        batch_size=task.peer.batch_size,
+        accumulation_steps=1,
+        model=task.peer.model,
+        mlp=MLPConfig(hidden=HIDDEN["mlp"], dropout=0.0),
+        cnn=CNNConfig(
+            channels=CHANNELS,
+            convolutions=1,
+            kernel_size=KERNEL_SIZE,
+            norm="none",
+            groups=1,
+            hidden=HIDDEN["cnn"],
+            dropout=0.0,
+        ),
+        precision=task.peer.precision,
+        remat=False,
+        optimizer="adam",
+        adam=AdamConfig(learning_rate=LEARNING_RATE, b1=0.9, b2=0.999, eps=1e-8),
+        schedule="constant",
+        constant=ConstantConfig(warmup_fraction=0.0),
+        clip_norm=None,
+        average_decay=None,
+        label_smoothing=0.0,
+        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+        patience=None,
+    )
+
+
+def main() -> None:
+    fields = json.loads(sys.argv[1])
+    task = Task(**{**fields, "peer": Peer(**fields["peer"])})
+    loops = {"lesson": lesson, "pytorch": pytorch, "ours": ours, "matmuls": matmuls}
+    print(json.dumps(timed(loops[task.peer.loop](task), task.rounds)))
+
+
+if __name__ == "__main__":
+    main()

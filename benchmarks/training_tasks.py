@@ -1,0 +1,92 @@
+"""What the processes of `benchmarks.training` agree on: networks, data, and what counts as the work of a step.
+
+Loads no library but NumPy, so that each process loads its own alone.
+"""
+
+import itertools
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+ModelName = Literal["mlp", "cnn"]
+Precision = Literal["float32", "bfloat16", "float16"]
+
+SIDE, NUM_CLASSES = 28, 10  # of the images, in pixels
+HIDDEN = {"mlp": (256, 128), "cnn": (128,)}  # the networks are written out once more for each library
+CHANNELS, KERNEL_SIZE = (32, 64), 3
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One way to train one network.
+
+    Attributes:
+        loop: `matmuls` is no training: the matrix products alone.
+        compiles: whether by `torch.compile`.
+        channels_last: PyTorch's memory format, of a convolutional network.
+    """
+
+    loop: Literal["lesson", "pytorch", "ours", "matmuls"]
+    model: ModelName
+    batch_size: int
+    precision: Precision
+    compiles: bool = False
+    channels_last: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a process is asked to do.
+
+    Attributes:
+        examples: in a round, a whole number of batches.
+        rounds: to time, after one that is not timed.
+    """
+
+    peer: Peer
+    examples: int
+    rounds: int
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a round."""
+        return self.examples // self.peer.batch_size
+
+
+def make_data(num_examples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw uint8 images and int32 labels, the same ones in every process."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (num_examples, SIDE, SIDE), dtype=np.uint8)
+    return images, rng.integers(0, NUM_CLASSES, num_examples, dtype=np.int32)
+
+
+def matmul_shapes(model: ModelName, batch_size: int) -> list[tuple[int, int, int]]:
+    """Return the matrix products of a step, forward and backward, as (rows, inner, columns).
+
+    A convolution counts as the product of kernel and patches. The images need no gradient.
+    """
+    layers = []
+    num_inputs, side = 1, SIDE
+    for num_outputs in CHANNELS if model == "cnn" else ():
+        kernel, columns = KERNEL_SIZE**2 * num_inputs, side**2 * batch_size
+        of_kernel, of_patches = (num_outputs, columns, kernel), (kernel, num_outputs, columns)
+        layers.append(((num_outputs, kernel, columns), of_kernel, of_patches))
+        num_inputs, side = num_outputs, side // 2
+    for width, num_outputs in itertools.pairwise((num_inputs * side**2, *HIDDEN[model], NUM_CLASSES)):
+        of_weights, of_inputs = (width, batch_size, num_outputs), (batch_size, num_outputs, width)
+        layers.append(((batch_size, width, num_outputs), of_weights, of_inputs))
+    first, *rest = layers
+    return [*first[:2], *itertools.chain(*rest)]
+
+
+def flops_per_step(model: ModelName, batch_size: int) -> int:
+    """Return the floating-point operations of these matrix products."""
+    return sum(2 * rows * inner * columns for rows, inner, columns in matmul_shapes(model, batch_size))
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,264 @@
+"""One optimizer step, as a pure function of a state, a batch and a key."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
+
+from gradtrail.core import batches, losses
+from gradtrail.core.augmentation import augment
+from gradtrail.core.data_parallel import summed_over_devices
+from gradtrail.core.loss_scaling import LossScale, adjusted, all_finite, initial_scale
+from gradtrail.core.models import Model, Params
+from gradtrail.core.optimizers import evaluation_params, learning_rate, make_optimizer
+from gradtrail.core.train_config import TrainConfig
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["step", "params", "opt_state", "key", "average", "loss_scale"],
+    meta_fields=[],
+)
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """Everything that training carries from step to step.
+
+    Attributes:
+        step: steps done, int32, those included that were skipped.
+        params: those that are trained; see `evaluation_params` for those to evaluate.
+        key: of the whole run; never consumed, only folded with the step or the epoch.
+        average: the moving average of the parameters, where one is asked for.
+        loss_scale: where the loss is scaled.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    opt_state: PyTree
+    key: Key[Array, ""]
+    average: Params | None
+    loss_scale: LossScale | None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["loss", "accuracy", "grad_norm", "learning_rate", "loss_scale", "skipped"],
+    meta_fields=[],
+)
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """What is recorded of a step, float32 unless said otherwise; of several steps, with a leading axis.
+
+    Attributes:
+        loss: mean over the batch, in nats, label smoothing included.
+        accuracy: share of the batch, before the update.
+        grad_norm: global L2 norm of the mean gradient, before clipping.
+        learning_rate: of this step.
+        loss_scale: that multiplied this step's loss, where the loss is scaled.
+        skipped: whether this step changed nothing, its gradients not being finite; bool, where the loss is scaled.
+    """
+
+    loss: Float[Array, "*steps"]
+    accuracy: Float[Array, "*steps"]
+    grad_norm: Float[Array, "*steps"]
+    learning_rate: Float[Array, "*steps"]
+    loss_scale: Float[Array, "*steps"] | None
+    skipped: Bool[Array, "*steps"] | None
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["images", "labels"], meta_fields=[])
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """A split on the device.
+
+    Attributes:
+        images: pixels, 0 to 255.
+        labels: class of each, int32.
+    """
+
+    images: UInt8[Array, "examples height width"]
+    labels: Int[Array, " examples"]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["params", "scale", "count", "examples"], meta_fields=[]
+)
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the gradient of every row of a batch needs.
+
+    Attributes:
+        scale: of the loss; None for none.
+        count: rows of the batch that are no padding, float32.
+    """
+
+    params: Params
+    scale: Float[Array, ""] | None
+    count: Float[Array, ""]
+    examples: Examples
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["indices", "key"], meta_fields=[])
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A batch, or a part of one.
+
+    Attributes:
+        indices: of the examples, int32, or `batches.PADDING`.
+        key: of each row, for dropout and augmentation, where there is any.
+    """
+
+    indices: Int[Array, " batch"]
+    key: Key[Array, " batch"] | None
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["loss", "accuracy", "grads"], meta_fields=[])
+@dataclass(frozen=True, kw_only=True)
+class BatchGradient:
+    """Sums over rows, each over the number of examples in the whole batch.
+
+    Attributes:
+        loss: in nats.
+        accuracy: share that was right.
+        grads: of the loss times its scale.
+    """
+
+    loss: Float[Array, ""]
+    accuracy: Float[Array, ""]
+    grads: Params
+
+
+_NOISE = 2**32 - 1  # folded into the run's key for what a step draws; an epoch's order folds in the epoch's number
+
+Step = Callable[[TrainState, Examples, Int[Array, " batch"]], tuple[TrainState, StepRecord]]
+
+
+def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Array], TrainState]:
+    """Return the function from a key to the state before the first step of `num_steps`."""
+    optimizer = make_optimizer(config.optimizer_config(), num_steps)
+
+    def init(key: Array) -> TrainState:
+        weights_key, run_key = jax.random.split(key)
+        params = model.init(key=weights_key)
+        return TrainState(
+            step=jnp.int32(0),
+            params=params,
+            opt_state=optimizer.init(params),
+            key=run_key,
+            average=None if config.average_decay is None else jax.tree.map(jnp.copy, params),
+            loss_scale=initial_scale(config.loss_scaling) if config.scales_loss else None,
+        )
+
+    return init
+
+
+def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> Step:
+    """Return the pure function that makes one step of `num_steps`.
+
+    It takes the state, the training split, and the indices of the batch's examples in it, which may be
+    `batches.PADDING`. The batch is shared out over the devices of `mesh`.
+    """
+    optimizer = make_optimizer(config.optimizer_config(), num_steps)
+    rate = learning_rate(config.optimizer_config(), num_steps)
+    gradient = summed_over_devices(_make_gradient(config, model), mesh)
+    is_noisy = config.augmentation.enabled or bool(model.config.dropout)
+
+    def step(state: TrainState, examples: Examples, indices: Array) -> tuple[TrainState, StepRecord]:
+        scale = None if state.loss_scale is None else state.loss_scale.scale
+        count = jnp.sum(indices != batches.PADDING).astype(jnp.float32)
+        shared = Shared(params=state.params, scale=scale, count=count, examples=examples)
+        found = gradient(shared, Rows(indices=indices, key=_row_keys(state, len(indices)) if is_noisy else None))
+        grads = found.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, found.grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=_averaged(config, state, params))
+        skipped = 0 if state.loss_scale is None else state.loss_scale.skipped_steps
+        record = StepRecord(
+            loss=found.loss,
+            accuracy=found.accuracy,
+            grad_norm=optax.tree.norm(grads),
+            learning_rate=jnp.asarray(rate(state.step - skipped), jnp.float32),
+            loss_scale=None,
+            skipped=None,
+        )
+        if state.loss_scale is not None:
+            finite = all_finite(grads)
+            moved = jax.tree.map(functools.partial(jnp.where, finite), moved, state)
+            loss_scale = adjusted(config.loss_scaling, state.loss_scale, finite)
+            moved = dataclasses.replace(moved, loss_scale=loss_scale)
+            record = dataclasses.replace(record, loss_scale=scale, skipped=~finite)
+        return dataclasses.replace(moved, step=state.step + 1), record
+
+    return step
+
+
+def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
+    """Return the parameters that stand for the training so far: the average, where there is one."""
+    if state.average is not None:
+        return state.average
+    return evaluation_params(config.optimizer_config(), state.opt_state, state.params)
+
+
+def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
+    """Return records of `num_steps` steps to be filled in."""
+    figures = {name: jnp.zeros(num_steps) for name in ("loss", "accuracy", "grad_norm", "learning_rate")}
+    scaling = config.scales_loss
+    return StepRecord(
+        **figures,
+        loss_scale=jnp.zeros(num_steps) if scaling else None,
+        skipped=jnp.zeros(num_steps, bool) if scaling else None,
+    )
+
+
+def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows], BatchGradient]:
+    """Return the function that works on a batch, or on a device's part of it, in `accumulation_steps` parts."""
+
+    def part(shared: Shared, rows: Rows) -> BatchGradient:
+        def loss_fn(params: Params) -> tuple[Array, tuple[Array, Array]]:
+            (images, labels), mask = batches.gather((shared.examples.images, shared.examples.labels), rows.indices)
+            if rows.key is not None and config.augmentation.enabled:
+                images = augment(batches.normalize(images), config.augmentation, key=_of_purpose(rows.key, 0))
+            key = None if rows.key is None else _of_purpose(rows.key, 1)
+            logits = model.apply(params, images, key=key)
+            loss = losses.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
+            mean_loss = batches.masked_sum(loss, mask) / shared.count
+            correct = losses.correct(logits, labels).astype(jnp.float32)
+            accuracy = batches.masked_sum(correct, mask) / shared.count
+            return mean_loss if shared.scale is None else mean_loss * shared.scale, (mean_loss, accuracy)
+
+        grads, (loss, accuracy) = jax.grad(loss_fn, has_aux=True)(shared.params)
+        return BatchGradient(loss=loss, accuracy=accuracy, grads=grads)
+
+    def accumulated(shared: Shared, rows: Rows) -> BatchGradient:
+        def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, None]:
+            return jax.tree.map(jnp.add, total, part(shared, rows)), None
+
+        parts = jax.tree.map(lambda leaf: leaf.reshape(config.accumulation_steps, -1), rows)
+        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(part, shared, jax.tree.map(lambda leaf: leaf[0], parts)))
+        return jax.lax.scan(add, zeros, parts)[0]
+
+    return part if config.accumulation_steps == 1 else accumulated
+
+
+def _row_keys(state: TrainState, batch_size: int) -> Key[Array, " batch"]:
+    """Return a key for each row of this step's batch, wherever the row is worked on."""
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, _NOISE), state.step), batch_size)
+
+
+def _of_purpose(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]:
+    return jax.vmap(jax.random.fold_in, (0, None))(key, purpose)
+
+
+def _averaged(config: TrainConfig, state: TrainState, params: Params) -> Params | None:
+    """Move the average towards `params`; early on in longer strides, so that it soon forgets the initial weights."""
+    if config.average_decay is None:
+        return None
+    step = state.step.astype(jnp.float32)
+    decay = jnp.minimum(config.average_decay, (1.0 + step) / (10.0 + step))
+    averaged: Params = optax.incremental_update(params, state.average, 1.0 - decay)
+    return averaged
