@@ -46,8 +46,12 @@ ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 	-@$(BIN)/gradtrail sync
 	@$(BIN)/mlflow ui --workers 1 --port $(or $(PORT),5000) --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}"
 
-bench: env ## time and memory of each stage, as a table
+results: env ## what came out of the recipes that were run, as the README's table
+	@$(BIN)/gradtrail results
+
+bench: env ## time and memory of each stage, and training beside its peers, as tables
 	@$(BIN)/python -m benchmarks.pipeline
+	@$(BIN)/python -m benchmarks.training
 
 clean: ## remove the environment and all caches, but no results
 	@rm -rf $(VENV) .gradtrail .outs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -6,7 +6,8 @@ All train the same networks with Adam at a constant rate, without clipping, smoo
 images and labels drawn from a fixed seed, in shuffled whole batches. Each row is a process of its own, since the thread
 pools of two libraries disturb each other. All rows are measured in turn, several times over, so that the drift of a
 shared machine hits all alike; each process has one round of warm-up. The figures are medians over all timed rounds. A
-round is an epoch; of the convolutional network, a part of one, scaled.
+round is an epoch; of the convolutional network, a part of one, scaled. Of PyTorch's two memory formats for
+convolutions, the faster one is shown.
 
 "Share of matmul rate" is FLOP/s achieved over FLOP/s of the bare matrix products. The FLOPs are those of the network's
 matrix products in a step, forward and backward: 2 × rows × inner × columns each, convolutions as products of kernel and
@@ -15,7 +16,8 @@ float32 sums, each in its faster orientation and with nothing else to do, measur
 the FLOPs are the same, the share is the time of these products over the time of training; it can exceed 100 % where a
 peer has faster kernels than JAX.
 
-PyTorch is optional: `pip install torch`.
+It takes a quarter of an hour on two cores and wants them for itself: a thread pool that waits for its slowest thread
+suffers most from company. PyTorch is optional: `pip install torch`.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -32,8 +35,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.training_tasks import ModelName, Peer, Precision, Task, available_cores, flops_per_step
@@ -42,13 +47,32 @@ from gradtrail.io.progress import progress_bar
 PASSES = 3
 CNN_EXAMPLES = 2_560  # in a round
 SETTINGS: tuple[tuple[ModelName, int], ...] = (("mlp", 128), ("mlp", 512), ("cnn", 128))
-MODELS = {"mlp": "MLP 784-256-128-10", "cnn": "CNN 3×3×32, pool, 3×3×64, pool, 128, 10"}
+NETWORKS = "MLP: 784-256-128-10. CNN: 3 × 3 to 32 channels, pool, 3 × 3 to 64, pool, 128, 10."
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
-LESSON, EAGER = "the lesson's loop", "PyTorch eager, fused Adam"
+LESSON, EAGER = "the lesson's loop", "PyTorch eager"
 NO_PYTORCH = "PyTorch is not installed: pip install torch"
 
-Rounds = dict[Peer, list[float]]
-Notes = dict[Peer, str]
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """What all processes reported.
+
+    Attributes:
+        examples: in an epoch.
+        seconds: of every timed round, scaled to an epoch.
+        notes: why a peer has no figures.
+    """
+
+    examples: int
+    seconds: dict[Peer, list[float]]
+    notes: dict[Peer, str]
+
+    def median(self, peer: Peer) -> float | None:
+        """Return the seconds of an epoch."""
+        return None if peer in self.notes else statistics.median(self.seconds[peer])
+
+    def fastest(self, peers: list[Peer]) -> Peer:
+        return min(peers, key=lambda peer: self.median(peer) or math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,69 +81,58 @@ class Row:
 
     Attributes:
         note: in place of figures.
-        round_seconds: of every timed round, scaled to an epoch.
+        ratio_to_lesson: how many times as fast; so is `ratio_to_pytorch_eager`.
+        share_of_matmul_rate: as the module defines it.
     """
 
     model: ModelName
     batch_size: int
     name: str
-    note: str | None = None
-    seconds_per_epoch: float | None = None
-    examples_per_second: float | None = None
-    ratio_to_lesson: float | None = None
-    ratio_to_pytorch_eager: float | None = None
-    share_of_matmul_rate: float | None = None
-    round_seconds: list[float] = dataclasses.field(default_factory=list)
+    note: str | None
+    seconds_per_epoch: float | None
+    examples_per_second: float | None
+    ratio_to_lesson: float | None
+    ratio_to_pytorch_eager: float | None
+    share_of_matmul_rate: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class BareMatmuls:
-    """The matrix products of an epoch with nothing else to do."""
+class BareRow:
+    """A row of the second table: the matrix products of an epoch with nothing else to do."""
 
     model: ModelName
     batch_size: int
     precision: Precision
-    seconds_per_epoch: float
-    flops_per_second: float
-    round_seconds: list[float]
+    seconds_per_epoch: float | None
+    flops_per_second: float | None
 
 
 def peers_by_row(model: ModelName, batch_size: int) -> dict[str, list[Peer]]:
-    """Return the peers of each row; of several, the fastest stands in the table."""
+    """Return the peers of each row; of several, the fastest is shown."""
     peer = functools.partial(Peer, model=model, batch_size=batch_size)
-
-    def pytorch(precision: Precision, *, compiles: bool = False) -> list[Peer]:
-        formats = (False, True) if model == "cnn" else (False,)
-        new = functools.partial(peer, loop="pytorch", precision=precision, compiles=compiles)
-        return [new(channels_last=channels_last) for channels_last in formats]
-
+    formats = (False, True) if model == "cnn" else (False,)
+    pytorch = [peer(loop="pytorch", precision="float32", channels_last=channels_last) for channels_last in formats]
     return {
         LESSON: [peer(loop="lesson", precision="float32")],
-        EAGER: pytorch("float32"),
-        "torch.compile": pytorch("float32", compiles=True),
-        "PyTorch bfloat16 autocast": pytorch("bfloat16"),
+        EAGER: pytorch,
+        "torch.compile": [dataclasses.replace(eager, compiles=True) for eager in pytorch],
+        "PyTorch bfloat16 autocast": [dataclasses.replace(eager, precision="bfloat16") for eager in pytorch],
         **{f"ours, {precision}": [peer(loop="ours", precision=precision)] for precision in PRECISIONS},
     }
 
 
 def bare_peer(model: ModelName, batch_size: int, precision: Precision) -> Peer:
+    """Return the peer of a row of the second table."""
     return Peer(loop="matmuls", model=model, batch_size=batch_size, precision=precision)
 
 
 def all_peers() -> list[Peer]:
     """Return every process of a pass, in order."""
-    return [
-        peer
-        for setting in SETTINGS
-        for peers in [*peers_by_row(*setting).values(), [bare_peer(*setting, precision) for precision in PRECISIONS]]
-        for peer in peers
-    ]
-
-
-def examples_per_round(peer: Peer, examples: int) -> int:
-    """Return the examples of a round: whole batches."""
-    limit = min(examples, CNN_EXAMPLES) if peer.model == "cnn" else examples
-    return limit // peer.batch_size * peer.batch_size
+    peers = []
+    for setting in SETTINGS:
+        peers += itertools.chain(*peers_by_row(*setting).values())
+        peers += [bare_peer(*setting, precision) for precision in PRECISIONS]
+    return peers
 
 
 def measure(task: Task) -> list[float]:
@@ -129,53 +142,185 @@ def measure(task: Task) -> list[float]:
         RuntimeError: the last line of what the process said when it failed.
     """
     command = [sys.executable, "-m", "benchmarks.training_peers", json.dumps(dataclasses.asdict(task))]
-    done = subprocess.run(
-        command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
-    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError((done.stderr.strip() or f"ended with status {done.returncode}").splitlines()[-1])
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run(examples: int, rounds: int) -> tuple[Rounds, Notes]:
-    """Measure every peer in each pass; return the seconds of its rounds, scaled to an epoch, or why there are none."""
+def run(examples: int, rounds: int) -> Measurements:
+    """Measure every peer in each pass, in all at least `rounds` times."""
     peers = all_peers()
-    measured: Rounds = {peer: [] for peer in peers}
-    notes: Notes = {}
+    found = Measurements(examples=examples, seconds={peer: [] for peer in peers}, notes={})
     if importlib.util.find_spec("torch") is None:
-        notes = {peer: NO_PYTORCH for peer in peers if peer.loop == "pytorch"}
+        found.notes.update({peer: NO_PYTORCH for peer in peers if peer.loop == "pytorch"})
     with progress_bar("training", PASSES * len(peers), unit="steps") as bar:
         for peer in peers * PASSES:
             bar.advance(0, message=f"{peer.loop}, {peer.model}, batch {peer.batch_size}, {peer.precision}")
-            if peer not in notes:
-                size = examples_per_round(peer, examples)
+            if peer not in found.notes:
+                task = Task(peer=peer, examples=_examples_per_round(peer, examples), rounds=math.ceil(rounds / PASSES))
                 try:
-                    seconds = measure(Task(peer=peer, examples=size, rounds=math.ceil(rounds / PASSES)))
-                    measured[peer] += [examples / size * second for second in seconds]
+                    found.seconds[peer] += [second * examples / task.examples for second in measure(task)]
                 except RuntimeError as error:
-                    notes[peer] = str(error)
+                    found.notes[peer] = str(error)
             bar.advance()
-    return measured, notes
+    return found
 
 
-def bare_matmuls(measured: Rounds, notes: Notes, examples: int) -> list[BareMatmuls]:
-    """Return the second table."""
-    table = []
+def training_rows(found: Measurements) -> list[Row]:
+    """Return the rows of the table."""
+    rows = []
     for model, batch_size in SETTINGS:
-        flops = flops_per_step(model, batch_size) * examples / batch_size
-        for precision in PRECISIONS:
-            peer = bare_peer(model, batch_size, precision)
-            if peer in notes:
-                raise SystemExit(f"{peer}: {notes[peer]}")
-            seconds = statistics.median(measured[peer])
-            table.append(
-                BareMatmuls(
+        shown = {name: found.fastest(peers) for name, peers in peers_by_row(model, batch_size).items()}
+        for name, peer in shown.items():
+            seconds = found.median(peer)
+            rows.append(
+                Row(
                     model=model,
                     batch_size=batch_size,
-                    precision=precision,
+                    name=name + _memory_format(peer),
+                    note=found.notes.get(peer),
                     seconds_per_epoch=seconds,
-                    flops_per_second=flops / seconds,
-                    round_seconds=measured[peer],
+                    examples_per_second=_quotient(found.examples, seconds),
+                    ratio_to_lesson=_quotient(found.median(shown[LESSON]), seconds),
+                    ratio_to_pytorch_eager=_quotient(found.median(shown[EAGER]), seconds),
+                    share_of_matmul_rate=_quotient(found.median(bare_peer(model, batch_size, peer.precision)), seconds),
                 )
             )
+    return rows
+
+
+def bare_rows(found: Measurements) -> list[BareRow]:
+    """Return the rows of the second table."""
+    rows = []
+    for (model, batch_size), precision in itertools.product(SETTINGS, PRECISIONS):
+        seconds = found.median(bare_peer(model, batch_size, precision))
+        rows.append(
+            BareRow(
+                model=model,
+                batch_size=batch_size,
+                precision=precision,
+                seconds_per_epoch=seconds,
+                flops_per_second=_quotient(flops_per_step(model, batch_size) * found.examples / batch_size, seconds),
+            )
+        )
+    return rows
+
+
+def machine() -> dict[str, str]:
+    """Return what the figures were measured on, and with."""
+    figures = {"processor": platform.machine(), "cores": str(available_cores()), "Python": platform.python_version()}
+    for package in ("jax", "flax", "optax", "torch"):
+        if importlib.util.find_spec(package):
+            figures[package] = importlib.metadata.version(package)
+    return figures
+
+
+def training_table(rows: list[Row], caption: str) -> Table:
+    table = Table(title=", ".join(f"{name} {value}" for name, value in machine().items()), caption=caption)
+    table.add_column("training")
+    for name in (
+        "seconds\n/ epoch",
+        "examples\n/ second",
+        "× the\nlesson",
+        "× PyTorch\neager",
+        "share of\nmatmul\nrate",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for setting, group in itertools.groupby(rows, key=_setting):
+        table.add_section()
+        table.add_row(f"[bold]{setting}")
+        for row in group:
+            table.add_row(*_cells(row))
     return table
+
+
+def bare_table(rows: list[BareRow]) -> Table:
+    table = Table(title="matmuls alone")
+    table.add_column("training")
+    table.add_column("precision")
+    for name in ("seconds\n/ epoch", "GFLOP/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        rate = _quotient(row.flops_per_second, 1e9)
+        table.add_row(_setting(row), row.precision, _text(row.seconds_per_epoch, ".3f"), _text(rate, ".0f"))
+    return table
+
+
+def report(found: Measurements, rows: list[Row], bare: list[BareRow], caption: str) -> dict[str, Any]:
+    """Return everything as plain data."""
+    return {
+        "machine": machine(),
+        "caption": caption,
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "matmuls_alone": [dataclasses.asdict(row) for row in bare],
+        "measured": [
+            {**dataclasses.asdict(peer), "seconds_per_epoch": seconds} for peer, seconds in found.seconds.items()
+        ],
+    }
+
+
+def _examples_per_round(peer: Peer, examples: int) -> int:
+    """Return the examples of a round: whole batches."""
+    limit = min(examples, CNN_EXAMPLES) if peer.model == "cnn" else examples
+    return limit // peer.batch_size * peer.batch_size
+
+
+def _memory_format(peer: Peer) -> str:
+    if peer.loop != "pytorch" or peer.model != "cnn":
+        return ""
+    return ", channels_last" if peer.channels_last else ", contiguous"
+
+
+def _quotient(numerator: float | None, denominator: float | None) -> float | None:
+    return None if numerator is None or denominator is None else numerator / denominator
+
+
+def _setting(row: Row | BareRow) -> str:
+    return f"{row.model.upper()}, batch {row.batch_size}"
+
+
+def _cells(row: Row) -> list[str]:
+    if row.note:
+        return [escape(f"{row.name}: {row.note}")]
+    return [
+        row.name,
+        _text(row.seconds_per_epoch, ".3f"),
+        _text(row.examples_per_second, ",.0f"),
+        _text(row.ratio_to_lesson, ".2f"),
+        _text(row.ratio_to_pytorch_eager, ".2f"),
+        _text(row.share_of_matmul_rate, ".0%"),
+    ]
+
+
+def _text(figure: float | None, form: str) -> str:
+    return "–" if figure is None else format(figure, form)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--examples", type=int, default=55_000)
+    arguments = parser.parse_args()
+    largest = max(batch_size for _, batch_size in SETTINGS)
+    if arguments.rounds < 1 or arguments.examples < largest:
+        parser.error(f"--rounds must be at least 1, --examples at least {largest}")
+    found = run(arguments.examples, arguments.rounds)
+    rows, bare = training_rows(found), bare_rows(found)
+    caption = f"{NETWORKS} Medians; an epoch has {arguments.examples:,} examples"
+    if arguments.examples > CNN_EXAMPLES:
+        caption += f", a timed round of the CNN {CNN_EXAMPLES:,} of them, scaled"
+    console = Console()
+    console.print(training_table(rows, caption))
+    console.print(bare_table(bare))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report(found, rows, bare, caption), indent=2) + "\n")
+    failures = [f"{peer}: {note}" for peer, note in found.notes.items() if note != NO_PYTORCH]
+    if failures:
+        raise SystemExit("\n".join(failures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 """The command `gradtrail`: what surrounds a run of the pipeline. The stages themselves are DVC's to run."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -46,7 +47,7 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
             return recipes.run_recipe(arguments.name, _seeds(arguments.seeds))
         case "recipes":
             for name, recipe in recipes.read_recipes().items():
-                print(f"{name}: {recipe.about}\n    {' '.join(recipes.command(recipe))}")
+                print(f"{name}: {recipe.about}\n    {shlex.join(recipes.command(recipe))}")
         case "results":
             print(recipes.as_markdown(_with_store(recipes.collect_results)))
         case "sync":

@@ -73,7 +73,7 @@ def test_what_averages_by_itself_is_not_averaged_again(optimizer: OptimizerKind)
     if optimizer != "schedule_free":
         assert train_config(optimizer=optimizer, average_decay=0.9).average_decay == 0.9
         return
-    with pytest.raises(ValueError, match="^average_decay must be null with optimizer schedule_free[^\n]*, got 0.9$"):
+    with pytest.raises(ValueError, match=r"^average_decay must be null .*, got 0\.9$"):
         train_config(optimizer=optimizer, average_decay=0.9)
 
 

@@ -2,9 +2,11 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from factories import make_engine, random_split, run_training, train_config
 
 from gradtrail.core.train_step import TrainState
@@ -16,8 +18,12 @@ def leaves(state: TrainState) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(plain)]
 
 
-def test_a_training_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
-    engine, examples = make_engine(train_config(), random_split(10))
+@pytest.mark.parametrize(
+    "overrides", [{"precision": "float16", "average_decay": 0.9}, {"optimizer": "schedule_free"}], ids=str
+)
+def test_a_training_goes_on_from_a_checkpoint_to_the_same_bits(overrides: dict[str, Any], tmp_path: Path) -> None:
+    """Loss scale, moving average and the state of any optimizer are part of it."""
+    engine, examples = make_engine(train_config(**overrides), random_split(10))
     chunks = run_training(engine, examples, steps_per_call=2, seed=3)
     save_checkpoint(tmp_path / "checkpoint", chunks[0].state)
     restored = load_checkpoint(tmp_path / "checkpoint", like=chunks[-1].state)

@@ -3,12 +3,19 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import jax
+import jax.numpy as jnp
 import pytest
 from factories import ROOT
 
+from gradtrail.core.models import Model, ModelKind
+from gradtrail.core.optimizers import OptimizerKind
+from gradtrail.core.precision import Precision
+from gradtrail.core.schedules import ScheduleKind
 from gradtrail.core.train_config import TrainConfig
+from gradtrail.core.training import make_program
 from gradtrail.io.errors import UserError
 from gradtrail.io.params import load_section, read_yaml, validate
 from gradtrail.io.reproduction import SECTIONS
@@ -86,6 +93,23 @@ def test_the_repository_has_no_other_section() -> None:
 )
 def test_a_wrong_value_is_named_by_its_key(key: str, value: Any) -> None:
     assert f"params.yaml: train.{key}" in refusal(changed(key, value), TrainConfig)
+
+
+def kinds() -> list[tuple[str, str]]:
+    """Every switch of the section `train` that has kinds, with each of them."""
+    switches = {"model": ModelKind, "optimizer": OptimizerKind, "schedule": ScheduleKind, "precision": Precision}
+    return [(key, kind) for key, allowed in switches.items() for kind in get_args(allowed)]
+
+
+@pytest.mark.parametrize(("key", "kind"), kinds())
+def test_one_override_of_the_repositorys_params_switches_each_kind(key: str, kind: str) -> None:
+    config = validate(changed(key, kind), TrainConfig, "train")
+    program = make_program(config, Model(config.model_config((28, 28), 10)), 300)
+    state = jax.eval_shape(program.init, jax.random.key(0))
+    indices = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
+    after, record = jax.eval_shape(program.step, state, program.examples, indices)
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
+    assert record.loss.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("key", ["epochs", "mlp.hidden", "adamw.b2"])

@@ -46,7 +46,7 @@ def test_every_recipe_of_the_repository_is_a_valid_training(name: str) -> None:
 def test_a_command_is_a_line_that_a_person_could_type() -> None:
     recipe = Recipe(about="", set={"train.model": "cnn", "train.clip_norm": None, "train.cnn.channels": [8, 16]})
     line = " ".join(recipes.command(recipe, 3))
-    changes = "-S train.model=cnn -S train.clip_norm=null -S train.cnn.channels=[8, 16] -S train.seed=3"
+    changes = "-S train.model=cnn -S train.clip_norm=null -S train.cnn.channels=[8,16] -S train.seed=3"
     assert line == f"dvc exp run --temp {changes} evaluate"
 
 

@@ -86,8 +86,8 @@ def compile_function(
         out_shardings: where the results lie; None leaves that to the compiler.
     """
     config: Any = jax.config  # whose switches mypy does not know
-    if config.jax_disable_jit:  # to step through, as it is
-        return CompiledFunction(name=name, call=function, cost=NO_COST, times=NO_TIMES)
+    if config.jax_disable_jit or config.jax_debug_nans:  # to step through, and to find what made a NaN
+        return CompiledFunction(name=name, call=jax.jit(function), cost=NO_COST, times=NO_TIMES)
     placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
     started = clock()
     traced = jax.jit(function, donate_argnums=donate_argnums, **placing).trace(*args)
@@ -100,8 +100,7 @@ def compile_function(
         lower_seconds=lowered_at - traced_at,
         compile_seconds=clock() - lowered_at,
     )
-    call = jax.jit(function, **placing) if config.jax_debug_nans else compiled  # in jit alone JAX finds the culprit
-    return CompiledFunction(name=name, call=call, cost=_static_cost(compiled), times=times)
+    return CompiledFunction(name=name, call=compiled, cost=_static_cost(compiled), times=times)
 
 
 def cost_metrics(functions: list[CompiledFunction]) -> dict[str, int]:

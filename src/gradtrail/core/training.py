@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core import batches
-from gradtrail.core.compilation import CompiledFunction, compile_function
+from gradtrail.core.compilation import NO_COST, NO_TIMES, CompiledFunction, compile_function
 from gradtrail.core.data_parallel import check_divisible, make_mesh, replicated
 from gradtrail.core.models import Model, Params
 from gradtrail.core.train_config import TrainConfig
@@ -49,6 +49,7 @@ class Program:
     Attributes:
         mesh: the devices that share each batch.
         records: no argument → the empty records of an epoch.
+        step: one step of `run_steps`.
         averages: whether `evaluation_params` has something to compute.
         examples: shapes and dtypes of the training split, an abstract `Examples`.
     """
@@ -62,6 +63,7 @@ class Program:
     averages: bool
     order: Callable[..., Array]
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
+    step: Step
     examples: Any
 
 
@@ -140,6 +142,23 @@ def run_steps(
     return jax.lax.fori_loop(start, stop, body, (state, records))
 
 
+def run_steps_one_by_one(
+    step: Step,
+    state: TrainState,
+    records: StepRecord,
+    examples: Examples,
+    order: Int[Array, "steps batch"],
+    start: int,
+    stop: int,
+) -> tuple[TrainState, StepRecord]:
+    """Make the same steps from Python: where one makes a NaN, JAX looks into that one, as it cannot into a loop."""
+    step = jax.jit(step)
+    for index in range(start, stop):
+        state, record = step(state, examples, order[index])
+        records = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)  # noqa: B023
+    return state, records
+
+
 def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mesh | None = None) -> Program:
     """Return the functions of a training, yet to be compiled.
 
@@ -156,6 +175,7 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mes
     check_divisible(config.batch_size // config.accumulation_steps, mesh, _batch_name(config))
     steps_per_epoch = batches.num_batches(num_examples, config.batch_size)
     num_steps = config.epochs * steps_per_epoch
+    step = make_step(config, model, num_steps, mesh)
 
     def order(key: Array, epoch: Array) -> Array:
         return batches.shuffled_batches(num_examples, config.batch_size, key=jax.random.fold_in(key, epoch))
@@ -173,7 +193,8 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mes
         evaluation_params=functools.partial(params_to_evaluate, config),
         averages=config.optimizer == "schedule_free",
         order=order,
-        run_steps=functools.partial(run_steps, make_step(config, model, num_steps, mesh)),
+        run_steps=functools.partial(run_steps, step),
+        step=step,
         examples=jax.eval_shape(examples),
     )
 
@@ -199,6 +220,10 @@ def compile_engine(program: Program, *, clock: Callable[[], float]) -> Engine:
 
 def compile_run_steps(program: Program, *, clock: Callable[[], float]) -> CompiledFunction:
     """Compile the loop of optimizer steps by itself; its static cost is that of one step."""
+    debugging: Any = jax.config  # whose switches mypy does not know
+    if debugging.jax_debug_nans:
+        one_by_one = functools.partial(run_steps_one_by_one, program.step)
+        return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
     everywhere = replicated(program.mesh)
     key, index, state = _abstract_arguments(program)
     records = _placed(jax.eval_shape(program.records), everywhere)

@@ -5,6 +5,7 @@ state, by hand, in a queue or by this module, it counts once for each seed.
 """
 
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -93,8 +94,13 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def command(recipe: Recipe, seed: int | None = None) -> list[str]:
     """Return the `dvc exp run` line of a recipe: in a copy of the workspace, as far as the evaluation."""
     seeded = {} if seed is None else {SEED: seed}
-    overrides = [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in {**recipe.set, **seeded}.items()]
+    overrides = [f"{key}={_as_override(value)}" for key, value in {**recipe.set, **seeded}.items()]
     return ["dvc", "exp", "run", "--temp", *(part for each in overrides for part in ("-S", each)), _STAGE]
+
+
+def _as_override(value: Any) -> str:
+    """Write a value as DVC's `-S` takes it: words as they are, the rest as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def run_recipe(name: str, seeds: Iterable[int]) -> int:
@@ -102,7 +108,7 @@ def run_recipe(name: str, seeds: Iterable[int]) -> int:
     recipe = choose(name)
     for seed in seeds:
         line = command(recipe, seed)
-        print(f"recipe {name}, seed {seed}: {' '.join(line)}", file=sys.stderr)
+        print(f"recipe {name}, seed {seed}: {shlex.join(line)}", file=sys.stderr)
         status = subprocess.run([sys.executable, "-m", *line], check=False).returncode
         if status:
             return status

@@ -17,7 +17,7 @@ class RuntimeConfig:
         tracking: whether to log to MLflow.
         system_metrics: whether to log the use of processor and memory.
         debug_nans: whether to stop at the first NaN, in the operation that made it.
-        disable_jit: whether to run every operation by itself; then no outs are written, their bits being others.
+        disable_jit: whether to run every operation by itself. Under both no outs are written, their bits being others.
         gpu_preallocate: whether JAX takes most of a GPU's memory at once.
         gpu_deterministic: whether a GPU may use only operations that give the same bits every time.
     """

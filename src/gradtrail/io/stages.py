@@ -61,12 +61,12 @@ class Stage:
         """Yield a folder to write all outs to; they come to their places together, when all are written.
 
         Raises:
-            UserError: `runtime.disable_jit` is on, under which results have other bits than under the same state's key.
+            UserError: a debug switch is on, under which results have other bits than those that their state stands for.
         """
-        if self.runtime.disable_jit:
-            raise UserError(
-                "runtime.disable_jit is on, for stepping through; the stage came to its end and wrote nothing"
-            )
+        compiles = "jax" in self.spec.params.get(str(VERSIONS), ())
+        if compiles and (self.runtime.disable_jit or self.runtime.debug_nans):
+            switch = "disable_jit" if self.runtime.disable_jit else "debug_nans"
+            raise UserError(f"runtime.{switch} is on: the stage came to its end, and writes no results under it")
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
 
@@ -86,12 +86,14 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
     0: done. 1: a fault of the program, with traceback. 2: a fault that a person can mend, in one line. 130: stopped by
     Ctrl-C.
     """
+    stage = Stage(name)
     try:
         require_own_code()
-        stage = Stage(name)
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
         main(stage)
     except (UserError, ConfigError, FloatingPointError) as error:  # the last: a training that diverged
+        if isinstance(error, FloatingPointError) and stage.runtime.debug_nans:
+            raise  # the traceback is what the switch is for
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
