@@ -16,8 +16,8 @@ float32 sums, each in its faster orientation and with nothing else to do, measur
 the FLOPs are the same, the share is the time of these products over the time of training; it can exceed 100 % where a
 peer has faster kernels than JAX.
 
-It takes a quarter of an hour on two cores and wants them for itself: a thread pool that waits for its slowest thread
-suffers most from company. PyTorch is optional: `pip install torch`.
+It takes about a quarter of an hour on two cores and wants them for itself: a thread pool that waits for its slowest
+thread suffers most from company. PyTorch is optional: `pip install torch`.
 """
 
 import argparse
@@ -30,6 +30,7 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -72,6 +73,7 @@ class Measurements:
         return None if peer in self.notes else statistics.median(self.seconds[peer])
 
     def fastest(self, peers: list[Peer]) -> Peer:
+        """Return the one with the smallest median; the first one where none has figures."""
         return min(peers, key=lambda peer: self.median(peer) or math.inf)
 
 
@@ -128,7 +130,7 @@ def bare_peer(model: ModelName, batch_size: int, precision: Precision) -> Peer:
 
 def all_peers() -> list[Peer]:
     """Return every process of a pass, in order."""
-    peers = []
+    peers: list[Peer] = []
     for setting in SETTINGS:
         peers += itertools.chain(*peers_by_row(*setting).values())
         peers += [bare_peer(*setting, precision) for precision in PRECISIONS]
@@ -139,13 +141,14 @@ def measure(task: Task) -> list[float]:
     """Run a task in a process of its own; return the seconds of each round.
 
     Raises:
-        RuntimeError: the last line of what the process said when it failed.
+        RuntimeError: the process failed; the line of its traceback that names the error.
     """
     command = [sys.executable, "-m", "benchmarks.training_peers", json.dumps(dataclasses.asdict(task))]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError((done.stderr.strip() or f"ended with status {done.returncode}").splitlines()[-1])
+        errors = re.findall(r"^[\w.]+: .+", done.stderr, re.MULTILINE)
+        raise RuntimeError(errors[-1] if errors else f"ended with status {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

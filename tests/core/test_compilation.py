@@ -1,6 +1,8 @@
 """Costs are those of the mathematics, times those of the clock, and a compiled function has one shape."""
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,16 +100,29 @@ def logarithm(values: jax.Array) -> jax.Array:
     return jnp.log(values)
 
 
-def test_without_compilation_the_function_is_called_as_it_is_and_costs_nothing() -> None:
+@pytest.mark.parametrize("debugging", [jax.disable_jit, jax.debug_nans])
+def test_for_debugging_nothing_is_compiled_ahead_and_nothing_costs(debugging: Callable[[bool], Any]) -> None:
     def never() -> float:
         raise AssertionError("a clock was read though nothing was compiled")
 
-    with jax.disable_jit():
+    with debugging(True):
         function = compile_function("log", logarithm, NOT_A_NUMBER, clock=never, out_shardings=replicated(make_mesh()))
-    assert function.call is logarithm
+        np.testing.assert_array_equal(function(jnp.ones((2, 2))), np.zeros((2, 2)), "any shape does")
     assert (function.name, function.cost, function.times) == ("log", NO_COST, NO_TIMES)
     assert not any(cost_metrics([function]).values())
-    np.testing.assert_array_equal(function(jnp.ones((2, 2))), np.zeros((2, 2)), "any shape does")
+    assert not any(time_metrics([function]).values())
+
+
+def test_to_step_through_the_function_gets_the_values_themselves() -> None:
+    given = []
+
+    def keep(values: jax.Array) -> jax.Array:
+        given.append(values)
+        return values
+
+    with jax.disable_jit():
+        compile_function("keep", keep, NOT_A_NUMBER, clock=no_clock)(NOT_A_NUMBER)
+    assert [float(values[0]) for values in given] == [-1]
 
 
 def test_a_nan_stops_the_call_only_where_that_is_asked_for() -> None:
@@ -119,13 +134,11 @@ def test_a_nan_stops_the_call_only_where_that_is_asked_for() -> None:
             watched(NOT_A_NUMBER)
 
 
-@pytest.mark.parametrize("debug_nans", [False, True])
-def test_results_lie_where_they_are_asked_to(debug_nans: bool) -> None:
+def test_results_lie_where_they_are_asked_to() -> None:
     everywhere, argument = replicated(make_mesh()), jnp.ones(4)
-    with jax.debug_nans(debug_nans):
-        asked, free = (
-            compile_function("log", logarithm, argument, clock=no_clock, out_shardings=sharding)(argument).sharding
-            for sharding in (everywhere, None)
-        )
+    asked, free = (
+        compile_function("log", logarithm, argument, clock=no_clock, out_shardings=sharding)(argument).sharding
+        for sharding in (everywhere, None)
+    )
     assert asked == everywhere
     assert free == argument.sharding != everywhere

@@ -67,13 +67,12 @@ def run(
     order: np.ndarray = ORDER,
     split: Split = SPLIT,
     *,
-    key: int = 0,
     num_classes: int = NUM_CLASSES,
     change: Callable[[TrainState], TrainState] = lambda state: state,
 ) -> Run:
     """Make a step for each row of `order`."""
     init, step = compiled(config, len(order), split.images.shape[1:], num_classes)
-    return run_steps(step, change(init(jax.random.key(key))), order, split)
+    return run_steps(step, change(init(jax.random.key(0))), order, split)
 
 
 def run_steps(step: Callable[..., Any], state: TrainState, order: np.ndarray, split: Split = SPLIT) -> Run:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from factories import (
@@ -38,7 +40,7 @@ PLAIN = {
 
 NOISY = "noisy float16 with an average"
 SCHEDULE_FREE = "schedule-free convolutions in bfloat16 by parts"
-MIXED = LossScalingConfig(initial=2.0**19, growth_factor=2.0, backoff_factor=0.5, growth_interval=1, minimum=1.0)
+MIXED = LossScalingConfig(initial=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=1, minimum=1.0)
 CONFIGS = {
     "plain": train_config(),
     NOISY: train_config(
@@ -226,12 +228,20 @@ def test_at_a_constant_rate_schedule_free_evaluates_the_mean_of_its_fast_weights
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, mean)
 
 
-def test_without_compilation_a_training_gives_the_same_figures() -> None:
-    config, examples = CONFIGS["plain"], compiled("plain")[1]
+@pytest.mark.parametrize("debugging", [pytest.param(jax.disable_jit, marks=pytest.mark.slow), jax.debug_nans])
+def test_a_training_to_look_into_gives_the_same_figures(
+    debugging: Callable[[bool], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config(**PLAIN)
+    engine, examples = make_engine(config, SPLIT)
+    initial, expected = engine.init(jax.random.key(0)), run_training(engine, examples)[-1]
     program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT))
-    with jax.disable_jit():
-        engine = compile_engine(program, clock=no_clock)
-        chunk = run_training(engine, examples)[-1]
-    assert int(chunk.state.step) == engine.num_steps
-    for found, expected in ((chunk.state.params, whole()[-1].state.params), (chunk.records, whole()[-1].records)):
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # indices then are NumPy's or Python's integers
+    with debugging(True):
+        looked_into = compile_engine(program, clock=no_clock)
+        chunks = run_training(looked_into, examples, state=initial, steps_per_call=2)
+    assert [(chunk.step, int(chunk.state.step)) for chunk in chunks] == [(2, 2), (3, 3), (5, 5), (6, 6)]
+    for part in ("params", "opt_state"):
+        found, wanted = getattr(chunks[-1].state, part), getattr(expected.state, part)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, wanted)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), chunks[-1].records, expected.records)

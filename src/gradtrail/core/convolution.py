@@ -37,6 +37,18 @@ def patches(
     return jnp.concatenate(shifted).reshape(size * size * channels, height * width * batch)
 
 
+def example_patches(
+    inputs: Shaped[Array, "channels height width batch"], size: int
+) -> Shaped[Array, "batch {size}*{size}*channels height*width"]:
+    """Return the same of each example by itself, for products of each with its own."""
+    batch_first = jnp.moveaxis(inputs, -1, 0)
+    batch, channels, height, width = batch_first.shape
+    padded = jnp.pad(batch_first, [_padding(size)[index] for index in (3, 0, 1, 2)])
+    shifts = itertools.product(range(size), range(size))
+    shifted = [padded[:, :, row : row + height, column : column + width] for row, column in shifts]
+    return jnp.concatenate(shifted, axis=1).reshape(batch, size * size * channels, height * width)
+
+
 def max_pool(
     inputs: Float[Array, "channels height width batch"],
 ) -> Float[Array, "channels height//2 width//2 batch"]:

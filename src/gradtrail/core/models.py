@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key, PyTree, UInt8
 from gradtrail.core.batches import normalize
 from gradtrail.core.bounds import ConfigError, check
 from gradtrail.core.convolution import max_pool
-from gradtrail.core.layers import Convolution, Dense, GroupNorm, LayerNorm, dropout
+from gradtrail.core.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm, Tap, dropout, untapped
 from gradtrail.core.precision import Precision
 from gradtrail.core.rematerialization import rematerialized
 
@@ -150,19 +150,18 @@ class Head(nnx.Module):
         )
         self.dropout = config.dropout
 
-    def classify(self, features: Float[Array, "batch features"], key: Key[Array, " batch"] | None) -> Array:
+    def classify(self, features: Float[Array, "batch features"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
         """Return the logits; `key` decides which hidden units are left out."""
         for index, layer in enumerate(self.layers[:-1]):
-            features = dropout(jax.nn.relu(layer(features)), self.dropout, _folded(key, index))
-        logits: Array = self.layers[-1](features)
-        return logits
+            features = dropout(jax.nn.relu(tap(layer, features)), self.dropout, _folded(key, index))
+        return tap(self.layers[-1], features)
 
 
 class Perceptron(Head):
     """Softmax regression or a multilayer perceptron."""
 
-    def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None) -> Array:
-        return self.classify(images.reshape(images.shape[0], -1), key)
+    def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
+        return self.classify(images.reshape(images.shape[0], -1), key, tap)
 
 
 class Block(nnx.Module):
@@ -175,10 +174,10 @@ class Block(nnx.Module):
         self.norm = _make_norm(num_outputs, cnn)
         self.pools = pools
 
-    def __call__(self, inputs: Float[Array, "channels height width batch"]) -> Array:
-        outputs = self.convolution(inputs)
+    def __call__(self, inputs: Float[Array, "channels height width batch"], tap: Tap) -> Array:
+        outputs = tap(self.convolution, inputs)
         if self.norm is not None:
-            outputs = self.norm(outputs)
+            outputs = tap(self.norm, outputs)
         return jax.nn.relu(max_pool(outputs) if self.pools else outputs)  # in this order ReLU has a quarter of the work
 
 
@@ -198,12 +197,13 @@ class ConvolutionalNetwork(Head):
         self.remat = remat
         super().__init__(config, rngs=rngs)
 
-    def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None) -> Array:
+    def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
         activations = jnp.moveaxis(images, 0, -1)[None]
         for block in self.blocks:
-            activations = _rematerialized(block)(activations) if self.remat else block(activations)
+            again = self.remat and tap is untapped
+            activations = _rematerialized(block)(activations) if again else block(activations, tap)
         features = activations.reshape(-1, len(images)).T
-        return self.classify(dropout(features, self.dropout, _folded(key, len(self.layers))), key)
+        return self.classify(dropout(features, self.dropout, _folded(key, len(self.layers))), key, tap)
 
 
 class Model:
@@ -231,6 +231,7 @@ class Model:
         images: UInt8[Array, "batch height width"] | Float[Array, "batch height width"],
         *,
         key: Key[Array, " batch"] | None = None,
+        tap: Callable[[str, Layer, Array], Array] | None = None,
     ) -> Float[Array, "batch classes"]:
         """Return the logits, float32.
 
@@ -238,10 +239,19 @@ class Model:
             params: as `init` gives them.
             images: uint8 pixels, or float32 in 0..1.
             key: for dropout, one for each example; None to leave nothing out, as for evaluation.
+            tap: takes the name of a layer, the layer and its inputs, and returns its outputs; called for every layer
+                that has parameters, in place of it. Switches rematerialization off.
         """
         pixels = normalize(images) if images.dtype == jnp.uint8 else images
         network: Any = nnx.merge(self._graphdef, nnx.State(params))
-        return network(pixels, key)
+        if tap is None:
+            return network(pixels, key, untapped)
+        names = {id(layer): name for name, layer in _layers(network).items()}
+        return network(pixels, key, lambda layer, inputs: tap(names[id(layer)], layer, inputs))
+
+    def layers(self) -> dict[str, Layer]:
+        """Return every layer that has parameters by its name, such as `layers/0`, with abstract arrays."""
+        return _layers(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
 
     def abstract_params(self) -> AbstractParams:
         """Return the parameters' shapes and dtypes, as `jax.ShapeDtypeStruct`."""
@@ -258,6 +268,12 @@ def num_parameters(params: Params | HostParams | AbstractParams) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def _layers(network: nnx.Module) -> dict[str, Layer]:
+    """Return the layers of a network in its order, by the names that its parameters begin with."""
+    modules = nnx.iter_modules(network)
+    return {"/".join(map(str, path)): module for path, module in modules if isinstance(module, Layer)}
+
+
 def _make_norm(num_channels: int, cnn: CNNConfig) -> GroupNorm | LayerNorm | None:
     if cnn.norm == "group":
         return GroupNorm(num_channels, cnn.groups)
@@ -266,7 +282,7 @@ def _make_norm(num_channels: int, cnn: CNNConfig) -> GroupNorm | LayerNorm | Non
 
 def _rematerialized(block: Block) -> Callable[[Array], Array]:
     graphdef, state = nnx.split(block)
-    function = rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs))
+    function = rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, untapped))
     return lambda inputs: function(state, inputs)
 
 

@@ -1,14 +1,21 @@
-"""Exact figures of every example's gradient. `vmap(grad)` over a microbatch: the definition itself."""
+"""Exact figures of every example's gradient, without the gradients.
+
+One backward pass to the outputs of the layers; each layer knows the norm of its own gradient from what went in and what
+came back. `per_example_grads`, the definition, is what that is tested against.
+"""
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt8
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key, PyTree, UInt8
 
 from gradtrail.core import losses
 from gradtrail.core.compilation import CompiledFunction, compile_function
+from gradtrail.core.layers import Layer
 from gradtrail.core.models import Model, Params
 
 
@@ -44,6 +51,39 @@ def per_example_grads(
     return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, images, labels)
 
 
+def squared_grad_norms(
+    model: Model,
+    params: Params,
+    images: UInt8[Array, "batch height width"],
+    labels: Int[Array, " batch"],
+    *,
+    label_smoothing: float,
+    key: Key[Array, " batch"] | None = None,
+) -> tuple[dict[str, Float[Array, " batch"]], Float[Array, "batch classes"]]:
+    """Return the squared L2 norm of each example's gradient layer by layer, and the logits.
+
+    Args:
+        model: its layers are probed one by one; where one has no better way, by the gradients themselves.
+        params: where the gradients are taken.
+        images: of the examples.
+        labels: of the examples.
+        label_smoothing: of the loss.
+        key: for dropout, one for each example.
+
+    Returns:
+        Name of a layer → squared norms, float32; the logits.
+    """
+
+    def total_loss(probes: dict[str, Array]) -> tuple[Array, Array]:
+        logits = model.apply(
+            params, images, key=key, tap=lambda name, layer, inputs: _probed(layer, inputs, probes[name])
+        )
+        return jnp.sum(losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)), logits
+
+    probes = {name: jnp.zeros(len(images)) for name in model.layers()}
+    return jax.grad(total_loss, has_aux=True)(probes)
+
+
 def score_batch(
     model: Model,
     params: Params,
@@ -59,11 +99,10 @@ def score_batch(
         al., arXiv 2107.07075); `el2n`; `loss` in nats; `margin` in logits; `input_norm` of the pixels scaled to 0..1;
         `predicted`, the class, int32.
     """
-    grads = per_example_grads(model, params, images, labels, label_smoothing=label_smoothing)
-    logits = model.apply(params, images)
+    by_layer, logits = squared_grad_norms(model, params, images, labels, label_smoothing=label_smoothing)
     pixels = images.reshape(images.shape[0], -1).astype(jnp.float32) / 255.0
     return {
-        "grad_norm": per_example_norm(grads),
+        "grad_norm": jnp.sqrt(sum(by_layer.values(), start=jnp.float32(0))),
         "el2n": losses.el2n(logits, labels),
         "loss": losses.cross_entropy(logits, labels, label_smoothing=label_smoothing),
         "margin": losses.margin(logits, labels),
@@ -89,3 +128,30 @@ def per_example_norm(grads: Params) -> Float[Array, " batch"]:
         return jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=tuple(range(1, leaf.ndim)))
 
     return jnp.sqrt(sum((squared(leaf) for leaf in jax.tree.leaves(grads)), start=jnp.float32(0)))
+
+
+def _probed(layer: Layer, inputs: Float[Array, "..."], probe: Float[Array, " batch"]) -> Float[Array, "..."]:
+    """Send inputs through a layer; what comes back for `probe`, which itself does nothing, is the squared norm."""
+    graphdef, state = nnx.split(layer)
+    return _probe(graphdef, state, inputs, probe)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _probe(graphdef: Any, state: PyTree, inputs: Array, _: Array) -> Array:
+    return nnx.merge(graphdef, state)(inputs)
+
+
+def _probe_forward(graphdef: Any, state: PyTree, inputs: Array, _: Array) -> tuple[Array, tuple[PyTree, Array]]:
+    return nnx.merge(graphdef, state)(inputs), (state, inputs)
+
+
+def _probe_backward(graphdef: Any, residuals: tuple[PyTree, Array], cotangent: Array) -> tuple[PyTree, Array, Array]:
+    """Go on to the inputs, and leave the parameters' own gradient out: nobody asks for it."""
+    state, inputs = residuals
+    layer = nnx.merge(graphdef, state)
+    _, pull_back = jax.vjp(layer, inputs)
+    none = jax.tree.map(jnp.zeros_like, state)
+    return none, pull_back(cotangent)[0], layer.squared_grad_norms(inputs, cotangent)
+
+
+_probe.defvjp(_probe_forward, _probe_backward)

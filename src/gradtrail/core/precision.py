@@ -21,6 +21,11 @@ def matmul(lhs: Float[Array, "rows inner"], rhs: Float[Array, "inner columns"], 
     return jax.lax.dot(lhs, rhs) if precision == "float32" else _low_matmul(lhs, rhs, precision)
 
 
+def rounded(array: Float[Array, "..."], precision: Precision) -> Float[Array, "..."]:
+    """Return what a product in `precision` sees of its operand, float32."""
+    return array.astype(precision).astype(jnp.float32)
+
+
 def contract(lhs: Matrix, rhs: Matrix, lhs_axis: int, rhs_axis: int) -> Matrix:
     """Return the sum over products along one axis of each, in float32, whatever the operands' dtype."""
     lhs, rhs = jax.lax.optimization_barrier((lhs, rhs))  # XLA's CPU backend fails on some transposes that it folds in

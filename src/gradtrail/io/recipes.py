@@ -104,11 +104,16 @@ def _as_override(value: Any) -> str:
 
 
 def run_recipe(name: str, seeds: Iterable[int]) -> int:
-    """Run a recipe for each seed; what was run before is not run again. Return the first exit status that is not 0."""
+    """Run a recipe for each seed; what was run before is not run again.
+
+    The workspace is brought up to date first: DVC ends an experiment in a fault where the cache lacks an out of it.
+
+    Returns:
+        The first exit status that is not 0.
+    """
     recipe = choose(name)
-    for seed in seeds:
-        line = command(recipe, seed)
-        print(f"recipe {name}, seed {seed}: {shlex.join(line)}", file=sys.stderr)
+    for line in [["dvc", "repro"], *(command(recipe, seed) for seed in seeds)]:
+        print(f"recipe {name}: {shlex.join(line)}", file=sys.stderr)
         status = subprocess.run([sys.executable, "-m", *line], check=False).returncode
         if status:
             return status
