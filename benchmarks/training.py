@@ -16,7 +16,7 @@ float32 sums, each in its faster orientation and with nothing else to do, measur
 the FLOPs are the same, the share is the time of these products over the time of training; it can exceed 100 % where a
 peer has faster kernels than JAX.
 
-It takes about a quarter of an hour on two cores and wants them for itself: a thread pool that waits for its slowest
+It takes about ten minutes on two cores and wants them for itself: a thread pool that waits for its slowest
 thread suffers most from company. PyTorch is optional: `pip install torch`.
 """
 
@@ -45,7 +45,7 @@ from rich.table import Table
 from benchmarks.training_tasks import ModelName, Peer, Precision, Task, available_cores, flops_per_step
 from gradtrail.io.progress import progress_bar
 
-PASSES = 3
+PASSES = 2
 CNN_EXAMPLES = 2_560  # in a round
 SETTINGS: tuple[tuple[ModelName, int], ...] = (("mlp", 128), ("mlp", 512), ("cnn", 128))
 NETWORKS = "MLP: 784-256-128-10. CNN: 3 × 3 to 32 channels, pool, 3 × 3 to 64, pool, 128, 10."

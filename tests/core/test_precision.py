@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradtrail.core.precision import Precision, matmul, transposed
+from gradtrail.core.precision import Precision, matmul, rounded, transposed
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 SHAPES = [(1, 1, 1), (1, 7, 10), (33, 5, 1), (13, 27, 10)]  # rows, inner, columns
@@ -89,6 +89,14 @@ def test_weights_in_common_have_a_gradient_of_each_example(precision: Precision)
     found = each(*examples)
     assert_close(found, exact(*examples, precision))
     np.testing.assert_allclose(np.sum(found[2], axis=0), exact(inputs, weights, cotangent, precision)[2], rtol=2e-5)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_rounded_is_what_a_product_sees_of_an_operand(precision: Precision) -> None:
+    lhs, _, _ = operands(5, 4, 1)
+    found = jax.jit(rounded, static_argnums=1)(lhs, precision)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, lhs.astype(DTYPES[precision]).astype(np.float32))
 
 
 def test_a_gradient_that_float16_cannot_hold_is_infinite_and_not_wrong() -> None:

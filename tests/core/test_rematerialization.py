@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from factories import no_clock
 
-from gradtrail.core.compilation import StaticCost, compile_function
+from gradtrail.core.compilation import CompiledFunction, compile_function
 from gradtrail.core.rematerialization import rematerialized
 
-WIDTH, BATCH, LAYERS = 16, 256, 6
+WIDTH, BATCH, LAYERS = 16, 256, 5
 RNG = np.random.default_rng(0)
 PARAMS = {"kernel": RNG.normal(0, 0.3, (WIDTH, WIDTH)).astype(np.float32), "bias": np.full(WIDTH, 0.1, np.float32)}
 INPUTS = RNG.normal(size=(BATCH, WIDTH)).astype(np.float32)
@@ -33,18 +33,29 @@ def gradient(wrap: Callable) -> Callable:
     return jax.value_and_grad(functools.partial(loss, wrap), argnums=(0, 1))
 
 
-@functools.cache
-def cost(wrap: Callable) -> StaticCost:
-    return compile_function("gradient", gradient(wrap), PARAMS, INPUTS, clock=no_clock).cost
-
-
 def plain(function: Callable) -> Callable:
     return function
 
 
+@functools.cache
+def compiled(wrap: Callable) -> CompiledFunction:
+    return compile_function("gradient", gradient(wrap), PARAMS, INPUTS, clock=no_clock)
+
+
 def test_values_and_gradients_are_the_same() -> None:
-    ours, expected = (jax.jit(gradient(wrap))(PARAMS, INPUTS) for wrap in (rematerialized, plain))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), ours, expected)
+    ours, expected = (compiled(wrap)(PARAMS, INPUTS) for wrap in (rematerialized, plain))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), ours, expected)
+
+
+def test_every_activation_is_computed_twice() -> None:
+    ours, once = compiled(rematerialized).cost, compiled(plain).cost
+    assert once.transcendentals == LAYERS * 2 * BATCH * WIDTH
+    assert ours.transcendentals == 2 * once.transcendentals
+    assert ours.flops == pytest.approx(once.flops * 4 / 3, rel=0.1)
+
+
+def test_less_memory_is_needed_in_between() -> None:
+    assert compiled(rematerialized).cost.temporary_bytes < 0.75 * compiled(plain).cost.temporary_bytes
 
 
 def test_each_example_has_its_own_gradient() -> None:
@@ -57,19 +68,9 @@ def test_each_example_has_its_own_gradient() -> None:
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_every_activation_is_computed_twice() -> None:
-    assert cost(plain).transcendentals == LAYERS * 2 * BATCH * WIDTH
-    assert cost(rematerialized).transcendentals == 2 * cost(plain).transcendentals
-    assert cost(rematerialized).flops == pytest.approx(cost(plain).flops * 4 / 3, rel=0.1)
-
-
-def test_less_memory_is_needed_in_between() -> None:
-    assert cost(rematerialized).temporary_bytes < 0.75 * cost(plain).temporary_bytes
-
-
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_gradients_that_are_not_finite_stay_so(value: float) -> None:
-    params, inputs = jax.tree.map(jnp.asarray, (PARAMS, INPUTS))
-    _, pull_back = jax.vjp(rematerialized(block), params, inputs)
-    of_params, _ = pull_back(jnp.zeros((BATCH, WIDTH)).at[0, 0].set(value))
-    assert not np.all(np.isfinite(of_params["kernel"]))
+    with_value = INPUTS.copy()
+    with_value[0, 0] = value
+    _, (of_params, _) = compiled(rematerialized)(PARAMS, with_value)
+    assert not np.any(np.isfinite(of_params["kernel"]))
