@@ -23,6 +23,7 @@ _COPIED = ("src", "pipeline", "dvc.yaml", "params.yaml", "versions.yaml", ".giti
 _SMALL_STAGE = '''
 """A stage that joins strings."""
 
+import functools
 from pathlib import Path
 
 from gradtrail.core.{core} import WORD
@@ -34,7 +35,7 @@ READS, PARAM, WRITES = {reads!r}, {param!r}, {writes!r}
 
 
 def main(stage: Stage) -> None:
-    value = read_yaml(Path("params.yaml"))[stage.name][PARAM]
+    value = functools.reduce(dict.__getitem__, PARAM.split("."), read_yaml(Path("params.yaml"))[stage.name])
     words = [Path(name).read_text() for name in READS]
     with tracked(stage) as row:
         with stage.writing_outs() as new:
@@ -51,7 +52,7 @@ if __name__ == "__main__":
 # stage → files read, the key of its section that it reads, files written, core module imported
 _SMALL_STAGES: dict[str, tuple[list[str], str, list[str], str]] = {
     "fetch": ([], "dataset", ["data/words.txt"], "first"),
-    "train": (["data/words.txt"], "learning_rate", ["models/final.safetensors"], "second"),
+    "train": (["data/words.txt"], "adamw.learning_rate", ["models/final.safetensors"], "second"),
     "evaluate": (["models/final.safetensors"], "calibration_bins", ["results/evaluate.txt"], "third"),
     "gradients": (["models/final.safetensors"], "top_fraction", ["results/gradients.txt"], "third"),
 }

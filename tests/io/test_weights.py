@@ -118,8 +118,14 @@ def test_a_file_that_does_not_say_what_it_is_is_refused(metadata: dict[str, str]
 
 def test_an_unknown_kind_of_model_is_refused_by_its_key(path: Path) -> None:
     about = dataclasses.asdict(INFO)
-    rewrite(path, gradtrail=json.dumps({**about, "model": {**about["model"], "kind": "cnn"}}))
+    rewrite(path, gradtrail=json.dumps({**about, "model": {**about["model"], "kind": "rnn"}}))
     assert "model.kind" in refusal(path)
+
+
+def test_a_kind_without_its_part_is_refused(path: Path) -> None:
+    about = dataclasses.asdict(INFO)
+    rewrite(path, gradtrail=json.dumps({**about, "model": {**about["model"], "kind": "cnn"}}))
+    assert "model.mlp must be given" in refusal(path)
 
 
 def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_rows_in_mlflow(project: Project) -> None:
     assert len(project.rows()) == len(STAGES)
     assert {row["status"] for row in rows.values()} == {"FINISHED"}
     train = rows["train"]
-    assert train["name"] == "train mlp-32 adamw float32"
+    assert train["name"] == "train mlp-32 adamw float16"
     assert train["metrics"]["eval/accuracy"] == pytest.approx(metrics_of(project, "evaluate")["accuracy"])
     assert train["metrics"]["gradients/rank_correlation_loss"] > 0
     assert train["params"]["preprocess.label_noise"] == "0.1"

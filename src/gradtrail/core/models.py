@@ -117,6 +117,11 @@ class ModelConfig:
     image_shape: tuple[int, int]
     num_classes: int
 
+    def __post_init__(self) -> None:
+        for kind, part in (("mlp", self.mlp), ("cnn", self.cnn)):
+            if (self.kind == kind) != (part is not None):
+                raise ValueError(f"{kind} must be given if and only if kind is {kind}, which is {self.kind}")
+
     @property
     def name(self) -> str:
         """A short name to read in a table, such as `mlp-256-128`."""

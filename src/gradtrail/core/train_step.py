@@ -176,13 +176,14 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
         grads = found.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, found.grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=_averaged(config, state, params))
-        skipped = 0 if state.loss_scale is None else state.loss_scale.skipped_steps
+        applied = state.step if state.loss_scale is None else state.step - state.loss_scale.skipped_steps
+        average = _averaged(config, state.average, params, applied)
+        moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=average)
         record = StepRecord(
             loss=found.loss,
             accuracy=found.accuracy,
             grad_norm=optax.tree.norm(grads),
-            learning_rate=jnp.asarray(rate(state.step - skipped), jnp.float32),
+            learning_rate=jnp.asarray(rate(applied), jnp.float32),
             loss_scale=None,
             skipped=None,
         )
@@ -254,11 +255,11 @@ def _of_purpose(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]
     return jax.vmap(jax.random.fold_in, (0, None))(key, purpose)
 
 
-def _averaged(config: TrainConfig, state: TrainState, params: Params) -> Params | None:
+def _averaged(config: TrainConfig, average: Params | None, params: Params, step: Int[Array, ""]) -> Params | None:
     """Move the average towards `params`; early on in longer strides, so that it soon forgets the initial weights."""
     if config.average_decay is None:
         return None
-    step = state.step.astype(jnp.float32)
+    step = step.astype(jnp.float32)
     decay = jnp.minimum(config.average_decay, (1.0 + step) / (10.0 + step))
-    averaged: Params = optax.incremental_update(params, state.average, 1.0 - decay)
+    averaged: Params = optax.incremental_update(params, average, 1.0 - decay)
     return averaged

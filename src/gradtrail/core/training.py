@@ -7,7 +7,7 @@ logs and checkpoints are the caller's.
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -148,8 +148,8 @@ def run_steps_one_by_one(
     records: StepRecord,
     examples: Examples,
     order: Int[Array, "steps batch"],
-    start: int,
-    stop: int,
+    start: SupportsIndex,
+    stop: SupportsIndex,
 ) -> tuple[TrainState, StepRecord]:
     """Make the same steps from Python: where one makes a NaN, JAX looks into that one, as it cannot into a loop."""
     step = jax.jit(step)
