@@ -13,6 +13,10 @@ os.environ["DVC_NO_ANALYTICS"] = "true"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["MPLBACKEND"] = "Agg"
 
+# Most of the time goes into compiling what runs once: here the compiler does not optimize, in the stages it does.
+flags = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+
 import jax
 import numpy as np
 import optax
@@ -21,6 +25,8 @@ import sklearn.datasets  # type: ignore[import-untyped]
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+jax.devices()  # which reads the flags; what the tests start shall not inherit them
+os.environ["XLA_FLAGS"] = flags
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
