@@ -14,8 +14,7 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["MPLBACKEND"] = "Agg"
 
 # Most of the time goes into compiling what runs once: here the compiler does not optimize, in the stages it does.
-flags = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 import jax
 import numpy as np
@@ -26,7 +25,7 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 jax.devices()  # which reads the flags; what the tests start shall not inherit them
-os.environ["XLA_FLAGS"] = flags
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].removesuffix(" --xla_backend_optimization_level=0")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
