@@ -49,6 +49,7 @@ def test_make_repro_goes_on_with_the_digits_and_says_so_every_time(project: Proj
     assert "To go back" in again
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_not_run_is_not_reported(project: Project) -> None:
     project.set("fetch.dataset", "digits")
     metrics = project.folder / "metrics"
@@ -69,6 +70,7 @@ def test_bad_params_are_refused_before_dvc_removes_anything(project: Project) ->
     assert before == {path: path.read_bytes() for path in (project.folder / "data").rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["  dataset:   'mnist'  # of my own", '  dataset: "mnist"'])
 def test_the_fallback_changes_one_word_of_a_file_of_ones_own(project: Project, line: str) -> None:
     path = project.folder / "params.yaml"
@@ -79,6 +81,7 @@ def test_the_fallback_changes_one_word_of_a_file_of_ones_own(project: Project, l
     assert path.read_text() == before.replace(word, "digits", 1)
 
 
+@pytest.mark.slow
 def test_without_git_and_after_git_init(project: Project) -> None:
     for name in (".git", ".dvc/tmp", ".dvc/config.local"):
         shutil.rmtree(project.folder / name, ignore_errors=True)

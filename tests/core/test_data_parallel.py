@@ -18,6 +18,8 @@ from gradtrail.core.data_parallel import make_mesh, summed_over_devices
 from gradtrail.core.models import Model
 from gradtrail.core.training import make_program
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 import dataclasses, json
 
