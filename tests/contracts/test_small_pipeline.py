@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from projects import Project, make_small_project
 
-pytestmark = pytest.mark.xdist_group("small_pipeline")  # one process: its project takes long to make
-
 from gradtrail.io.identity import Identity
+
+pytestmark = pytest.mark.xdist_group("small_pipeline")  # one process: its project takes long to make
 
 STAGES = ["fetch", "train", "evaluate", "gradients"]
 
