@@ -54,9 +54,11 @@ def main(stage: Stage) -> None:
 
         with stage.writing_outs() as new:
             histories.write_all_weights(new / "models", history, model.config, config.label_smoothing, info)
-            histories.write_tables(new / "results" / "train", history)
+            histories.write_tables(new / "results" / "train", history, train.example_id)
             figures.draw(new / "results" / "train", history, f"{model.config.name} on {info.label}", config.clip_norm)
             measured = histories.measure(history, engine.num_steps)
+            num_parts = config.accumulation_steps * program.mesh.size
+            measured |= histories.measure_noise_scale(history, config.batch_size, num_parts)
             stage.write_metrics(new, {**info.as_metrics(), **measured, **cost_metrics(functions)})
 
         row.outs()

@@ -70,10 +70,10 @@ with install_import_hook("gradtrail.core", "typechecking.check"):
     from gradtrail.core.examples import Split
     from gradtrail.core.loss_scaling import LossScale
     from gradtrail.core.preprocessing import prepare  # noqa: F401
-    from gradtrail.core.train_step import BatchGradient, Examples, Rows, Shared, StepRecord, TrainState
+    from gradtrail.core.train_step import BatchGradient, Examples, RowRecord, Rows, Shared, StepRecord, TrainState
 
 # JAX rebuilds these with shapes, flags or bare objects for arrays
-for pytree in (BatchGradient, Examples, LossScale, Rows, Shared, StepRecord, TrainState):
+for pytree in (BatchGradient, Examples, LossScale, RowRecord, Rows, Shared, StepRecord, TrainState):
     pytree.__init__ = inspect.unwrap(pytree.__init__)  # type: ignore[method-assign]
 
 settings.register_profile("gradtrail", max_examples=25, deadline=None)  # no test depends on the speed of the machine

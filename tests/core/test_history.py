@@ -9,7 +9,7 @@ import pytest
 from factories import make_engine, random_split, train_config
 
 from gradtrail.core.history import History, on_host
-from gradtrail.core.train_step import StepRecord
+from gradtrail.core.train_step import RowRecord, StepRecord
 from gradtrail.core.training import train
 
 ACCURACIES = [0.5, 0.75, 0.75, 0.25]
@@ -71,7 +71,12 @@ def records(**columns: list[float]) -> StepRecord:
     """The records of two steps."""
     plain = {"loss": [1.5, 1.0], "accuracy": [1, 1], "grad_norm": [1, 1], "learning_rate": [0.5, 0.5]}
     arrays = {name: jnp.array(column, jnp.float32) for name, column in (plain | columns).items()}
-    return StepRecord(**({"loss_scale": None, "skipped": None} | arrays))
+    rows = RowRecord(
+        indices=jnp.array([[2, 1], [0, -1]]),
+        probability=jnp.array([[0.5, 0.25], [1.0, 0.125]]),
+        correct=jnp.array([[True, False], [True, False]]),
+    )
+    return StepRecord(**({"part_grad_norm": None, "loss_scale": None, "skipped": None, "rows": rows} | arrays))
 
 
 def added(history: History, **columns: list[float]) -> None:

@@ -108,6 +108,30 @@ def test_a_batch_in_parts_gives_the_gradient_of_the_whole_even_where_a_part_is_p
     assert norm_of_difference(whole[0][-1].params, whole[0][0].params) > 0.1, "else there is nothing to compare"
 
 
+def test_rows_are_recorded_by_example_in_parts_as_in_the_whole() -> None:
+    whole, in_parts = run(NOISY)[1], run(dataclasses.replace(NOISY, accumulation_steps=2))[1]
+    np.testing.assert_array_equal(whole.rows.indices, ORDER)
+    np.testing.assert_array_equal(in_parts.rows.indices, ORDER)
+    np.testing.assert_allclose(in_parts.rows.probability, whole.rows.probability, rtol=1e-4)
+    np.testing.assert_array_equal(in_parts.rows.correct, whole.rows.correct)
+    counted = ORDER != PADDING
+    accuracy = [row[mask].mean() for row, mask in zip(whole.rows.correct, counted, strict=True)]
+    np.testing.assert_allclose(whole.accuracy, accuracy, rtol=1e-6)
+    plain = dataclasses.replace(NOISY, label_smoothing=0.0)
+    records = run(plain)[1]
+    loss = [-np.log(row[mask]).mean() for row, mask in zip(records.rows.probability, counted, strict=True)]
+    np.testing.assert_allclose(records.loss, loss, rtol=1e-5)
+
+
+def test_the_norm_of_the_parts_is_the_root_mean_square_of_their_own_mean_gradients() -> None:
+    """A plain step from the same weights on each part alone moves by its mean gradient."""
+    config = train_config(**PLAIN, schedule="constant", accumulation_steps=2)
+    _, records = run(config, ORDER[:1])
+    alone = dataclasses.replace(config, accumulation_steps=1, batch_size=2)
+    norms = [run(alone, part[None])[1].grad_norm[0] for part in ORDER[0].reshape(2, 2)]
+    np.testing.assert_allclose(records.part_grad_norm, [np.sqrt(np.mean(np.square(norms)))], rtol=1e-5)
+
+
 # The moving average
 
 

@@ -10,11 +10,15 @@ import pandas as pd
 import pytest
 from factories import dataset_info, make_engine, model_config, random_split, train_config
 
+from gradtrail.core import noise_scale
 from gradtrail.core.history import History, on_host
 from gradtrail.core.training import train
 from gradtrail.io import curves as curve_tables
 from gradtrail.io import histories
 from gradtrail.io.weights import read_weights
+
+NORMS = ("part_grad_norm", "grad_norm")
+IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def scaled() -> History:
 
 
 def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: Path) -> None:
-    histories.write_tables(tmp_path, history)
+    histories.write_tables(tmp_path, history, IDS)
     epochs, steps = curve_tables.read_tables(tmp_path)
     assert epochs["epoch"].tolist() == [1, 2]
     assert epochs["loss"].tolist() == pytest.approx([record.loss for record in history.epochs], rel=1e-8)
@@ -55,7 +59,7 @@ def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: 
 
 
 def test_a_table_lists_every_array_of_the_parameters_and_their_sum(history: History, tmp_path: Path) -> None:
-    histories.write_tables(tmp_path, history)
+    histories.write_tables(tmp_path, history, IDS)
     table = pd.read_csv(tmp_path / "parameters.csv")
     assert table["parameter"].tolist()[:2] == ["layers/0/bias", "layers/0/kernel"]
     assert table["shape"].tolist()[1] == "12 × 5"
@@ -78,10 +82,10 @@ def test_a_curve_leaves_out_what_is_not_finite(scaled: History) -> None:
 
 def test_equal_histories_are_equal_bytes(history: History, tmp_path: Path) -> None:
     for name in ("left", "right"):
-        histories.write_tables(tmp_path / name, history)
+        histories.write_tables(tmp_path / name, history, IDS)
         histories.write_all_weights(tmp_path / name, history, model_config(), 0.1, dataset_info())
     names = sorted(path.relative_to(tmp_path / "left") for path in (tmp_path / "left").rglob("*.*"))
-    assert len(names) == 7
+    assert len(names) == 8
     for name in names:
         assert (tmp_path / "left" / name).read_bytes() == (tmp_path / "right" / name).read_bytes()
 
@@ -112,7 +116,7 @@ def test_curves_show_all_steps_of_a_short_training_and_some_200_of_a_long_one(nu
 
 
 def test_live_curves_equal_those_of_the_tables(history: History, tmp_path: Path) -> None:
-    histories.write_tables(tmp_path, history)
+    histories.write_tables(tmp_path, history, IDS)
     later = curve_tables.curves(*curve_tables.read_tables(tmp_path), planned_steps=6)
     first = copy.copy(history)
     first.epochs, first.steps = history.epochs[:1], history.steps[:1]
@@ -129,3 +133,28 @@ def test_metrics_of_a_training(history: History) -> None:
     assert metrics["num_parameters"] == 12 * 5 + 5 + 5 * 3 + 3
     assert (metrics["epochs"], metrics["steps"], metrics["planned_steps"], metrics["best_epoch"]) == (2, 6, 9, 1)
     assert metrics["best_validation_accuracy"] == pytest.approx(1 / 3)
+
+
+def test_the_table_of_dynamics_has_a_row_for_each_example(tmp_path: Path, history: History) -> None:
+    histories.write_tables(tmp_path, history, IDS)
+    table = pd.read_parquet(tmp_path / "dynamics.parquet")
+    assert table["example_id"].tolist() == IDS.tolist()
+    assert table["first_correct_epoch"].between(0, 2).all()
+    np.testing.assert_array_equal(table["mean_probability"], history.dynamics.mean_probability)
+
+
+def test_the_noise_scale_is_measured_where_batches_are_worked_in_parts(history: History) -> None:
+    assert histories.measure_noise_scale(history, 4, 1) == {}
+    config = train_config(epochs=3, accumulation_steps=2)
+    engine, examples = make_engine(config, random_split(10))
+    state = engine.init(jax.random.key(0))
+    in_parts = History((), on_host(state.params))
+    for chunk in train(engine, state, examples, steps_per_call=1):
+        if chunk.ends_epoch:
+            in_parts.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
+    assert all(len(part.part_grad_norm) == 3 for part in in_parts.steps)
+    found = histories.measure_noise_scale(in_parts, 4, 2)
+    columns = [np.concatenate([getattr(part, name)[:2] for part in in_parts.steps]) for name in NORMS]  # full batches
+    trace, squared_norm = noise_scale.from_two_batch_sizes(*columns, small_size=2, large_size=4)
+    expected = trace / np.where(squared_norm > 0, squared_norm, np.nan)
+    assert found == ({"noise_scale": pytest.approx(np.nanmean(expected))} if (squared_norm > 0).any() else {})

@@ -30,17 +30,19 @@ def check_divisible(batch_size: int, mesh: Mesh, name: str) -> None:
         raise ConfigError(f"{name} must be a multiple of the number of devices, {mesh.size}, got {batch_size}")
 
 
-def summed_over_devices(function: Callable[..., PyTree], mesh: Mesh) -> Callable[..., PyTree]:
+def share_out(function: Callable[..., tuple[PyTree, PyTree]], mesh: Mesh) -> Callable[..., tuple[PyTree, PyTree]]:
     """Return `function` with its batch shared out over the devices of `mesh`.
 
     Args:
-        function: whole, batch → a pytree of sums over the batch. It is called for each device's part.
+        function: whole, batch → a pytree of sums over the batch, and one of rows in the batch's order. It is called
+            for each device's part.
         mesh: with one device, `function` is returned as it is.
     """
     if mesh.size == 1:
         return function
 
-    def add_up(whole: Any, batch: Any) -> PyTree:
-        return jax.lax.psum(function(whole, batch), AXIS)
+    def work(whole: Any, batch: Any) -> tuple[PyTree, PyTree]:
+        sums, rows = function(whole, batch)
+        return jax.lax.psum(sums, AXIS), rows
 
-    return jax.shard_map(add_up, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P(), check_vma=False)
+    return jax.shard_map(work, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=(P(), P(AXIS)), check_vma=False)

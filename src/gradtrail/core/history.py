@@ -1,13 +1,16 @@
 """What a training leaves behind: the record of its steps and epochs, and the weights worth keeping, on the host."""
 
+import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
+from gradtrail.core.batches import PADDING
+from gradtrail.core.learning_dynamics import LearningDynamics
 from gradtrail.core.models import HostParams, Params
-from gradtrail.core.train_step import StepRecord
+from gradtrail.core.train_step import RowRecord, StepRecord
 from gradtrail.core.training import Chunk
 
 
@@ -48,6 +51,7 @@ class History:
     Attributes:
         epochs: one record for each epoch done.
         steps: the records of each epoch's steps.
+        dynamics: how each example fared; None before the first epoch.
         kept: the weights of the epochs asked for.
         final: the weights of the last epoch done.
         best: the weights of the epoch with the highest validation accuracy, the first of equals.
@@ -57,6 +61,7 @@ class History:
         self._keep_epochs = frozenset(keep_epochs)
         self.epochs: list[EpochRecord] = []
         self.steps: list[StepRecord] = []
+        self.dynamics: LearningDynamics | None = None
         self.final = self.best = KeptWeights(epoch=0, params=params)
         self.kept = [self.final] if 0 in self._keep_epochs else []
 
@@ -89,8 +94,16 @@ class History:
         if chunk.epoch in self._keep_epochs:
             self.kept.append(self.final)
         self.epochs.append(record)
-        self.steps.append(records)
+        self.steps.append(dataclasses.replace(records, rows=None))
+        self._follow(records.rows)
         return record
+
+    def _follow(self, rows: RowRecord | None) -> None:
+        if rows is None:
+            return
+        if self.dynamics is None:
+            self.dynamics = LearningDynamics(int(np.count_nonzero(rows.indices != PADDING)))
+        self.dynamics.add(rows)
 
     def has_stalled(self, patience: int | None) -> bool:
         """Return whether the best epoch lies `patience` epochs back; never where that is None."""

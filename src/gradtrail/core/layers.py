@@ -9,7 +9,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, PyTree
 
 from gradtrail.core.convolution import convolve, example_patches
 from gradtrail.core.precision import Precision, matmul, rounded
@@ -20,29 +20,50 @@ _he_normal = nnx.initializers.he_normal()
 
 
 class Layer(nnx.Module):
-    """What has parameters, and sends every example through by itself, whatever else is in the batch."""
+    """What has parameters, and sends every example through by itself, whatever else is in the batch.
+
+    The figures of every example's own gradient, all float32, take the inputs of the layer and the cotangent of its
+    outputs, from losses of which each depends on its own example alone. Where a layer knows no better way they come
+    from the gradients themselves, and those from their definition.
+    """
 
     batch_axis = 0
 
-    def squared_grad_norms(self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."]) -> Float[Array, " batch"]:
-        """Return the squared L2 norm of each example's gradient with respect to the layer's parameters, float32.
+    @property
+    def is_known(self) -> bool:
+        """Whether the layer has its own way to its gradients."""
+        return type(self).grads is not Layer.grads
 
-        By its definition, the gradients themselves: a layer that knows a cheaper way overrides this.
-
-        Args:
-            inputs: of the layer.
-            cotangent: of its outputs, from losses of which each depends on its own example alone.
-        """
+    def grads(self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."]) -> Float[Array, "batch parameters"]:
+        """Return the gradient of each example with respect to the parameters, flat, as `flattened` has them."""
         graphdef, state = nnx.split(self)
 
-        def squared_norm(one: Array, of_one: Array) -> Array:
+        def grad(one: Array, of_one: Array) -> Array:
             batch = jnp.expand_dims(one, self.batch_axis)
             _, pull_back = jax.vjp(lambda state: nnx.merge(graphdef, state)(batch), state)
-            (grads,) = pull_back(jnp.expand_dims(of_one, self.batch_axis))
-            squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(grads)]
-            return jnp.sum(jnp.stack(squares))
+            return flattened(pull_back(jnp.expand_dims(of_one, self.batch_axis))[0])
 
-        return jax.vmap(squared_norm, in_axes=self.batch_axis)(inputs, cotangent)
+        return jax.vmap(grad, in_axes=self.batch_axis)(inputs, cotangent)
+
+    def squared_grad_norms(self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."]) -> Float[Array, " batch"]:
+        """Return the squared L2 norm of each example's gradient."""
+        return _squared_norm(self.grads(inputs, cotangent))
+
+    def grad_dots(
+        self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."], direction: PyTree[Float[Array, "..."]]
+    ) -> Float[Array, " batch"]:
+        """Return the inner product of each example's gradient with `direction`, a pytree like the parameters."""
+        return self.grads(inputs, cotangent) @ flattened(direction)
+
+    def grad_products(
+        self,
+        inputs: Float[Array, "..."],
+        cotangent: Float[Array, "..."],
+        other_inputs: Float[Array, "..."],
+        other_cotangent: Float[Array, "..."],
+    ) -> Float[Array, "batch others"]:
+        """Return the inner product of each example's gradient with that of each of some other examples."""
+        return self.grads(inputs, cotangent) @ self.grads(other_inputs, other_cotangent).T
 
 
 Tap: TypeAlias = Callable[[Layer, Array], Array]
@@ -65,10 +86,27 @@ class Dense(Layer):
     def __call__(self, inputs: Float[Array, "batch inputs"]) -> Float[Array, "batch outputs"]:
         return matmul(inputs, self.kernel[...], self.precision) + self.bias[...][None]
 
+    def grads(self, inputs: Array, cotangent: Array) -> Array:
+        """Return a δᵀ for each example, after the gradient of its bias, δ."""
+        low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+        of_kernel = low_inputs[:, :, None] * low[:, None, :]
+        return jnp.concatenate([cotangent, of_kernel.reshape(len(inputs), -1)], axis=1)
+
     def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
         """Return (‖a‖² + 1) ‖δ‖² for each example (Goodfellow, arXiv 1510.01799): its gradient is the product a δᵀ."""
         of_kernel = _squared_norm(rounded(inputs, self.precision)) * _squared_norm(rounded(cotangent, self.precision))
         return of_kernel + _squared_norm(cotangent)
+
+    def grad_dots(self, inputs: Array, cotangent: Array, direction: PyTree) -> Array:
+        """Return aᵀ V δ for each example: the direction in place of the weights, and no gradient formed."""
+        through = rounded(inputs, self.precision) @ direction["kernel"]
+        return jnp.sum(through * rounded(cotangent, self.precision), axis=1) + cotangent @ direction["bias"]
+
+    def grad_products(self, inputs: Array, cotangent: Array, other_inputs: Array, other_cotangent: Array) -> Array:
+        """Return (A A'ᵀ) ∘ (Δ Δ'ᵀ), and ΔΔ'ᵀ for the biases."""
+        of_inputs = rounded(inputs, self.precision) @ rounded(other_inputs, self.precision).T
+        of_outputs = rounded(cotangent, self.precision) @ rounded(other_cotangent, self.precision).T
+        return of_inputs * of_outputs + cotangent @ other_cotangent.T
 
 
 class Convolution(Layer):
@@ -84,21 +122,32 @@ class Convolution(Layer):
     def __call__(self, inputs: Float[Array, "inputs height width batch"]) -> Float[Array, "outputs height width batch"]:
         return convolve(inputs, self.kernel[...], self.precision) + self.bias[...][:, None, None, None]
 
+    def grads(self, inputs: Array, cotangent: Array) -> Array:
+        """Sum up the products of what each pixel saw with its cotangent, example by example."""
+        columns, deltas = self._by_example(inputs, cotangent)
+        of_kernel = jnp.einsum("bip,bop->bio", columns, deltas)
+        of_bias = jnp.sum(cotangent, axis=(1, 2)).T
+        return jnp.concatenate([of_bias, of_kernel.reshape(len(of_bias), -1)], axis=1)
+
     def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
         """Sum up the gradient of each example, or pairs of its pixels, whichever is less work.
 
         With patches A and cotangents Δ of all pixels of an example, the gradient is A Δᵀ, and its squared norm also the
         sum of (AᵀA) ∘ (ΔᵀΔ): the ghost norm of Bu et al. (arXiv 2205.10683).
         """
-        columns = example_patches(rounded(inputs, self.precision), len(self.kernel[...]))
-        deltas = jnp.moveaxis(rounded(cotangent, self.precision), -1, 0).reshape(len(columns), len(cotangent), -1)
-        pixels, inner, outer = deltas.shape[2], columns.shape[1], deltas.shape[1]
+        pixels, inner, outer = inputs[0, ..., 0].size, self.kernel[..., 0].size, len(cotangent)
         if inner * outer <= pixels * (inner + outer):
-            of_kernel = _squared_norm(jnp.einsum("bip,bop->bio", columns, deltas))
-        else:
-            pairs = jnp.einsum("bip,biq->bpq", columns, columns) * jnp.einsum("bop,boq->bpq", deltas, deltas)
-            of_kernel = jnp.sum(pairs, axis=(1, 2))
-        return of_kernel + jnp.sum(jnp.square(jnp.sum(cotangent, axis=(1, 2))), axis=0)
+            return _squared_norm(self.grads(inputs, cotangent))
+        columns, deltas = self._by_example(inputs, cotangent)
+        pairs = jnp.einsum("bip,biq->bpq", columns, columns) * jnp.einsum("bop,boq->bpq", deltas, deltas)
+        return jnp.sum(pairs, axis=(1, 2)) + jnp.sum(jnp.square(jnp.sum(cotangent, axis=(1, 2))), axis=0)
+
+    def _by_example(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
+        """Return what each pixel saw and its cotangent, with the batch first and the pixels last."""
+        columns = example_patches(rounded(inputs, self.precision), len(self.kernel[...]))
+        return columns, jnp.moveaxis(rounded(cotangent, self.precision), -1, 0).reshape(
+            len(columns), len(cotangent), -1
+        )
 
 
 class GroupNorm(Layer):
@@ -114,9 +163,9 @@ class GroupNorm(Layer):
     def __call__(self, inputs: Float[Array, "channels height width batch"]) -> Array:
         return _scaled(self._standardize(inputs), self.scale[...], self.bias[...])
 
-    def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
-        """Return the squared norm of the sums over pixels that are the gradients of scale and bias."""
-        return _squared_norm_of_affine(self._standardize(inputs), cotangent)
+    def grads(self, inputs: Array, cotangent: Array) -> Array:
+        """Return the sums over pixels that are the gradients of bias and scale."""
+        return _affine_grads(self._standardize(inputs), cotangent)
 
     def _standardize(self, inputs: Array) -> Array:
         grouped = inputs.reshape(self.num_groups, -1, *inputs.shape[1:])
@@ -135,9 +184,9 @@ class LayerNorm(Layer):
     def __call__(self, inputs: Float[Array, "channels height width batch"]) -> Array:
         return _scaled(_standardized(inputs, (0,)), self.scale[...], self.bias[...])
 
-    def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
-        """Return the squared norm of the sums over pixels that are the gradients of scale and bias."""
-        return _squared_norm_of_affine(_standardized(inputs, (0,)), cotangent)
+    def grads(self, inputs: Array, cotangent: Array) -> Array:
+        """Return the sums over pixels that are the gradients of bias and scale."""
+        return _affine_grads(_standardized(inputs, (0,)), cotangent)
 
 
 def dropout(
@@ -156,6 +205,11 @@ def dropout(
     return jnp.where(kept, inputs / (1.0 - rate), 0.0)
 
 
+def flattened(state: PyTree[Float[Array, "..."]]) -> Float[Array, " parameters"]:
+    """Return a layer's parameters, or what is like them, as one vector: by name, the bias first."""
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(state)])
+
+
 def _standardized(inputs: Array, axes: tuple[int, ...]) -> Array:
     centered = inputs - jnp.mean(inputs, axis=axes, keepdims=True)
     return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=axes, keepdims=True) + EPSILON)
@@ -170,6 +224,5 @@ def _squared_norm(rows: Array) -> Array:
     return jnp.sum(jnp.square(rows), axis=tuple(range(1, rows.ndim)))
 
 
-def _squared_norm_of_affine(standardized: Array, cotangent: Array) -> Array:
-    of_scale, of_bias = jnp.sum(standardized * cotangent, axis=(1, 2)), jnp.sum(cotangent, axis=(1, 2))
-    return jnp.sum(jnp.square(of_scale) + jnp.square(of_bias), axis=0)
+def _affine_grads(standardized: Array, cotangent: Array) -> Array:
+    return jnp.concatenate([jnp.sum(cotangent, axis=(1, 2)), jnp.sum(standardized * cotangent, axis=(1, 2))]).T

@@ -32,6 +32,17 @@ def correct(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"])
     return jnp.argmax(logits, axis=1) == labels
 
 
+def label_probability(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
+    """Return the softmax probability of the label."""
+    return jnp.exp(-cross_entropy(logits, labels))
+
+
+def entropy(logits: Float[Array, "batch classes"]) -> Float[Array, " batch"]:
+    """Return the entropy of the softmax, in nats: 0 where the prediction is certain, ln(classes) where it is none."""
+    log_probabilities = jax.nn.log_softmax(logits)
+    return -jnp.sum(jnp.exp(log_probabilities) * log_probabilities, axis=1)
+
+
 def el2n(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
     """Return the error L2 norm: ‖softmax(logits) - onehot(label)‖₂ (Paul et al., arXiv 2107.07075, definition 2.3)."""
     error = jax.nn.softmax(logits) - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)

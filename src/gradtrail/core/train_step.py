@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
 
 from gradtrail.core import batches, losses
 from gradtrail.core.augmentation import augment
-from gradtrail.core.data_parallel import summed_over_devices
+from gradtrail.core.data_parallel import share_out
 from gradtrail.core.loss_scaling import LossScale, adjusted, all_finite, initial_scale
 from gradtrail.core.models import Model, Params
 from gradtrail.core.optimizers import evaluation_params, learning_rate, make_optimizer
@@ -45,9 +45,25 @@ class TrainState:
     loss_scale: LossScale | None
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["indices", "probability", "correct"], meta_fields=[])
+@dataclass(frozen=True, kw_only=True)
+class RowRecord:
+    """What the forward pass of a step said of each row of its batch, before the update.
+
+    Attributes:
+        indices: of the examples in the training split, int32, or `batches.PADDING`.
+        probability: of the label, float32.
+        correct: whether the largest logit was the label's.
+    """
+
+    indices: Int[Array, "*steps batch"]
+    probability: Float[Array, "*steps batch"]
+    correct: Bool[Array, "*steps batch"]
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["loss", "accuracy", "grad_norm", "learning_rate", "loss_scale", "skipped"],
+    data_fields=["loss", "accuracy", "grad_norm", "learning_rate", "part_grad_norm", "loss_scale", "skipped", "rows"],
     meta_fields=[],
 )
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +75,21 @@ class StepRecord:
         accuracy: share of the batch, before the update.
         grad_norm: global L2 norm of the mean gradient, before clipping.
         learning_rate: of this step.
+        part_grad_norm: root mean square of the norms of the mean gradients of the batch's parts, where it is worked
+            in several: beside `grad_norm`, it tells the gradient noise scale. Each device has its own parts.
         loss_scale: that multiplied this step's loss, where the loss is scaled.
         skipped: whether this step changed nothing, its gradients not being finite; bool, where the loss is scaled.
+        rows: of the examples of the batch; None in a history, which has summed them up.
     """
 
     loss: Float[Array, "*steps"]
     accuracy: Float[Array, "*steps"]
     grad_norm: Float[Array, "*steps"]
     learning_rate: Float[Array, "*steps"]
+    part_grad_norm: Float[Array, "*steps"] | None
     loss_scale: Float[Array, "*steps"] | None
     skipped: Bool[Array, "*steps"] | None
+    rows: RowRecord | None
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["images", "labels"], meta_fields=[])
@@ -117,7 +138,9 @@ class Rows:
     key: Key[Array, " batch"] | None
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["loss", "accuracy", "grads"], meta_fields=[])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["loss", "accuracy", "grads", "squared_norms"], meta_fields=[]
+)
 @dataclass(frozen=True, kw_only=True)
 class BatchGradient:
     """Sums over rows, each over the number of examples in the whole batch.
@@ -126,11 +149,13 @@ class BatchGradient:
         loss: in nats.
         accuracy: share that was right.
         grads: of the loss times its scale.
+        squared_norms: sum of the squared norms of the parts of `grads` that were added up, where there are several.
     """
 
     loss: Float[Array, ""]
     accuracy: Float[Array, ""]
     grads: Params
+    squared_norms: Float[Array, ""] | None
 
 
 _NOISE = 2**32 - 1  # folded into the run's key for what a step draws; an epoch's order folds in the epoch's number
@@ -165,14 +190,16 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
     """
     optimizer = make_optimizer(config.optimizer_config(), num_steps)
     rate = learning_rate(config.optimizer_config(), num_steps)
-    gradient = summed_over_devices(_make_gradient(config, model), mesh)
+    gradient = share_out(_make_gradient(config, model), mesh)
+    num_parts = config.accumulation_steps * mesh.size
     is_noisy = config.augmentation.enabled or bool(model.config.dropout)
 
     def step(state: TrainState, examples: Examples, indices: Array) -> tuple[TrainState, StepRecord]:
         scale = None if state.loss_scale is None else state.loss_scale.scale
         count = jnp.sum(indices != batches.PADDING).astype(jnp.float32)
         shared = Shared(params=state.params, scale=scale, count=count, examples=examples)
-        found = gradient(shared, Rows(indices=indices, key=_row_keys(state, len(indices)) if is_noisy else None))
+        keys = _row_keys(state, len(indices)) if is_noisy else None
+        found, rows = gradient(shared, Rows(indices=indices, key=keys))
         grads = found.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, found.grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -184,8 +211,10 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
             accuracy=found.accuracy,
             grad_norm=optax.tree.norm(grads),
             learning_rate=jnp.asarray(rate(applied), jnp.float32),
+            part_grad_norm=_root_mean_square(found.squared_norms, num_parts, scale),
             loss_scale=None,
             skipped=None,
+            rows=rows,
         )
         if state.loss_scale is not None:
             finite = all_finite(grads)
@@ -207,20 +236,26 @@ def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
 
 def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
     """Return records of `num_steps` steps to be filled in."""
+    by_row = (num_steps, config.batch_size)
     figures = {name: jnp.zeros(num_steps) for name in ("loss", "accuracy", "grad_norm", "learning_rate")}
     scaling = config.scales_loss
     return StepRecord(
         **figures,
+        part_grad_norm=jnp.zeros(num_steps) if config.accumulation_steps > 1 else None,
         loss_scale=jnp.zeros(num_steps) if scaling else None,
         skipped=jnp.zeros(num_steps, bool) if scaling else None,
+        rows=RowRecord(
+            indices=jnp.full(by_row, batches.PADDING), probability=jnp.zeros(by_row), correct=jnp.zeros(by_row, bool)
+        ),
     )
 
 
-def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows], BatchGradient]:
+def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows], tuple[BatchGradient, RowRecord]]:
     """Return the function that works on a batch, or on a device's part of it, in `accumulation_steps` parts."""
+    in_parts = config.accumulation_steps > 1
 
-    def part(shared: Shared, rows: Rows) -> BatchGradient:
-        def loss_fn(params: Params) -> tuple[Array, tuple[Array, Array]]:
+    def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        def loss_fn(params: Params) -> tuple[Array, tuple[Array, Array, RowRecord]]:
             (images, labels), mask = batches.gather((shared.examples.images, shared.examples.labels), rows.indices)
             if rows.key is not None and config.augmentation.enabled:
                 images = augment(batches.normalize(images), config.augmentation, key=_of_purpose(rows.key, 0))
@@ -228,22 +263,37 @@ def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows]
             logits = model.apply(params, images, key=key)
             loss = losses.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
             mean_loss = batches.masked_sum(loss, mask) / shared.count
-            correct = losses.correct(logits, labels).astype(jnp.float32)
-            accuracy = batches.masked_sum(correct, mask) / shared.count
-            return mean_loss if shared.scale is None else mean_loss * shared.scale, (mean_loss, accuracy)
+            correct = losses.correct(logits, labels)
+            accuracy = batches.masked_sum(correct.astype(jnp.float32), mask) / shared.count
+            probability = losses.label_probability(logits, labels)
+            record = RowRecord(indices=rows.indices, probability=probability, correct=correct)
+            return mean_loss if shared.scale is None else mean_loss * shared.scale, (mean_loss, accuracy, record)
 
-        grads, (loss, accuracy) = jax.grad(loss_fn, has_aux=True)(shared.params)
-        return BatchGradient(loss=loss, accuracy=accuracy, grads=grads)
+        grads, (loss, accuracy, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
+        squared_norms = jnp.square(optax.tree.norm(grads)) if in_parts else None
+        return BatchGradient(loss=loss, accuracy=accuracy, grads=grads, squared_norms=squared_norms), record
 
-    def accumulated(shared: Shared, rows: Rows) -> BatchGradient:
-        def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, None]:
-            return jax.tree.map(jnp.add, total, part(shared, rows)), None
+    def accumulated(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+            found, record = part(shared, rows)
+            return jax.tree.map(jnp.add, total, found), record
 
         parts = jax.tree.map(lambda leaf: leaf.reshape(config.accumulation_steps, -1), rows)
-        zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(part, shared, jax.tree.map(lambda leaf: leaf[0], parts)))
-        return jax.lax.scan(add, zeros, parts)[0]
+        one, _ = jax.eval_shape(part, shared, jax.tree.map(lambda leaf: leaf[0], parts))
+        total, records = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, one), parts)
+        return total, jax.tree.map(jnp.ravel, records)
 
-    return part if config.accumulation_steps == 1 else accumulated
+    return accumulated if in_parts else part
+
+
+def _root_mean_square(
+    squared_norms: Float[Array, ""] | None, num_parts: int, scale: Float[Array, ""] | None
+) -> Float[Array, ""] | None:
+    """Return it of the norms of the parts' mean gradients; each part is divided by the size of the whole batch yet."""
+    if squared_norms is None:
+        return None
+    norm = jnp.sqrt(num_parts * squared_norms)
+    return norm if scale is None else norm / scale
 
 
 def _row_keys(state: TrainState, batch_size: int) -> Key[Array, " batch"]:

@@ -7,13 +7,18 @@ from pathlib import Path
 import jax
 import numpy as np
 import pandas as pd
+from jaxtyping import Int
 
+from gradtrail.core import noise_scale
 from gradtrail.core.history import EpochRecord, History
+from gradtrail.core.learning_dynamics import LearningDynamics
 from gradtrail.core.models import HostParams, ModelConfig, num_parameters
 from gradtrail.core.train_step import StepRecord
 from gradtrail.io.curves import Curves, curves
 from gradtrail.io.datasets import DatasetInfo
 from gradtrail.io.weights import WeightsInfo, write_weights
+
+WINDOWS = 20  # parts of a training over which the noise scale is averaged
 
 
 def epoch_table(epochs: Sequence[EpochRecord]) -> pd.DataFrame:
@@ -24,7 +29,8 @@ def epoch_table(epochs: Sequence[EpochRecord]) -> pd.DataFrame:
 
 def step_table(steps: Sequence[StepRecord], *, before: int = 0) -> pd.DataFrame:
     """Return a row for each step, counted from 1 after the steps `before`; loss scales where there are any."""
-    columns = [field.name for field in dataclasses.fields(StepRecord) if getattr(steps[0], field.name) is not None]
+    fields = (field.name for field in dataclasses.fields(StepRecord) if field.name != "rows")
+    columns = [name for name in fields if getattr(steps[0], name) is not None]
     table = pd.DataFrame({name: np.concatenate([getattr(part, name) for part in steps]) for name in columns})
     table.insert(0, "step", np.arange(1, len(table) + 1, dtype=np.int32) + np.int32(before))
     return table
@@ -39,12 +45,27 @@ def parameter_table(params: HostParams) -> pd.DataFrame:
     return pd.DataFrame([*rows, ("all", "", num_parameters(params))], columns=["parameter", "shape", "number"])
 
 
-def write_tables(folder: Path, history: History) -> None:
-    """Write `epochs.csv`, `parameters.csv` and `steps.parquet`."""
+def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " examples"]) -> pd.DataFrame:
+    """Return a row for each training example: how it fared from epoch to epoch."""
+    return pd.DataFrame(
+        {
+            "example_id": example_id,
+            "forgetting_events": dynamics.forgetting_events,
+            "first_correct_epoch": dynamics.first_correct,
+            "mean_probability": dynamics.mean_probability,
+            "probability_std": dynamics.probability_std,
+        }
+    )
+
+
+def write_tables(folder: Path, history: History, example_id: Int[np.ndarray, " examples"]) -> None:
+    """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet`; `example_id` of the split."""
     folder.mkdir(parents=True, exist_ok=True)
     epoch_table(history.epochs).to_csv(folder / "epochs.csv", index=False, float_format="%.9g")
     parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)
     step_table(history.steps).to_parquet(folder / "steps.parquet", index=False)
+    if history.dynamics is not None:
+        dynamics_table(history.dynamics, example_id).to_parquet(folder / "dynamics.parquet", index=False)
 
 
 def write_all_weights(
@@ -85,6 +106,27 @@ def measure(history: History, planned_steps: int) -> dict[str, float]:
 def measure_time(history: History, seconds: float) -> dict[str, float]:
     """Return how long the loop of a training took, validation included and compilation not, all and by epoch."""
     return {"seconds": seconds, "seconds_per_epoch": seconds / len(history.epochs)}
+
+
+def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> dict[str, float]:
+    """Return the mean over the training of the gradient noise scale, in examples.
+
+    From the norms of the gradients of whole batches and of their `num_parts` parts; nothing where the batches are not
+    worked in parts. Steps whose batch was not full, or that were skipped, are left out.
+    """
+    if history.steps[0].part_grad_norm is None or history.dynamics is None:
+        return {}
+    is_cut = len(history.dynamics.forgetting_events) % batch_size > 0
+    norms = [
+        np.concatenate([getattr(part, name)[: len(part.loss) - is_cut] for part in history.steps])
+        for name in ("part_grad_norm", "grad_norm")
+    ]
+    finite = np.isfinite(norms[0]) & np.isfinite(norms[1])
+    part_norm, norm = (column[finite] for column in norms)
+    sizes = {"small_size": batch_size / num_parts, "large_size": batch_size}
+    found = noise_scale.over_training(*noise_scale.from_two_batch_sizes(part_norm, norm, **sizes), windows=WINDOWS)
+    known = found[np.isfinite(found)]
+    return {"noise_scale": float(np.mean(known))} if known.size else {}
 
 
 def _measure_scaling(steps: Sequence[StepRecord]) -> dict[str, float]:

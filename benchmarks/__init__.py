@@ -1,0 +1,1 @@
+"""Measurements of speed, each beside its peers in one run; `make bench`."""

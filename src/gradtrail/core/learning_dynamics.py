@@ -1,0 +1,56 @@
+"""How each training example fared from epoch to epoch, as training met it; NumPy on the host."""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from gradtrail.core.batches import PADDING
+from gradtrail.core.train_step import RowRecord
+
+
+class LearningDynamics:
+    """Follows every example of a training split through the epochs, each of which visits it once.
+
+    Args:
+        num_examples: of the split.
+
+    Attributes:
+        epochs: added so far.
+        forgetting_events: how often an example was wrong at a visit after it was right at the one before (Toneva et
+            al., arXiv 1812.05159), int32.
+        first_correct: the first epoch whose visit found it right, from 1; 0 for none yet, int32.
+    """
+
+    def __init__(self, num_examples: int):
+        self.epochs = 0
+        self.forgetting_events: Int[np.ndarray, " examples"] = np.zeros(num_examples, np.int32)
+        self.first_correct: Int[np.ndarray, " examples"] = np.zeros(num_examples, np.int32)
+        self._was_correct: Bool[np.ndarray, " examples"] = np.zeros(num_examples, bool)
+        self._sum: Float[np.ndarray, " examples"] = np.zeros(num_examples)
+        self._sum_of_squares: Float[np.ndarray, " examples"] = np.zeros(num_examples)
+
+    def add(self, rows: RowRecord) -> None:
+        """Add an epoch; a probability that is not finite, of a step that overflowed, counts as 0."""
+        indices = np.asarray(rows.indices).ravel()
+        visited = indices != PADDING
+        order = indices[visited]
+        correct, probability = np.zeros_like(self._was_correct), np.zeros_like(self._sum)
+        correct[order] = np.asarray(rows.correct).ravel()[visited]
+        probability[order] = np.nan_to_num(np.asarray(rows.probability, np.float64).ravel()[visited])
+        self.epochs += 1
+        self.forgetting_events += self._was_correct & ~correct
+        self.first_correct[correct & (self.first_correct == 0)] = self.epochs
+        self._was_correct = correct
+        self._sum += probability
+        self._sum_of_squares += probability**2
+
+    @property
+    def mean_probability(self) -> Float[np.ndarray, " examples"]:
+        """Mean of the label's probability over the visits, float32 (confidence, Swayamdipta et al., arXiv 2009.10795)."""
+        return (self._sum / max(1, self.epochs)).astype(np.float32)
+
+    @property
+    def probability_std(self) -> Float[np.ndarray, " examples"]:
+        """Standard deviation of the same over the visits, float32 (their variability)."""
+        epochs = max(1, self.epochs)
+        variance = self._sum_of_squares / epochs - (self._sum / epochs) ** 2
+        return np.sqrt(np.maximum(variance, 0)).astype(np.float32)
