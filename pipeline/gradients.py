@@ -1,14 +1,13 @@
-"""Score every example by its gradient: `models`, `data/processed` → `scores.parquet`, pictures."""
+"""Score every example by its gradient: `models`, `data/processed` → scores, pictures, and what they say in words."""
 
-import functools
 import time
 from pathlib import Path
 
-from gradtrail.core import batches, per_example_gradients
+from gradtrail.core import gradient_analysis, gradient_passes
 from gradtrail.core.compilation import cost_metrics, time_metrics
-from gradtrail.core.scores import GradientsConfig
-from gradtrail.io import datasets, score_tables, weights
-from gradtrail.io.accelerator import set_up_jax
+from gradtrail.core.gradients_config import GradientsConfig
+from gradtrail.io import datasets, gradient_summary, score_tables, trajectories
+from gradtrail.io.accelerator import memory_budget, set_up_jax
 from gradtrail.io.figures import gradients as figures
 from gradtrail.io.progress import progress_bar
 from gradtrail.io.stages import Stage, run_stage
@@ -19,33 +18,35 @@ def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
     info = datasets.read_info(Path("data/processed"))
     splits = datasets.read_splits(Path("data/processed"), info)
-    model, params, about = weights.read_weights(Path(f"models/{config.weights}.safetensors"))
+    model, about, trajectory = trajectories.read_trajectory(Path("models"), Path("results/train"), config.weights)
+    dynamics = trajectories.read_dynamics(Path("results/train"), splits["train"])
     set_up_jax(stage.runtime)
 
     with tracked(stage) as row:
-        score = per_example_gradients.compile_score(
-            model, about.label_smoothing, config.microbatch_size, clock=time.perf_counter
+        passes = gradient_passes.compile_passes(
+            model,
+            about.label_smoothing,
+            gradient_analysis.num_influenced(config, len(splits["test"])),
+            curvature=config.curvature_iterations > 0,
+            memory_budget=memory_budget(stage.runtime),
+            clock=time.perf_counter,
         )
-        row.metrics(time_metrics([score]))
-        call = functools.partial(score, params)
-        scores = {}
-        with progress_bar("gradients", sum(map(len, splits.values())), unit="steps") as bar:
-            for name, split in splits.items():
-                parts = []
-                for part in batches.map_batches(call, config.microbatch_size, split.images, split.labels):
-                    parts.append(part)
-                    bar.advance(len(part["loss"]))
-                scores[name] = batches.join(parts)
+        row.metrics(time_metrics(passes.functions))
+        with progress_bar("gradients", gradient_analysis.num_visits(trajectory, splits), unit="steps") as bar:
+            analysis = gradient_analysis.analyze(
+                passes, trajectory, splits, config, info.num_classes, advance=bar.advance
+            )
 
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
-            table = score_tables.score_table(splits, scores)
-            score_tables.write_tables(results, table, config)
             title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}"
-            figures.draw(results, table, splits, title, config.num_largest)
-            stage.write_metrics(
-                new, {**info.as_metrics(), **score_tables.measure(table, config), **cost_metrics([score])}
-            )
+            table = score_tables.score_table(splits, analysis.scores, dynamics)
+            metrics = score_tables.measure(table, analysis, config)
+            score_tables.write_tables(results, table, analysis, config)
+            figures.draw(results, table, analysis, splits, title, config, trajectory.batch_size)
+            words = gradient_summary.in_words(title, table, analysis, metrics, config, trajectory.batch_size)
+            (results / "summary.md").write_text(words, encoding="utf-8")
+            stage.write_metrics(new, {**info.as_metrics(), **metrics, **cost_metrics(passes.functions)})
 
         row.outs()
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradtrail.core.convolution import convolve, example_patches, max_pool, patches
+from gradtrail.core.convolution import by_example, convolve, max_pool, patches
 from gradtrail.core.precision import Precision
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -130,7 +130,7 @@ def test_patches_are_what_the_kernel_sees_of_each_pixel(size: int) -> None:
     channels, height, width, batch = 2, 4, 3, 2
     inputs = np.arange(1.0, 1 + channels * height * width * batch, dtype=np.float32)
     inputs = inputs.reshape(channels, height, width, batch)
-    columns, of_each = jax.jit(lambda inputs: (patches(inputs, size), example_patches(inputs, size)))(inputs)
+    columns = jax.jit(lambda inputs: patches(inputs, size))(inputs)
     found = np.asarray(columns).reshape(size, size, channels, height, width, batch)
     edge = size // 2
     for row, column, *pixel in np.ndindex(size, size, height, width):
@@ -138,8 +138,21 @@ def test_patches_are_what_the_kernel_sees_of_each_pixel(size: int) -> None:
         inside = 0 <= above < height and 0 <= left < width
         wanted = inputs[:, above, left] if inside else np.zeros((channels, batch))
         np.testing.assert_array_equal(found[row, column, :, pixel[0], pixel[1]], wanted)
-    of_each = np.asarray(of_each).reshape(batch, -1, height, width)
-    np.testing.assert_array_equal(of_each, np.moveaxis(found.reshape(-1, height, width, batch), -1, 0))
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_by_example_the_same_patches_meet_the_same_cotangents(size: int) -> None:
+    """Between the rows of an image lie columns of no meaning, where the cotangent is zero."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(2, 4, 3, 6)).astype(np.float32)
+    cotangent = rng.normal(size=(5, 4, 3, 6)).astype(np.float32)
+    columns, deltas = jax.jit(lambda *arrays: by_example(*arrays, size))(inputs, cotangent)
+    whole = np.asarray(patches(jnp.asarray(inputs), size)).reshape(-1, 4, 3, 6)
+    shaped = np.asarray(columns).reshape(6, -1, 4, 3 + size - 1)
+    np.testing.assert_array_equal(shaped[..., :3], np.moveaxis(whole, -1, 0))
+    around = np.asarray(deltas).reshape(6, 4, 3 + size - 1, 5)
+    np.testing.assert_array_equal(around[:, :, :3], np.transpose(cotangent, (3, 1, 2, 0)))
+    assert not around[:, :, 3:].any()
 
 
 def pooled_by_max(inputs: jax.Array) -> jax.Array:

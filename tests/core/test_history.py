@@ -76,7 +76,18 @@ def records(**columns: list[float]) -> StepRecord:
         probability=jnp.array([[0.5, 0.25], [1.0, 0.125]]),
         correct=jnp.array([[True, False], [True, False]]),
     )
-    return StepRecord(**({"part_grad_norm": None, "loss_scale": None, "skipped": None, "rows": rows} | arrays))
+    return StepRecord(
+        **(
+            {
+                "num_examples": jnp.array([2, 1]),
+                "part_grad_norm": None,
+                "loss_scale": None,
+                "skipped": None,
+                "rows": rows,
+            }
+            | arrays
+        )
+    )
 
 
 def added(history: History, **columns: list[float]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from gradtrail.core.bounds import ConfigError
+
 WATCHED = ("flops", "bytes_accessed", "total_bytes", "hlo_instructions")
 
 
@@ -101,6 +103,35 @@ def compile_function(
         compile_seconds=clock() - lowered_at,
     )
     return CompiledFunction(name=name, call=compiled, cost=_static_cost(compiled), times=times)
+
+
+def compile_within(
+    budget: int, largest: int, compile_at: Callable[[int], CompiledFunction], *, at_least: int = 0
+) -> tuple[CompiledFunction, int]:
+    """Compile a function for the largest size whose temporary arrays fit into a budget.
+
+    Args:
+        budget: bytes.
+        largest: the size to begin with; it is halved as often as it takes.
+        compile_at: size → the function.
+        at_least: a size that is taken whatever it needs.
+
+    Raises:
+        ConfigError: size 1 does not fit; one line that says what it needs.
+    """
+    size = largest
+    while True:
+        function = compile_at(size)
+        needed = function.cost.temporary_bytes
+        if needed <= budget or size <= at_least:
+            return function, size
+        if size == 1:
+            raise ConfigError(
+                f"runtime.memory_budget_mib: a single example takes {function.name} {-(-needed // 2**20):,} MiB, "
+                f"more than the {budget // 2**20:,} there are"
+            )
+        while size > max(1, at_least) and needed > budget:  # memory goes nearly by the size
+            size, needed = size // 2, needed // 2
 
 
 def cost_metrics(functions: list[CompiledFunction]) -> dict[str, int]:

@@ -37,16 +37,26 @@ def patches(
     return jnp.concatenate(shifted).reshape(size * size * channels, height * width * batch)
 
 
-def example_patches(
-    inputs: Shaped[Array, "channels height width batch"], size: int
-) -> Shaped[Array, "batch {size}*{size}*channels height*width"]:
-    """Return the same of each example by itself, for products of each with its own."""
-    batch_first = jnp.moveaxis(inputs, -1, 0)
-    batch, channels, height, width = batch_first.shape
-    padded = jnp.pad(batch_first, [_padding(size)[index] for index in (3, 0, 1, 2)])
-    shifts = itertools.product(range(size), range(size))
-    shifted = [padded[:, :, row : row + height, column : column + width] for row, column in shifts]
-    return jnp.concatenate(shifted, axis=1).reshape(batch, size * size * channels, height * width)
+def by_example(
+    inputs: Float[Array, "channels height width batch"],
+    cotangent: Float[Array, "features height width batch"],
+    size: int,
+) -> tuple[Float[Array, "batch {size}*{size}*channels pixels"], Float[Array, "batch pixels features"]]:
+    """Return `patches` and the cotangents of each example by itself, whose product is the gradient of its kernel.
+
+    The rows of an image follow each other with `size` - 1 pixels of edge between them, where the cotangent is zero: so
+    each shift of the image is one piece of memory, and these copies cost next to nothing beside the product.
+    """
+    edge = size // 2
+    images, deltas = jnp.moveaxis(inputs, -1, 0), jnp.transpose(cotangent, (3, 1, 2, 0))
+    batch, channels, height, width = images.shape
+    stride = width + size - 1
+    pixels = height * stride
+    flat = jnp.pad(images, [(0, 0), (0, 0), (edge, edge + 1), (edge, edge)]).reshape(batch, channels, -1)
+    starts = (row * stride + column for row, column in itertools.product(range(size), range(size)))
+    columns = jnp.concatenate([flat[:, :, start : start + pixels] for start in starts], axis=1)
+    between = jnp.pad(deltas, [(0, 0), (0, 0), (0, size - 1), (0, 0)]).reshape(batch, pixels, -1)
+    return jax.lax.optimization_barrier((columns, between))
 
 
 def max_pool(

@@ -24,6 +24,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
+def over_batch(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of what has a leading axis of rows, of which every device has its part."""
+    return NamedSharding(mesh, P(AXIS))
+
+
 def check_divisible(batch_size: int, mesh: Mesh, name: str) -> None:
     """Raise ConfigError, in one line that begins with `name`, unless a batch goes evenly over the devices."""
     if batch_size % mesh.size:

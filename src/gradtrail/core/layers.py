@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree
 
-from gradtrail.core.convolution import convolve, example_patches
+from gradtrail.core.convolution import by_example, convolve
 from gradtrail.core.precision import Precision, matmul, rounded
 
 EPSILON = 1e-5  # added to a variance before its root is taken
@@ -50,10 +50,13 @@ class Layer(nnx.Module):
         return _squared_norm(self.grads(inputs, cotangent))
 
     def grad_dots(
-        self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."], direction: PyTree[Float[Array, "..."]]
-    ) -> Float[Array, " batch"]:
-        """Return the inner product of each example's gradient with `direction`, a pytree like the parameters."""
-        return self.grads(inputs, cotangent) @ flattened(direction)
+        self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."], directions: PyTree[Float[Array, "..."]]
+    ) -> Float[Array, "batch directions"]:
+        """Return the inner product of each example's gradient with each direction.
+
+        `directions` is a pytree like the parameters, with a leading axis of directions.
+        """
+        return self.grads(inputs, cotangent) @ jax.vmap(flattened)(directions).T
 
     def grad_products(
         self,
@@ -97,10 +100,14 @@ class Dense(Layer):
         of_kernel = _squared_norm(rounded(inputs, self.precision)) * _squared_norm(rounded(cotangent, self.precision))
         return of_kernel + _squared_norm(cotangent)
 
-    def grad_dots(self, inputs: Array, cotangent: Array, direction: PyTree) -> Array:
+    def grad_dots(self, inputs: Array, cotangent: Array, directions: PyTree) -> Array:
         """Return aᵀ V δ for each example: the direction in place of the weights, and no gradient formed."""
-        through = rounded(inputs, self.precision) @ direction["kernel"]
-        return jnp.sum(through * rounded(cotangent, self.precision), axis=1) + cotangent @ direction["bias"]
+        low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+
+        def dot(direction: PyTree) -> Array:
+            return jnp.sum((low_inputs @ direction["kernel"]) * low, axis=1) + cotangent @ direction["bias"]
+
+        return jax.vmap(dot, out_axes=1)(directions)
 
     def grad_products(self, inputs: Array, cotangent: Array, other_inputs: Array, other_cotangent: Array) -> Array:
         """Return (A A'ᵀ) ∘ (Δ Δ'ᵀ), and ΔΔ'ᵀ for the biases."""
@@ -125,7 +132,7 @@ class Convolution(Layer):
     def grads(self, inputs: Array, cotangent: Array) -> Array:
         """Sum up the products of what each pixel saw with its cotangent, example by example."""
         columns, deltas = self._by_example(inputs, cotangent)
-        of_kernel = jnp.einsum("bip,bop->bio", columns, deltas)
+        of_kernel = jnp.einsum("bip,bpo->bio", columns, deltas)
         of_bias = jnp.sum(cotangent, axis=(1, 2)).T
         return jnp.concatenate([of_bias, of_kernel.reshape(len(of_bias), -1)], axis=1)
 
@@ -139,15 +146,12 @@ class Convolution(Layer):
         if inner * outer <= pixels * (inner + outer):
             return _squared_norm(self.grads(inputs, cotangent))
         columns, deltas = self._by_example(inputs, cotangent)
-        pairs = jnp.einsum("bip,biq->bpq", columns, columns) * jnp.einsum("bop,boq->bpq", deltas, deltas)
+        pairs = jnp.einsum("bip,biq->bpq", columns, columns) * jnp.einsum("bpo,bqo->bpq", deltas, deltas)
         return jnp.sum(pairs, axis=(1, 2)) + jnp.sum(jnp.square(jnp.sum(cotangent, axis=(1, 2))), axis=0)
 
     def _by_example(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
-        """Return what each pixel saw and its cotangent, with the batch first and the pixels last."""
-        columns = example_patches(rounded(inputs, self.precision), len(self.kernel[...]))
-        return columns, jnp.moveaxis(rounded(cotangent, self.precision), -1, 0).reshape(
-            len(columns), len(cotangent), -1
-        )
+        low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+        return by_example(*low, len(self.kernel[...]))
 
 
 class GroupNorm(Layer):

@@ -45,12 +45,12 @@ class LearningDynamics:
 
     @property
     def mean_probability(self) -> Float[np.ndarray, " examples"]:
-        """Mean of the label's probability over the visits, float32 (confidence, Swayamdipta et al., arXiv 2009.10795)."""
+        """Mean of the label's probability over the visits, float32 (Swayamdipta et al., arXiv 2009.10795)."""
         return (self._sum / max(1, self.epochs)).astype(np.float32)
 
     @property
     def probability_std(self) -> Float[np.ndarray, " examples"]:
-        """Standard deviation of the same over the visits, float32 (their variability)."""
+        """Standard deviation of the same over the visits, float32: their variability."""
         epochs = max(1, self.epochs)
         variance = self._sum_of_squares / epochs - (self._sum / epochs) ** 2
         return np.sqrt(np.maximum(variance, 0)).astype(np.float32)

@@ -258,6 +258,16 @@ class Model:
         """Return every layer that has parameters by its name, such as `layers/0`, with abstract arrays."""
         return _layers(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
 
+    def by_layer(self, params: Params) -> dict[str, Params]:
+        """Return the parts of a pytree like the parameters that belong to each layer."""
+        parts = {}
+        for name in self.layers():
+            part = params
+            for step in name.split("/"):
+                part = part[int(step) if step.isdigit() else step]
+            parts[name] = part
+        return parts
+
     def abstract_params(self) -> AbstractParams:
         """Return the parameters' shapes and dtypes, as `jax.ShapeDtypeStruct`."""
         return jax.eval_shape(lambda: self.init(key=jax.random.key(0)))

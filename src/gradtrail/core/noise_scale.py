@@ -4,10 +4,79 @@ B = tr(Σ) / ‖G‖², Σ the covariance of the gradients of single examples an
 1812.06162, equation 2.9). Far smaller batches make noisy steps; far larger ones hardly better steps.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 Steps = Float[np.ndarray, " steps"]
+Chunks = Float[np.ndarray, " chunks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseScale:
+    """The noise of the gradients of single examples beside their mean.
+
+    Attributes:
+        trace: tr(Σ), unbiased.
+        squared_norm: ‖G‖², unbiased, and negative where the noise drowns it.
+        low: of the 95 % interval of the noise scale.
+        high: likewise; infinite where ‖G‖² may be 0.
+    """
+
+    trace: float
+    squared_norm: float
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        """tr(Σ) / ‖G‖², in examples; infinite where ‖G‖² is drowned."""
+        return _ratio(self.trace, self.squared_norm)
+
+
+def from_chunks(
+    products: Float[np.ndarray, "chunks chunks"],
+    squares: Chunks,
+    sizes: Int[np.ndarray, " chunks"],
+    strata: Int[np.ndarray, " chunks"],
+    *,
+    samples: int,
+    seed: int,
+) -> NoiseScale:
+    """Estimate the noise scale from a data set in chunks, with an interval by bootstrap over the chunks.
+
+    Every pair of distinct examples has an inner product whose mean is ‖G‖²; the sums over chunks hold all of them.
+
+    Args:
+        products: inner products of the chunks' summed gradients, float64.
+        squares: sum over each chunk's examples of their gradients' squared norms.
+        sizes: examples in each chunk, at least one.
+        strata: class of each chunk; chunks are drawn anew within their class, as many as there are.
+        samples: of the bootstrap.
+        seed: of the bootstrap.
+    """
+    rng = np.random.default_rng(seed)
+    weights = np.zeros((samples, len(sizes)))
+    for stratum in np.unique(strata):
+        members = np.flatnonzero(strata == stratum)
+        weights[:, members] = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), samples)
+    # A chunk that is drawn twice meets itself: its examples are then paired with others of the chunk, as elsewhere
+    within = (np.diag(products) - squares) * sizes / np.maximum(sizes - 1, 1)
+    pairs = products - np.diag(np.diag(products)) + np.diag(within)
+    counts = weights @ sizes
+    squared_norms = np.einsum("rk,rk->r", weights @ pairs, weights) / counts**2
+    traces = weights @ squares / counts - squared_norms
+    ratios = np.array([_ratio(*pair) for pair in zip(traces, squared_norms, strict=True)])
+    low, high = np.quantile(ratios, [0.025, 0.975], method="nearest")
+    total = float(np.sum(sizes))
+    squared_norm = float(np.sum(products) - np.sum(squares)) / (total * max(total - 1, 1))
+    return NoiseScale(
+        trace=float(np.sum(squares)) / total - squared_norm,
+        squared_norm=squared_norm,
+        low=float(low),
+        high=float(high),
+    )
 
 
 def from_two_batch_sizes(
@@ -39,3 +108,7 @@ def over_training(trace: Steps, squared_norm: Steps, *, windows: int) -> Steps:
         for estimates in (trace, squared_norm)
     ]
     return np.array([above / below if below > 0 else np.nan for above, below in zip(*means, strict=True)])
+
+
+def _ratio(trace: float, squared_norm: float) -> float:
+    return float(trace / squared_norm) if squared_norm > 0 else np.inf

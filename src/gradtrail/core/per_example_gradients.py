@@ -1,22 +1,24 @@
 """Exact figures of every example's gradient, without the gradients.
 
-One backward pass to the outputs of the layers; each layer knows the norm of its own gradient from what went in and what
-came back. `per_example_grads`, the definition, is what that is tested against.
+One backward pass to the outputs of the layers; from what went in and what came back, each layer tells norms and inner
+products of its own gradients. `per_example_grads`, the definition, is what all of it is tested against.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, PyTree, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
 
-from gradtrail.core import losses
-from gradtrail.core.compilation import CompiledFunction, compile_function
+from gradtrail.core import batches, losses
 from gradtrail.core.layers import Layer
 from gradtrail.core.models import Model, Params
+
+Measure: TypeAlias = Callable[[Layer, PyTree, Array, Array], PyTree]
+Signals: TypeAlias = dict[str, tuple[Array, Array]]
 
 
 def example_loss(
@@ -51,6 +53,54 @@ def per_example_grads(
     return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, images, labels)
 
 
+def layer_figures(
+    model: Model,
+    params: Params,
+    images: UInt8[Array, "batch height width"],
+    labels: Int[Array, " batch"],
+    measure: Measure,
+    *,
+    label_smoothing: float,
+    given: Mapping[str, PyTree] | None = None,
+    key: Key[Array, " batch"] | None = None,
+) -> tuple[dict[str, PyTree], Float[Array, "batch classes"]]:
+    """Hand what goes into each layer, and the cotangent of what comes out, to `measure`; no gradient is formed for it.
+
+    Args:
+        model: its layers are visited one by one.
+        params: where the gradients are taken.
+        images: of the examples.
+        labels: of the examples.
+        measure: layer, what is given for it, inputs, cotangent → a pytree of float32 arrays.
+        label_smoothing: of the loss.
+        given: name of a layer → whatever `measure` needs for it; a pytree of arrays.
+        key: for dropout, one for each example.
+
+    Returns:
+        Name of a layer → what `measure` made of it; the logits.
+    """
+    given = given or dict.fromkeys(model.layers(), ())
+    probes: dict[str, PyTree] = {}
+
+    def abstract_tap(name: str, layer: Layer, inputs: Array) -> Array:
+        outputs: Array = layer(inputs)  # the cotangent is like them
+        probes[name] = jax.eval_shape(functools.partial(measure, layer), given[name], inputs, outputs)
+        return outputs
+
+    def tap(name: str, layer: Layer, inputs: Array) -> Array:
+        graphdef, state = nnx.split(layer)
+        return _probe(graphdef, measure, state, given[name], inputs, probes[name])
+
+    def total_loss(found: dict[str, PyTree]) -> tuple[Array, Array]:
+        probes.update(found)
+        logits = model.apply(params, images, key=key, tap=tap)
+        return jnp.sum(losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)), logits
+
+    jax.eval_shape(lambda: model.apply(params, images, key=key, tap=abstract_tap))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), probes)
+    return jax.grad(total_loss, has_aux=True)(zeros)
+
+
 def squared_grad_norms(
     model: Model,
     params: Params,
@@ -60,65 +110,100 @@ def squared_grad_norms(
     label_smoothing: float,
     key: Key[Array, " batch"] | None = None,
 ) -> tuple[dict[str, Float[Array, " batch"]], Float[Array, "batch classes"]]:
-    """Return the squared L2 norm of each example's gradient layer by layer, and the logits.
+    """Return the squared L2 norm of each example's gradient layer by layer, float32, and the logits."""
 
-    Args:
-        model: its layers are probed one by one; where one has no better way, by the gradients themselves.
-        params: where the gradients are taken.
-        images: of the examples.
-        labels: of the examples.
-        label_smoothing: of the loss.
-        key: for dropout, one for each example.
+    def measure(layer: Layer, _: PyTree, inputs: Array, cotangent: Array) -> Array:
+        return layer.squared_grad_norms(inputs, cotangent)
 
-    Returns:
-        Name of a layer → squared norms, float32; the logits.
+    return layer_figures(model, params, images, labels, measure, label_smoothing=label_smoothing, key=key)
+
+
+def grad_dots(
+    model: Model,
+    params: Params,
+    images: UInt8[Array, "batch height width"],
+    labels: Int[Array, " batch"],
+    directions: Params,
+    *,
+    label_smoothing: float,
+    key: Key[Array, " batch"] | None = None,
+) -> Float[Array, "batch directions"]:
+    """Return the inner product of each example's gradient with some directions, such as the mean gradient, float32.
+
+    `directions` is a pytree like `params`, with a leading axis of directions.
     """
 
-    def total_loss(probes: dict[str, Array]) -> tuple[Array, Array]:
-        logits = model.apply(
-            params, images, key=key, tap=lambda name, layer, inputs: _probed(layer, inputs, probes[name])
-        )
-        return jnp.sum(losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)), logits
+    def measure(layer: Layer, directions: PyTree, inputs: Array, cotangent: Array) -> Array:
+        return layer.grad_dots(inputs, cotangent, directions)
 
-    probes = {name: jnp.zeros(len(images)) for name in model.layers()}
-    return jax.grad(total_loss, has_aux=True)(probes)
+    by_layer, _ = layer_figures(
+        model,
+        params,
+        images,
+        labels,
+        measure,
+        given=model.by_layer(directions),
+        label_smoothing=label_smoothing,
+        key=key,
+    )
+    return sum(by_layer.values(), start=jnp.float32(0))
 
 
-def score_batch(
+def signals(
     model: Model,
     params: Params,
     images: UInt8[Array, "batch height width"],
     labels: Int[Array, " batch"],
     *,
     label_smoothing: float,
-) -> dict[str, Array]:
-    """Return the figures of each example of a batch.
+) -> Signals:
+    """Return what each layer's gradients are made of: its inputs and the cotangents of its outputs, by its name."""
 
-    Returns:
-        float32 unless said otherwise, of shape (batch,) each: `grad_norm`, ‖∇ℓᵢ‖₂ over all parameters (GraNd, Paul et
-        al., arXiv 2107.07075); `el2n`; `loss` in nats; `margin` in logits; `input_norm` of the pixels scaled to 0..1;
-        `predicted`, the class, int32.
-    """
-    by_layer, logits = squared_grad_norms(model, params, images, labels, label_smoothing=label_smoothing)
-    pixels = images.reshape(images.shape[0], -1).astype(jnp.float32) / 255.0
-    return {
-        "grad_norm": jnp.sqrt(sum(by_layer.values(), start=jnp.float32(0))),
-        "el2n": losses.el2n(logits, labels),
-        "loss": losses.cross_entropy(logits, labels, label_smoothing=label_smoothing),
-        "margin": losses.margin(logits, labels),
-        "input_norm": jnp.linalg.norm(pixels, axis=1),
-        "predicted": jnp.argmax(logits, axis=1).astype(jnp.int32),
-    }
+    def measure(_: Layer, __: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
+        return inputs, cotangent
+
+    return layer_figures(model, params, images, labels, measure, label_smoothing=label_smoothing)[0]
 
 
-def compile_score(
-    model: Model, label_smoothing: float, microbatch_size: int, *, clock: Callable[[], float]
-) -> CompiledFunction:
-    """Compile `score_batch` for one size of microbatch: params, images, labels → scores."""
-    images = jax.ShapeDtypeStruct((microbatch_size, *model.config.image_shape), jnp.uint8)
-    labels = jax.ShapeDtypeStruct((microbatch_size,), jnp.int32)
-    function = functools.partial(score_batch, model, label_smoothing=label_smoothing)
-    return compile_function("score", function, model.abstract_params(), images, labels, clock=clock)
+def grad_products(
+    model: Model,
+    params: Params,
+    images: UInt8[Array, "batch height width"],
+    labels: Int[Array, " batch"],
+    others: Signals,
+    *,
+    label_smoothing: float,
+) -> Float[Array, "batch others"]:
+    """Return the inner product of each example's gradient with those of other examples, given by their `signals`."""
+
+    def measure(layer: Layer, other: tuple[Array, Array], inputs: Array, cotangent: Array) -> Array:
+        return layer.grad_products(inputs, cotangent, *other)
+
+    by_layer, _ = layer_figures(model, params, images, labels, measure, given=others, label_smoothing=label_smoothing)
+    return sum(by_layer.values(), start=jnp.float32(0))
+
+
+def summed_grad(
+    model: Model,
+    params: Params,
+    images: UInt8[Array, "batch height width"],
+    labels: Int[Array, " batch"],
+    mask: Bool[Array, " batch"],
+    *,
+    label_smoothing: float,
+) -> Params:
+    """Return the sum of the gradients of the examples that `mask` leaves."""
+
+    def loss(params: Params) -> Array:
+        each = losses.cross_entropy(model.apply(params, images), labels, label_smoothing=label_smoothing)
+        return batches.masked_sum(each, mask)
+
+    return jax.grad(loss)(params)
+
+
+def unknown_layers(model: Model) -> list[str]:
+    """Return the names of the layers that know no way to their gradients but the definition, which is slow."""
+    return [name for name, layer in model.layers().items() if not layer.is_known]
 
 
 def per_example_norm(grads: Params) -> Float[Array, " batch"]:
@@ -130,28 +215,27 @@ def per_example_norm(grads: Params) -> Float[Array, " batch"]:
     return jnp.sqrt(sum((squared(leaf) for leaf in jax.tree.leaves(grads)), start=jnp.float32(0)))
 
 
-def _probed(layer: Layer, inputs: Float[Array, "..."], probe: Float[Array, " batch"]) -> Float[Array, "..."]:
-    """Send inputs through a layer; what comes back for `probe`, which itself does nothing, is the squared norm."""
-    graphdef, state = nnx.split(layer)
-    return _probe(graphdef, state, inputs, probe)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _probe(graphdef: Any, measure: Measure, state: PyTree, given: PyTree, inputs: Array, probe: PyTree) -> Array:
+    """Send inputs through a layer; what comes back for `probe`, which itself does nothing, is what `measure` finds."""
+    return _probe_forward(graphdef, measure, state, given, inputs, probe)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _probe(graphdef: Any, state: PyTree, inputs: Array, _: Array) -> Array:
-    return nnx.merge(graphdef, state)(inputs)
+def _probe_forward(
+    graphdef: Any, _: Measure, state: PyTree, given: PyTree, inputs: Array, __: PyTree
+) -> tuple[Array, tuple[PyTree, PyTree, Array]]:
+    return nnx.merge(graphdef, state)(inputs), (state, given, inputs)
 
 
-def _probe_forward(graphdef: Any, state: PyTree, inputs: Array, _: Array) -> tuple[Array, tuple[PyTree, Array]]:
-    return nnx.merge(graphdef, state)(inputs), (state, inputs)
-
-
-def _probe_backward(graphdef: Any, residuals: tuple[PyTree, Array], cotangent: Array) -> tuple[PyTree, Array, Array]:
+def _probe_backward(
+    graphdef: Any, measure: Measure, residuals: tuple[PyTree, PyTree, Array], cotangent: Array
+) -> tuple[PyTree, PyTree, Array, PyTree]:
     """Go on to the inputs, and leave the parameters' own gradient out: nobody asks for it."""
-    state, inputs = residuals
+    state, given, inputs = residuals
     layer = nnx.merge(graphdef, state)
     _, pull_back = jax.vjp(layer, inputs)
-    none = jax.tree.map(jnp.zeros_like, state)
-    return none, pull_back(cotangent)[0], layer.squared_grad_norms(inputs, cotangent)
+    none = jax.tree.map(jnp.zeros_like, (state, given))
+    return *none, pull_back(cotangent)[0], measure(layer, given, inputs, cotangent)
 
 
 _probe.defvjp(_probe_forward, _probe_backward)

@@ -11,9 +11,9 @@ from gradtrail.core.bounds import check
 from gradtrail.core.compilation import CompiledFunction
 from gradtrail.core.data_parallel import make_mesh
 from gradtrail.core.models import Model
-from gradtrail.core.per_example_gradients import compile_score
 from gradtrail.core.precision import Precision
 from gradtrail.core.prediction import compile_predict
+from gradtrail.core.scores import compile_score
 from gradtrail.core.train_config import TrainConfig
 from gradtrail.core.training import compile_run_steps, make_program
 

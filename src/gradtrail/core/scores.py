@@ -1,35 +1,61 @@
-"""What the per-example scores say together; NumPy on the host."""
+"""The scores of single examples: what a pass over the data finds of each, and what they say together."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core.bounds import check
-from gradtrail.core.models import WeightsKind
+from gradtrail.core import losses
+from gradtrail.core.compilation import CompiledFunction, compile_function
+from gradtrail.core.models import Model, Params
+from gradtrail.core.per_example_gradients import squared_grad_norms
+from gradtrail.core.ranking import largest, rank_correlation
+
+LAYER = "grad_norm_"  # before the name of a layer: the norm of the gradient of its parameters alone
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientsConfig:
-    """The section `gradients` of `params.yaml`.
+def score_batch(
+    model: Model,
+    params: Params,
+    images: UInt8[Array, "batch height width"],
+    labels: Int[Array, " batch"],
+    *,
+    label_smoothing: float,
+) -> dict[str, Array]:
+    """Return the scores of each example of a batch.
 
-    Attributes:
-        weights: of the last epoch, or of the one with the best validation accuracy.
-        microbatch_size: examples whose gradients are held at a time.
-        top_fraction: share of a split that counts as "the largest gradients".
-        num_largest: in the gallery.
+    Returns:
+        float32 unless said otherwise, of shape (batch,) each: `grad_norm`, ‖∇ℓᵢ‖₂ over all parameters (GraNd, Paul et
+        al., arXiv 2107.07075), and `grad_norm_<layer>` over those of a layer; `el2n`; `loss` in nats; `probability` of
+        the label; `margin` in logits; `entropy` of the prediction in nats; `input_norm` of the pixels scaled to 0..1;
+        `predicted`, the class, int32.
     """
+    by_layer, logits = squared_grad_norms(model, params, images, labels, label_smoothing=label_smoothing)
+    pixels = images.reshape(images.shape[0], -1).astype(jnp.float32) / 255.0
+    return {
+        "grad_norm": jnp.sqrt(sum(by_layer.values(), start=jnp.float32(0))),
+        **{f"{LAYER}{name}": jnp.sqrt(squares) for name, squares in by_layer.items()},
+        "el2n": losses.el2n(logits, labels),
+        "loss": losses.cross_entropy(logits, labels, label_smoothing=label_smoothing),
+        "probability": losses.label_probability(logits, labels),
+        "margin": losses.margin(logits, labels),
+        "entropy": losses.entropy(logits),
+        "input_norm": jnp.linalg.norm(pixels, axis=1),
+        "predicted": jnp.argmax(logits, axis=1).astype(jnp.int32),
+    }
 
-    weights: WeightsKind
-    microbatch_size: int
-    top_fraction: float
-    num_largest: int
 
-    def __post_init__(self) -> None:
-        check("microbatch_size", self.microbatch_size, at_least=1)
-        check("top_fraction", self.top_fraction, above=0, at_most=1)
-        check("num_largest", self.num_largest, at_least=1, at_most=400)
+def compile_score(
+    model: Model, label_smoothing: float, batch_size: int, *, clock: Callable[[], float]
+) -> CompiledFunction:
+    """Compile `score_batch` for one size of batch: params, images, labels → scores."""
+    images = jax.ShapeDtypeStruct((batch_size, *model.config.image_shape), jnp.uint8)
+    labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    function = functools.partial(score_batch, model, label_smoothing=label_smoothing)
+    return compile_function("score", function, model.abstract_params(), images, labels, clock=clock)
 
 
 def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[str, float]:
@@ -55,22 +81,3 @@ def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[
         "misclassified_overall": float(np.mean(wrong)),
         "norm_held_by_largest": float(np.sum(norm[top]) / max(np.sum(norm), np.finfo(np.float64).tiny)),
     }
-
-
-def ranks(values: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " examples"]:
-    """Return ranks from 1; equal values share the mean of their ranks."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
-
-
-def rank_correlation(left: Float[np.ndarray, " examples"], right: Float[np.ndarray, " examples"]) -> float:
-    """Return Spearman's ρ, -1 to 1; 0 where one side is constant."""
-    a, b = (ranks(values) - (len(values) + 1) / 2 for values in (left, right))
-    scale = np.sqrt(np.sum(a**2) * np.sum(b**2))
-    return float(np.sum(a * b) / scale) if scale > 0 else 0.0
-
-
-def largest(values: Float[np.ndarray, " examples"], count: int) -> Int[np.ndarray, " count"]:
-    """Return the indices of the `count` largest values, the largest first; equal values in order of index."""
-    return np.argsort(-values, kind="stable")[:count]

@@ -63,7 +63,17 @@ class RowRecord:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["loss", "accuracy", "grad_norm", "learning_rate", "part_grad_norm", "loss_scale", "skipped", "rows"],
+    data_fields=[
+        "num_examples",
+        "loss",
+        "accuracy",
+        "grad_norm",
+        "learning_rate",
+        "part_grad_norm",
+        "loss_scale",
+        "skipped",
+        "rows",
+    ],
     meta_fields=[],
 )
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +81,7 @@ class StepRecord:
     """What is recorded of a step, float32 unless said otherwise; of several steps, with a leading axis.
 
     Attributes:
+        num_examples: in the batch, int32.
         loss: mean over the batch, in nats, label smoothing included.
         accuracy: share of the batch, before the update.
         grad_norm: global L2 norm of the mean gradient, before clipping.
@@ -82,6 +93,7 @@ class StepRecord:
         rows: of the examples of the batch; None in a history, which has summed them up.
     """
 
+    num_examples: Int[Array, "*steps"]
     loss: Float[Array, "*steps"]
     accuracy: Float[Array, "*steps"]
     grad_norm: Float[Array, "*steps"]
@@ -207,6 +219,7 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
         average = _averaged(config, state.average, params, applied)
         moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=average)
         record = StepRecord(
+            num_examples=count.astype(jnp.int32),
             loss=found.loss,
             accuracy=found.accuracy,
             grad_norm=optax.tree.norm(grads),
@@ -240,6 +253,7 @@ def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
     figures = {name: jnp.zeros(num_steps) for name in ("loss", "accuracy", "grad_norm", "learning_rate")}
     scaling = config.scales_loss
     return StepRecord(
+        num_examples=jnp.zeros(num_steps, jnp.int32),
         **figures,
         part_grad_norm=jnp.zeros(num_steps) if config.accumulation_steps > 1 else None,
         loss_scale=jnp.zeros(num_steps) if scaling else None,

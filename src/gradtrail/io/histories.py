@@ -114,15 +114,11 @@ def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> di
     From the norms of the gradients of whole batches and of their `num_parts` parts; nothing where the batches are not
     worked in parts. Steps whose batch was not full, or that were skipped, are left out.
     """
-    if history.steps[0].part_grad_norm is None or history.dynamics is None:
+    if history.steps[0].part_grad_norm is None:
         return {}
-    is_cut = len(history.dynamics.forgetting_events) % batch_size > 0
-    norms = [
-        np.concatenate([getattr(part, name)[: len(part.loss) - is_cut] for part in history.steps])
-        for name in ("part_grad_norm", "grad_norm")
-    ]
-    finite = np.isfinite(norms[0]) & np.isfinite(norms[1])
-    part_norm, norm = (column[finite] for column in norms)
+    table = step_table(history.steps)
+    norms = table.loc[table["num_examples"] == batch_size, ["part_grad_norm", "grad_norm"]].to_numpy()
+    part_norm, norm = norms[np.isfinite(norms).all(axis=1)].T
     sizes = {"small_size": batch_size / num_parts, "large_size": batch_size}
     found = noise_scale.over_training(*noise_scale.from_two_batch_sizes(part_norm, norm, **sizes), windows=WINDOWS)
     known = found[np.isfinite(found)]

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.panel import Panel
 
 from gradtrail.core.evaluation import EvaluateConfig
+from gradtrail.core.gradients_config import GradientsConfig
 from gradtrail.core.preprocessing import PreprocessConfig
 from gradtrail.core.profiling import ProfileConfig
-from gradtrail.core.scores import GradientsConfig
 from gradtrail.core.train_config import TrainConfig
 from gradtrail.io.data_sources import NO_SOURCE_FLAG, FetchConfig
 from gradtrail.io.errors import UserError, one_line

@@ -1,4 +1,4 @@
-"""Per-example scores as tables: all of them for later analyses, the largest gradients for people."""
+"""Per-example scores and what they come to as tables: all of them for later analyses, the telling ones for people."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,13 +7,25 @@ import numpy as np
 import pandas as pd
 
 from gradtrail.core.examples import Split
-from gradtrail.core.scores import GradientsConfig, largest, summarize
+from gradtrail.core.gradient_analysis import GradientAnalysis, epoch_column
+from gradtrail.core.gradients_config import GradientsConfig
+from gradtrail.core.ranking import largest, rank_correlation
+from gradtrail.core.scores import summarize
+from gradtrail.io.label_errors import SUSPICION, detection_table, rank_suspects, suspicion
 
 SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "loss", "margin"]
+SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
+SUSPECT_SPLITS = ("train", "test")
+STRONGEST = 5  # training examples that are shown on either side of an influence
 
 
-def score_table(splits: Mapping[str, Split], scores: Mapping[str, Mapping[str, np.ndarray]]) -> pd.DataFrame:
-    """Return a row for each example of each split: who it is, and its scores."""
+def score_table(
+    splits: Mapping[str, Split], scores: Mapping[str, Mapping[str, np.ndarray]], dynamics: Mapping[str, np.ndarray]
+) -> pd.DataFrame:
+    """Return a row for each example of each split: who it is, and its scores.
+
+    Columns of `dynamics`, which tell of the training split, are NaN elsewhere.
+    """
     names = list(splits)
     parts = [
         pd.DataFrame(
@@ -24,18 +36,30 @@ def score_table(splits: Mapping[str, Split], scores: Mapping[str, Mapping[str, n
                 "true_label": split.true_labels,
                 **scores[name],
                 "correct": scores[name]["predicted"] == split.labels,
+                **{key: values if name == "train" else np.nan for key, values in dynamics.items()},
             }
-        )
+        ).astype(dict.fromkeys(dynamics, np.float32))
         for name, split in splits.items()
     ]
-    return pd.concat(parts, ignore_index=True)
+    table = pd.concat(parts, ignore_index=True)
+    return table.assign(**{SUSPICION: suspicion(table)})
 
 
-def write_tables(folder: Path, table: pd.DataFrame, config: GradientsConfig) -> None:
-    """Write `scores.parquet`, every example, and `largest.csv`, those with the largest gradients, to a new folder."""
+def write_tables(folder: Path, table: pd.DataFrame, analysis: GradientAnalysis, config: GradientsConfig) -> None:
+    """Write `scores.parquet`, every example, and tables for people, to a new folder."""
     folder.mkdir(parents=True)
     table.to_parquet(folder / "scores.parquet", index=False)
-    select_largest(table, config.num_largest)[SHOWN].to_csv(folder / "largest.csv", index=False, float_format="%.6g")
+    small = {
+        "largest": select_largest(table, config.num_largest)[SHOWN],
+        "suspects": pd.concat([rank_suspects(table, name, config.num_suspects)[SUSPECT] for name in SUSPECT_SPLITS]),
+        "label_error_scores": detection_table(_of(table, "train")),
+        "noise_scale": noise_table(analysis),
+        "classes": class_table(analysis),
+        "influence": influence_table(table, analysis),
+    }
+    for name, part in small.items():
+        if len(part):
+            part.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 
 
 def select_largest(table: pd.DataFrame, count: int) -> pd.DataFrame:
@@ -43,12 +67,80 @@ def select_largest(table: pd.DataFrame, count: int) -> pd.DataFrame:
     return table.iloc[largest(table["grad_norm"].to_numpy(), count)]
 
 
-def measure(table: pd.DataFrame, config: GradientsConfig) -> dict[str, float]:
-    """Return the metrics of a score table: the summary of the training split by itself, that of others by split."""
+def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
+    """Return the gradient noise scale at each kept epoch."""
+    rows = [
+        (epoch, found.value, found.low, found.high, found.trace, found.squared_norm)
+        for epoch, found in analysis.noise_scales.items()
+    ]
+    return pd.DataFrame(rows, columns=["epoch", "noise_scale", "low", "high", "trace", "squared_norm"])
+
+
+def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
+    """Return a row for each class: its share, and its cosine and coherence with every class."""
+    classes = analysis.classes
+    numbers = range(len(classes.share))
+    return pd.DataFrame(
+        {
+            "class": list(numbers),
+            "share": classes.share,
+            **{f"cosine_{other}": classes.cosine[:, other] for other in numbers},
+            **{f"coherence_{other}": classes.coherence[:, other] for other in numbers},
+        }
+    )
+
+
+def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataFrame:
+    """Return for each chosen test example the training examples that helped and that hurt it most, in order."""
+    train, test = _of(table, "train"), _of(table, "test")
+    rows = []
+    for column, position in enumerate(analysis.influenced):
+        influence = analysis.influence[:, column]
+        told = test.iloc[position]
+        sides = {"helped": largest(influence, STRONGEST), "hurt": largest(-influence, STRONGEST)}
+        for effect, strongest in sides.items():
+            for rank, example in enumerate(strongest, start=1):
+                by = train.iloc[example]
+                names = (told.example_id, told.label, told.predicted, effect, rank, by.example_id, by.label)
+                rows.append((*names, float(influence[example])))
+    columns = ["test_example", "label", "predicted", "effect", "rank", "train_example", "train_label", "influence"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def measure(table: pd.DataFrame, analysis: GradientAnalysis, config: GradientsConfig) -> dict[str, float]:
+    """Return the metrics: the summary of the training split by itself, that of others by split; then the analyses."""
     metrics: dict[str, float] = {"num_examples": len(table)}
     for split, part in table.groupby("split", observed=True):
         columns = {name: part[name].to_numpy() for name in part.columns}
         summary = summarize(columns, top_fraction=config.top_fraction)
         prefix = "" if split == "train" else f"{split}_"
         metrics |= {f"{prefix}{name}": value for name, value in summary.items()}
-    return metrics
+    return metrics | _measure_training(_of(table, "train"), analysis)
+
+
+def _measure_training(train: pd.DataFrame, analysis: GradientAnalysis) -> dict[str, float]:
+    """Return the metrics of the analyses of the training split; what is infinite is left out."""
+    noise = {f"noise_scale_epoch_{epoch:03d}": found.value for epoch, found in analysis.noise_scales.items()}
+    first = epoch_column("grad_norm", min(analysis.noise_scales))
+    found = {
+        **noise,
+        "coherence_within_classes": analysis.classes.within,
+        "coherence_across_classes": analysis.classes.across,
+        "forgetting_events_mean": float(np.mean(train["forgetting_events"])),
+        "never_correct": float(np.mean(train["first_correct_epoch"] == 0)),
+        "first_grad_norm_rank_correlation_input_norm": rank_correlation(
+            train[first].to_numpy(), train["input_norm"].to_numpy()
+        ),
+    }
+    if analysis.curvature is not None:
+        found["hessian_largest_eigenvalue"] = analysis.curvature
+    detection = detection_table(train)
+    chosen = detection[detection["score"] == "mean_probability"]
+    if len(chosen):
+        names = ("auroc", "average_precision", "precision", "false_negative_rate")
+        found |= {f"label_errors_{name}": float(chosen.iloc[0][name]) for name in names}
+    return {name: value for name, value in found.items() if np.isfinite(value)}
+
+
+def _of(table: pd.DataFrame, split: str) -> pd.DataFrame:
+    return table[table["split"] == split].reset_index(drop=True)

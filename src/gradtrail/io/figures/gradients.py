@@ -1,21 +1,42 @@
-"""Pictures of per-example gradients: how their norms are spread, what they go with, and the largest of them."""
+"""Pictures of per-example gradients: how they are spread, whose are large or suspect, and how they go together."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from gradtrail.core.examples import Split
+from gradtrail.core.gradient_analysis import GradientAnalysis, epoch_column
+from gradtrail.core.gradients_config import GradientsConfig
+from gradtrail.core.ranking import rank_correlation
 from gradtrail.io.figures import style
-from gradtrail.io.score_tables import select_largest
+from gradtrail.io.label_errors import SUSPICION, detection_table, rank_suspects
+from gradtrail.io.score_tables import SUSPECT_SPLITS, influence_table, noise_table, select_largest
 
 
-def draw(folder: Path, scores: pd.DataFrame, splits: Mapping[str, Split], title: str, num_largest: int) -> None:
-    """Draw all pictures of the `gradients` stage into a folder."""
+def draw(
+    folder: Path,
+    scores: pd.DataFrame,
+    analysis: GradientAnalysis,
+    splits: Mapping[str, Split],
+    title: str,
+    config: GradientsConfig,
+    batch_size: int,
+) -> None:
+    """Draw all pictures of the `gradients` stage into a folder; `batch_size` is that of the training."""
     draw_histograms(folder / "histograms.png", scores, title)
     draw_relations(folder / "relations.png", scores, title)
-    draw_largest(folder / "largest.png", select_largest(scores, num_largest), splits, title)
+    draw_largest(folder / "largest.png", select_largest(scores, config.num_largest), splits, title)
+    draw_course(folder / "course.png", scores, analysis, title, batch_size)
+    draw_classes(folder / "classes.png", analysis, title)
+    for name in SUSPECT_SPLITS:
+        draw_suspects(folder / f"suspects_{name}.png", rank_suspects(scores, name, config.num_suspects), splits, title)
+    draw_influence(folder / "influence.png", influence_table(scores, analysis), splits, title)
+    detection = detection_table(scores[scores["split"] == "train"])
+    if len(detection):
+        draw_detection(folder / "label_error_scores.png", detection, title)
 
 
 def draw_histograms(path: Path, scores: pd.DataFrame, title: str) -> None:
@@ -68,6 +89,92 @@ def draw_largest(path: Path, largest: pd.DataFrame, splits: Mapping[str, Split],
         for row in largest.itertuples()
     ]
     style.gallery(np.stack(images), captions, f"Largest gradients: label → prediction · {title}", path, columns=8)
+
+
+def draw_course(path: Path, scores: pd.DataFrame, analysis: GradientAnalysis, title: str, batch_size: int) -> None:
+    """Draw the noise scale over the kept epochs, and how the ranking by gradient norm changes."""
+    figure, axes = style.new_figure(f"Gradients over the training · {title}", columns=2, size=(11, 4.2))
+    noise = noise_table(analysis)
+    known = noise[np.isfinite(noise["noise_scale"])]
+    top = 3 * max(known["noise_scale"].max() if len(known) else 1, batch_size)
+    lines = [known["noise_scale"] - known["low"], known["high"].clip(upper=top) - known["noise_scale"]]
+    axes[0, 0].errorbar(
+        known["epoch"], known["noise_scale"], yerr=np.maximum(lines, 0), fmt="o-", color=style.BLUE, capsize=4
+    )
+    axes[0, 0].axhline(batch_size, color=style.GREY, linestyle="--", label=f"batch size {batch_size}")
+    axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖², examples")
+    axes[0, 0].legend()
+    train, epochs = scores[scores["split"] == "train"], list(analysis.noise_scales)
+    others = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
+    others["suspicion of the label"] = SUSPICION
+    for (label, other), colour in zip(others.items(), style.CYCLE, strict=False):
+        correlations = [_rank_correlation(train, epoch_column("grad_norm", epoch), other) for epoch in epochs]
+        axes[0, 1].plot(epochs, correlations, "o-", color=colour, label=label)
+    axes[0, 1].set(xlabel="epoch", ylabel="rank correlation with ‖∇ℓᵢ‖ at that epoch", ylim=(-1.05, 1.05))
+    axes[0, 1].legend()
+    style.save(figure, path)
+
+
+def draw_classes(path: Path, analysis: GradientAnalysis, title: str) -> None:
+    """Draw cosines of the classes' mean gradients, coherence of their examples, and shares of the whole gradient."""
+    classes = analysis.classes
+    figure, axes = style.new_figure(f"Gradients by class · {title}", columns=3, size=(14, 4.6))
+    panels = {"cosine of the mean gradients": classes.cosine, "coherence of single gradients": classes.coherence}
+    for axis, (name, matrix) in zip(axes[0], panels.items(), strict=False):
+        limit = float(np.nanmax(np.abs(matrix))) or 1.0
+        drawn = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axis.grid(visible=False)
+        axis.set(title=name, xlabel="class", ylabel="class", xticks=range(len(matrix)), yticks=range(len(matrix)))
+        figure.colorbar(drawn, ax=axis, shrink=0.8)
+    axes[0, 2].bar(range(len(classes.share)), 100 * classes.share, color=style.BLUE)
+    axes[0, 2].axhline(0, color=style.GREY, linewidth=1)
+    axes[0, 2].set(title="share of the mean gradient", xlabel="class", ylabel="%", xticks=range(len(classes.share)))
+    style.save(figure, path)
+
+
+def draw_suspects(path: Path, suspects: pd.DataFrame, splits: Mapping[str, Split], title: str) -> None:
+    """Draw the examples of a split whose labels look wrong, the most suspect first."""
+    images, captions = [], []
+    for row in _rows(suspects):
+        images.append(_image(splits[row.split], row.example_id))
+        truth = "" if row.label == row.true_label else f" (is {row.true_label})"
+        captions.append(f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}{truth}  {row.probability:.0%}")
+    name = f"Labels that look wrong: given → predicted, probability of the given one · {title}"
+    style.gallery(np.stack(images), captions, name, path, columns=8)
+
+
+def draw_influence(path: Path, influence: pd.DataFrame, splits: Mapping[str, Split], title: str) -> None:
+    """Draw each chosen test example in a row, with the training examples that helped and that hurt it most."""
+    images, captions = [], []
+    for name, rows in influence.groupby("test_example", sort=False):
+        images.append(_image(splits["test"], int(str(name))))
+        captions.append(f"test #{name}\n{rows['label'].iloc[0]} → {rows['predicted'].iloc[0]}")
+        for row in _rows(rows):
+            images.append(_image(splits["train"], row.train_example))
+            captions.append(f"{row.effect} #{row.train_example}\n{row.train_label}  {row.influence:+.2g}")
+    columns = 1 + int(influence.groupby("test_example").size().iloc[0])
+    style.gallery(np.stack(images), captions, f"What helped and hurt test examples · {title}", path, columns=columns)
+
+
+def draw_detection(path: Path, detection: pd.DataFrame, title: str) -> None:
+    """Draw how well each score finds the labels that noise made wrong."""
+    figure, axes = style.new_figure(f"Which score finds wrong labels · {title}", size=(9, 0.24 * len(detection) + 1.4))
+    names = [f"{row.score} {row.epoch and f'({row.epoch})'}" for row in _rows(detection)]
+    places = np.arange(len(names))[::-1]
+    axes[0, 0].plot(detection["average_precision"], places, "o", color=style.BLUE, label="average precision")
+    axes[0, 0].plot(detection["auroc"], places, "|", color=style.VERMILLION, label="AUROC", markersize=9)
+    axes[0, 0].set(yticks=places, xlim=(0, 1.01))
+    axes[0, 0].set_yticklabels(names, fontsize=8)
+    axes[0, 0].legend(loc="lower left")
+    style.save(figure, path)
+
+
+def _rows(table: pd.DataFrame) -> list[Any]:
+    return list(table.itertuples())
+
+
+def _rank_correlation(table: pd.DataFrame, left: str, right: str) -> float:
+    return rank_correlation(table[left].to_numpy(), table[right].to_numpy())
 
 
 def _image(split: Split, example_id: int) -> np.ndarray:
