@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import jax
 import numpy as np
 
 from gradtrail.core.augmentation import AugmentationConfig
+from gradtrail.core.class_structure import ClassStructure
 from gradtrail.core.examples import Split
+from gradtrail.core.gradient_analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
+from gradtrail.core.gradients_config import GradientsConfig
 from gradtrail.core.loss_scaling import LossScalingConfig
 from gradtrail.core.models import CNNConfig, MLPConfig, Model, ModelConfig
+from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.core.optimizers import (
     AdamConfig,
     AdamWConfig,
@@ -89,6 +94,20 @@ def train_config(**overrides: Any) -> TrainConfig:
     return dataclasses.replace(config, **overrides)
 
 
+def gradients_config(**overrides: Any) -> GradientsConfig:
+    config = GradientsConfig(
+        weights="final",
+        top_fraction=0.1,
+        num_largest=4,
+        num_suspects=3,
+        num_influenced=2,
+        bootstrap_samples=100,
+        curvature_iterations=0,
+        test_examples=(),
+    )
+    return dataclasses.replace(config, **overrides)
+
+
 def optimizer_config(**overrides: Any) -> OptimizerConfig:
     return dataclasses.replace(train_config().optimizer_config(), **overrides)
 
@@ -142,3 +161,40 @@ def copied(chunk: Chunk) -> Chunk:
     """Return a chunk whose arrays the next one does not overwrite."""
     copies = jax.tree.map(lambda leaf: leaf.copy(), (chunk.state, chunk.records))
     return dataclasses.replace(chunk, state=copies[0], records=copies[1])
+
+
+def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSES) -> GradientAnalysis:
+    """An analysis of random splits of these sizes, at epochs 0 and 2, its figures drawn at random."""
+    rng = np.random.default_rng(0)
+    names = ("el2n", "entropy", "grad_norm", "grad_norm_layers/0", "input_norm", "loss", "margin", "probability")
+    names += ("self_influence", "alignment", "class_alignment")
+    names += tuple(epoch_column(name, epoch) for name in FOLLOWED for epoch in (0, 2))
+    names += tuple(f"{name}{MEAN}" for name in FOLLOWED)
+    scores = {
+        split: {name: rng.uniform(0.1, 1, size).astype(np.float32) for name in names}
+        | {"predicted": rng.integers(0, num_classes, size, dtype=np.int32)}
+        for split, size in sizes.items()
+    }
+    matrix = rng.normal(size=(num_classes, num_classes))
+    influenced = np.arange(min(2, sizes["test"]))
+    return GradientAnalysis(
+        scores=scores,
+        noise_scales={
+            0: NoiseScale(trace=6.0, squared_norm=2.0, low=2.5, high=3.5),
+            2: NoiseScale(trace=4.0, squared_norm=-1.0, low=900.0, high=np.inf),
+        },
+        classes=ClassStructure(cosine=matrix, coherence=matrix / 9, share=np.full(num_classes, 1 / num_classes)),
+        influenced=influenced,
+        influence=rng.normal(size=(sizes["train"], len(influenced))).astype(np.float32),
+        curvature=None,
+    )
+
+
+def learning_dynamics(num_examples: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {
+        "forgetting_events": rng.integers(0, 3, num_examples, dtype=np.int32),
+        "first_correct_epoch": rng.integers(0, 3, num_examples, dtype=np.int32),
+        "mean_probability": rng.uniform(size=num_examples).astype(np.float32),
+        "probability_std": rng.uniform(size=num_examples).astype(np.float32),
+    }

@@ -12,7 +12,8 @@ from factories import CNN, NUM_CLASSES, model_config, no_clock, random_split
 from flax import nnx
 
 from gradtrail.core import batches, losses, per_example_gradients
-from gradtrail.core.layers import Convolution, Dense, Layer
+from gradtrail.core import scores as scores_module
+from gradtrail.core.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm
 from gradtrail.core.models import MLPConfig, Model
 
 SPLIT = random_split(13)
@@ -33,7 +34,7 @@ def per_example_grads(params: dict, smoothing: float) -> dict:
 
 @functools.cache
 def scores(microbatch_size: int, model: Model = MLP, smoothing: float = 0.2) -> dict[str, np.ndarray]:
-    score = per_example_gradients.compile_score(model, smoothing, microbatch_size, clock=no_clock)
+    score = scores_module.compile_score(model, smoothing, microbatch_size, clock=no_clock)
     call = functools.partial(score, params_of(model))
     return batches.join(list(batches.map_batches(call, microbatch_size, SPLIT.images, SPLIT.labels)))
 
@@ -108,8 +109,8 @@ NETWORKS = {
         for precision in ("float32", "bfloat16", "float16")
     ],
 )
-def test_norms_layer_by_layer_equal_those_of_the_gradients_themselves(network: str, precision: str) -> None:
-    """The definition is `vmap(grad)`, each example alone with its own dropout key."""
+def test_figures_of_gradients_equal_those_of_the_gradients_themselves(network: str, precision: str) -> None:
+    """Norms layer by layer, and inner products; the definition is `vmap(grad)`, with the dropout keys."""
     model = Model(model_config(precision=precision, **NETWORKS[network]))
     params, keys = params_of(model), jax.random.split(jax.random.key(1), 13)
 
@@ -117,49 +118,115 @@ def test_norms_layer_by_layer_equal_those_of_the_gradients_themselves(network: s
         logits = model.apply(params, image[None], key=key[None])
         return losses.cross_entropy(logits, label[None], label_smoothing=0.2)[0]
 
+    def figures(params: dict, directions: dict) -> tuple:
+        squares, logits = per_example_gradients.squared_grad_norms(
+            model, params, IMAGES, LABELS, label_smoothing=0.2, key=keys
+        )
+        dots = per_example_gradients.grad_dots(model, params, IMAGES, LABELS, directions, label_smoothing=0.2, key=keys)
+        return squares, dots, logits
+
     each = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0, 0)))(params, IMAGES, LABELS, keys)
-    function = functools.partial(per_example_gradients.squared_grad_norms, model, label_smoothing=0.2)
-    found, logits = jax.jit(lambda params: function(params, IMAGES, LABELS, key=keys))(params)
+    rng = np.random.default_rng(2)
+    directions = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape)), jnp.float32), params)
+    squares, dots, logits = jax.jit(figures)(params, directions)
     assert logits.shape == (13, NUM_CLASSES)
     tolerance = 1e-5 if precision == "float32" else 1e-3
-    for name, squared in found.items():
-        layer = functools.reduce(lambda tree, part: tree[int(part) if part.isdigit() else part], name.split("/"), each)
-        expected = np.square(np.asarray(per_example_gradients.per_example_norm(layer)))
+    by_layer = model.by_layer(each)
+    for name, squared in squares.items():
+        expected = np.square(np.asarray(per_example_gradients.per_example_norm(by_layer[name])))
         np.testing.assert_allclose(squared, expected, rtol=tolerance, atol=1e-9, err_msg=name)
-    total = np.sqrt(sum(np.asarray(squared) for squared in found.values()))
+    total = np.sqrt(sum(np.asarray(squared) for squared in squares.values()))
     np.testing.assert_allclose(total, per_example_gradients.per_example_norm(each), rtol=tolerance)
+    norms = np.linalg.norm(flat(directions, 2), axis=1)
+    expected = flat(each, 13) @ flat(directions, 2).T
+    np.testing.assert_allclose(dots, expected, rtol=0, atol=tolerance * float(np.max(total) * np.max(norms)))
+
+
+def flat(tree: dict, rows: int) -> np.ndarray:
+    """A pytree with a leading axis as a matrix, float64."""
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(rows, -1) for leaf in jax.tree.leaves(tree)], axis=1)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_products_of_all_pairs_equal_those_of_the_gradients_themselves(network: str) -> None:
+    model = Model(model_config(**NETWORKS[network]))
+    params = params_of(model)
+
+    def figures(params: dict) -> tuple:
+        others = per_example_gradients.signals(model, params, IMAGES[:4], LABELS[:4], label_smoothing=0.2)
+        found = per_example_gradients.grad_products(model, params, IMAGES, LABELS, others, label_smoothing=0.2)
+        each = per_example_gradients.per_example_grads(model, params, IMAGES, LABELS, label_smoothing=0.2)
+        return found, each
+
+    found, each = jax.jit(figures)(params)
+    expected = flat(each, 13) @ flat(each, 13)[:4].T
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 def test_no_gradient_of_a_dense_layer_is_formed() -> None:
     """Of the MLP, the scores take less than twice the work of a prediction's two passes, whatever the batch."""
     model = Model(model_config(image_shape=(28, 28), mlp=MLPConfig(hidden=(256, 128), dropout=0.0), num_classes=10))
-    score = per_example_gradients.compile_score(model, 0.1, 64, clock=no_clock)
+    score = scores_module.compile_score(model, 0.1, 64, clock=no_clock)
     forward = 2 * 64 * (784 * 256 + 256 * 128 + 128 * 10)
     backward = 2 * 64 * (256 * 128 + 128 * 10)
     assert score.cost.flops < 1.2 * (forward + backward)
 
 
-def test_a_layer_that_knows_no_better_way_is_scored_by_its_gradients() -> None:
-    layer = Dense(4, 3, "float32", rngs=nnx.Rngs(0))
-    inputs, cotangent = (jax.random.normal(jax.random.key(seed), (5, size)) for seed, size in ((0, 4), (1, 3)))
+class Scale(Layer):
+    """A layer that tells nothing of its gradients."""
+
+    def __init__(self, size: int):
+        self.scale = nnx.Param(jnp.arange(1.0, 1.0 + size))
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        return jnp.sin(inputs * self.scale[...][None])
+
+
+def test_a_layer_that_knows_no_way_to_its_gradients_goes_by_their_definition() -> None:
+    """Scale acts through a sine, so that its gradient is x cos(x s) δ."""
+    layer = Scale(4)
+    assert not layer.is_known
+    inputs, cotangent, others = (jax.random.normal(jax.random.key(seed), (5, 4)) for seed in range(3))
+    grads = inputs * jnp.cos(inputs * layer.scale[...][None]) * cotangent
+    np.testing.assert_allclose(layer.squared_grad_norms(inputs, cotangent), jnp.sum(grads**2, axis=1), rtol=1e-5)
+    directions = {"scale": jnp.eye(4)}
+    np.testing.assert_allclose(layer.grad_dots(inputs, cotangent, directions), grads, rtol=1e-5)
+    other = others * jnp.cos(others * layer.scale[...][None]) * cotangent
     np.testing.assert_allclose(
-        Layer.squared_grad_norms(layer, inputs, cotangent), layer.squared_grad_norms(inputs, cotangent), rtol=1e-5
+        layer.grad_products(inputs, cotangent, others, cotangent), grads @ other.T, rtol=1e-4, atol=1e-6
     )
 
 
-def test_the_ghost_norm_of_a_convolution_equals_that_of_its_gradient() -> None:
-    """Both ways to the same figure: few pixels and many channels take one, many pixels and few channels the other."""
-    for side, channels in ((3, 24), (12, 2)):
-        layer = Convolution(3, channels, channels, "float32", rngs=nnx.Rngs(0))
-        inputs, cotangent = (jax.random.normal(jax.random.key(s), (channels, side, side, 3)) for s in (0, 1))
-        np.testing.assert_allclose(
-            layer.squared_grad_norms(inputs, cotangent), Layer.squared_grad_norms(layer, inputs, cotangent), rtol=1e-4
-        )
+def test_every_layer_of_the_projects_networks_knows_its_gradients() -> None:
+    for network in NETWORKS.values():
+        assert per_example_gradients.unknown_layers(Model(model_config(**network))) == []
+
+
+LAYERS = {
+    "dense": (Dense(4, 3, "float32", rngs=nnx.Rngs(0)), (5, 4), (5, 3)),
+    "convolution of few pixels": (Convolution(3, 24, 24, "float32", rngs=nnx.Rngs(0)), (24, 3, 2, 3), (24, 3, 2, 3)),
+    "convolution of many pixels": (Convolution(3, 2, 3, "float32", rngs=nnx.Rngs(0)), (2, 12, 11, 3), (3, 12, 11, 3)),
+    "large convolution": (Convolution(5, 2, 3, "float32", rngs=nnx.Rngs(0)), (2, 4, 3, 3), (3, 4, 3, 3)),
+    "group norm": (GroupNorm(4, 2), (4, 3, 2, 5), (4, 3, 2, 5)),
+    "layer norm": (LayerNorm(4), (4, 3, 2, 5), (4, 3, 2, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layers_own_way_leads_where_the_definition_leads(name: str) -> None:
+    """Of a convolution, few pixels and many channels take the ghost norm, many pixels and few channels the gradient."""
+    layer, *shapes = LAYERS[name]
+    inputs, cotangent = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes))
+    expected = np.asarray(jax.jit(lambda *arrays: Layer.grads(layer, *arrays))(inputs, cotangent))
+    np.testing.assert_allclose(layer.grads(inputs, cotangent), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(layer.squared_grad_norms(inputs, cotangent), np.sum(expected**2, axis=1), rtol=1e-4)
+    products = layer.grad_products(inputs, cotangent, inputs, cotangent)
+    np.testing.assert_allclose(products, expected @ expected.T, rtol=1e-4, atol=1e-3)
 
 
 def test_order_does_not_matter() -> None:
     order = np.random.default_rng(0).permutation(13)
-    score = functools.partial(per_example_gradients.score_batch, MLP, label_smoothing=0.2)
+    score = functools.partial(scores_module.score_batch, MLP, label_smoothing=0.2)
     shuffled, straight = jax.jit(score)(params_of(MLP), IMAGES[order], LABELS[order]), scores(5)
     for name in straight:
         np.testing.assert_allclose(shuffled[name], straight[name][order], rtol=1e-4, atol=1e-6, err_msg=name)

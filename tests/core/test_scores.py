@@ -1,34 +1,12 @@
-"""Ranks and correlations against SciPy; the summary on data made by hand."""
+"""The summary on data made by hand; limits of the section `gradients`."""
+
+import dataclasses
 
 import numpy as np
 import pytest
-import scipy.stats
-from hypothesis import given
-from hypothesis import strategies as st
+from factories import gradients_config
 
 from gradtrail.core import scores
-from gradtrail.core.scores import GradientsConfig
-
-TIED = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=30)
-
-
-@given(TIED)
-def test_ranks_equal_scipy_under_ties(values: list[float]) -> None:
-    np.testing.assert_array_equal(scores.ranks(np.array(values)), scipy.stats.rankdata(values))
-
-
-@given(st.lists(st.tuples(st.integers(0, 5).map(float), st.integers(0, 5).map(float)), min_size=3, max_size=30))
-def test_rank_correlation_equals_scipy_and_is_0_where_a_side_is_constant(rows: list[tuple[float, float]]) -> None:
-    left, right = np.array(rows).T
-    constant = len(set(left)) == 1 or len(set(right)) == 1
-    expected = 0.0 if constant else scipy.stats.spearmanr(left, right).statistic
-    assert scores.rank_correlation(left, right) == pytest.approx(expected, abs=1e-9)
-
-
-@given(TIED, st.integers(1, 40))
-def test_largest_equals_a_sort_that_keeps_the_order_of_equals(values: list[float], count: int) -> None:
-    expected = sorted(range(len(values)), key=lambda index: (-values[index], index))[:count]
-    assert scores.largest(np.array(values), count).tolist() == expected
 
 
 def test_summary_of_data_made_by_hand() -> None:
@@ -69,9 +47,19 @@ def test_the_largest_are_one_at_least_and_no_norm_at_all_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("microbatch_size", 0), ("top_fraction", 0.0), ("top_fraction", 1.1), ("num_largest", 0)]
+    ("key", "value"),
+    [
+        ("top_fraction", 0.0),
+        ("top_fraction", 1.1),
+        ("num_largest", 0),
+        ("num_suspects", 0),
+        ("num_influenced", 0),
+        ("bootstrap_samples", 99),
+        ("curvature_iterations", -1),
+        ("test_examples", (-1,)),
+        ("test_examples: number of them", tuple(range(41))),
+    ],
 )
 def test_values_out_of_range_are_refused_by_name(key: str, value: float) -> None:
-    values = {"microbatch_size": 1, "top_fraction": 0.5, "num_largest": 1, key: value}
     with pytest.raises(ValueError, match=f"^{key} must be "):
-        GradientsConfig(weights="final", **values)
+        dataclasses.replace(gradients_config(), **{key.partition(":")[0]: value})

@@ -1,15 +1,15 @@
 """Every picture is a PNG, equal bytes twice, also where there is little to draw."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from factories import random_split
+from factories import gradient_analysis, gradients_config, learning_dynamics, random_split
 
 from gradtrail.core.evaluation import Evaluation, evaluate
-from gradtrail.core.scores import GradientsConfig
 from gradtrail.io import predictions, score_tables
 from gradtrail.io.figures import evaluate as evaluate_figures
 from gradtrail.io.figures import gradients as gradients_figures
@@ -32,16 +32,6 @@ def evaluation(num_examples: int, num_classes: int, *, perfect: bool = False) ->
     wrong = (probabilities.argmax(axis=1) + 1) % num_classes
     labels = (probabilities.argmax(axis=1) if perfect else wrong).astype(np.int32)
     return evaluate(probabilities, np.ones(num_examples, np.float32), labels, calibration_bins=3)
-
-
-def scores(num_examples: int) -> pd.DataFrame:
-    split = random_split(num_examples)
-    columns = {
-        name: np.linspace(0, 1, num_examples + 1)[1:] for name in ("grad_norm", "el2n", "loss", "margin", "input_norm")
-    }
-    return score_tables.score_table(
-        {"train": split}, {"train": {**columns, "predicted": np.zeros(num_examples, np.int32)}}
-    )
 
 
 @pytest.mark.parametrize("num_examples", [1, 40])
@@ -96,12 +86,24 @@ def test_mistakes_also_where_there_are_none(num_examples: int, perfect: bool, tm
     assert_same_png_twice(lambda path: evaluate_figures.draw_mistakes(path, result, split, "title", 12), tmp_path)
 
 
-@pytest.mark.parametrize("num_examples", [1, 30])
-def test_gradients(num_examples: int, tmp_path: Path) -> None:
-    table, splits = scores(num_examples), {"train": random_split(num_examples)}
-    assert_same_png_twice(lambda path: gradients_figures.draw_histograms(path, table, "title"), tmp_path)
-    assert_same_png_twice(lambda path: gradients_figures.draw_relations(path, table, "title"), tmp_path)
-    assert_same_png_twice(lambda path: gradients_figures.draw_largest(path, table.head(5), splits, "title"), tmp_path)
+@pytest.mark.parametrize(("num_examples", "noisy"), [(1, False), (40, True)])
+def test_gradients(num_examples: int, noisy: bool, tmp_path: Path) -> None:
+    splits = {name: random_split(num_examples) for name in ("train", "test")}
+    if noisy:
+        wrong = dataclasses.replace(splits["train"], true_labels=np.roll(splits["train"].labels, 1))
+        splits["train"] = wrong
+    analysis = gradient_analysis({name: len(split) for name, split in splits.items()})
+    table = score_tables.score_table(splits, analysis.scores, learning_dynamics(num_examples))
+    for name in ("left", "right"):
+        (tmp_path / name).mkdir()
+        gradients_figures.draw(tmp_path / name, table, analysis, splits, "title", gradients_config(), 128)
+    names = sorted(path.name for path in (tmp_path / "left").iterdir())
+    assert ("label_error_scores.png" in names) == noisy
+    assert len(names) == 8 + noisy
+    for name in names:
+        data = (tmp_path / "left" / name).read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert data == (tmp_path / "right" / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("batch_sizes", [(32,), (32, 128)])
@@ -115,13 +117,9 @@ def test_costs(batch_sizes: tuple[int, ...], tmp_path: Path) -> None:
     assert_same_png_twice(lambda path: profile_figures.draw(path, pd.DataFrame(rows), "title"), tmp_path)
 
 
-def test_tables_of_predictions_and_scores_fit_their_pictures(tmp_path: Path) -> None:
+def test_tables_of_predictions_fit_their_pictures(tmp_path: Path) -> None:
     split, result = random_split(20), evaluation(20, 3)
     predictions.write_tables(tmp_path / "evaluate", split, result, 5)
     assert len(pd.read_csv(tmp_path / "evaluate" / "mistakes.csv")) == 5
     everyone = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
     np.testing.assert_array_equal(everyone["example_id"], split.example_id)
-    config = GradientsConfig(weights="final", microbatch_size=1, top_fraction=0.1, num_largest=4)
-    score_tables.write_tables(tmp_path / "gradients", scores(20), config)
-    largest = pd.read_csv(tmp_path / "gradients" / "largest.csv")
-    assert largest["example_id"].tolist() == [19, 18, 17, 16]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key
 
-from gradtrail.core.models import Params
+from gradtrail.core.models import HostParams, Params
 
 _TINY = 1e-30  # below every norm that is no zero
 
@@ -21,7 +21,7 @@ def hessian_product(grad: Callable[[Params], Params], params: Params, direction:
 
 
 def largest_eigenvalue(
-    product: Callable[[Params], Params], params: Params, iterations: int, *, key: Key[Array, ""]
+    product: Callable[[Params], Params], params: Params | HostParams, iterations: int, *, key: Key[Array, ""]
 ) -> float:
     """Return the Hessian's eigenvalue of largest magnitude, by power iteration.
 

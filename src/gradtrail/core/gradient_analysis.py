@@ -17,7 +17,7 @@ from gradtrail.core.examples import Split
 from gradtrail.core.gradient_passes import ChunkGradients, GradientPasses, Pass, chunk_gradients, mean_hessian_product
 from gradtrail.core.gradients_config import GradientsConfig
 from gradtrail.core.influence import checkpoint_weights
-from gradtrail.core.models import Params
+from gradtrail.core.models import HostParams, Params
 from gradtrail.core.noise_scale import NoiseScale, from_chunks
 from gradtrail.core.ranking import largest
 
@@ -39,7 +39,7 @@ class Trajectory:
         batch_size: of each step but the last of an epoch.
     """
 
-    params: Mapping[int, Params]
+    params: Mapping[int, Params | HostParams]
     scored: int
     learning_rates: Float[np.ndarray, " steps"]
     steps_per_epoch: int
@@ -179,7 +179,7 @@ def _followed(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Trajecto
     return columns
 
 
-def _curvature(hessian: Pass | None, params: Params, train: Split, iterations: int) -> float | None:
+def _curvature(hessian: Pass | None, params: Params | HostParams, train: Split, iterations: int) -> float | None:
     if hessian is None or not iterations:
         return None
     product = functools.partial(mean_hessian_product, hessian, params, split=train)
@@ -195,7 +195,7 @@ def _class_structure(
 
 def _align(
     passes: GradientPasses,
-    params: Params,
+    params: Params | HostParams,
     splits: Mapping[str, Split],
     chunks: ChunkGradients,
     scores: Mapping[str, Scores],

@@ -21,7 +21,7 @@ from gradtrail.core.compilation import CompiledFunction, compile_function, compi
 from gradtrail.core.curvature import hessian_product
 from gradtrail.core.data_parallel import make_mesh, over_batch, replicated, share_out
 from gradtrail.core.examples import Split
-from gradtrail.core.models import Model, Params, num_parameters
+from gradtrail.core.models import HostParams, Model, Params, num_parameters
 
 LARGEST_BATCH = 512  # of a device: larger ones gain nothing
 _SUM_BYTES = 24 * 2**20  # of a pass that sums over a batch: fixed, so that no setting of memory changes the sum
@@ -186,7 +186,12 @@ class ChunkGradients:
 
 
 def chunk_gradients(
-    passes: GradientPasses, params: Params, split: Split, num_classes: int, *, advance: Callable[[int], None]
+    passes: GradientPasses,
+    params: Params | HostParams,
+    split: Split,
+    num_classes: int,
+    *,
+    advance: Callable[[int], None],
 ) -> ChunkGradients:
     """Sum up the gradients of each class in some chunks: as many as memory allows for, 2 to 10 a class."""
     size = num_parameters(params)
@@ -211,7 +216,9 @@ def chunk_gradients(
     return ChunkGradients(sums=np.stack(sums), classes=np.array(classes), sizes=np.array(sizes), chunk_of=chunk_of)
 
 
-def _summed_grad(sums: Pass, params: Params, split: Split, rows: np.ndarray) -> Float[np.ndarray, " parameters"]:
+def _summed_grad(
+    sums: Pass, params: Params | HostParams, split: Split, rows: np.ndarray
+) -> Float[np.ndarray, " parameters"]:
     total, _ = sums.function(params, _filled(sums, split, rows))
     return np.asarray(ravel_pytree(total)[0])
 
@@ -222,7 +229,7 @@ def _filled(sums: Pass, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.
     return split.images[filled], split.labels[filled], np.arange(sums.batch_size) < len(rows)
 
 
-def mean_hessian_product(hessian: Pass, params: Params, direction: Params, *, split: Split) -> Params:
+def mean_hessian_product(hessian: Pass, params: Params | HostParams, direction: Params, *, split: Split) -> Params:
     """Return the Hessian of the mean loss over a split times a direction."""
     total = jax.tree.map(jnp.zeros_like, params)
     for start in range(0, len(split), hessian.batch_size):

@@ -98,7 +98,7 @@ def from_two_batch_sizes(
     return trace, squared_norm
 
 
-def over_training(trace: Steps, squared_norm: Steps, *, windows: int) -> Steps:
+def over_training(trace: Steps, squared_norm: Steps, *, windows: int) -> Float[np.ndarray, " parts"]:
     """Return tr(Σ) / ‖G‖² in each of `windows` equal parts of a training, of the means of both in that part.
 
     A part whose ‖G‖² is drowned by noise, its estimate not positive, is NaN.

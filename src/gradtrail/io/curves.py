@@ -1,6 +1,7 @@
 """The curves that MLflow shows of a training, from the tables of its history."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -28,7 +29,17 @@ def curves(epochs: pd.DataFrame, steps: pd.DataFrame, planned_steps: int) -> Cur
     shown = steps[steps["step"] % max(1, planned_steps // CURVE_POINTS) == 0]
     by_epoch = {metric_name("train", name): (epochs["epoch"], epochs[name]) for name in epochs.columns.drop("epoch")}
     by_step = {f"steps/{name}": (shown["step"], shown[name]) for name in _STEP_FIGURES if name in shown}
+    return _finite(by_epoch | by_step)
+
+
+def noise_curves(noise: pd.DataFrame, stage: str) -> Curves:
+    """Return the gradient noise scale and its interval over the kept epochs; what is infinite is left out."""
+    names = {"noise_scale": "noise_scale", "low": "noise_scale_low", "high": "noise_scale_high"}
+    return _finite({metric_name(stage, name): (noise["epoch"], noise[column]) for column, name in names.items()})
+
+
+def _finite(columns: Mapping[str, tuple[pd.Series, pd.Series]]) -> Curves:
     return {
         name: {step: value for step, value in zip(numbers, values, strict=True) if math.isfinite(value)}
-        for name, (numbers, values) in (by_epoch | by_step).items()
+        for name, (numbers, values) in columns.items()
     }

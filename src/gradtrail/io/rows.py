@@ -14,7 +14,7 @@ import psutil
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
-from gradtrail.io.curves import Curves, curves, read_tables
+from gradtrail.io.curves import Curves, curves, noise_curves, read_tables
 from gradtrail.io.digests import digest
 from gradtrail.io.git import git
 from gradtrail.io.identity import Identity
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 REBUILT = "rebuilt"
 CHILDREN = ("evaluate", "gradients", "profile")  # their rows hang below the row of the training they belong to
+_NOTE = "mlflow.note.content"  # what the UI shows as a run's description
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
 
@@ -69,6 +70,8 @@ class StoredRow:
         self._log_dataset(stage, metrics)
         tags = {f"output/{out}": digest(stage.folder / out) for out in stage.spec.outs}
         tags |= {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
+        summary = stage.folder / "results" / stage.name / "summary.md"
+        tags |= {_NOTE: summary.read_text(encoding="utf-8")} if summary.is_file() else {}
         self.set_tags(tags)
         tie(self.client, self.client.get_run(self.run_id))
 
@@ -229,16 +232,20 @@ def _trainings(client: MlflowClient, child: Run) -> list[Run]:
 
 
 def _copy_headlines(client: MlflowClient, child: Run, train_id: str) -> None:
-    """Copy the child's figures, those of single classes and functions aside."""
+    """Copy the child's figures, those of single classes and functions aside, and what it says in words."""
     now, prefix = int(time.time() * 1000), metric_name(child.data.tags["stage"], "")
     chosen = {name: v for name, v in child.data.metrics.items() if name.startswith(prefix) and name.count("/") == 1}
     shown = client.get_run(train_id).data.metrics
-    client.log_batch(train_id, metrics=[Metric(name, v, now, 0) for name, v in chosen.items() if shown.get(name) != v])
+    metrics = [Metric(name, value, now, 0) for name, value in chosen.items() if shown.get(name) != value]
+    tags = [RunTag(_NOTE, child.data.tags[_NOTE])] if _NOTE in child.data.tags else []
+    client.log_batch(train_id, metrics=metrics, tags=tags)
 
 
 def _curves(stage: Stage, metrics: Mapping[str, Any]) -> Curves:
-    """Return training's curves, from its history; a stage that keeps none has none."""
+    """Return the curves of a stage from its tables; one that keeps none has none."""
     folder = stage.folder / "results" / stage.name
+    if (folder / "noise_scale.csv").is_file():
+        return noise_curves(pd.read_csv(folder / "noise_scale.csv"), stage.name)
     if not (folder / "epochs.csv").is_file():
         return {}
     return curves(*read_tables(folder), metrics["planned_steps"])

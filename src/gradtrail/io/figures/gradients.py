@@ -139,7 +139,7 @@ def draw_suspects(path: Path, suspects: pd.DataFrame, splits: Mapping[str, Split
         images.append(_image(splits[row.split], row.example_id))
         truth = "" if row.label == row.true_label else f" (is {row.true_label})"
         captions.append(f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}{truth}  {row.probability:.0%}")
-    name = f"Labels that look wrong: given → predicted, probability of the given one · {title}"
+    name = f"Labels that look wrong: given → predicted, how probable the given one is · {title}"
     style.gallery(np.stack(images), captions, name, path, columns=8)
 
 
@@ -151,7 +151,7 @@ def draw_influence(path: Path, influence: pd.DataFrame, splits: Mapping[str, Spl
         captions.append(f"test #{name}\n{rows['label'].iloc[0]} → {rows['predicted'].iloc[0]}")
         for row in _rows(rows):
             images.append(_image(splits["train"], row.train_example))
-            captions.append(f"{row.effect} #{row.train_example}\n{row.train_label}  {row.influence:+.2g}")
+            captions.append(f"{row.effect} #{row.train_example}\n{row.train_label}  {_signed(row.influence)}")
     columns = 1 + int(influence.groupby("test_example").size().iloc[0])
     style.gallery(np.stack(images), captions, f"What helped and hurt test examples · {title}", path, columns=columns)
 
@@ -171,6 +171,10 @@ def draw_detection(path: Path, detection: pd.DataFrame, title: str) -> None:
 
 def _rows(table: pd.DataFrame) -> list[Any]:
     return list(table.itertuples())
+
+
+def _signed(value: float) -> str:
+    return f"{value:+,.0f}" if abs(value) >= 10 else f"{value:+.2g}"
 
 
 def _rank_correlation(table: pd.DataFrame, left: str, right: str) -> float:

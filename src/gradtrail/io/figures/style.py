@@ -52,9 +52,13 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def gallery(images: np.ndarray, captions: Sequence[str], title: str, path: Path, *, columns: int = 10) -> None:
-    """Draw images, shape (count, height, width), uint8, in rows with a caption of one or two lines each."""
+    """Draw images, shape (count, height, width), uint8, in rows with a caption of one or two lines each.
+
+    The title breaks at its ` · `.
+    """
     rows = max(1, -(-len(images) // columns))
-    figure, axes = new_figure(title, rows=rows, columns=columns, size=(1.15 * columns, 1.55 * rows + 0.6))
+    size = (1.15 * columns, 1.55 * rows + 0.8)
+    figure, axes = new_figure(title.replace(" · ", "\n"), rows=rows, columns=columns, size=size)
     for axis in axes.flat:
         axis.axis("off")
     for axis, image, caption in zip(axes.flat, images, captions, strict=False):
