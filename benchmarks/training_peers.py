@@ -45,7 +45,7 @@ def lesson(task: Task) -> Round:
 
     peer = task.peer
     pixels, labels = make_data(task.examples)
-    images = _as_floats(pixels).reshape((-1, SIDE, SIDE, 1) if peer.model == "cnn" else (-1, SIDE**2))
+    images = as_floats(pixels).reshape((-1, SIDE, SIDE, 1) if peer.model == "cnn" else (-1, SIDE**2))
     graphdef, params = nnx.split(_flax_network(peer.model), nnx.Param)
     optimizer = optax.adam(LEARNING_RATE)
     opt_state = optimizer.init(params)
@@ -79,9 +79,9 @@ def pytorch(task: Task) -> Round:
     torch.manual_seed(0)
     pixels, targets = make_data(task.examples)
     shape = (-1, 1, SIDE, SIDE) if peer.model == "cnn" else (-1, SIDE**2)
-    images, labels = torch.from_numpy(_as_floats(pixels)).reshape(shape), torch.from_numpy(targets).long()
+    images, labels = torch.from_numpy(as_floats(pixels)).reshape(shape), torch.from_numpy(targets).long()
     memory_format = torch.channels_last if peer.channels_last else torch.contiguous_format
-    network = _torch_network(peer.model).to(memory_format=memory_format)
+    network = torch_network(peer.model).to(memory_format=memory_format)
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE, fused=True)
 
     def loss_fn(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ def ours(task: Task) -> Round:
     from gradtrail.core.models import Model
 
     images, labels = make_data(task.examples)
-    config = _train_config(task)
+    config = project_train_config(task)
     model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES), remat=config.remat)
     program = training.make_program(config, model, task.examples)
     engine = training.compile_engine(program, clock=time.perf_counter)
@@ -164,7 +164,7 @@ def _repeated_product(rows: int, inner: int, columns: int, task: Task) -> Round:
     return lambda: jax.block_until_ready(repeated(*start))
 
 
-def _as_floats(pixels: np.ndarray) -> np.ndarray:
+def as_floats(pixels: np.ndarray) -> np.ndarray:
     return pixels.astype(np.float32) / np.float32(255)
 
 
@@ -195,7 +195,7 @@ def _flax_network(model: ModelName) -> Any:
     )
 
 
-def _torch_network(model: ModelName) -> Any:
+def torch_network(model: ModelName) -> Any:
     from torch import nn
 
     if model == "mlp":
@@ -214,7 +214,7 @@ def _torch_network(model: ModelName) -> Any:
     )
 
 
-def _train_config(task: Task) -> "TrainConfig":
+def project_train_config(task: Task) -> "TrainConfig":
     """Return the params of the project with everything replaced that the work of a step depends on."""
     from gradtrail.core.augmentation import AugmentationConfig
     from gradtrail.core.models import CNNConfig, MLPConfig

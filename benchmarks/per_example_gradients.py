@@ -1,0 +1,235 @@
+"""What per-example gradient norms cost: this project, `vmap(grad)`, Opacus and torch.func, in one table.
+
+    python -m benchmarks.per_example_gradients [--rounds 5] [--json FILE]
+
+All find the norm of the gradient of every example, of the same networks in float32 on the same images drawn from a
+fixed seed; this project finds the norms layer by layer, EL2N, loss, margin and entropy besides, from uint8 images on
+the host. Beside them stand the ordinary mean gradient of batches and a whole epoch of training, which tell no norms.
+Each row is tried at several batch sizes, each in a process of its own with a round of warm-up, and shown at the best.
+All are measured in turn, twice over. The figures are medians. Slow ways do a part of the data, scaled.
+
+"Memory" is what the process grew by at its largest while it worked, allocator and compiler included.
+
+It takes about ten minutes on two cores and wants them for itself. PyTorch and Opacus are optional:
+`pip install torch opacus`.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks.per_example_peers import ScoreTask, Way
+from benchmarks.training import NETWORKS, machine
+from benchmarks.training_tasks import ModelName
+from gradtrail.io.progress import progress_bar
+
+PASSES = 2
+EXAMPLES = 60_000  # in the table
+WHOLE = {"mlp": 61_440, "cnn": 2_560}  # examples of a round, whole batches of every size
+PART = {"mlp": 6_144, "cnn": 1_024}  # of a round of the slow ways
+SLOW: tuple[Way, ...] = ("vmap", "opacus hooks", "torch.func")
+NAMES: dict[Way, str] = {
+    "mean": "mean gradient",
+    "training": "training epoch",
+    "vmap": "vmap(grad)",
+    "ours": "ours",
+    "opacus hooks": "Opacus, hooks",
+    "opacus ghost": "Opacus, ghost clipping",
+    "torch.func": "torch.func vmap",
+}
+BATCH_SIZES: dict[ModelName, dict[Way, tuple[int, ...]]] = {
+    "mlp": {
+        "mean": (128, 512, 2048),
+        "training": (128,),
+        "vmap": (8, 32, 128, 512),
+        "ours": (0,),
+        "opacus hooks": (32, 128, 512),
+        "opacus ghost": (512, 2048, 6144),
+        "torch.func": (32, 128, 512),
+    },
+    "cnn": {
+        "mean": (16, 32, 128),
+        "training": (128,),
+        "vmap": (4, 8, 16, 32),
+        "ours": (0,),
+        "opacus hooks": (16, 64),
+        "opacus ghost": (16, 64, 256),
+        "torch.func": (16, 64),
+    },
+}
+NO_OPACUS = "not installed: pip install torch opacus"
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What the processes of one way and batch size reported.
+
+    Attributes:
+        seconds: of every timed round.
+        note: why there are none.
+    """
+
+    task: ScoreTask
+    seconds: list[float] = field(default_factory=list)
+    grown_bytes: list[int] = field(default_factory=list)
+    note: str | None = None
+
+    @property
+    def examples_per_second(self) -> float:
+        """Median; 0 where there are no figures."""
+        return self.task.examples / statistics.median(self.seconds) if self.seconds and not self.note else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the table: a way at its best batch size.
+
+    Attributes:
+        times_vmap: how many times as fast as `vmap(grad)`.
+        seconds: for `EXAMPLES`.
+    """
+
+    model: ModelName
+    name: str
+    batch_size: int
+    examples_per_second: float
+    seconds: float
+    times_vmap: float
+    memory_mib: float
+    note: str | None
+
+
+def tasks(rounds: int) -> list[ScoreTask]:
+    """Return every process of a pass, in order."""
+    return [
+        ScoreTask(
+            way=way,
+            model=model,
+            batch_size=batch_size,
+            examples=(PART if way in SLOW else WHOLE)[model],
+            rounds=math.ceil(rounds / PASSES),
+        )
+        for model, ways in BATCH_SIZES.items()
+        for way, batch_sizes in ways.items()
+        for batch_size in batch_sizes
+    ]
+
+
+def measure(measured: Measured) -> None:
+    """Run a task in a process of its own and take down what it reports."""
+    command = [sys.executable, "-m", "benchmarks.per_example_peers", json.dumps(dataclasses.asdict(measured.task))]
+    done = subprocess.run(
+        command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        errors = re.findall(r"^[\w.]+: .+", done.stderr, re.MULTILINE)
+        measured.note = errors[-1] if errors else f"ended with status {done.returncode}"
+        return
+    reported = json.loads(done.stdout.splitlines()[-1])
+    measured.seconds += reported["seconds"]
+    measured.grown_bytes.append(reported["grown_bytes"])
+
+
+def run(rounds: int) -> list[Measured]:
+    """Measure everything in each pass."""
+    found = [Measured(task=task) for task in tasks(rounds)]
+    missing = not all(importlib.util.find_spec(name) for name in ("torch", "opacus"))
+    for measured in found:
+        if missing and measured.task.way in ("opacus hooks", "opacus ghost", "torch.func"):
+            measured.note = NO_OPACUS
+    with progress_bar("per-example gradients", PASSES * len(found), unit="steps") as bar:
+        for measured in found * PASSES:
+            bar.advance(0, message=f"{measured.task.way}, {measured.task.model}, {measured.task.batch_size}")
+            if not measured.note:
+                measure(measured)
+            bar.advance()
+    return found
+
+
+def rows(found: list[Measured]) -> list[Row]:
+    """Return each way at its best batch size."""
+    table = []
+    for model, ways in BATCH_SIZES.items():
+        mine = [measured for measured in found if measured.task.model == model]
+        best = {
+            way: max(
+                (measured for measured in mine if measured.task.way == way),
+                key=lambda measured: measured.examples_per_second,
+            )
+            for way in ways
+        }
+        definition = best["vmap"].examples_per_second
+        for way, measured in best.items():
+            rate = measured.examples_per_second
+            table.append(
+                Row(
+                    model=model,
+                    name=NAMES[way],
+                    batch_size=measured.task.batch_size,
+                    examples_per_second=rate,
+                    seconds=EXAMPLES / rate if rate else math.nan,
+                    times_vmap=rate / definition if definition else math.nan,
+                    memory_mib=max(measured.grown_bytes, default=0) / 2**20,
+                    note=measured.note,
+                )
+            )
+    return table
+
+
+def as_table(table_rows: list[Row]) -> Table:
+    """Return the table for a terminal."""
+    about = ", ".join(f"{name} {value}" for name, value in machine().items())
+    table = Table(title=about, caption=f"{NETWORKS} Medians, each at the best of several batch sizes, float32.")
+    table.add_column("per-example gradient norms")
+    for name in ("batch", "examples\n/ second", f"seconds for\n{EXAMPLES:,}", "× vmap\n(grad)", "memory\nMiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for model in BATCH_SIZES:
+        table.add_section()
+        table.add_row(f"[bold]{model.upper()}")
+        for row in (row for row in table_rows if row.model == model):
+            if row.note:
+                table.add_row(escape(f"{row.name}: {row.note}"))
+                continue
+            figures = f"{row.examples_per_second:,.0f}", f"{row.seconds:.2f}", f"{row.times_vmap:.1f}"
+            table.add_row(row.name, str(row.batch_size or "auto"), *figures, f"{row.memory_mib:,.0f}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    found = run(arguments.rounds)
+    table_rows = rows(found)
+    Console().print(as_table(table_rows))
+    if arguments.json:
+        report: dict[str, Any] = {
+            "machine": machine(),
+            "rows": [dataclasses.asdict(row) for row in table_rows],
+            "measured": [dataclasses.asdict(measured) for measured in found],
+        }
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    failures = [f"{measured.task}: {measured.note}" for measured in found if measured.note not in (None, NO_OPACUS)]
+    if failures:
+        raise SystemExit("\n".join(failures))
+
+
+if __name__ == "__main__":
+    main()

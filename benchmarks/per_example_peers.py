@@ -1,0 +1,218 @@
+"""The ways to per-example gradient norms that `benchmarks.per_example_gradients` compares, each in its own process.
+
+    python -m benchmarks.per_example_peers JSON
+
+`JSON` holds the fields of a `ScoreTask`. Prints one line: the seconds of each timed round, and the bytes by which the
+process grew at its largest while it worked. Everything runs on the processor.
+"""
+
+import json
+import resource
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from benchmarks.training_peers import Round, as_floats, ours, project_train_config, timed, torch_network
+from benchmarks.training_tasks import NUM_CLASSES, SIDE, ModelName, Peer, Task, available_cores, make_data
+
+Way = Literal["mean", "vmap", "ours", "training", "opacus hooks", "opacus ghost", "torch.func"]
+TRAINING_BATCH = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTask:
+    """What a process is asked to do.
+
+    Attributes:
+        way: `mean` is the ordinary gradient of batches, `training` a training epoch: neither tells an example's norm.
+        batch_size: examples at a time; of `ours`, the budget in MiB that decides it, and 0 for the default one.
+        examples: in a round.
+        rounds: to time, after one that is not timed.
+    """
+
+    way: Way
+    model: ModelName
+    batch_size: int
+    examples: int
+    rounds: int
+
+
+def mean(task: ScoreTask) -> Round:
+    """Set up the mean gradient of each batch: what training computes."""
+    import jax
+    import jax.numpy as jnp
+
+    from gradtrail.core import losses
+
+    model, params = _model(task)
+
+    @jax.jit
+    def grad(images: jax.Array, labels: jax.Array) -> Any:
+        return jax.grad(lambda params: jnp.mean(losses.cross_entropy(model.apply(params, images), labels)))(params)
+
+    return _over_batches(task, grad)
+
+
+def vmap(task: ScoreTask) -> Round:
+    """Set up the definition: the gradient of each example, and its norm."""
+    import jax
+
+    from gradtrail.core import per_example_gradients
+
+    model, params = _model(task)
+
+    @jax.jit
+    def norms(images: jax.Array, labels: jax.Array) -> jax.Array:
+        each = per_example_gradients.per_example_grads(model, params, images, labels, label_smoothing=0.0)
+        return per_example_gradients.per_example_norm(each)
+
+    return _over_batches(task, norms)
+
+
+def this_project(task: ScoreTask) -> Round:
+    """Set up the pass of the `gradients` stage: norm, layer by layer too, EL2N, loss, margin and the rest."""
+    from gradtrail.core.gradient_passes import compile_passes
+    from gradtrail.io.accelerator import memory_budget
+    from gradtrail.io.params import load_section
+    from gradtrail.io.runtime import RuntimeConfig
+
+    model, params = _model(task)
+    budget = 2**20 * task.batch_size or memory_budget(load_section("runtime", RuntimeConfig))
+    passes = compile_passes(model, 0.0, 1, curvature=False, memory_budget=budget, clock=lambda: 0.0)
+    images, labels = make_data(task.examples)
+    return lambda: passes.score(params, images, labels, advance=lambda _: None)
+
+
+def training(task: ScoreTask) -> Round:
+    """Set up an epoch of training the same network in float32."""
+    peer = Peer(loop="ours", model=task.model, batch_size=TRAINING_BATCH, precision="float32")
+    return ours(Task(peer=peer, examples=task.examples // TRAINING_BATCH * TRAINING_BATCH, rounds=task.rounds))
+
+
+def opacus_hooks(task: ScoreTask) -> Round:
+    """Set up Opacus: backward hooks that keep the gradient of each example."""
+    import torch
+    from opacus.grad_sample import GradSampleModule
+
+    network = GradSampleModule(_torch_network(task))
+
+    def norms(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        network.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        squares = [parameter.grad_sample.flatten(1).square().sum(dim=1) for parameter in network.parameters()]
+        for parameter in network.parameters():
+            parameter.grad_sample = None
+        return torch.stack(squares).sum(dim=0).sqrt()
+
+    return _over_torch_batches(task, norms)
+
+
+def opacus_ghost(task: ScoreTask) -> Round:
+    """Set up Opacus with ghost clipping: the norms, by activations and their gradients."""
+    import torch
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+
+    network = GradSampleModuleFastGradientClipping(_torch_network(task), use_ghost_clipping=True)
+
+    def norms(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        network.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        return network.get_norm_sample()
+
+    return _over_torch_batches(task, norms)
+
+
+def torch_func(task: ScoreTask) -> Round:
+    """Set up `torch.func`: `vmap` of `grad`, and the norms."""
+    import torch
+    from torch.func import functional_call, grad, vmap
+
+    network = _torch_network(task)
+    parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
+
+    def loss(parameters: dict[str, torch.Tensor], image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        logits = functional_call(network, parameters, (image[None],))
+        return torch.nn.functional.cross_entropy(logits, label[None])
+
+    each = vmap(grad(loss), (None, 0, 0))
+
+    def norms(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        found = each(parameters, images, labels)
+        return torch.stack([leaf.flatten(1).square().sum(dim=1) for leaf in found.values()]).sum(dim=0).sqrt()
+
+    return _over_torch_batches(task, norms)
+
+
+def _model(task: ScoreTask) -> tuple[Any, Any]:
+    import jax
+
+    from gradtrail.core.models import Model
+
+    peer = Peer(loop="ours", model=task.model, batch_size=TRAINING_BATCH, precision="float32")
+    config = project_train_config(Task(peer=peer, examples=task.examples, rounds=task.rounds))
+    model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES))
+    return model, model.init(key=jax.random.key(0))
+
+
+def _over_batches(task: ScoreTask, function: Any) -> Round:
+    """Return a round over whole batches; all of them are in flight before the first result is awaited."""
+    import jax
+
+    images, labels = map(jax.numpy.asarray, make_data(task.examples))
+    starts = range(0, task.examples, task.batch_size)
+    parts = [(images[start : start + task.batch_size], labels[start : start + task.batch_size]) for start in starts]
+
+    def run() -> None:
+        for part in parts:
+            found = function(*part)
+        jax.block_until_ready(found)
+
+    return run
+
+
+def _over_torch_batches(task: ScoreTask, function: Any) -> Round:
+    import torch
+
+    pixels, targets = make_data(task.examples)
+    images, labels = torch.from_numpy(as_floats(pixels)), torch.from_numpy(targets).long()
+    images = images.reshape((-1, 1, SIDE, SIDE) if task.model == "cnn" else (-1, SIDE**2))
+
+    def run() -> None:
+        for start in range(0, task.examples, task.batch_size):
+            function(images[start : start + task.batch_size], labels[start : start + task.batch_size])
+
+    return run
+
+
+def _torch_network(task: ScoreTask) -> Any:
+    import torch
+
+    torch.set_num_threads(available_cores())
+    torch.manual_seed(0)
+    return torch_network(task.model)
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def main() -> None:
+    task = ScoreTask(**json.loads(sys.argv[1]))
+    ways = {
+        "mean": mean,
+        "vmap": vmap,
+        "ours": this_project,
+        "training": training,
+        "opacus hooks": opacus_hooks,
+        "opacus ghost": opacus_ghost,
+        "torch.func": torch_func,
+    }
+    run_round = ways[task.way](task)
+    before = _peak_bytes()
+    seconds = timed(run_round, task.rounds)
+    print(json.dumps({"seconds": seconds, "grown_bytes": _peak_bytes() - before}))
+
+
+if __name__ == "__main__":
+    main()
