@@ -24,10 +24,10 @@ repro: env ## run the whole pipeline; what is up to date does not run again
 	@$(BIN)/gradtrail repro
 
 test: env ## the tests, under five minutes on two cores
-	@$(BIN)/python -m pytest -q -n auto --dist loadgroup
+	@$(BIN)/python -m pytest -q -n auto --dist loadscope
 
 test-slow: env ## the slow tests
-	@$(BIN)/python -m pytest -q -n auto --dist loadgroup -m slow
+	@$(BIN)/python -m pytest -q -n auto --dist loadscope -m slow
 
 check: env ## ruff (lint and format), mypy, import-linter
 	@$(BIN)/ruff check .

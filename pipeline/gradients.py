@@ -20,6 +20,7 @@ def main(stage: Stage) -> None:
     splits = datasets.read_splits(Path("data/processed"), info)
     model, about, trajectory = trajectories.read_trajectory(Path("models"), Path("results/train"), config.weights)
     dynamics = trajectories.read_dynamics(Path("results/train"), splits["train"])
+    gradient_summary.tell_unknown_layers(model)
     set_up_jax(stage.runtime)
 
     with tracked(stage) as row:

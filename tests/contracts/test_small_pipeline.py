@@ -10,8 +10,6 @@ from projects import Project, make_small_project
 
 from gradtrail.io.identity import Identity
 
-pytestmark = pytest.mark.xdist_group("small_pipeline")  # one process: its project takes long to make
-
 STAGES = ["fetch", "train", "evaluate", "gradients"]
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from projects import Project, copy_project
 
-pytestmark = pytest.mark.xdist_group("stage_start")  # one process: its project takes long to make
-
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from factories import gradient_analysis, gradients_config, learning_dynamics, random_split
+from factories import gradient_analysis, gradients_config, learning_dynamics, model_config, random_split
 
 from gradtrail.core.examples import Split
+from gradtrail.core.layers import Dense, Layer
+from gradtrail.core.models import Model
 from gradtrail.io import gradient_summary, score_tables
 from gradtrail.io.label_errors import SUSPICION, detection_table, rank_suspects
 
@@ -110,3 +112,15 @@ def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> No
     verdict = {1: "smaller than that", 3: "near that", 128: "larger than that"}[batch_size]
     assert f"The batch of {batch_size} is {verdict}" in words
     assert ("AUROC" in words) == (wrong > 0)
+
+
+def test_layers_that_go_by_the_definition_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(model_config())
+    gradient_summary.tell_unknown_layers(model)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(Dense, "grads", Layer.grads)
+    gradient_summary.tell_unknown_layers(model)
+    told = "gradients: layers/0, layers/1: by vmap(grad), having no way of their own, which is slow\n"
+    assert capsys.readouterr().err == told

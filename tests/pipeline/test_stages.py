@@ -11,8 +11,6 @@ import pandas as pd
 import pytest
 from projects import Project, copy_project
 
-pytestmark = pytest.mark.xdist_group("stages")  # one process: its project takes long to make
-
 STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile")
 
 

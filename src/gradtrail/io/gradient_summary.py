@@ -1,12 +1,15 @@
 """What the gradients of single examples say, in sentences: `summary.md`, from the figures alone."""
 
 import math
+import sys
 
 import pandas as pd
 
 from gradtrail.core.gradient_analysis import GradientAnalysis
 from gradtrail.core.gradients_config import GradientsConfig
+from gradtrail.core.models import Model
 from gradtrail.core.noise_scale import NoiseScale
+from gradtrail.core.per_example_gradients import unknown_layers
 from gradtrail.io.label_errors import detection_table, rank_suspects
 
 _NAMED = 5  # examples that a sentence names
@@ -30,6 +33,15 @@ def in_words(
     }
     body = "\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items())
     return f"# What the gradients say: {title}\n\n{body}\n"
+
+
+def tell_unknown_layers(model: Model) -> None:
+    """Say which layers go by the definition, and so are slow, in a line on stderr; nothing where all are known."""
+    names = unknown_layers(model)
+    if names:
+        print(
+            f"gradients: {', '.join(names)}: by vmap(grad), having no way of their own, which is slow", file=sys.stderr
+        )
 
 
 def _largest(table: pd.DataFrame, metrics: dict[str, float], config: GradientsConfig) -> str:
