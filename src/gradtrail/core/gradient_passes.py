@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -220,7 +219,7 @@ def _summed_grad(
     sums: Pass, params: Params | HostParams, split: Split, rows: np.ndarray
 ) -> Float[np.ndarray, " parameters"]:
     total, _ = sums.function(params, _filled(sums, split, rows))
-    return np.asarray(ravel_pytree(total)[0])
+    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(total)])
 
 
 def _filled(sums: Pass, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from gradtrail.core.gradient_analysis import FOLLOWED, MEAN
 from gradtrail.core.ranking import largest
@@ -63,5 +62,10 @@ def _candidates(train: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 def _detection(is_wrong: np.ndarray, suspect: np.ndarray) -> tuple[float, float, float, float]:
+    from sklearn.metrics import (  # late: only noise needs it, and it takes a second
+        average_precision_score,
+        roc_auc_score,
+    )
+
     found = np.mean(is_wrong[largest(suspect, int(is_wrong.sum()))])
     return roc_auc_score(is_wrong, suspect), average_precision_score(is_wrong, suspect), found, 1 - found

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
 NARROW_INCHES = 8
+_CELL_INCHES = (1.15, 1.55)  # of an image in a gallery, with its caption
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE)
 SPLIT_COLOURS = {"train": BLUE, "validation": ORANGE, "test": GREEN}
 
@@ -54,16 +55,22 @@ def save(figure: Figure, path: Path) -> None:
 def gallery(images: np.ndarray, captions: Sequence[str], title: str, path: Path, *, columns: int = 10) -> None:
     """Draw images, shape (count, height, width), uint8, in rows with a caption of one or two lines each.
 
-    The title breaks at its ` · `.
+    All of them are one picture on one pair of axes: a pair for each takes ten times as long. The title breaks at its
+    ` · `.
     """
     rows = max(1, -(-len(images) // columns))
-    size = (1.15 * columns, 1.55 * rows + 0.8)
-    figure, axes = new_figure(title.replace(" · ", "\n"), rows=rows, columns=columns, size=size)
-    for axis in axes.flat:
-        axis.axis("off")
-    for axis, image, caption in zip(axes.flat, images, captions, strict=False):
-        show_image(axis, image)
-        axis.set_title(caption, fontsize=8)
+    height, width = images.shape[1:]
+    across, down = round(1.2 * width), round(1.2 * width * _CELL_INCHES[1] / _CELL_INCHES[0])
+    top = down - height  # of an image, below its caption
+    mosaic = np.zeros((rows * down, columns * across), np.uint8)
+    size = (_CELL_INCHES[0] * columns, _CELL_INCHES[1] * rows + 0.8)
+    figure, axes = new_figure(title.replace(" · ", "\n"), size=size)
+    for index, (image, caption) in enumerate(zip(images, captions, strict=False)):
+        row, column = divmod(index, columns)
+        left = column * across + (across - width) // 2
+        mosaic[row * down + top : (row + 1) * down, left : left + width] = image
+        axes[0, 0].text(left + width / 2, row * down + top - 1, caption, fontsize=8, ha="center", va="bottom")
+    show_image(axes[0, 0], mosaic)
     save(figure, path)
 
 
