@@ -112,12 +112,13 @@ def analyze(
     influence = np.zeros((len(train), num_influenced(config, len(test))))
 
     def score(epoch: int) -> dict[str, Scores]:
-        params = trajectory.params[epoch]
+        params = passes.place(trajectory.params[epoch])
         return {name: passes.score(params, part.images, part.labels, advance=advance) for name, part in splits.items()}
 
     by_epoch[trajectory.scored] = score(trajectory.scored)
     influenced = _choose(config, test, by_epoch[trajectory.scored]["test"])
-    for epoch, params in sorted(trajectory.params.items()):
+    for epoch, on_host in sorted(trajectory.params.items()):
+        params = passes.place(on_host)
         if epoch not in by_epoch:
             by_epoch[epoch] = score(epoch)
         chunks = chunk_gradients(passes, params, train, num_classes, advance=advance)
@@ -139,7 +140,9 @@ def analyze(
         classes=classes,
         influenced=influenced,
         influence=influence.astype(np.float32),
-        curvature=_curvature(passes.hessian, trajectory.params[trajectory.scored], train, config.curvature_iterations),
+        curvature=_curvature(
+            passes.hessian, passes.place(trajectory.params[trajectory.scored]), train, config.curvature_iterations
+        ),
     )
 
 
@@ -207,7 +210,7 @@ def _align(
     _, unravel = ravel_pytree(params)
     total = _unit(chunks.total())
     for label in range(num_classes):
-        directions = jax.vmap(unravel)(jnp.asarray(np.stack([total, _unit(chunks.of_class(label))])))
+        directions = passes.place(jax.vmap(unravel)(jnp.asarray(np.stack([total, _unit(chunks.of_class(label))]))))
         for name, split in splits.items():
             rows = np.flatnonzero(split.labels == label)
             if len(rows):

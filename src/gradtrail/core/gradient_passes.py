@@ -58,6 +58,7 @@ class GradientPasses:
     """All of them.
 
     Attributes:
+        mesh: the devices that share each batch.
         score: params → the scores of each example, see `scores.score_batch`.
         dots: (params, directions), two directions → `dots` of each example's gradient with them.
         products: (params, signals of some examples) → `products` of each example's gradient with those of them.
@@ -67,12 +68,17 @@ class GradientPasses:
             no rows; None where nobody asks for the curvature.
     """
 
+    mesh: Mesh
     score: Pass
     dots: Pass
     products: Pass
     signals: CompiledFunction
     sums: Pass
     hessian: Pass | None
+
+    def place(self, params: Params | HostParams) -> Params:
+        """Return parameters on every device, once for many calls."""
+        return jax.device_put(params, replicated(self.mesh))
 
     @property
     def functions(self) -> list[CompiledFunction]:
@@ -136,6 +142,7 @@ def compile_passes(
         return hessian_product(grad, *whole), ()
 
     return GradientPasses(
+        mesh=mesh,
         score=compile_rows("score", score, params),
         dots=compile_rows("grad_dots", dots, (params, two)),
         products=compile_rows("grad_products", products, (params, jax.eval_shape(signals_of, params, *others))),

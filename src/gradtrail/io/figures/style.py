@@ -69,7 +69,8 @@ def gallery(images: np.ndarray, captions: Sequence[str], title: str, path: Path,
         row, column = divmod(index, columns)
         left = column * across + (across - width) // 2
         mosaic[row * down + top : (row + 1) * down, left : left + width] = image
-        axes[0, 0].text(left + width / 2, row * down + top - 1, caption, fontsize=8, ha="center", va="bottom")
+        place = left + width / 2, row * down + top - 1
+        axes[0, 0].text(*place, caption, fontsize=8, ha="center", va="bottom").set_in_layout(False)
     show_image(axes[0, 0], mosaic)
     save(figure, path)
 
