@@ -1,19 +1,16 @@
-"""Train a model: `data/processed` → `models`, history, pictures."""
+"""Train a model: `data/processed` → `models`, history, pictures. A training that was stopped goes on where it stood."""
 
 import time
 from pathlib import Path
 
-import jax
-
 from gradtrail.core import prediction, training
 from gradtrail.core.compilation import cost_metrics, time_metrics
-from gradtrail.core.history import History, on_host
 from gradtrail.core.models import Model
 from gradtrail.core.train_config import TrainConfig
-from gradtrail.io import datasets, histories
+from gradtrail.io import datasets, histories, training_runs
 from gradtrail.io.accelerator import set_up_jax
 from gradtrail.io.figures import train as figures
-from gradtrail.io.progress import progress_bar
+from gradtrail.io.resume import resume_folder
 from gradtrail.io.stages import Stage, run_stage
 from gradtrail.io.tracking import tracked
 
@@ -26,31 +23,18 @@ def main(stage: Stage) -> None:
 
     set_up_jax(stage.runtime)
 
-    with tracked(stage) as row:
+    with tracked(stage) as row, resume_folder(stage, clock=time.monotonic) as checkpoints:
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
         program = training.make_program(config, model, len(train))
         engine = training.compile_engine(program, clock=time.perf_counter)
         predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, clock=time.perf_counter)
         functions = [*engine.functions, predict]
         row.metrics(time_metrics(functions))
-
-        examples = training.on_device(train.images, train.labels)
-        state = engine.init(jax.random.key(config.seed))
-        history = History(config.keep_epochs, on_host(state.params))
-        started = time.perf_counter()
-        with progress_bar("train", engine.num_steps, unit="steps") as bar:
-            for chunk in training.train(engine, state, examples, steps_per_call=stage.runtime.steps_per_call):
-                state = chunk.state
-                if chunk.ends_epoch:
-                    params = on_host(engine.evaluation_params(state))
-                    history.add(
-                        chunk, params, prediction.validate(predict, params, validation.images, validation.labels)
-                    )
-                    row.curves(histories.live_curves(history, engine.num_steps))
-                bar.update(chunk.step, message=history.describe())
-                if chunk.ends_epoch and history.has_stalled(config.patience):
-                    break
-        row.metrics(histories.measure_time(history, time.perf_counter() - started))
+        done = training_runs.run(
+            engine, predict, train, validation, config, row=row, checkpoints=checkpoints, runtime=stage.runtime
+        )
+        history = done.history
+        row.metrics(histories.measure_time(history, done.seconds))
 
         with stage.writing_outs() as new:
             histories.write_all_weights(new / "models", history, model.config, config.label_smoothing, info)
@@ -62,7 +46,8 @@ def main(stage: Stage) -> None:
             stage.write_metrics(new, {**info.as_metrics(), **measured, **cost_metrics(functions)})
 
         row.outs()
-        row.checkpoint(state)
+        row.checkpoint(done.state)
+        checkpoints.remove()
 
 
 if __name__ == "__main__":

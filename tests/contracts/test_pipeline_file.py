@@ -24,6 +24,7 @@ EXEMPT = frozenset(
         "errors",
         "git",
         "identity",
+        "interruption",
         "metric_names",
         "progress",
         "rows",

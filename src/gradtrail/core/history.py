@@ -1,8 +1,9 @@
 """What a training leaves behind: the record of its steps and epochs, and the weights worth keeping, on the host."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from gradtrail.core.batches import PADDING
 from gradtrail.core.learning_dynamics import LearningDynamics
 from gradtrail.core.models import HostParams, Params
+from gradtrail.core.precision import Precision
 from gradtrail.core.train_step import RowRecord, StepRecord
 from gradtrail.core.training import Chunk
 
@@ -47,6 +49,7 @@ class History:
     Args:
         keep_epochs: epochs whose weights are kept; 0 is before training.
         params: the initial weights, on the host.
+        precision: of the training, for what is said of a fault.
 
     Attributes:
         epochs: one record for each epoch done.
@@ -57,7 +60,8 @@ class History:
         best: the weights of the epoch with the highest validation accuracy, the first of equals.
     """
 
-    def __init__(self, keep_epochs: Collection[int], params: HostParams):
+    def __init__(self, keep_epochs: Collection[int], params: HostParams, *, precision: Precision = "float32"):
+        self._precision = precision
         self._keep_epochs = frozenset(keep_epochs)
         self.epochs: list[EpochRecord] = []
         self.steps: list[StepRecord] = []
@@ -77,10 +81,11 @@ class History:
             FloatingPointError: a loss or gradient is not finite; the message is one line. A step that was skipped for
                 that reason is no fault, an epoch of nothing else is.
         """
+        self.check(chunk)
         records: StepRecord = jax.device_get(chunk.records)
         done = np.isfinite(records.loss) & np.isfinite(records.grad_norm)
-        if not done.any() or (records.skipped is None and not done.all()):
-            raise FloatingPointError(_describe_divergence(chunk.epoch, records, done))
+        if not done.any():
+            raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
         record = EpochRecord(
             epoch=chunk.epoch,
             loss=float(np.mean(records.loss[done], dtype=np.float64)),
@@ -98,12 +103,71 @@ class History:
         self._follow(records.rows)
         return record
 
+    def check(self, chunk: Chunk) -> None:
+        """Raise FloatingPointError if a loss or gradient of the epoch so far is not finite, in a step not skipped."""
+        if chunk.records.skipped is not None:
+            return
+        done = np.isfinite(np.asarray(chunk.records.loss)) & np.isfinite(np.asarray(chunk.records.grad_norm))
+        if not done.all():  # what is not done yet is 0
+            records = jax.device_get(chunk.records)
+            raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
+
     def _follow(self, rows: RowRecord | None) -> None:
         if rows is None:
             return
         if self.dynamics is None:
             self.dynamics = LearningDynamics(int(np.count_nonzero(rows.indices != PADDING)))
         self.dynamics.add(rows)
+
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """Return everything as named arrays, of which `from_arrays` makes an equal history."""
+        arrays = {"epochs": np.array([dataclasses.astuple(record) for record in self.epochs], np.float64)}
+        for field in dataclasses.fields(StepRecord):
+            columns = [getattr(part, field.name) for part in self.steps]
+            if columns and columns[0] is not None:
+                arrays[f"steps.{field.name}"] = np.stack(columns)
+        if self.dynamics is not None:
+            arrays |= {f"dynamics.{name}": values for name, values in self.dynamics.as_arrays().items()}
+        for name, weights in {"final": self.final, "best": self.best, **dict(_numbered(self.kept))}.items():
+            leaves = dict(_numbered(jax.tree.leaves(weights.params)))
+            arrays |= {f"{name}.epoch": np.array(weights.epoch)}
+            arrays |= {f"{name}.params.{number}": leaf for number, leaf in leaves.items()}
+        return arrays
+
+    @classmethod
+    def from_arrays(
+        cls,
+        keep_epochs: Collection[int],
+        params: HostParams,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        precision: Precision = "float32",
+    ) -> "History":
+        """Return the history that `as_arrays` told of; `params` are the initial weights."""
+        found = cls(keep_epochs, params, precision=precision)
+        names = [field.name for field in dataclasses.fields(EpochRecord)]
+        rows = arrays["epochs"].reshape(-1, len(names)).tolist() if "epochs" in arrays else []
+        found.epochs = [EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}) for row in rows]
+        fields = [field.name for field in dataclasses.fields(StepRecord)]
+        columns = {name: arrays.get(f"steps.{name}") for name in fields}
+        for number in range(len(rows)):
+            values: dict[str, Any] = {
+                name: column if column is None else column[number] for name, column in columns.items()
+            }
+            found.steps.append(StepRecord(**values))
+        dynamics = _below("dynamics", arrays)
+        found.dynamics = LearningDynamics.from_arrays(dynamics) if dynamics else None
+        structure = jax.tree.structure(params)
+
+        def weights(name: str) -> KeptWeights:
+            leaves = [arrays[key] for key in sorted(arrays) if key.startswith(f"{name}.params.")]
+            return KeptWeights(epoch=int(arrays[f"{name}.epoch"]), params=jax.tree.unflatten(structure, leaves))
+
+        found.final, found.best = weights("final"), weights("best")
+        found.kept = [
+            weights(key.removesuffix(".epoch")) for key in sorted(arrays) if key[0].isdigit() and key.endswith(".epoch")
+        ]
+        return found
 
     def has_stalled(self, patience: int | None) -> bool:
         """Return whether the best epoch lies `patience` epochs back; never where that is None."""
@@ -127,12 +191,21 @@ def on_host(params: Params) -> HostParams:
     return jax.tree.map(np.array, params)
 
 
-def _describe_divergence(epoch: int, records: StepRecord, done: np.ndarray) -> str:
+def _numbered(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names that sort in the order of the items, and the items."""
+    return ((f"{number:04d}", item) for number, item in enumerate(items))
+
+
+def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(f"{prefix}."): value for name, value in arrays.items() if name.startswith(f"{prefix}.")}
+
+
+def _describe_divergence(epoch: int, records: StepRecord, done: np.ndarray, precision: Precision) -> str:
     """Say in one line where a training came apart."""
     step = int(np.argmin(done))
     last = f"the last finite loss was {records.loss[step - 1]:.4g}" if step else "and so are all after it"
     what = "loss" if not np.isfinite(records.loss[step]) else "gradient"
     return (
         f"training diverged: the {what} of step {step + 1} in epoch {epoch} is not finite, {last}, at learning rate "
-        f"{records.learning_rate[step]:.4g}; try a lower learning rate, or train.clip_norm"
+        f"{records.learning_rate[step]:.4g} in {precision}; try a lower learning rate, or train.clip_norm"
     )

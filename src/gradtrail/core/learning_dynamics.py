@@ -1,5 +1,7 @@
 """How each training example fared from epoch to epoch, as training met it; NumPy on the host."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -42,6 +44,29 @@ class LearningDynamics:
         self._was_correct = correct
         self._sum += probability
         self._sum_of_squares += probability**2
+
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """Return everything as named arrays, of which `from_arrays` makes an equal object."""
+        return {
+            "epochs": np.array(self.epochs),
+            "forgetting_events": self.forgetting_events,
+            "first_correct": self.first_correct,
+            "was_correct": self._was_correct,
+            "sum": self._sum,
+            "sum_of_squares": self._sum_of_squares,
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "LearningDynamics":
+        """Return what `as_arrays` told of."""
+        found = cls(len(arrays["sum"]))
+        found.epochs = int(arrays["epochs"])
+        found.forgetting_events = np.array(arrays["forgetting_events"])
+        found.first_correct = np.array(arrays["first_correct"])
+        found._was_correct = np.array(arrays["was_correct"])
+        found._sum = np.array(arrays["sum"])
+        found._sum_of_squares = np.array(arrays["sum_of_squares"])
+        return found
 
     @property
     def mean_probability(self) -> Float[np.ndarray, " examples"]:

@@ -234,7 +234,9 @@ def compile_run_steps(program: Program, *, clock: Callable[[], float]) -> Compil
     )
 
 
-def train(engine: Engine, state: TrainState, examples: Examples, *, steps_per_call: int) -> Iterator[Chunk]:
+def train(
+    engine: Engine, state: TrainState, examples: Examples, *, steps_per_call: int, records: StepRecord | None = None
+) -> Iterator[Chunk]:
     """Train, and hand out what happened after every `steps_per_call` steps and at the end of each epoch.
 
     Args:
@@ -242,19 +244,21 @@ def train(engine: Engine, state: TrainState, examples: Examples, *, steps_per_ca
         state: where to begin, `engine.init(key)` or the state of an earlier chunk; its memory is reused.
         examples: the training split.
         steps_per_call: how often the caller hears; changes no bit of the result.
+        records: of the epoch that `state` is in the middle of; None where it is at the beginning of one.
     """
     done = int(state.step)
     key = jnp.copy(state.key)
     while done < engine.num_steps:
         epoch, first = divmod(done, engine.steps_per_epoch)
         order = engine.order(key, np.int32(epoch))
-        records = engine.records()
+        records = engine.records() if records is None else records
         for start in range(first, engine.steps_per_epoch, steps_per_call):
             stop = min(start + steps_per_call, engine.steps_per_epoch)
             state, records = engine.run_steps(state, records, examples, order, np.int32(start), np.int32(stop))
             done = epoch * engine.steps_per_epoch + stop
             ends_epoch = stop == engine.steps_per_epoch
             yield Chunk(epoch=epoch + 1, ends_epoch=ends_epoch, step=done, state=state, records=records)
+        records = None
 
 
 def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:

@@ -33,9 +33,8 @@ def curves(epochs: pd.DataFrame, steps: pd.DataFrame, planned_steps: int) -> Cur
 
 
 def noise_curves(noise: pd.DataFrame, stage: str) -> Curves:
-    """Return the gradient noise scale and its interval over the kept epochs; what is infinite is left out."""
-    names = {"noise_scale": "noise_scale", "low": "noise_scale_low", "high": "noise_scale_high"}
-    return _finite({metric_name(stage, name): (noise["epoch"], noise[column]) for column, name in names.items()})
+    """Return the gradient noise scale over the kept epochs; what is infinite is left out."""
+    return _finite({metric_name(stage, "noise_scale"): (noise["epoch"], noise["noise_scale"])})
 
 
 def _finite(columns: Mapping[str, tuple[pd.Series, pd.Series]]) -> Curves:

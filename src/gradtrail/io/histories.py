@@ -14,6 +14,7 @@ from gradtrail.core.history import EpochRecord, History
 from gradtrail.core.learning_dynamics import LearningDynamics
 from gradtrail.core.models import HostParams, ModelConfig, num_parameters
 from gradtrail.core.train_step import StepRecord
+from gradtrail.core.training import Chunk
 from gradtrail.io.curves import Curves, curves
 from gradtrail.io.datasets import DatasetInfo
 from gradtrail.io.weights import WeightsInfo, write_weights
@@ -83,6 +84,13 @@ def live_curves(history: History, planned_steps: int) -> Curves:
     """Return the part of a training's curves that its last epoch adds."""
     steps_before = sum(len(part.loss) for part in history.steps[:-1])
     return curves(epoch_table(history.epochs[-1:]), step_table(history.steps[-1:], before=steps_before), planned_steps)
+
+
+def curves_of_steps(chunk: Chunk, steps_per_epoch: int, planned_steps: int) -> Curves:
+    """Return the curves of the steps done in an epoch that is not complete."""
+    before = (chunk.epoch - 1) * steps_per_epoch
+    steps = step_table([jax.device_get(chunk.records)], before=before)
+    return curves(epoch_table([]), steps[steps["step"] <= chunk.step], planned_steps)
 
 
 def measure(history: History, planned_steps: int) -> dict[str, float]:

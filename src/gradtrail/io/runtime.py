@@ -14,6 +14,7 @@ class RuntimeConfig:
         openml: whether to ask OpenML when no mirror delivers.
         download_timeout_seconds: longest that one file may take from one mirror; a silent one is left much sooner.
         steps_per_call: optimizer steps between two signs of progress.
+        checkpoint_seconds: between two checkpoints of a training, for a killed one to go on from.
         memory_budget_mib: that the temporary arrays of a pass over single examples' gradients may take on a device;
             None for what is fastest on it.
         tracking: whether to log to MLflow.
@@ -28,6 +29,7 @@ class RuntimeConfig:
     openml: bool
     download_timeout_seconds: float
     steps_per_call: int
+    checkpoint_seconds: float
     memory_budget_mib: int | None
     tracking: bool
     system_metrics: bool
@@ -39,5 +41,6 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         check("download_timeout_seconds", self.download_timeout_seconds, above=0)
         check("steps_per_call", self.steps_per_call, at_least=1)
+        check("checkpoint_seconds", self.checkpoint_seconds, above=0)
         if self.memory_budget_mib is not None:
             check("memory_budget_mib", self.memory_budget_mib, at_least=1)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from gradtrail.core.bounds import ConfigError
 from gradtrail.io.errors import UserError
 from gradtrail.io.files import write_json, writing_outs
+from gradtrail.io.interruption import Stopped, stopping_on_sigterm
 from gradtrail.io.params import load_section
 from gradtrail.io.runtime import RuntimeConfig
 from gradtrail.io.states import StageSpec, read_pipeline
@@ -84,18 +85,22 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
     """Run a stage script and turn what went wrong into an exit status.
 
     0: done. 1: a fault of the program, with traceback. 2: a fault that a person can mend, in one line. 130: stopped by
-    Ctrl-C.
+    Ctrl-C. 143: by SIGTERM.
     """
     stage = Stage(name)
     try:
         require_own_code()
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
-        main(stage)
+        with stopping_on_sigterm(f"stopped; `dvc repro` makes {name} anew"):
+            main(stage)
     except (UserError, ConfigError, FloatingPointError) as error:  # the last: a training that diverged
         if isinstance(error, FloatingPointError) and stage.runtime.debug_nans:
             raise  # the traceback is what the switch is for
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as stop:
+        print(f"{name}: {stop}", file=sys.stderr)
+        sys.exit(128 + stop.number)
     except KeyboardInterrupt:
         print(f"{name}: stopped; `dvc checkout` brings the last results back", file=sys.stderr)
         sys.exit(130)

@@ -1,0 +1,61 @@
+"""Being asked to stop, by Ctrl-C or by the system: at a safe place, and at once when asked again."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(KeyboardInterrupt):
+    """The process was asked to stop; `args[0]` says how to go on, and `number` which signal asked."""
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message)
+        self.number = number
+
+
+class StopRequest:
+    """Whether somebody asked to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def heed(self, message: str) -> None:
+        """Raise `Stopped` if somebody asked."""
+        if self.number is not None:
+            raise Stopped(message, self.number)
+
+
+@contextlib.contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Note Ctrl-C and SIGTERM in place of obeying, for as long as the block runs; the second one ends the process."""
+    request = StopRequest()
+
+    def note(number: int, _: FrameType | None) -> None:
+        if request.number is not None:
+            os._exit(128 + number)
+        request.number = number
+
+    before = {number: signal.signal(number, note) for number in _SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def stopping_on_sigterm(message: str) -> Iterator[None]:
+    """Raise `Stopped` on SIGTERM, wherever the block is: its `with` statements close what they opened."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Stopped(message, number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,225 @@
+"""Checkpoints of an unfinished training, so that a killed one goes on to the same bits.
+
+They lie in `.gradtrail/resume/<state>/` of the root, a folder for each state and kind of device, locked against a
+second process. A checkpoint counts only with the file beside it that holds its digest, which is written last: one that
+was cut off or damaged is told of and passed over for the one before. When the training is complete, the folder goes.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from filelock import FileLock, Timeout
+
+from gradtrail.core.history import History
+from gradtrail.core.train_step import StepRecord, TrainState
+from gradtrail.core.training import Chunk
+from gradtrail.io.digests import digest
+from gradtrail.io.errors import one_line
+from gradtrail.io.files import atomic_file
+from gradtrail.io.identity import Identity
+from gradtrail.io.stages import Stage
+from gradtrail.io.workspace import private_folder
+
+_KEPT = 2  # checkpoints: the last one, and the one before in case the last is damaged
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a training had come.
+
+    Attributes:
+        state: after `step` optimizer steps.
+        records: of the epoch under way; None where it had not begun.
+        seconds: that the training had taken.
+    """
+
+    step: int
+    state: TrainState
+    records: StepRecord | None
+    history: History
+    seconds: float
+
+
+class ResumeFolder:
+    """The checkpoints of one training, to write and to read.
+
+    Args:
+        folder: of these checkpoints alone; None to write none.
+        every_seconds: from one checkpoint to the next.
+        clock: returns seconds.
+    """
+
+    def __init__(self, folder: Path | None, every_seconds: float, clock: Callable[[], float]):
+        self._folder = folder
+        self._every_seconds = every_seconds
+        self._clock = clock
+        self._last = clock()
+        self._writing: threading.Thread | None = None
+        self._fault: Exception | None = None
+
+    def load(self, state: TrainState, records: StepRecord, history_of: Callable[[Arrays], History]) -> Progress | None:
+        """Return the last whole checkpoint, or None where there is none; say which one, on stderr.
+
+        Args:
+            state: of the same training, whose shapes, dtypes and places count.
+            records: likewise.
+            history_of: makes a history of its arrays.
+        """
+        for path in reversed(self._checkpoints()):
+            try:
+                arrays = _read(path)
+                progress = Progress(
+                    step=int(arrays["step"]),
+                    state=_with_arrays(state, "state", arrays),
+                    records=_with_arrays(records, "records", arrays) if "records.0000" in arrays else None,
+                    history=history_of(_below("history", arrays)),
+                    seconds=float(arrays["seconds"]),
+                )
+            except Exception as error:  # whatever is wrong with it, the one before may do
+                print(
+                    f"train: {path.name} is no whole checkpoint ({one_line(error)[:200]}); passed over", file=sys.stderr
+                )
+                continue
+            print(f"train: going on after step {progress.step:,}, from a checkpoint", file=sys.stderr)
+            return progress
+        return None
+
+    def tick(self, chunk: Chunk, history: History, seconds: float) -> None:
+        """Write a checkpoint in the background, if it is time for one and none is being written."""
+        is_due = self._clock() - self._last >= self._every_seconds
+        if self._folder is None or not is_due or (self._writing and self._writing.is_alive()):
+            return
+        self._finish_writing()
+        self._last = self._clock()
+        arrays = _as_arrays(chunk, history, seconds)
+        self._writing = threading.Thread(target=self._write, args=(chunk.step, arrays), daemon=True)
+        self._writing.start()
+
+    def save(self, chunk: Chunk, history: History, seconds: float) -> None:
+        """Write a checkpoint now."""
+        self._finish_writing()
+        if self._folder is not None:
+            self._write(chunk.step, _as_arrays(chunk, history, seconds))
+            self._finish_writing()
+
+    def remove(self) -> None:
+        """Remove all checkpoints: the training is complete."""
+        self._finish_writing()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, step: int, arrays: Arrays) -> None:
+        from orbax.checkpoint import v1 as ocp  # late: most trainings end before the first checkpoint is due
+
+        path = self._place(step)
+        try:
+            shutil.rmtree(path, ignore_errors=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            ocp.save(path, arrays)
+            with atomic_file(_seal(path)) as beside:
+                beside.write_text(digest(path))
+            for old in self._checkpoints()[:-_KEPT]:
+                _seal(old).unlink()
+                shutil.rmtree(old)
+        except Exception as error:  # told of from the training's own thread
+            self._fault = error
+
+    def _finish_writing(self) -> None:
+        """Wait for a checkpoint under way, and warn of a fault: a training goes on without checkpoints."""
+        if self._writing:
+            self._writing.join()
+            self._writing = None
+        if self._fault:
+            print(f"train: warning: a checkpoint could not be written: {one_line(self._fault)[:200]}", file=sys.stderr)
+            self._fault = None
+
+    def _place(self, step: int) -> Path:
+        assert self._folder is not None  # noqa: S101 - whoever writes has asked
+        return self._folder.resolve() / f"step_{step:09d}"
+
+    def _checkpoints(self) -> list[Path]:
+        """Return all that are sealed, the oldest first."""
+        if self._folder is None or not self._folder.is_dir():
+            return []
+        return [seal.with_suffix("") for seal in sorted(self._folder.resolve().glob("step_*.digest"))]
+
+
+@contextlib.contextmanager
+def resume_folder(stage: Stage, *, clock: Callable[[], float]) -> Iterator[ResumeFolder]:
+    """Yield the checkpoints of the state that a stage is about to make, for as long as the block runs.
+
+    Where another process holds them, say so and write none: both end with the same bytes. None are written under a
+    debug switch either, which writes no results.
+    """
+    parent, every_seconds = private_folder() / "resume", stage.runtime.checkpoint_seconds
+    if stage.runtime.debug_nans or stage.runtime.disable_jit:
+        yield ResumeFolder(None, every_seconds, clock)
+        return
+    devices = jax.local_devices()
+    name = f"{Identity(stage.name).state[:32]}-{devices[0].platform}{len(devices)}"
+    parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(parent / f"{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print("train: another process trains this state too; going on without checkpoints", file=sys.stderr)
+        yield ResumeFolder(None, every_seconds, clock)
+        return
+    try:
+        yield ResumeFolder(parent / name, every_seconds, clock)
+    finally:
+        lock.release()
+
+
+def _seal(path: Path) -> Path:
+    return path.with_name(f"{path.name}.digest")
+
+
+def _read(path: Path) -> Arrays:
+    from orbax.checkpoint import v1 as ocp
+
+    if digest(path) != _seal(path).read_text():
+        raise ValueError("its digest is another one")
+    return {name: np.asarray(value) for name, value in ocp.load(path).items()}
+
+
+def _as_arrays(chunk: Chunk, history: History, seconds: float) -> Arrays:
+    """Return copies on the host, since the next step reuses the memory; what is empty is left out."""
+    state = dataclasses.replace(chunk.state, key=jax.random.key_data(chunk.state.key))
+    arrays = {f"state.{number:04d}": leaf for number, leaf in enumerate(jax.tree.leaves(state))}
+    if not chunk.ends_epoch:
+        arrays |= {f"records.{number:04d}": leaf for number, leaf in enumerate(jax.tree.leaves(chunk.records))}
+    arrays |= {f"history.{name}": values for name, values in history.as_arrays().items()}
+    arrays |= {"step": np.array(chunk.step), "seconds": np.array(seconds)}
+    return {name: np.array(value) for name, value in arrays.items() if np.size(value)}
+
+
+def _with_arrays(like: Any, prefix: str, arrays: Arrays) -> Any:
+    """Return a pytree like `like`, at its places, with the arrays of a checkpoint."""
+    leaves, structure = jax.tree.flatten(like)
+    found = []
+    for number, leaf in enumerate(leaves):
+        value = arrays[f"{prefix}.{number:04d}"]
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        expected = jax.random.key_data(leaf) if is_key else leaf
+        if value.shape != expected.shape or value.dtype != expected.dtype:
+            raise ValueError(
+                f"{prefix}.{number:04d} is {value.dtype}{value.shape}, not {expected.dtype}{expected.shape}"
+            )
+        found.append(jax.device_put(jax.random.wrap_key_data(jnp.asarray(value)) if is_key else value, leaf.sharding))
+    return jax.tree.unflatten(structure, found)
+
+
+def _below(prefix: str, arrays: Arrays) -> Arrays:
+    return {name.removeprefix(f"{prefix}."): value for name, value in arrays.items() if name.startswith(f"{prefix}.")}

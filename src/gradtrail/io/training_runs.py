@@ -1,0 +1,99 @@
+"""A training from beginning to end, or from where a killed one stood."""
+
+import functools
+import time
+from dataclasses import dataclass
+
+import jax
+
+from gradtrail.core import prediction, training
+from gradtrail.core.compilation import CompiledFunction
+from gradtrail.core.examples import Split
+from gradtrail.core.history import History, on_host
+from gradtrail.core.train_config import TrainConfig
+from gradtrail.core.train_step import TrainState
+from gradtrail.core.training import Chunk, Engine
+from gradtrail.io import histories
+from gradtrail.io.interruption import StopRequest, stop_request
+from gradtrail.io.progress import progress_bar
+from gradtrail.io.resume import ResumeFolder
+from gradtrail.io.runtime import RuntimeConfig
+from gradtrail.io.tracking import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What a training came to.
+
+    Attributes:
+        seconds: of the loop, over all processes that worked on it.
+    """
+
+    state: TrainState
+    history: History
+    seconds: float
+
+
+def run(
+    engine: Engine,
+    predict: CompiledFunction,
+    train: Split,
+    validation: Split,
+    config: TrainConfig,
+    *,
+    row: Row,
+    checkpoints: ResumeFolder,
+    runtime: RuntimeConfig,
+) -> Finished:
+    """Train to the end.
+
+    Raises:
+        FloatingPointError: the training diverged; one line.
+        Stopped: somebody asked to stop; a checkpoint was written.
+    """
+    examples = training.on_device(train.images, train.labels)
+    state = engine.init(jax.random.key(config.seed))
+    initial = on_host(state.params)
+    new_history = functools.partial(History, config.keep_epochs, initial, precision=config.precision)
+    history_of = functools.partial(History.from_arrays, config.keep_epochs, initial, precision=config.precision)
+    before = checkpoints.load(state, engine.records(), history_of)
+    history = before.history if before else new_history()
+    records, seconds_before = (before.records, before.seconds) if before else (None, 0.0)
+    state = before.state if before else state
+    started = time.perf_counter()
+
+    def seconds() -> float:
+        return seconds_before + time.perf_counter() - started
+
+    with progress_bar("train", engine.num_steps, unit="steps") as bar, stop_request() as request:
+        chunks = training.train(engine, state, examples, steps_per_call=runtime.steps_per_call, records=records)
+        for chunk in chunks:
+            state = chunk.state
+            _check(history, chunk, engine, row)
+            if chunk.ends_epoch:
+                params = on_host(engine.evaluation_params(state))
+                history.add(chunk, params, prediction.validate(predict, params, validation.images, validation.labels))
+                row.curves(histories.live_curves(history, engine.num_steps))
+            bar.update(chunk.step, message=history.describe())
+            if chunk.step == engine.num_steps or (chunk.ends_epoch and history.has_stalled(config.patience)):
+                break
+            _stop_if_asked(request, checkpoints, chunk, history, seconds(), engine.num_steps)
+            checkpoints.tick(chunk, history, seconds())
+    return Finished(state=state, history=history, seconds=seconds())
+
+
+def _check(history: History, chunk: Chunk, engine: Engine, row: Row) -> None:
+    """Raise FloatingPointError if the training diverged, and leave what was recorded until then in its row."""
+    try:
+        history.check(chunk)
+    except FloatingPointError:
+        row.curves(histories.curves_of_steps(chunk, engine.steps_per_epoch, engine.num_steps))
+        raise
+
+
+def _stop_if_asked(
+    request: StopRequest, checkpoints: ResumeFolder, chunk: Chunk, history: History, seconds: float, num_steps: int
+) -> None:
+    if request.number is not None:
+        checkpoints.save(chunk, history, seconds)
+        request.heed(f"stopped after step {chunk.step:,} of {num_steps:,}; `dvc repro` goes on from there")
