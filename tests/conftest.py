@@ -87,3 +87,9 @@ def digits() -> Split:
     images = np.round(bunch.images[:600] * (255 / 16)).astype(np.uint8)
     labels = bunch.target[:600].astype(np.int32)
     return Split(images=images, labels=labels, true_labels=labels, example_id=np.arange(600, dtype=np.int32))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what runs whole projects: each module has a process, and none shall wait for a long one at the end."""
+    long = ("tests/contracts/test_small_pipeline", "tests/pipeline", "tests/contracts", "tests")
+    items.sort(key=lambda item: next(rank for rank, name in enumerate(long) if item.nodeid.startswith(name)))

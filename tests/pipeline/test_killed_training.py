@@ -16,6 +16,8 @@ from projects import Project, copy_project, environment
 
 from gradtrail.io.digests import digest
 
+pytestmark = pytest.mark.slow
+
 Moment = Callable[[Path], bool]
 OUTS = ("models", "results/train", "metrics/train.json")
 QUICK = {
@@ -109,8 +111,8 @@ def expected(training: Training) -> dict[str, str]:
     "moment",
     [
         pytest.param(while_writing, id="while writing"),
-        pytest.param(sealed(1), id="early", marks=pytest.mark.slow),
-        pytest.param(sealed(300), id="late", marks=pytest.mark.slow),
+        pytest.param(sealed(1), id="early"),
+        pytest.param(sealed(300), id="late"),
     ],
 )
 def test_after_a_kill_the_bytes_are_the_same(moment: Moment, training: Training, expected: dict[str, str]) -> None:
@@ -125,7 +127,7 @@ def test_after_a_kill_the_bytes_are_the_same(moment: Moment, training: Training,
     assert len(training.points("steps/loss")) == len(set(training.points("steps/loss")))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_writes_a_checkpoint_and_says_how_to_go_on(
     number: signal.Signals, training: Training, expected: dict[str, str]
 ) -> None:
@@ -142,7 +144,6 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_says_how_to_go_on(
     assert training.outs() == expected
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(training: Training, expected: dict[str, str]) -> None:
     training.stop(sealed(30), signal.SIGKILL)
     last = sorted((training.project.folder / ".gradtrail/resume").glob("*/step_*.digest"))[-1]
@@ -169,7 +170,6 @@ KINDS = {
 KILLS = 50
 
 
-@pytest.mark.slow
 def test_fifty_kills_at_random_moments_change_no_byte(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     quick = {**QUICK, "train.epochs": 4, "train.mlp.dropout": 0.0, "train.augmentation.shift": 0.0}
