@@ -35,6 +35,7 @@ def test_the_stage_says_what_to_do_and_falls_back_to_nothing(project: Project) -
     assert not (project.folder / "metrics").exists()
 
 
+@pytest.mark.slow
 def test_make_repro_goes_on_with_the_digits_and_says_so_every_time(project: Project) -> None:
     path = project.folder / "params.yaml"
     before = path.read_text().splitlines()

@@ -116,6 +116,7 @@ def test_running_a_state_again_doubles_no_table(project: Project) -> None:
     assert project.lock() == lock
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_says_where(project: Project, tmp_path: Path) -> None:
     copy = Project(shutil.copytree(project.folder, tmp_path / "project"))
     copy.set("train.adamw.learning_rate", 1e30)
@@ -145,6 +146,7 @@ def test_plots_and_metrics_for_people(project: Project) -> None:
     assert project.dvc("exp", "show", "--csv").count("accuracy") > 0
 
 
+@pytest.mark.slow
 def test_by_hand_without_tracking_and_with_another_cadence_the_bytes_are_the_same(project: Project) -> None:
     """Each stage runs as a module; and what stands in `runtime` changes no byte of any out."""
     rows = len(project.rows())
