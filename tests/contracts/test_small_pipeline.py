@@ -114,6 +114,7 @@ def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
     assert "rebuilt" not in project.rows_of("evaluate")[0]["tags"]
 
 
+@pytest.mark.slow
 def test_experiments_write_to_the_one_store(project: Project) -> None:
     project.dvc("exp", "run", "-S", "train.adamw.learning_rate=0.25", "--name", "here")
     project.dvc("exp", "run", "--temp", "-S", "train.adamw.learning_rate=0.75", "--name", "there")
@@ -127,6 +128,7 @@ def test_experiments_write_to_the_one_store(project: Project) -> None:
     assert "there" in shown
 
 
+@pytest.mark.slow
 def test_queued_experiments_run_the_code_they_were_queued_with(project: Project) -> None:
     core = project.folder / "src/gradtrail/core/second.py"
     project.dvc("exp", "run", "--queue", "-S", "train.adamw.learning_rate=0.25,0.75")
