@@ -10,7 +10,7 @@ All are measured in turn, twice over. The figures are medians. Slow ways do a pa
 
 "Memory" is what the process grew by at its largest while it worked, allocator and compiler included.
 
-It takes about ten minutes on two cores and wants them for itself. PyTorch and Opacus are optional:
+It takes a quarter of an hour on two cores and wants them for itself. PyTorch and Opacus are optional:
 `pip install torch opacus`.
 """
 
@@ -19,11 +19,7 @@ import dataclasses
 import importlib.util
 import json
 import math
-import os
-import re
 import statistics
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +29,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.per_example_peers import ScoreTask, Way
-from benchmarks.training import NETWORKS, machine
+from benchmarks.training import NETWORKS, machine, run_peer
 from benchmarks.training_tasks import ModelName
 from gradtrail.io.progress import progress_bar
 
@@ -131,15 +127,11 @@ def tasks(rounds: int) -> list[ScoreTask]:
 
 def measure(measured: Measured) -> None:
     """Run a task in a process of its own and take down what it reports."""
-    command = [sys.executable, "-m", "benchmarks.per_example_peers", json.dumps(dataclasses.asdict(measured.task))]
-    done = subprocess.run(
-        command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        errors = re.findall(r"^[\w.]+: .+", done.stderr, re.MULTILINE)
-        measured.note = errors[-1] if errors else f"ended with status {done.returncode}"
+    try:
+        reported = run_peer("per_example_peers", measured.task)
+    except RuntimeError as error:
+        measured.note = str(error)
         return
-    reported = json.loads(done.stdout.splitlines()[-1])
     measured.seconds += reported["seconds"]
     measured.grown_bytes.append(reported["grown_bytes"])
 

@@ -137,13 +137,13 @@ def all_peers() -> list[Peer]:
     return peers
 
 
-def measure(task: Task) -> list[float]:
-    """Run a task in a process of its own; return the seconds of each round.
+def run_peer(module: str, task: Any) -> Any:
+    """Run a module of this folder in a process of its own, on a task, a dataclass; return what it reports.
 
     Raises:
         RuntimeError: the process failed; the line of its traceback that names the error.
     """
-    command = [sys.executable, "-m", "benchmarks.training_peers", json.dumps(dataclasses.asdict(task))]
+    command = [sys.executable, "-m", f"benchmarks.{module}", json.dumps(dataclasses.asdict(task))]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -164,7 +164,9 @@ def run(examples: int, rounds: int) -> Measurements:
             if peer not in found.notes:
                 task = Task(peer=peer, examples=_examples_per_round(peer, examples), rounds=math.ceil(rounds / PASSES))
                 try:
-                    found.seconds[peer] += [second * examples / task.examples for second in measure(task)]
+                    found.seconds[peer] += [
+                        second * examples / task.examples for second in run_peer("training_peers", task)
+                    ]
                 except RuntimeError as error:
                     found.notes[peer] = str(error)
             bar.advance()

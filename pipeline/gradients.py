@@ -41,11 +41,12 @@ def main(stage: Stage) -> None:
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
             title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}"
-            table = score_tables.score_table(splits, analysis.scores, dynamics)
-            metrics = score_tables.measure(table, analysis, config)
-            score_tables.write_tables(results, table, analysis, config)
-            figures.draw(results, table, analysis, splits, title, config, trajectory.batch_size)
-            words = gradient_summary.in_words(title, table, analysis, metrics, config, trajectory.batch_size)
+            scores = score_tables.score_table(splits, analysis.scores, dynamics)
+            tables = score_tables.make_tables(scores, analysis, config)
+            metrics = score_tables.measure(tables, analysis, config)
+            score_tables.write_tables(results, tables)
+            figures.draw(results, tables, analysis, splits, title, trajectory.batch_size)
+            words = gradient_summary.in_words(title, tables, analysis, metrics, config, trajectory.batch_size)
             (results / "summary.md").write_text(words, encoding="utf-8")
             stage.write_metrics(new, {**info.as_metrics(), **metrics, **cost_metrics(passes.functions)})
 

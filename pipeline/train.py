@@ -23,7 +23,7 @@ def main(stage: Stage) -> None:
 
     set_up_jax(stage.runtime)
 
-    with tracked(stage) as row, resume_folder(stage, clock=time.monotonic) as checkpoints:
+    with tracked(stage) as row, resume_folder(row.stage, clock=time.monotonic) as checkpoints:
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
         program = training.make_program(config, model, len(train))
         engine = training.compile_engine(program, clock=time.perf_counter)

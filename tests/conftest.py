@@ -91,5 +91,5 @@ def digits() -> Split:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put first what runs whole projects: each module has a process, and none shall wait for a long one at the end."""
-    long = ("tests/contracts/test_small_pipeline", "tests/pipeline", "tests/contracts", "tests")
-    items.sort(key=lambda item: next(rank for rank, name in enumerate(long) if item.nodeid.startswith(name)))
+    long = ("tests/contracts/test_small_pipeline", "tests/pipeline", "tests/contracts")
+    items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in long])

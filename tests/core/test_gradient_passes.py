@@ -16,7 +16,7 @@ import json
 
 import jax
 import numpy as np
-from factories import CNN, NUM_CLASSES, gradients_config, model_config, no_clock, random_split
+from factories import NUM_CLASSES, gradients_config, model_config, no_clock, random_split
 
 from gradtrail.core.data_parallel import make_mesh
 from gradtrail.core.gradient_analysis import Trajectory, analyze

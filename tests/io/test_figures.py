@@ -93,10 +93,11 @@ def test_gradients(num_examples: int, noisy: bool, tmp_path: Path) -> None:
         wrong = dataclasses.replace(splits["train"], true_labels=np.roll(splits["train"].labels, 1))
         splits["train"] = wrong
     analysis = gradient_analysis({name: len(split) for name, split in splits.items()})
-    table = score_tables.score_table(splits, analysis.scores, learning_dynamics(num_examples))
+    scores = score_tables.score_table(splits, analysis.scores, learning_dynamics(num_examples))
+    tables = score_tables.make_tables(scores, analysis, gradients_config())
     for name in ("left", "right"):
         (tmp_path / name).mkdir()
-        gradients_figures.draw(tmp_path / name, table, analysis, splits, "title", gradients_config(), 128)
+        gradients_figures.draw(tmp_path / name, tables, analysis, splits, "title", 128)
     names = sorted(path.name for path in (tmp_path / "left").iterdir())
     assert ("label_error_scores.png" in names) == noisy
     assert len(names) == 8 + noisy

@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_training_is_not_used(
 ) -> None:
     other = dataclasses.replace(PLAIN, mlp=MLPConfig(hidden=(6,), dropout=0.5))
     assert load(written, other) is None
-    assert "state.0" in capsys.readouterr().err
+    assert "is no whole checkpoint (leaf 0" in capsys.readouterr().err
 
 
 def test_a_disk_that_takes_nothing_costs_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

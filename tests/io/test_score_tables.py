@@ -13,9 +13,11 @@ from gradtrail.core.layers import Dense, Layer
 from gradtrail.core.models import Model
 from gradtrail.io import gradient_summary, score_tables
 from gradtrail.io.label_errors import SUSPICION, detection_table, rank_suspects
+from gradtrail.io.score_tables import Tables
 
 SIZES = {"train": 30, "validation": 6, "test": 9}
 ANALYSIS, DYNAMICS = gradient_analysis(SIZES), learning_dynamics(30)
+CONFIG = gradients_config()
 
 
 def splits(*, wrong: int = 0) -> dict[str, Split]:
@@ -27,6 +29,10 @@ def splits(*, wrong: int = 0) -> dict[str, Split]:
 
 def table(*, wrong: int = 0) -> pd.DataFrame:
     return score_tables.score_table(splits(wrong=wrong), ANALYSIS.scores, DYNAMICS)
+
+
+def tables(rows: pd.DataFrame) -> Tables:
+    return score_tables.make_tables(rows, ANALYSIS, CONFIG)
 
 
 def test_the_table_has_every_example_once_and_dynamics_of_those_that_were_trained_on() -> None:
@@ -68,7 +74,7 @@ def test_detection_is_perfect_where_the_wrong_labels_score_highest_and_counts_er
 
 def test_where_no_label_is_wrong_there_is_nothing_to_detect(tmp_path: Path) -> None:
     assert detection_table(table()[lambda rows: rows["split"] == "train"]).empty
-    score_tables.write_tables(tmp_path / "out", table(), ANALYSIS, gradients_config())
+    score_tables.write_tables(tmp_path / "out", tables(table()))
     assert not (tmp_path / "out" / "label_error_scores.csv").exists()
 
 
@@ -84,14 +90,14 @@ def test_influences_are_the_strongest_on_either_side_in_order() -> None:
 
 
 def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
-    rows, config = table(wrong=6), gradients_config()
-    score_tables.write_tables(tmp_path / "out", rows, ANALYSIS, config)
+    rows = table(wrong=6)
+    score_tables.write_tables(tmp_path / "out", tables(rows))
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    tables = ("largest", "suspects", "label_error_scores", "noise_scale", "classes", "influence")
-    assert written == {"scores.parquet", *(f"{name}.csv" for name in tables)}
+    names = ("largest", "suspects", "label_error_scores", "noise_scale", "classes", "influence")
+    assert written == {"scores.parquet", *(f"{name}.csv" for name in names)}
     largest = pd.read_csv(tmp_path / "out" / "largest.csv")
     assert largest["grad_norm"].tolist() == pytest.approx(sorted(rows["grad_norm"])[::-1][:4], rel=1e-5)
-    metrics = score_tables.measure(rows, ANALYSIS, config)
+    metrics = score_tables.measure(tables(rows), ANALYSIS, CONFIG)
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["noise_scale_epoch_000"] == 3
     assert "noise_scale_epoch_002" not in metrics, "its gradient is drowned by noise"
@@ -101,9 +107,9 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [0, 6])
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
 def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> None:
-    rows, config = table(wrong=wrong), gradients_config()
-    metrics = score_tables.measure(rows, ANALYSIS, config)
-    words = gradient_summary.in_words("a title", rows, ANALYSIS, metrics, config, batch_size)
+    rows = table(wrong=wrong)
+    metrics = score_tables.measure(tables(rows), ANALYSIS, CONFIG)
+    words = gradient_summary.in_words("a title", tables(rows), ANALYSIS, metrics, CONFIG, batch_size)
     train = rows[rows["split"] == "train"]
     assert words.startswith("# What the gradients say: a title\n\n## Largest gradients\n")
     assert f"The largest are #{train.loc[train['grad_norm'].idxmax(), 'example_id']} (a " in words

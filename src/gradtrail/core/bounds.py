@@ -2,6 +2,8 @@
 
 import operator
 
+MAX_PICTURES = 400  # in a gallery: more would make no picture that anybody looks at
+
 
 class ConfigError(ValueError):
     """Values that are each allowed but do not fit together, or not the data or the machine; one line."""

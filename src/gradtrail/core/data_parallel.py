@@ -29,6 +29,11 @@ def over_batch(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(AXIS))
 
 
+def placed(abstract: Any, sharding: NamedSharding) -> Any:
+    """Return a pytree of abstract arrays that lie as `sharding` says."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
+
+
 def check_divisible(batch_size: int, mesh: Mesh, name: str) -> None:
     """Raise ConfigError, in one line that begins with `name`, unless a batch goes evenly over the devices."""
     if batch_size % mesh.size:

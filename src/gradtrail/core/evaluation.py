@@ -6,11 +6,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core import classification
-from gradtrail.core.bounds import check
+from gradtrail.core.bounds import MAX_PICTURES, check
 from gradtrail.core.classification import PerClass, Reliability
 from gradtrail.core.models import WeightsKind
-
-MAX_PICTURES = 400  # more would make no picture that anybody looks at
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class Trajectory:
     steps_per_epoch: int
     batch_size: int
 
-    @property
+    @functools.cached_property
     def weights(self) -> dict[int, float]:
         """How much the gradients of each epoch count for the whole training."""
         epochs = sorted(self.params)

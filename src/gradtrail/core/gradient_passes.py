@@ -18,12 +18,13 @@ from jaxtyping import Array, Float, Int, PyTree
 from gradtrail.core import batches, per_example_gradients, scores
 from gradtrail.core.compilation import CompiledFunction, compile_function, compile_within
 from gradtrail.core.curvature import hessian_product
-from gradtrail.core.data_parallel import make_mesh, over_batch, replicated, share_out
+from gradtrail.core.data_parallel import make_mesh, over_batch, placed, replicated, share_out
 from gradtrail.core.examples import Split
 from gradtrail.core.models import HostParams, Model, Params, num_parameters
 
 LARGEST_BATCH = 512  # of a device: larger ones gain nothing
 _SUM_BYTES = 24 * 2**20  # of a pass that sums over a batch: fixed, so that no setting of memory changes the sum
+_FEWEST_SUMMED = 8  # rows of such a batch, whatever they take
 _CHUNKS_PER_CLASS = 10
 _CHUNK_FLOATS = 2**27  # that the gradients of all chunks may take: 512 MiB
 
@@ -113,10 +114,11 @@ def compile_passes(
     """
     mesh = mesh or make_mesh()
     params = model.abstract_params()
-    smoothed = functools.partial(functools.partial, label_smoothing=label_smoothing)
-    signals_of = smoothed(per_example_gradients.signals, model)
+    signals_of = functools.partial(per_example_gradients.signals, model, label_smoothing=label_smoothing)
     others = _abstract_rows(model, num_others)
-    compile_rows = functools.partial(_compile_rows, model, mesh, memory_budget, clock)
+    compile_pass = functools.partial(_compile_pass, model, mesh, clock)
+    compile_rows = functools.partial(compile_pass, budget=memory_budget)
+    compile_sums = functools.partial(compile_pass, budget=_SUM_BYTES, at_least=_FEWEST_SUMMED, masked=True)
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
 
     def score(params: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
@@ -147,10 +149,14 @@ def compile_passes(
         dots=compile_rows("grad_dots", dots, (params, two)),
         products=compile_rows("grad_products", products, (params, jax.eval_shape(signals_of, params, *others))),
         signals=compile_function(
-            "signals", signals_of, *_placed((params, *others), mesh), clock=clock, out_shardings=replicated(mesh)
+            "signals",
+            signals_of,
+            *placed((params, *others), replicated(mesh)),
+            clock=clock,
+            out_shardings=replicated(mesh),
         ),
-        sums=_compile_sums(model, mesh, clock, "sum_grads", sums, params),
-        hessian=_compile_sums(model, mesh, clock, "hessian_product", hessian, (params, params)) if curvature else None,
+        sums=compile_sums("sum_grads", sums, params),
+        hessian=compile_sums("hessian_product", hessian, (params, params)) if curvature else None,
     )
 
 
@@ -206,12 +212,10 @@ def chunk_gradients(
     classes, sizes, chunk_of = [], [], np.zeros(len(split), np.int64)
     for label in range(num_classes):
         members = np.flatnonzero(split.labels == label)
-        parts = [
-            members[start : start + passes.sums.batch_size] for start in range(0, len(members), passes.sums.batch_size)
-        ]
-        for group in np.array_split(np.arange(len(parts)), min(per_class, len(parts)) or 1):
-            if not len(group):
-                continue
+        if not len(members):
+            continue
+        parts = np.split(members, range(passes.sums.batch_size, len(members), passes.sums.batch_size))
+        for group in np.array_split(np.arange(len(parts)), min(per_class, len(parts))):
             found = [_summed_grad(passes.sums, params, split, parts[index]) for index in group]
             rows = np.concatenate([parts[index] for index in group])
             chunk_of[rows] = len(sums)
@@ -244,45 +248,30 @@ def mean_hessian_product(hessian: Pass, params: Params | HostParams, direction: 
     return jax.tree.map(lambda leaf: leaf / len(split), total)
 
 
-def _compile_rows(
-    model: Model, mesh: Mesh, budget: int, clock: Callable[[], float], name: str, function: Callable, whole: Any
+def _compile_pass(
+    model: Model,
+    mesh: Mesh,
+    clock: Callable[[], float],
+    name: str,
+    function: Callable,
+    whole: Any,
+    *,
+    budget: int,
+    at_least: int = 0,
+    masked: bool = False,
 ) -> Pass:
-    """Compile a function of rows for the largest batch that fits into the budget."""
+    """Compile a function for the largest batch that fits into a budget; `masked`, it is told which rows count."""
 
     def compile_at(rows: int) -> CompiledFunction:
-        batch = _shared(_abstract_rows(model, rows * mesh.size), mesh)
-        return compile_function(name, share_out(function, mesh), _placed(whole, mesh), batch, clock=clock)
+        count = rows * mesh.size
+        mask = (jax.ShapeDtypeStruct((count,), bool),) if masked else ()
+        batch = placed((*_abstract_rows(model, count), *mask), over_batch(mesh))
+        return compile_function(name, share_out(function, mesh), placed(whole, replicated(mesh)), batch, clock=clock)
 
-    function_at, rows = compile_within(budget, LARGEST_BATCH, compile_at)
-    return Pass(function=function_at, batch_size=rows * mesh.size)
-
-
-def _compile_sums(
-    model: Model, mesh: Mesh, clock: Callable[[], float], name: str, function: Callable, whole: Any
-) -> Pass:
-    """Compile a function that sums over a batch of which `mask` tells the rows that count."""
-
-    def compile_at(rows: int) -> CompiledFunction:
-        mask = jax.ShapeDtypeStruct((rows * mesh.size,), bool)
-        batch = _shared((*_abstract_rows(model, rows * mesh.size), mask), mesh)
-        return compile_function(name, share_out(function, mesh), _placed(whole, mesh), batch, clock=clock)
-
-    function_at, rows = compile_within(_SUM_BYTES, LARGEST_BATCH, compile_at, at_least=8)
+    function_at, rows = compile_within(budget, LARGEST_BATCH, compile_at, at_least=at_least)
     return Pass(function=function_at, batch_size=rows * mesh.size)
 
 
 def _abstract_rows(model: Model, count: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     images = jax.ShapeDtypeStruct((count, *model.config.image_shape), jnp.uint8)
     return images, jax.ShapeDtypeStruct((count,), jnp.int32)
-
-
-def _placed(abstract: Any, mesh: Mesh) -> Any:
-    return _with_sharding(abstract, replicated(mesh))
-
-
-def _shared(abstract: Any, mesh: Mesh) -> Any:
-    return _with_sharding(abstract, over_batch(mesh))
-
-
-def _with_sharding(abstract: Any, sharding: jax.sharding.Sharding) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from gradtrail.core.bounds import check
+from gradtrail.core.bounds import MAX_PICTURES, check
 from gradtrail.core.models import WeightsKind
-
-MAX_PICTURES = 400  # more would make no picture that anybody looks at
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What a training leaves behind: the record of its steps and epochs, and the weights worth keeping, on the host."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from gradtrail.core.batches import PADDING
 from gradtrail.core.learning_dynamics import LearningDynamics
 from gradtrail.core.models import HostParams, Params
+from gradtrail.core.named_arrays import above, below, leaves_by_name, numbered
 from gradtrail.core.precision import Precision
 from gradtrail.core.train_step import RowRecord, StepRecord
 from gradtrail.core.training import Chunk
@@ -127,11 +128,10 @@ class History:
             if columns and columns[0] is not None:
                 arrays[f"steps.{field.name}"] = np.stack(columns)
         if self.dynamics is not None:
-            arrays |= {f"dynamics.{name}": values for name, values in self.dynamics.as_arrays().items()}
-        for name, weights in {"final": self.final, "best": self.best, **dict(_numbered(self.kept))}.items():
-            leaves = dict(_numbered(jax.tree.leaves(weights.params)))
-            arrays |= {f"{name}.epoch": np.array(weights.epoch)}
-            arrays |= {f"{name}.params.{number}": leaf for number, leaf in leaves.items()}
+            arrays |= above("dynamics", self.dynamics.as_arrays())
+        for name, weights in {"final": self.final, "best": self.best, **above("kept", numbered(self.kept))}.items():
+            params = above("params", leaves_by_name(weights.params))
+            arrays |= above(name, {"epoch": np.array(weights.epoch), **params})
         return arrays
 
     @classmethod
@@ -155,18 +155,19 @@ class History:
                 name: column if column is None else column[number] for name, column in columns.items()
             }
             found.steps.append(StepRecord(**values))
-        dynamics = _below("dynamics", arrays)
+        dynamics = below("dynamics", arrays)
         found.dynamics = LearningDynamics.from_arrays(dynamics) if dynamics else None
         structure = jax.tree.structure(params)
 
         def weights(name: str) -> KeptWeights:
-            leaves = [arrays[key] for key in sorted(arrays) if key.startswith(f"{name}.params.")]
-            return KeptWeights(epoch=int(arrays[f"{name}.epoch"]), params=jax.tree.unflatten(structure, leaves))
+            mine = below(name, arrays)
+            leaves = below("params", mine)
+            params = jax.tree.unflatten(structure, [leaves[number] for number in sorted(leaves)])
+            return KeptWeights(epoch=int(mine["epoch"]), params=params)
 
         found.final, found.best = weights("final"), weights("best")
-        found.kept = [
-            weights(key.removesuffix(".epoch")) for key in sorted(arrays) if key[0].isdigit() and key.endswith(".epoch")
-        ]
+        numbers = sorted({name.partition(".")[0] for name in below("kept", arrays)})
+        found.kept = [weights(f"kept.{number}") for number in numbers]
         return found
 
     def has_stalled(self, patience: int | None) -> bool:
@@ -189,15 +190,6 @@ class History:
 def on_host(params: Params) -> HostParams:
     """Copy parameters to the host: on a CPU `device_get` may share the memory that the next step overwrites."""
     return jax.tree.map(np.array, params)
-
-
-def _numbered(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names that sort in the order of the items, and the items."""
-    return ((f"{number:04d}", item) for number, item in enumerate(items))
-
-
-def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(f"{prefix}."): value for name, value in arrays.items() if name.startswith(f"{prefix}.")}
 
 
 def _describe_divergence(epoch: int, records: StepRecord, done: np.ndarray, precision: Precision) -> str:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core import batches
 from gradtrail.core.compilation import NO_COST, NO_TIMES, CompiledFunction, compile_function
-from gradtrail.core.data_parallel import check_divisible, make_mesh, replicated
+from gradtrail.core.data_parallel import check_divisible, make_mesh, placed, replicated
 from gradtrail.core.models import Model, Params
 from gradtrail.core.train_config import TrainConfig
 from gradtrail.core.train_step import (
@@ -226,9 +226,9 @@ def compile_run_steps(program: Program, *, clock: Callable[[], float]) -> Compil
         return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
     everywhere = replicated(program.mesh)
     key, index, state = _abstract_arguments(program)
-    records = _placed(jax.eval_shape(program.records), everywhere)
-    order = _placed(jax.eval_shape(program.order, key, index), everywhere)
-    arguments = (state, records, _placed(program.examples, everywhere), order, index, index)
+    records = placed(jax.eval_shape(program.records), everywhere)
+    order = placed(jax.eval_shape(program.order, key, index), everywhere)
+    arguments = (state, records, placed(program.examples, everywhere), order, index, index)
     return compile_function(
         "train_step", program.run_steps, *arguments, clock=clock, donate_argnums=(0, 1), out_shardings=everywhere
     )
@@ -264,11 +264,7 @@ def train(
 def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
     """Return the shapes of a key, of an index and of the state, on the program's devices."""
     key, index = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
-    return _placed((key, index, jax.eval_shape(program.init, key)), replicated(program.mesh))
-
-
-def _placed(abstract: Any, sharding: jax.sharding.Sharding) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
+    return placed((key, index, jax.eval_shape(program.init, key)), replicated(program.mesh))
 
 
 def _batch_name(config: TrainConfig) -> str:

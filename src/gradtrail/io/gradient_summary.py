@@ -10,14 +10,14 @@ from gradtrail.core.gradients_config import GradientsConfig
 from gradtrail.core.models import Model
 from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.core.per_example_gradients import unknown_layers
-from gradtrail.io.label_errors import detection_table, rank_suspects
+from gradtrail.io.score_tables import Tables
 
 _NAMED = 5  # examples that a sentence names
 
 
 def in_words(
     title: str,
-    table: pd.DataFrame,
+    tables: Tables,
     analysis: GradientAnalysis,
     metrics: dict[str, float],
     config: GradientsConfig,
@@ -25,11 +25,11 @@ def in_words(
 ) -> str:
     """Return the summary in Markdown; every sentence follows from the tables and metrics of the same folder."""
     sections = {
-        "Largest gradients": _largest(table, metrics, config),
-        "Labels that look wrong": _suspects(table, metrics, config),
+        "Largest gradients": _largest(tables, metrics, config),
+        "Labels that look wrong": _suspects(tables, metrics),
         "Noise": _noise(analysis, batch_size),
         "Classes": _classes(analysis),
-        "Learning": _learning(table, metrics),
+        "Learning": _learning(tables, metrics),
     }
     body = "\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items())
     return f"# What the gradients say: {title}\n\n{body}\n"
@@ -44,9 +44,8 @@ def tell_unknown_layers(model: Model) -> None:
         )
 
 
-def _largest(table: pd.DataFrame, metrics: dict[str, float], config: GradientsConfig) -> str:
-    train = table[table["split"] == "train"]
-    top = train.nlargest(_NAMED, "grad_norm", keep="first")
+def _largest(tables: Tables, metrics: dict[str, float], config: GradientsConfig) -> str:
+    top = tables.train.nlargest(_NAMED, "grad_norm", keep="first")
     named = ", ".join(f"#{row.example_id} (a {row.label}, predicted {row.predicted})" for row in top.itertuples())
     reasons = {
         "the loss": metrics["rank_correlation_loss"],
@@ -61,21 +60,20 @@ def _largest(table: pd.DataFrame, metrics: dict[str, float], config: GradientsCo
         f"{metrics['norm_held_by_largest']:.0%} of all norm; {metrics['misclassified_among_largest']:.0%} of them are "
         f"misclassified, against {metrics['misclassified_overall']:.2%} of all. The ranking goes most with {reason} "
         f"(rank correlation {reasons[reason]:.2f}). The largest are {named}. At the first kept epoch the norm is "
-        f"{_strength(first)} with the ink on the page ({first:+.2f}): the less a score before training differs from "
-        "that baseline, the less it says."
+        f"{_strength(first)} with the ink on the page ({first:+.2f}): the less a score differs from that "
+        "baseline, the less it says."
     )
 
 
-def _suspects(table: pd.DataFrame, metrics: dict[str, float], config: GradientsConfig) -> str:
+def _suspects(tables: Tables, metrics: dict[str, float]) -> str:
     sentences = []
-    for split in ("train", "test"):
-        top = rank_suspects(table, split, config.num_suspects).head(_NAMED)
+    for split, ranked in tables.suspects.items():
         named = ", ".join(
             f"#{row.example_id} (given {row.label}, predicted {row.predicted}, {row.probability:.0%} for the given one)"
-            for row in top.itertuples()
+            for row in ranked.head(_NAMED).itertuples()
         )
         sentences.append(f"In the {split} split the labels least believed over the training are {named}.")
-    noisy = detection_table(table[table["split"] == "train"])
+    noisy = tables.label_error_scores
     if len(noisy) and "label_errors_auroc" in metrics:
         best = noisy.iloc[0]
         at = f" at epoch {best.epoch}" if str(best.epoch).isdigit() else ", averaged" if best.epoch == "mean" else ""
@@ -116,9 +114,8 @@ def _classes(analysis: GradientAnalysis) -> str:
     )
 
 
-def _learning(table: pd.DataFrame, metrics: dict[str, float]) -> str:
-    train = table[table["split"] == "train"]
-    forgotten = (train["forgetting_events"] > 0).mean()
+def _learning(tables: Tables, metrics: dict[str, float]) -> str:
+    forgotten = (tables.train["forgetting_events"] > 0).mean()
     return (
         f"{metrics['never_correct']:.2%} of the training examples were right at no visit, {forgotten:.1%} were "
         f"forgotten at least once; an example was forgotten {metrics['forgetting_events_mean']:.2f} times on average."

@@ -21,13 +21,13 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from gradtrail.core.history import History
+from gradtrail.core.named_arrays import above, below, leaves_by_name
 from gradtrail.core.train_step import StepRecord, TrainState
 from gradtrail.core.training import Chunk
 from gradtrail.io.digests import digest
 from gradtrail.io.errors import one_line
 from gradtrail.io.files import atomic_file
 from gradtrail.io.identity import Identity
-from gradtrail.io.stages import Stage
 from gradtrail.io.workspace import private_folder
 
 _KEPT = 2  # checkpoints: the last one, and the one before in case the last is damaged
@@ -81,9 +81,9 @@ class ResumeFolder:
                 arrays = _read(path)
                 progress = Progress(
                     step=int(arrays["step"]),
-                    state=_with_arrays(state, "state", arrays),
-                    records=_with_arrays(records, "records", arrays) if "records.0000" in arrays else None,
-                    history=history_of(_below("history", arrays)),
+                    state=_with_arrays(state, below("state", arrays)),
+                    records=_with_arrays(records, found) if (found := below("records", arrays)) else None,
+                    history=history_of(below("history", arrays)),
                     seconds=float(arrays["seconds"]),
                 )
             except Exception as error:  # whatever is wrong with it, the one before may do
@@ -156,7 +156,7 @@ class ResumeFolder:
 
 
 @contextlib.contextmanager
-def resume_folder(stage: Stage, *, clock: Callable[[], float]) -> Iterator[ResumeFolder]:
+def resume_folder(stage: Identity, *, clock: Callable[[], float]) -> Iterator[ResumeFolder]:
     """Yield the checkpoints of the state that a stage is about to make, for as long as the block runs.
 
     Where another process holds them, say so and write none: both end with the same bytes. None are written under a
@@ -167,7 +167,7 @@ def resume_folder(stage: Stage, *, clock: Callable[[], float]) -> Iterator[Resum
         yield ResumeFolder(None, every_seconds, clock)
         return
     devices = jax.local_devices()
-    name = f"{Identity(stage.name).state[:32]}-{devices[0].platform}{len(devices)}"
+    name = f"{stage.state[:32]}-{devices[0].platform}{len(devices)}"
     parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(parent / f"{name}.lock")
     try:
@@ -197,29 +197,21 @@ def _read(path: Path) -> Arrays:
 def _as_arrays(chunk: Chunk, history: History, seconds: float) -> Arrays:
     """Return copies on the host, since the next step reuses the memory; what is empty is left out."""
     state = dataclasses.replace(chunk.state, key=jax.random.key_data(chunk.state.key))
-    arrays = {f"state.{number:04d}": leaf for number, leaf in enumerate(jax.tree.leaves(state))}
+    arrays = above("state", leaves_by_name(state)) | above("history", history.as_arrays())
     if not chunk.ends_epoch:
-        arrays |= {f"records.{number:04d}": leaf for number, leaf in enumerate(jax.tree.leaves(chunk.records))}
-    arrays |= {f"history.{name}": values for name, values in history.as_arrays().items()}
+        arrays |= above("records", leaves_by_name(chunk.records))
     arrays |= {"step": np.array(chunk.step), "seconds": np.array(seconds)}
     return {name: np.array(value) for name, value in arrays.items() if np.size(value)}
 
 
-def _with_arrays(like: Any, prefix: str, arrays: Arrays) -> Any:
-    """Return a pytree like `like`, at its places, with the arrays of a checkpoint."""
-    leaves, structure = jax.tree.flatten(like)
+def _with_arrays(like: Any, arrays: Arrays) -> Any:
+    """Return a pytree like `like`, at its places, with the leaves of a checkpoint."""
     found = []
-    for number, leaf in enumerate(leaves):
-        value = arrays[f"{prefix}.{number:04d}"]
+    for name, leaf in leaves_by_name(like).items():
+        value = arrays[name]
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         expected = jax.random.key_data(leaf) if is_key else leaf
         if value.shape != expected.shape or value.dtype != expected.dtype:
-            raise ValueError(
-                f"{prefix}.{number:04d} is {value.dtype}{value.shape}, not {expected.dtype}{expected.shape}"
-            )
+            raise ValueError(f"leaf {name} is {value.dtype}{value.shape}, not {expected.dtype}{expected.shape}")
         found.append(jax.device_put(jax.random.wrap_key_data(jnp.asarray(value)) if is_key else value, leaf.sharding))
-    return jax.tree.unflatten(structure, found)
-
-
-def _below(prefix: str, arrays: Arrays) -> Arrays:
-    return {name.removeprefix(f"{prefix}."): value for name, value in arrays.items() if name.startswith(f"{prefix}.")}
+    return jax.tree.unflatten(jax.tree.structure(like), found)

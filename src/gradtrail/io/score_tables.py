@@ -1,6 +1,7 @@
 """Per-example scores and what they come to as tables: all of them for later analyses, the telling ones for people."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -45,26 +46,51 @@ def score_table(
     return table.assign(**{SUSPICION: suspicion(table)})
 
 
-def write_tables(folder: Path, table: pd.DataFrame, analysis: GradientAnalysis, config: GradientsConfig) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """All that the scores come to as tables: what is written, drawn and told in words."""
+
+    scores: pd.DataFrame  # every example, of `score_table`
+    largest: pd.DataFrame  # those with the largest gradients over all splits, the largest first
+    suspects: Mapping[str, pd.DataFrame]  # by split, those whose labels look wrong, the most suspect first
+    label_error_scores: pd.DataFrame  # of `detection_table`; empty where no label is known to be wrong
+    noise_scale: pd.DataFrame
+    classes: pd.DataFrame
+    influence: pd.DataFrame
+
+    @property
+    def train(self) -> pd.DataFrame:
+        return _of(self.scores, "train")
+
+
+def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: GradientsConfig) -> Tables:
+    """Make all tables of an analysis from the table of all examples."""
+    return Tables(
+        scores=scores,
+        largest=scores.iloc[largest(scores["grad_norm"].to_numpy(), config.num_largest)],
+        suspects={name: rank_suspects(scores, name, config.num_suspects) for name in SUSPECT_SPLITS},
+        label_error_scores=detection_table(_of(scores, "train")),
+        noise_scale=noise_table(analysis),
+        classes=class_table(analysis),
+        influence=influence_table(scores, analysis),
+    )
+
+
+def write_tables(folder: Path, tables: Tables) -> None:
     """Write `scores.parquet`, every example, and tables for people, to a new folder."""
     folder.mkdir(parents=True)
-    table.to_parquet(folder / "scores.parquet", index=False)
+    tables.scores.to_parquet(folder / "scores.parquet", index=False)
     small = {
-        "largest": select_largest(table, config.num_largest)[SHOWN],
-        "suspects": pd.concat([rank_suspects(table, name, config.num_suspects)[SUSPECT] for name in SUSPECT_SPLITS]),
-        "label_error_scores": detection_table(_of(table, "train")),
-        "noise_scale": noise_table(analysis),
-        "classes": class_table(analysis),
-        "influence": influence_table(table, analysis),
+        "largest": tables.largest[SHOWN],
+        "suspects": pd.concat([part[SUSPECT] for part in tables.suspects.values()]),
+        "label_error_scores": tables.label_error_scores,
+        "noise_scale": tables.noise_scale,
+        "classes": tables.classes,
+        "influence": tables.influence,
     }
     for name, part in small.items():
         if len(part):
             part.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-
-
-def select_largest(table: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return the examples with the largest gradients over all splits, the largest first."""
-    return table.iloc[largest(table["grad_norm"].to_numpy(), count)]
 
 
 def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
@@ -107,19 +133,20 @@ def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataF
     return pd.DataFrame(rows, columns=columns)
 
 
-def measure(table: pd.DataFrame, analysis: GradientAnalysis, config: GradientsConfig) -> dict[str, float]:
+def measure(tables: Tables, analysis: GradientAnalysis, config: GradientsConfig) -> dict[str, float]:
     """Return the metrics: the summary of the training split by itself, that of others by split; then the analyses."""
-    metrics: dict[str, float] = {"num_examples": len(table)}
-    for split, part in table.groupby("split", observed=True):
+    metrics: dict[str, float] = {"num_examples": len(tables.scores)}
+    for split, part in tables.scores.groupby("split", observed=True):
         columns = {name: part[name].to_numpy() for name in part.columns}
         summary = summarize(columns, top_fraction=config.top_fraction)
         prefix = "" if split == "train" else f"{split}_"
         metrics |= {f"{prefix}{name}": value for name, value in summary.items()}
-    return metrics | _measure_training(_of(table, "train"), analysis)
+    return metrics | _measure_training(tables, analysis)
 
 
-def _measure_training(train: pd.DataFrame, analysis: GradientAnalysis) -> dict[str, float]:
+def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
     """Return the metrics of the analyses of the training split; what is infinite is left out."""
+    train = tables.train
     noise = {f"noise_scale_epoch_{epoch:03d}": found.value for epoch, found in analysis.noise_scales.items()}
     first = epoch_column("grad_norm", min(analysis.noise_scales))
     found = {
@@ -134,7 +161,7 @@ def _measure_training(train: pd.DataFrame, analysis: GradientAnalysis) -> dict[s
     }
     if analysis.curvature is not None:
         found["hessian_largest_eigenvalue"] = analysis.curvature
-    detection = detection_table(train)
+    detection = tables.label_error_scores
     chosen = detection[detection["score"] == "mean_probability"]
     if len(chosen):
         names = ("auroc", "average_precision", "precision", "false_negative_rate")

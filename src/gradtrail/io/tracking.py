@@ -26,11 +26,11 @@ class Row:
     """A state's row in MLflow, as a stage sees it. A fault of the store costs one warning; after it, nothing is logged.
 
     Args:
-        stage: whose state this is.
+        stage: whose state this is; what it knows of its identity it has found out once for all who ask.
         stored: the row in the store; None where there is no tracking.
     """
 
-    def __init__(self, stage: Stage, stored: StoredRow | None):
+    def __init__(self, stage: Identity, stored: StoredRow | None):
         self.stage = stage
         self.stored = stored
 
@@ -71,7 +71,7 @@ def tracked(stage: Stage) -> Iterator[Row]:
 
     The row is opened before the work, so that curves are live and system metrics are taken.
     """
-    row = _open(stage)
+    row = _open(Identity(stage.name))
     stop_monitor = _start_monitor(row)
     status = "FAILED"
     try:
@@ -86,14 +86,14 @@ def tracked(stage: Stage) -> Iterator[Row]:
         row.finish(status)
 
 
-def _open(stage: Stage) -> Row:
+def _open(stage: Identity) -> Row:
     if not stage.runtime.tracking:
         return Row(stage, None)
     try:
         from gradtrail.io.rows import open_row
         from gradtrail.io.store import open_store
 
-        return Row(stage, open_row(open_store(), Identity(stage.name)))
+        return Row(stage, open_row(open_store(), stage))
     except Exception as error:  # whatever MLflow does, the work goes on
         _warn(error)
         return Row(stage, None)

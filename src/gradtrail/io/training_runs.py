@@ -14,7 +14,7 @@ from gradtrail.core.train_config import TrainConfig
 from gradtrail.core.train_step import TrainState
 from gradtrail.core.training import Chunk, Engine
 from gradtrail.io import histories
-from gradtrail.io.interruption import StopRequest, stop_request
+from gradtrail.io.interruption import Stopped, StopRequest, stop_request
 from gradtrail.io.progress import progress_bar
 from gradtrail.io.resume import ResumeFolder
 from gradtrail.io.runtime import RuntimeConfig
@@ -54,10 +54,9 @@ def run(
     examples = training.on_device(train.images, train.labels)
     state = engine.init(jax.random.key(config.seed))
     initial = on_host(state.params)
-    new_history = functools.partial(History, config.keep_epochs, initial, precision=config.precision)
     history_of = functools.partial(History.from_arrays, config.keep_epochs, initial, precision=config.precision)
     before = checkpoints.load(state, engine.records(), history_of)
-    history = before.history if before else new_history()
+    history = before.history if before else History(config.keep_epochs, initial, precision=config.precision)
     records, seconds_before = (before.records, before.seconds) if before else (None, 0.0)
     state = before.state if before else state
     started = time.perf_counter()
@@ -66,8 +65,7 @@ def run(
         return seconds_before + time.perf_counter() - started
 
     with progress_bar("train", engine.num_steps, unit="steps") as bar, stop_request() as request:
-        chunks = training.train(engine, state, examples, steps_per_call=runtime.steps_per_call, records=records)
-        for chunk in chunks:
+        for chunk in training.train(engine, state, examples, steps_per_call=runtime.steps_per_call, records=records):
             state = chunk.state
             _check(history, chunk, engine, row)
             if chunk.ends_epoch:
@@ -96,4 +94,5 @@ def _stop_if_asked(
 ) -> None:
     if request.number is not None:
         checkpoints.save(chunk, history, seconds)
-        request.heed(f"stopped after step {chunk.step:,} of {num_steps:,}; `dvc repro` goes on from there")
+        how = f"stopped after step {chunk.step:,} of {num_steps:,}; `dvc repro` goes on from there"
+        raise Stopped(how, request.number)

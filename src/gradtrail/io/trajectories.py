@@ -1,6 +1,7 @@
 """What a training left behind for analyses of its course: the kept weights, the rates, and how each example fared."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def read_trajectory(models: Path, results: Path, scored: WeightsKind) -> tuple[M
             )
         by_epoch[kept_about.epoch] = kept
     steps = _read_parquet(results / "steps.parquet", ["num_examples", "learning_rate"])
-    epochs = len(_read_csv(results / "epochs.csv"))
+    epochs = len(_read(results / "epochs.csv", pd.read_csv))
     trajectory = Trajectory(
         params=by_epoch | {about.epoch: params},
         scored=about.epoch,
@@ -55,19 +56,14 @@ def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
     return {name: table[name].to_numpy() for name in DYNAMICS[1:]}
 
 
-def _read_parquet(path: Path, columns: list[str]) -> pd.DataFrame:
+def _read(path: Path, read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
     try:
-        return pd.read_parquet(path, columns=columns)
+        return read(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: no table of this project: {one_line(error)}") from None
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_csv(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except ValueError as error:
-        raise UserError(f"{path}: no table of this project: {one_line(error)}") from None
+def _read_parquet(path: Path, columns: list[str]) -> pd.DataFrame:
+    return _read(path, functools.partial(pd.read_parquet, columns=columns))

@@ -9,34 +9,31 @@ import pandas as pd
 
 from gradtrail.core.examples import Split
 from gradtrail.core.gradient_analysis import GradientAnalysis, epoch_column
-from gradtrail.core.gradients_config import GradientsConfig
 from gradtrail.core.ranking import rank_correlation
 from gradtrail.io.figures import style
-from gradtrail.io.label_errors import SUSPICION, detection_table, rank_suspects
-from gradtrail.io.score_tables import SUSPECT_SPLITS, influence_table, noise_table, select_largest
+from gradtrail.io.label_errors import SUSPICION
+from gradtrail.io.score_tables import Tables
 
 
 def draw(
     folder: Path,
-    scores: pd.DataFrame,
+    tables: Tables,
     analysis: GradientAnalysis,
     splits: Mapping[str, Split],
     title: str,
-    config: GradientsConfig,
     batch_size: int,
 ) -> None:
     """Draw all pictures of the `gradients` stage into a folder; `batch_size` is that of the training."""
-    draw_histograms(folder / "histograms.png", scores, title)
-    draw_relations(folder / "relations.png", scores, title)
-    draw_largest(folder / "largest.png", select_largest(scores, config.num_largest), splits, title)
-    draw_course(folder / "course.png", scores, analysis, title, batch_size)
+    draw_histograms(folder / "histograms.png", tables.scores, title)
+    draw_relations(folder / "relations.png", tables.scores, title)
+    draw_largest(folder / "largest.png", tables.largest, splits, title)
+    draw_course(folder / "course.png", tables, analysis, title, batch_size)
     draw_classes(folder / "classes.png", analysis, title)
-    for name in SUSPECT_SPLITS:
-        draw_suspects(folder / f"suspects_{name}.png", rank_suspects(scores, name, config.num_suspects), splits, title)
-    draw_influence(folder / "influence.png", influence_table(scores, analysis), splits, title)
-    detection = detection_table(scores[scores["split"] == "train"])
-    if len(detection):
-        draw_detection(folder / "label_error_scores.png", detection, title)
+    for name, ranked in tables.suspects.items():
+        draw_suspects(folder / f"suspects_{name}.png", ranked, splits, title)
+    draw_influence(folder / "influence.png", tables.influence, splits, title)
+    if len(tables.label_error_scores):
+        draw_detection(folder / "label_error_scores.png", tables.label_error_scores, title)
 
 
 def draw_histograms(path: Path, scores: pd.DataFrame, title: str) -> None:
@@ -91,10 +88,10 @@ def draw_largest(path: Path, largest: pd.DataFrame, splits: Mapping[str, Split],
     style.gallery(np.stack(images), captions, f"Largest gradients: label → prediction · {title}", path, columns=8)
 
 
-def draw_course(path: Path, scores: pd.DataFrame, analysis: GradientAnalysis, title: str, batch_size: int) -> None:
+def draw_course(path: Path, tables: Tables, analysis: GradientAnalysis, title: str, batch_size: int) -> None:
     """Draw the noise scale over the kept epochs, and how the ranking by gradient norm changes."""
     figure, axes = style.new_figure(f"Gradients over the training · {title}", columns=2, size=(11, 4.2))
-    noise = noise_table(analysis)
+    noise = tables.noise_scale
     known = noise[np.isfinite(noise["noise_scale"])]
     top = 3 * max(known["noise_scale"].max() if len(known) else 1, batch_size)
     lines = [known["noise_scale"] - known["low"], known["high"].clip(upper=top) - known["noise_scale"]]
@@ -104,7 +101,7 @@ def draw_course(path: Path, scores: pd.DataFrame, analysis: GradientAnalysis, ti
     axes[0, 0].axhline(batch_size, color=style.GREY, linestyle="--", label=f"batch size {batch_size}")
     axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖², examples")
     axes[0, 0].legend()
-    train, epochs = scores[scores["split"] == "train"], list(analysis.noise_scales)
+    train, epochs = tables.train, list(analysis.noise_scales)
     others = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
     others["suspicion of the label"] = SUSPICION
     for (label, other), colour in zip(others.items(), style.CYCLE, strict=False):
