@@ -10,6 +10,7 @@ from gradtrail.core.evaluation import EvaluateConfig
 from gradtrail.io import datasets, predictions, weights
 from gradtrail.io.accelerator import set_up_jax
 from gradtrail.io.figures import evaluate as figures
+from gradtrail.io.memory import require_memory
 from gradtrail.io.stages import Stage, run_stage
 from gradtrail.io.tracking import tracked
 
@@ -18,11 +19,14 @@ def main(stage: Stage) -> None:
     config = stage.params(EvaluateConfig)
     info = datasets.read_info(Path("data/processed"))
     test = datasets.read_split(Path("data/processed/test.npz"), info)
-    model, params, about = weights.read_weights(Path(f"models/{config.weights}.safetensors"))
+    path = Path(f"models/{config.weights}.safetensors")
+    model, params, about = weights.read_weights(path)
+    weights.require_same_data(path, about, info)
     set_up_jax(stage.runtime)
 
     with tracked(stage) as row:
         predict = prediction.compile_predict(model, config.batch_size, clock=time.perf_counter)
+        require_memory("evaluate.batch_size", config.batch_size, [predict])
         row.metrics(time_metrics([predict]))
         call = functools.partial(predict, params)
         rows = batches.join(list(batches.map_batches(call, config.batch_size, test.images, test.labels)))

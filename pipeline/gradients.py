@@ -18,7 +18,7 @@ def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
     info = datasets.read_info(Path("data/processed"))
     splits = datasets.read_splits(Path("data/processed"), info)
-    model, about, trajectory = trajectories.read_trajectory(Path("models"), Path("results/train"), config.weights)
+    model, about, trajectory = trajectories.read_trajectory(Path("models"), Path("results/train"), config.weights, info)
     dynamics = trajectories.read_dynamics(Path("results/train"), splits["train"])
     gradient_summary.tell_unknown_layers(model)
     set_up_jax(stage.runtime)

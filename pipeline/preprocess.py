@@ -11,7 +11,8 @@ from gradtrail.io.tracking import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(PreprocessConfig)
-    raw, info = raw_data.read_raw(Path("data/raw")), datasets.read_info(Path("data/raw"))
+    info = datasets.read_info(Path("data/raw"))
+    raw = raw_data.read_raw(Path("data/raw"), info)
 
     with tracked(stage) as row:
         splits = prepare(raw.images, raw.labels, raw.test_images, raw.test_labels, config, num_classes=info.num_classes)

@@ -133,6 +133,7 @@ def dataset_info(**overrides: Any) -> DatasetInfo:
         image_shape=SHAPE,
         num_classes=NUM_CLASSES,
         examples={"train": 10, "validation": 5, "test": 5},
+        files={},
     )
     return dataclasses.replace(info, **overrides)
 

@@ -25,6 +25,7 @@ EXEMPT = frozenset(
         "git",
         "identity",
         "interruption",
+        "memory",
         "metric_names",
         "progress",
         "rows",

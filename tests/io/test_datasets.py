@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gradtrail.core.examples import Split
 from gradtrail.io import datasets
+from gradtrail.io.datasets import DatasetInfo
 from gradtrail.io.errors import UserError
 
 SPLIT = random_split(6)
@@ -25,10 +26,15 @@ def assert_equal(left: Split, right: Split) -> None:
         assert one.dtype == other.dtype
 
 
-def refusal(path: Path) -> str:
-    """Return the one line with which a split's file is refused."""
+def described(path: Path) -> DatasetInfo:
+    """Return a description that a file's bytes agree with, whatever they are."""
+    return dataset_info(files={path.name: datasets.sha256(path)} if path.is_file() else {})
+
+
+def refusal(path: Path, info: DatasetInfo | None = None) -> str:
+    """Return the one line with which a split's file is refused, by default though its digest is right."""
     with pytest.raises(UserError) as caught:
-        datasets.read_split(path, INFO)
+        datasets.read_split(path, info or described(path))
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -38,7 +44,9 @@ def test_a_processed_folder_comes_back(tmp_path: Path) -> None:
     splits = {name: random_split(size) for name, size in zip(datasets.SPLITS, (5, 4, 3), strict=True)}
     datasets.write_processed(tmp_path / "processed", splits, INFO)
     info = datasets.read_info(tmp_path / "processed")
-    assert info == dataclasses.replace(INFO, examples={"train": 5, "validation": 4, "test": 3})
+    files = {path.name: datasets.sha256(path) for path in (tmp_path / "processed").glob("*.npz")}
+    assert len(files) == 3
+    assert info == dataclasses.replace(INFO, examples={"train": 5, "validation": 4, "test": 3}, files=files)
     for name, split in datasets.read_splits(tmp_path / "processed", info).items():
         assert_equal(split, splits[name])
 
@@ -75,7 +83,15 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, place: int,
     data[place % len(data)] ^= 1 << bit
     path.write_bytes(data)
     with contextlib.suppress(UserError):
-        assert_equal(datasets.read_split(path, INFO), SPLIT)
+        assert_equal(datasets.read_split(path, described(path)), SPLIT)
+
+
+def test_a_whole_file_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.npz"
+    datasets.write_split(path, SPLIT)
+    info = described(path)
+    datasets.write_split(path, random_split(7))
+    assert "not the bytes that" in refusal(path, info)
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"\x93NUMPY\x01\x00", b"\x80\x04N."])

@@ -1,10 +1,13 @@
 """A reader sees the old bytes or the new ones, whatever happens in between."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,14 @@ OUTS = ("models", "metrics/train.json")
 
 def files_under(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def outs_under(folder: Path) -> dict[str, str]:
+    return {path: text for path, text in files_under(folder).items() if not path.startswith(".outs/")}
+
+
+def both(text: str) -> dict[str, str]:
+    return {"models/sub/weights": text, "metrics/train.json": text}
 
 
 def write_outs(folder: Path, text: str) -> None:
@@ -75,7 +86,7 @@ def test_outs_replace_those_of_before(tmp_path: Path) -> None:
     (tmp_path / "models" / "left_over").write_text("old")
     write_outs(tmp_path, "first")
     write_outs(tmp_path, "second")
-    assert files_under(tmp_path) == {"models/sub/weights": "second", "metrics/train.json": "second"}
+    assert outs_under(tmp_path) == both("second")
 
 
 def test_a_file_gives_way_to_a_folder_and_a_folder_to_a_file(tmp_path: Path) -> None:
@@ -89,7 +100,7 @@ def test_on_a_fault_the_outs_of_before_stand(fault: type[BaseException], tmp_pat
     write_outs(tmp_path, "old")
     with pytest.raises(fault), writing_outs(OUTS, tmp_path, "train") as new:
         fail_after_writing(new / "metrics" / "train.json", fault)
-    assert files_under(tmp_path) == {"models/sub/weights": "old", "metrics/train.json": "old"}
+    assert outs_under(tmp_path) == both("old")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +115,7 @@ def test_outs_are_exactly_those_declared(written: list[str], reason: str, tmp_pa
     write_outs(tmp_path, "old")
     with pytest.raises(RuntimeError, match=reason), writing_outs(OUTS, tmp_path, "train") as new:
         write_files(new, written)
-    assert files_under(tmp_path) == {"models/sub/weights": "old", "metrics/train.json": "old"}
+    assert outs_under(tmp_path) == both("old")
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -120,6 +131,77 @@ with writing_outs({OUTS!r}, Path({str(tmp_path)!r}), "train") as new:
     killed = subprocess.run([sys.executable, "-c", script], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert ".outs/train/surplus" in files_under(tmp_path)
-    assert files_under(tmp_path)["models/sub/weights"] == "old"
+    assert outs_under(tmp_path) == both("old")
     write_outs(tmp_path, "new")
-    assert files_under(tmp_path) == {"models/sub/weights": "new", "metrics/train.json": "new"}
+    assert outs_under(tmp_path) == both("new")
+    assert not (tmp_path / ".outs" / "train").exists()
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_no_kill_leaves_some_of_the_old_outs_and_some_of_the_new(renames: int, tmp_path: Path) -> None:
+    write_outs(tmp_path, "old")
+    script = f"""
+import os, signal
+from pathlib import Path
+from gradtrail.io.files import writing_outs
+rename, count = Path.rename, 0
+def counting(self, target):
+    global count
+    if count == {renames}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    count += 1
+    return rename(self, target)
+with writing_outs({OUTS!r}, Path({str(tmp_path)!r}), "train") as new:
+    (new / "models" / "sub").mkdir(parents=True)
+    (new / "models" / "sub" / "weights").write_text("new")
+    (new / "metrics" / "train.json").write_text("new")
+    Path.rename = counting
+"""
+    killed = subprocess.run([sys.executable, "-c", script], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(set(outs_under(tmp_path).values())) <= 1
+    write_outs(tmp_path, "after")
+    assert outs_under(tmp_path) == both("after")
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_a_rename_that_fails_brings_the_outs_of_before_back(
+    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_outs(tmp_path, "old")
+    rename, done = Path.rename, []
+
+    def failing(self: Path, target: Path) -> Path:
+        done.append(self)
+        if len(done) == renames + 1:
+            raise PermissionError(errno.EACCES, "Permission denied", str(target))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(PermissionError):
+        write_outs(tmp_path, "new")
+    assert outs_under(tmp_path) == both("old")
+
+
+def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
+    order = []
+
+    def write(text: str, begun: threading.Event | None = None) -> None:
+        with writing_outs(OUTS, tmp_path, "train") as new:
+            order.append(f"{text} begins")
+            if begun:
+                begun.set()
+                time.sleep(0.3)
+            (new / "models").mkdir()
+            (new / "models" / "weights").write_text(text)
+            (new / "metrics" / "train.json").write_text(text)
+            order.append(f"{text} ends")
+
+    begun = threading.Event()
+    first = threading.Thread(target=write, args=("first", begun))
+    first.start()
+    begun.wait()
+    write("second")
+    first.join()
+    assert order == ["first begins", "first ends", "second begins", "second ends"]
+    assert set(outs_under(tmp_path).values()) == {"second"}

@@ -28,4 +28,15 @@ def test_the_description_follows_the_bytes(folder: Path) -> None:
 def test_images_without_labels_are_one_line(folder: Path) -> None:
     (folder / RAW_FILES[1]).write_bytes(encode_idx(np.arange(4).astype(np.uint8)))
     with pytest.raises(UserError, match=r"train-images-idx3-ubyte: 5 images, but 4 labels"):
-        read_raw(folder)
+        describe_raw(folder, "mnist")
+
+
+@pytest.mark.parametrize("name", RAW_FILES)
+def test_files_that_were_changed_since_are_refused(name: str, folder: Path) -> None:
+    info = describe_raw(folder, "mnist")
+    assert len(read_raw(folder, info).images) == 5
+    data = bytearray((folder / name).read_bytes())
+    data[-1] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(UserError, match=rf"{name}: not the bytes that"):
+        read_raw(folder, info)

@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_trajectory_has_the_kept_epochs_and_the_scored_one(folder: Path) -> None:
-    model, about, trajectory = read_trajectory(folder / "models", folder / "results", "final")
+    model, about, trajectory = read_trajectory(folder / "models", folder / "results", "final", dataset_info())
     assert model.config == model_config()
     assert about.epoch == trajectory.scored == 3
     assert sorted(trajectory.params) == [0, 2, 3]
@@ -66,7 +66,12 @@ def test_what_is_missing_or_damaged_is_named(path: str, content: str | None, mes
     if content is not None:
         (folder / path).write_text(content)
     with pytest.raises(UserError, match=f"{path}: {message}"):
-        read_trajectory(folder / "models", folder / "results", "final")
+        read_trajectory(folder / "models", folder / "results", "final", dataset_info())
+
+
+def test_weights_of_other_data_are_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"final\.safetensors: trained on other data"):
+        read_trajectory(folder / "models", folder / "results", "final", dataset_info(files={"train.npz": "0" * 64}))
 
 
 def test_weights_of_another_model_among_the_kept_ones_are_refused(folder: Path) -> None:
@@ -74,4 +79,4 @@ def test_weights_of_another_model_among_the_kept_ones_are_refused(folder: Path) 
     info = WeightsInfo(model=config, label_smoothing=0.1, dataset=dataset_info(), epoch=2)
     write_weights(folder / "models/epochs/002.safetensors", Model(config).init(key=jax.random.key(0)), info)
     with pytest.raises(UserError, match="weights of linear, beside mlp-5 in final"):
-        read_trajectory(folder / "models", folder / "results", "final")
+        read_trajectory(folder / "models", folder / "results", "final", dataset_info())

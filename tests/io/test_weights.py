@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from gradtrail.core.models import Model
 from gradtrail.io.errors import UserError
-from gradtrail.io.weights import WeightsInfo, read_weights, write_weights
+from gradtrail.io.weights import WeightsInfo, read_weights, require_same_data, write_weights
 
 INFO = WeightsInfo(model=model_config(), label_smoothing=0.1, dataset=dataset_info(), epoch=3)
 PARAMS = jax.device_get(jax.jit(lambda key: Model(INFO.model).init(key=key))(jax.random.key(0)))
@@ -108,6 +108,19 @@ def test_other_tensors_than_the_model_has_are_refused(tensors: dict[str, Any], r
 def test_a_truncated_file_is_refused(cut: int, path: Path) -> None:
     path.write_bytes(path.read_bytes()[:cut])
     refusal(path)
+
+
+@pytest.mark.parametrize("bit", [0, 31])
+def test_tensors_that_were_changed_since_are_refused(bit: int, path: Path) -> None:
+    bias = np.asarray(PARAMS["layers"][0]["bias"])
+    rewrite(path, {"layers/0/bias": (bias.view(np.uint32) ^ np.uint32(1 << bit)).view(np.float32)})
+    assert "not those that were written" in refusal(path)
+
+
+def test_weights_of_other_data_are_refused(path: Path) -> None:
+    require_same_data(path, INFO, dataset_info())
+    with pytest.raises(UserError, match="trained on other data"):
+        require_same_data(path, INFO, dataset_info(digest="cd" * 32))
 
 
 @pytest.mark.parametrize("metadata", [{"other": "1"}, {"gradtrail": "{"}, {"gradtrail": "{}"}, {"gradtrail": "[1]"}])

@@ -1,6 +1,7 @@
 """Which data set it is, and its splits as `preprocess` leaves them in `data/processed`."""
 
 import dataclasses
+import hashlib
 import json
 import zipfile
 import zlib
@@ -29,6 +30,7 @@ class DatasetInfo:
         image_shape: height and width in pixels.
         num_classes: labels are 0 to num_classes - 1.
         examples: number of examples in each part.
+        files: SHA-256 of each file that holds the data, by name.
     """
 
     name: str
@@ -36,6 +38,7 @@ class DatasetInfo:
     image_shape: tuple[int, int]
     num_classes: int
     examples: dict[str, int]
+    files: dict[str, str]
 
     @property
     def label(self) -> str:
@@ -64,6 +67,20 @@ def read_info(folder: Path) -> DatasetInfo:
     return validate(content, DatasetInfo, f"{path}: dataset")
 
 
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def require_unchanged(path: Path, info: DatasetInfo) -> None:
+    """Raise UserError unless a file of data has the bytes that its description was written for."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; `dvc repro` makes it")
+    if sha256(path) != info.files.get(path.name):
+        raise UserError(f"{path}: not the bytes that {path.with_name(_INFO)} was written for; `dvc repro` makes both")
+
+
 def write_split(path: Path, split: Split) -> None:
     """Write a split as an uncompressed `.npz`: `np.load(path)["images"]` reads it back."""
     np.savez(
@@ -73,13 +90,12 @@ def write_split(path: Path, split: Split) -> None:
 
 def read_split(path: Path, info: DatasetInfo) -> Split:
     """Read a split; raise UserError where the file is damaged or does not fit the data set."""
+    require_unchanged(path, info)
     names = [field.name for field in dataclasses.fields(Split)]
     try:
         with path.open("rb") as stream:
             loaded = np.load(stream, allow_pickle=False)
             arrays = {name: loaded[name] for name in names}
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (OSError, ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: damaged: {one_line(error)}") from None
     _check_arrays(path, arrays, info)
@@ -113,9 +129,11 @@ def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo
                 f"{ {part: len(found) for part, found in splits.items()} }, every split needs at least one"
             )
     folder.mkdir()
-    write_info(folder, dataclasses.replace(info, examples={name: len(split) for name, split in splits.items()}))
     for name, split in splits.items():
         write_split(folder / f"{name}.npz", split)
+    examples = {name: len(split) for name, split in splits.items()}
+    files = {path.name: sha256(path) for path in folder.iterdir()}
+    write_info(folder, dataclasses.replace(info, examples=examples, files=files))
 
 
 def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:

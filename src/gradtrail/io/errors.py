@@ -1,5 +1,13 @@
 """Faults that a person can mend: reported as one line on stderr, with exit status 2, without a traceback."""
 
+import errno
+
+_GROUND = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full
+    *(errno.EACCES, errno.EPERM, errno.EROFS),  # closed
+    *(errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.EMFILE, errno.ENAMETOOLONG),
+)
+
 
 class UserError(Exception):
     """Bad input. The message is one line: the key or file, what was found, and what is allowed."""
@@ -7,6 +15,15 @@ class UserError(Exception):
 
 class NoSourceError(UserError):
     """No source of the data set answered; the message says what to do."""
+
+
+def bad_ground(fault: Exception) -> str:
+    """Return in one line what the machine refused, such as disk, permission or memory; nothing for other faults."""
+    if isinstance(fault, OSError) and fault.errno in _GROUND:
+        return f"{fault.filename or 'a file'}: {fault.strerror}"
+    if isinstance(fault, MemoryError) or "RESOURCE_EXHAUSTED" in str(fault):
+        return f"memory is too small ({one_line(fault)[:120]}); a smaller batch_size or model takes less"
+    return ""
 
 
 def one_line(fault: object) -> str:

@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 
 @contextlib.contextmanager
@@ -25,7 +28,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Path]:
     """Yield an empty folder to write `outs` into; on success each is renamed to its place under `folder`.
 
-    Nothing under `folder` changes before every out is complete; on any fault the outs of before stand.
+    Nothing under `folder` changes before every out is complete; on any fault the outs of before stand. The old ones
+    go before the first new one comes, so that not even a kill leaves some of either. Another process that writes the
+    same outs waits.
 
     Args:
         outs: paths relative to `folder`, files or folders; all of them must be written, and nothing else.
@@ -35,17 +40,18 @@ def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Pat
     Raises:
         RuntimeError: an out was not written, or a file was written that is no out.
     """
-    new = folder / ".outs" / name
-    shutil.rmtree(new, ignore_errors=True)
-    for out in outs:
-        (new / out).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield new
-        _check_outs(new, outs)
+    new, old = folder / ".outs" / name, folder / ".outs" / f"{name}.old"
+    new.parent.mkdir(exist_ok=True)
+    with FileLock(new.with_suffix(".lock")):
+        _remove(new, old)
         for out in outs:
-            _replace(new / out, folder / out)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+            (new / out).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield new
+            _check_outs(new, outs)
+            _exchange(outs, folder, new, old)
+        finally:
+            _remove(new, old)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -62,9 +68,22 @@ def _check_outs(new: Path, outs: tuple[str, ...]) -> None:
         raise RuntimeError(f"outs not written: {missing}; written but no outs: {surplus}")
 
 
-def _replace(new: Path, old: Path) -> None:
-    old.parent.mkdir(parents=True, exist_ok=True)
-    if old.is_dir() and not old.is_symlink():
-        aside = new.with_name(f"{new.name}.old")
-        old.replace(aside)
-    new.replace(old)
+def _exchange(outs: tuple[str, ...], folder: Path, new: Path, old: Path) -> None:
+    """Move `outs` from `folder` to `old`, then from `new` to `folder`; on a fault everything goes back."""
+    moves = [(folder / out, old / out) for out in outs if os.path.lexists(folder / out)]
+    moves += [(new / out, folder / out) for out in outs]
+    done: list[tuple[Path, Path]] = []
+    try:
+        for source, target in moves:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(target)
+            done.append((source, target))
+    except BaseException:
+        for source, target in reversed(done):
+            target.rename(source)
+        raise
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

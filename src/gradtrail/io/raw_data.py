@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gradtrail.io.datasets import DatasetInfo
+from gradtrail.io.datasets import DatasetInfo, require_unchanged, sha256
 from gradtrail.io.errors import UserError
 from gradtrail.io.idx import read_idx
 
@@ -24,7 +24,14 @@ class RawData:
     test_labels: np.ndarray
 
 
-def read_raw(folder: Path) -> RawData:
+def read_raw(folder: Path, info: DatasetInfo) -> RawData:
+    """Read the IDX files of a folder that was described; raise UserError where one is not what it was."""
+    for name in RAW_FILES:
+        require_unchanged(folder / name, info)
+    return _read(folder)
+
+
+def _read(folder: Path) -> RawData:
     """Read the IDX files of a folder; raise UserError where one is damaged or they do not fit together."""
     images, labels, test_images, test_labels = (
         read_idx(folder / name, shape=(None, None, None) if "images" in name else (None,)) for name in RAW_FILES
@@ -37,14 +44,15 @@ def read_raw(folder: Path) -> RawData:
 
 def describe_raw(folder: Path, name: str) -> DatasetInfo:
     """Describe the IDX files of a folder."""
-    raw = read_raw(folder)
-    digests = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in RAW_FILES}
+    raw = _read(folder)
+    files = {file: sha256(folder / file) for file in RAW_FILES}
     return DatasetInfo(
         name=name,
-        digest=hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
+        digest=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
         image_shape=(raw.images.shape[1], raw.images.shape[2]),
         num_classes=int(raw.labels.max()) + 1,
         examples={"train": len(raw.labels), "test": len(raw.test_labels)},
+        files=files,
     )
 
 

@@ -1,16 +1,15 @@
 """Checkpoints of an unfinished training, so that a killed one goes on to the same bits.
 
-They lie in `.gradtrail/resume/<state>/` of the root, a folder for each state and kind of device, locked against a
-second process. A checkpoint counts only with the file beside it that holds its digest, which is written last: one that
+They lie in `.gradtrail/resume/<state>/` of the root, a folder for each state and kind of device; whoever makes a state
+holds its lock. A checkpoint counts only with the file beside it that holds its digest, which is written last: one that
 was cut off or damaged is told of and passed over for the one before. When the training is complete, the folder goes.
 """
 
-import contextlib
 import dataclasses
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from filelock import FileLock, Timeout
 
 from gradtrail.core.history import History
 from gradtrail.core.named_arrays import above, below, leaves_by_name
@@ -155,31 +153,16 @@ class ResumeFolder:
         return [seal.with_suffix("") for seal in sorted(self._folder.resolve().glob("step_*.digest"))]
 
 
-@contextlib.contextmanager
-def resume_folder(stage: Identity, *, clock: Callable[[], float]) -> Iterator[ResumeFolder]:
-    """Yield the checkpoints of the state that a stage is about to make, for as long as the block runs.
+def resume_folder(stage: Identity, *, clock: Callable[[], float]) -> ResumeFolder:
+    """Return the checkpoints of the state that a stage is about to make; none under a debug switch.
 
-    Where another process holds them, say so and write none: both end with the same bytes. None are written under a
-    debug switch either, which writes no results.
+    Other devices add in another order, and so end with other bits: each kind has its own.
     """
-    parent, every_seconds = private_folder() / "resume", stage.runtime.checkpoint_seconds
-    if stage.runtime.debug_nans or stage.runtime.disable_jit:
-        yield ResumeFolder(None, every_seconds, clock)
-        return
     devices = jax.local_devices()
     name = f"{stage.state[:32]}-{devices[0].platform}{len(devices)}"
-    parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(parent / f"{name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print("train: another process trains this state too; going on without checkpoints", file=sys.stderr)
-        yield ResumeFolder(None, every_seconds, clock)
-        return
-    try:
-        yield ResumeFolder(parent / name, every_seconds, clock)
-    finally:
-        lock.release()
+    debugging = stage.runtime.debug_nans or stage.runtime.disable_jit
+    folder = None if debugging else private_folder() / "resume" / name
+    return ResumeFolder(folder, stage.runtime.checkpoint_seconds, clock)
 
 
 def _seal(path: Path) -> Path:

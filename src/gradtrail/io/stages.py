@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradtrail.core.bounds import ConfigError
-from gradtrail.io.errors import UserError
+from gradtrail.io.errors import UserError, bad_ground
 from gradtrail.io.files import write_json, writing_outs
 from gradtrail.io.interruption import Stopped, stopping_on_sigterm
 from gradtrail.io.params import load_section
@@ -97,6 +97,11 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
         if isinstance(error, FloatingPointError) and stage.runtime.debug_nans:
             raise  # the traceback is what the switch is for
         print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as fault:
+        if not (said := bad_ground(fault)):
+            raise
+        print(f"{name}: {said}; results of before stand", file=sys.stderr)
         sys.exit(2)
     except Stopped as stop:
         print(f"{name}: {stop}", file=sys.stderr)

@@ -16,6 +16,7 @@ from gradtrail.io.errors import one_line
 from gradtrail.io.identity import Identity
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.stages import Stage
+from gradtrail.io.state_locks import only_maker
 
 if TYPE_CHECKING:
     from gradtrail.core.train_step import TrainState
@@ -69,21 +70,24 @@ class Row:
 def tracked(stage: Stage) -> Iterator[Row]:
     """Open the row of the state that `stage` is about to make, and close it with what became of it.
 
-    The row is opened before the work, so that curves are live and system metrics are taken.
+    The row is opened before the work, so that curves are live and system metrics are taken. Only one process at a time
+    makes a state: another one waits.
     """
-    row = _open(Identity(stage.name))
-    stop_monitor = _start_monitor(row)
-    status = "FAILED"
-    try:
-        yield row
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        with contextlib.suppress(Exception):
-            stop_monitor()
-        row.finish(status)
+    identity = Identity(stage.name)
+    with only_maker(identity):
+        row = _open(identity)
+        stop_monitor = _start_monitor(row)
+        status = "FAILED"
+        try:
+            yield row
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            with contextlib.suppress(Exception):
+                stop_monitor()
+            row.finish(status)
 
 
 def _open(stage: Identity) -> Row:

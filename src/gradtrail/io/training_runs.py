@@ -64,8 +64,13 @@ def run(
     def seconds() -> float:
         return seconds_before + time.perf_counter() - started
 
+    def is_over(step: int) -> bool:
+        return step == engine.num_steps or (step % engine.steps_per_epoch == 0 and history.has_stalled(config.patience))
+
     with progress_bar("train", engine.num_steps, unit="steps") as bar, stop_request() as request:
-        for chunk in training.train(engine, state, examples, steps_per_call=runtime.steps_per_call, records=records):
+        over = before is not None and is_over(before.step)
+        rest = training.train(engine, state, examples, steps_per_call=runtime.steps_per_call, records=records)
+        for chunk in () if over else rest:
             state = chunk.state
             _check(history, chunk, engine, row)
             if chunk.ends_epoch:
@@ -73,9 +78,9 @@ def run(
                 history.add(chunk, params, prediction.validate(predict, params, validation.images, validation.labels))
                 row.curves(histories.live_curves(history, engine.num_steps))
             bar.update(chunk.step, message=history.describe())
-            if chunk.step == engine.num_steps or (chunk.ends_epoch and history.has_stalled(config.patience)):
-                break
             _stop_if_asked(request, checkpoints, chunk, history, seconds(), engine.num_steps)
+            if is_over(chunk.step):
+                break
             checkpoints.tick(chunk, history, seconds())
     return Finished(state=state, history=history, seconds=seconds())
 

@@ -10,19 +10,24 @@ import pandas as pd
 from gradtrail.core.examples import Split
 from gradtrail.core.gradient_analysis import Trajectory
 from gradtrail.core.models import Model, Params, WeightsKind
+from gradtrail.io.datasets import DatasetInfo
 from gradtrail.io.errors import UserError, one_line
-from gradtrail.io.weights import WeightsInfo, read_weights
+from gradtrail.io.weights import WeightsInfo, read_weights, require_same_data
 
 DYNAMICS = ["example_id", "forgetting_events", "first_correct_epoch", "mean_probability", "probability_std"]
 
 
-def read_trajectory(models: Path, results: Path, scored: WeightsKind) -> tuple[Model, WeightsInfo, Trajectory]:
+def read_trajectory(
+    models: Path, results: Path, scored: WeightsKind, dataset: DatasetInfo
+) -> tuple[Model, WeightsInfo, Trajectory]:
     """Read the weights to score and those of the kept epochs, and the learning rates.
 
     Raises:
-        UserError: a file is missing or damaged, or the weights are not of one model.
+        UserError: a file is missing or damaged, or the weights are not of one model, trained on `dataset`.
     """
-    model, params, about = read_weights(models / f"{scored}.safetensors")
+    path = models / f"{scored}.safetensors"
+    model, params, about = read_weights(path)
+    require_same_data(path, about, dataset)
     by_epoch: dict[int, Params] = {}
     for path in sorted((models / "epochs").glob("*.safetensors")):
         other, kept, kept_about = read_weights(path)
@@ -30,6 +35,7 @@ def read_trajectory(models: Path, results: Path, scored: WeightsKind) -> tuple[M
             raise UserError(
                 f"{path}: weights of {other.config.name}, beside {model.config.name} in {scored}.safetensors"
             )
+        require_same_data(path, kept_about, dataset)
         by_epoch[kept_about.epoch] = kept
     steps = _read_parquet(results / "steps.parquet", ["num_examples", "learning_rate"])
     epochs = len(_read(results / "epochs.csv", pd.read_csv))

@@ -1,6 +1,7 @@
 """Weights on disk: one safetensors file holds the parameters and says of which model, so that it reads by itself."""
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from gradtrail.core.models import Model, ModelConfig, Params
 from gradtrail.io.datasets import DatasetInfo
@@ -37,8 +38,9 @@ class WeightsInfo:
 def write_weights(path: Path, params: Params, info: WeightsInfo) -> None:
     """Write parameters, float32, in the byte-stable, pickle-free safetensors format."""
     tensors = {_name(key): np.asarray(leaf) for key, leaf in jax.tree.leaves_with_path(params)}
+    metadata = {**dataclasses.asdict(info), "digest": _digest(tensors)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={_KEY: json.dumps(dataclasses.asdict(info), sort_keys=True)})
+    path.write_bytes(save(tensors, metadata={_KEY: json.dumps(metadata, sort_keys=True)}))
 
 
 def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
@@ -48,7 +50,7 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
         The model, its parameters as arrays on the host, and what the file says of itself.
 
     Raises:
-        UserError: the file is missing, damaged, or holds other tensors than its model has.
+        UserError: the file is missing, damaged, or holds other tensors than its model has or than were written.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -58,9 +60,19 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: no weights file of this project: {one_line(error)}") from None
+    written = metadata.pop("digest", None) if isinstance(metadata, dict) else None
     info = validate(metadata, WeightsInfo, f"{path}: {_KEY}")
     model = Model(info.model)
-    return model, _restore(path, model.abstract_params(), tensors), info
+    params = _restore(path, model.abstract_params(), tensors)
+    if _digest(tensors) != written:
+        raise UserError(f"{path}: its tensors are not those that were written; `dvc repro` makes it anew")
+    return model, params, info
+
+
+def require_same_data(path: Path, info: WeightsInfo, dataset: DatasetInfo) -> None:
+    """Raise UserError unless the weights in a file were trained on this data set, with these splits."""
+    if info.dataset != dataset:
+        raise UserError(f"{path}: trained on other data ({info.dataset.label}) than there is now ({dataset.label})")
 
 
 def _restore(path: Path, abstract: Params, tensors: dict[str, np.ndarray]) -> Params:
@@ -71,6 +83,14 @@ def _restore(path: Path, abstract: Params, tensors: dict[str, np.ndarray]) -> Pa
         if found is None or wanted is None or found.shape != wanted.shape or found.dtype != wanted.dtype:
             raise UserError(f"{path}: tensor {name} is {_describe(found)}, its model has {_describe(wanted)}")
     return jax.tree.map_with_path(lambda key, _: tensors[_name(key)], abstract)
+
+
+def _digest(tensors: dict[str, np.ndarray]) -> str:
+    """Return the SHA-256 of all tensors, by name."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode() + np.ascontiguousarray(tensors[name]).tobytes())
+    return found.hexdigest()
 
 
 def _name(key: tuple[jax.tree_util.DictKey, ...]) -> str:
