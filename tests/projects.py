@@ -7,15 +7,19 @@ logic can be tried many times over.
 import contextlib
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+
+from gradtrail.io.digests import digest
 
 ROOT = Path(__file__).resolve().parents[1]
 _COPIED = ("src", "pipeline", "dvc.yaml", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
@@ -78,6 +82,33 @@ class Project:
         assert not check or result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout}"
         return result.stdout
 
+    def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a command in the folder, in a process group of its own."""
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=environment() | dict(env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def start_stage(self, name: str, *under: str) -> subprocess.Popen[str]:
+        """Start a stage by hand, if asked `under` a command such as `nice`."""
+        return self.start(*under, *self._by_hand(name), env={"PYTHONPATH": str(self.folder / "src")})
+
+    def run_stage(self, name: str) -> str:
+        """Run a stage by hand; return what it printed."""
+        return self.run(*self._by_hand(name), env={"PYTHONPATH": str(self.folder / "src")})
+
+    def _by_hand(self, name: str) -> tuple[str, ...]:
+        return (sys.executable, "-m", f"pipeline.{name}")
+
+    def digests(self, *outs: str) -> dict[str, str]:
+        """Return the digest of each out; an empty one where it is missing."""
+        return {out: digest(self.folder / out) if (self.folder / out).exists() else "" for out in outs}
+
     def dvc(self, *arguments: str, **options: Any) -> str:
         """Run DVC."""
         return self.run(sys.executable, "-m", "dvc", *arguments, **options)
@@ -85,6 +116,15 @@ class Project:
     def git(self, *arguments: str) -> str:
         """Run git."""
         return self.run("git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments)
+
+    def wait_for_queue(self, seconds: float = 240) -> str:
+        """Return the status of DVC's queue once nothing waits or runs any more, or when the time is up."""
+        deadline = time.monotonic() + seconds
+        while True:
+            status = self.dvc("queue", "status")
+            if time.monotonic() > deadline or not any(state in status for state in ("Queued", "Running")):
+                return status
+            time.sleep(1)
 
     def ran(self, output: str) -> list[str]:
         """Return the stages that DVC ran, from what it printed."""
@@ -124,6 +164,21 @@ class Project:
     def rows_of(self, stage: str) -> list[dict[str, Any]]:
         """Return the rows of one stage."""
         return [row for row in self.rows() if row["tags"].get("stage") == stage]
+
+
+def stop(process: subprocess.Popen[str], number: signal.Signals, *, when: Callable[[], bool]) -> tuple[str, float]:
+    """Send a signal to a process and all below it, at a moment or where it ends before; wait for its end.
+
+    Returns:
+        What it printed, and the seconds from the signal to the end.
+    """
+    while not when() and process.poll() is None:
+        time.sleep(0.002)
+    sent = time.monotonic()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=120)
+    return output, time.monotonic() - sent
 
 
 def environment() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -134,7 +133,7 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
     project.dvc("exp", "run", "--queue", "-S", "train.adamw.learning_rate=0.25,0.75")
     core.write_text("WORD = 'edited after queueing'\n")
     project.dvc("queue", "start", "--jobs", "2")
-    status = _wait_for_queue(project)
+    status = project.wait_for_queue()
     assert status.count("Success") == 2, status
     rows = [row for row in project.rows_of("train") if row["tags"].get("dvc.exp_name")]
     assert {row["params"]["train.adamw.learning_rate"] for row in rows} == {"0.25", "0.75"}
@@ -143,16 +142,6 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
         project.dvc("exp", "apply", experiment)
         words = (project.folder / "models/final.safetensors").read_text().split()
         assert words[2] == "second", "a queued experiment ran the workspace's code instead of its own"
-
-
-def _wait_for_queue(project: Project, seconds: float = 240) -> str:
-    """Return the queue's status once nothing waits or runs any more, or when the time is up."""
-    deadline = time.monotonic() + seconds
-    while True:
-        status = project.dvc("queue", "status")
-        if time.monotonic() > deadline or not any(state in status for state in ("Queued", "Running")):
-            return status
-        time.sleep(1)
 
 
 def test_a_stage_knows_whose_state_it_belongs_to(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,19 @@
 
 import contextlib
 import dataclasses
+import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
-from projects import Project, copy_project, environment
-
-from gradtrail.io.digests import digest
+from projects import Project, copy_project, stop
 
 pytestmark = pytest.mark.slow
 
@@ -40,35 +40,17 @@ class Training:
 
     project: Project
 
-    def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipeline.train"],
-            cwd=self.project.folder,
-            env=environment() | {"PYTHONPATH": str(self.project.folder / "src")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
     def stop(self, moment: Moment, number: signal.Signals) -> tuple[int, str, float]:
         """Start, send a signal at a moment, and return the exit status, the output and the seconds it took to end."""
-        process = self.start()
-        folder = self.project.folder / ".gradtrail" / "resume"
-        while not moment(folder) and process.poll() is None:
-            time.sleep(0.002)
-        process.send_signal(number)
-        sent = time.monotonic()
-        output, _ = process.communicate(timeout=60)
-        return process.returncode, output, time.monotonic() - sent
+        process = self.project.start_stage("train")
+        output, seconds = stop(process, number, when=lambda: moment(self.project.folder / ".gradtrail" / "resume"))
+        return process.returncode, output, seconds
 
     def finish(self) -> str:
-        process = self.start()
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, output
-        return output
+        return self.project.run_stage("train")
 
     def outs(self) -> dict[str, str]:
-        return {out: digest(self.project.folder / out) for out in OUTS}
+        return self.project.digests(*OUTS)
 
     def points(self, metric: str) -> list[int]:
         """Return the steps of every point of a curve of the one row."""
@@ -151,6 +133,81 @@ def test_a_damaged_checkpoint_is_passed_over(training: Training, expected: dict[
     output = training.finish()
     assert f"{last.stem} is no whole checkpoint" in output
     assert training.outs() == expected
+
+
+@pytest.fixture
+def committed(training: Training, tmp_path: Path) -> Project:
+    """A copy whose data are prepared, for experiments."""
+    project = Project(shutil.copytree(training.project.folder, tmp_path / "project", symlinks=True))
+    project.dvc("repro", "preprocess")
+    project.git("add", "-A")
+    project.git("commit", "-qm", "prepared")
+    return project
+
+
+def processes(project: Project) -> list[psutil.Process]:
+    """Return the trainings that are at work in the project or a copy below it."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_here = Path(process.cwd()).is_relative_to(project.folder)
+            if is_here and "pipeline.train" in process.cmdline():
+                found.append(process)
+    return found
+
+
+def written(row: dict[str, Any]) -> dict[str, str]:
+    """Return the digests of what a row's process wrote, by path."""
+    marked = {name: value for name, value in row["tags"].items() if name.startswith("output/")}
+    return {name.removeprefix("output/"): value for name, value in marked.items()}
+
+
+def kill_one(project: Project) -> None:
+    """Kill a training as soon as one has a whole checkpoint."""
+    deadline = time.monotonic() + 120
+    while not sealed(30)(project.folder / ".gradtrail" / "resume") or not processes(project):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    processes(project)[0].kill()
+
+
+def test_an_experiment_in_a_temporary_folder_goes_on(committed: Project) -> None:
+    command = ("exp", "run", "--temp", "-S", "train.seed=1", "train")
+    process = committed.start(sys.executable, "-m", "dvc", *command)
+    kill_one(committed)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "train: going on after step " in committed.dvc(*command)
+    (row,) = (row for row in committed.rows_of("train") if row["params"]["train.seed"] == "1")
+    assert row["status"] == "FINISHED"
+    committed.set("train.seed", 1)
+    committed.run_stage("train")
+    assert written(row) == committed.digests(*written(row))
+
+
+def test_in_a_queue_with_four_workers_a_killed_one_goes_on_when_it_is_queued_again(committed: Project) -> None:
+    committed.set("train.epochs", 60)
+    committed.git("commit", "-qam", "longer")
+    committed.dvc("exp", "run", "--queue", "-S", "train.seed=1,2,3,4", "train")
+    starting = committed.start(sys.executable, "-m", "dvc", "queue", "start", "--jobs", "4")
+    kill_one(committed)
+    starting.communicate(timeout=60)
+    assert committed.wait_for_queue().count("Success") == 3
+    folder = committed.folder / ".gradtrail" / "resume"
+    assert len(list(folder.iterdir())) == 1, "the complete ones left nothing behind"
+    (failed,) = (row for row in committed.rows_of("train") if row["status"] == "RUNNING")
+    seed = failed["params"]["train.seed"]
+    again = committed.dvc("exp", "run", "--temp", "-S", f"train.seed={seed}", "train")
+    assert "train: going on after step " in again
+    rows = [row for row in committed.rows_of("train") if row["params"]["train.epochs"] == "60"]
+    assert sorted(row["params"]["train.seed"] for row in rows) == ["1", "2", "3", "4"]
+    assert {row["status"] for row in rows} == {"FINISHED"}
+    committed.set("train.seed", int(seed))
+    committed.run_stage("train")
+    assert written(failed) == {}
+    assert [found for row in rows if (found := written(row)) == committed.digests(*found)] == [
+        written(row) for row in rows if row["params"]["train.seed"] == seed
+    ]
 
 
 KINDS = {

@@ -23,6 +23,11 @@ class StopRequest:
     def __init__(self) -> None:
         self.number: int | None = None
 
+    def obey(self, message: str) -> None:
+        """Raise `Stopped` if somebody asked."""
+        if self.number is not None:
+            raise Stopped(message, self.number)
+
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:

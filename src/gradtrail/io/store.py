@@ -6,6 +6,7 @@ processes that create the database at the same time crash.
 
 import contextlib
 import functools
+import logging
 import os
 import sqlite3
 import sys
@@ -26,6 +27,8 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
+
+logging.getLogger("mlflow.store").setLevel(logging.CRITICAL)  # its faults reach us as exceptions, and are told once
 
 _SQLITE = "sqlite:///"
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows

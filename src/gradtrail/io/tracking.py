@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gradtrail.io.errors import one_line
 from gradtrail.io.identity import Identity
+from gradtrail.io.interruption import stop_request
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.stages import Stage
 from gradtrail.io.state_locks import only_maker
@@ -75,19 +76,22 @@ def tracked(stage: Stage) -> Iterator[Row]:
     """
     identity = Identity(stage.name)
     with only_maker(identity):
-        row = _open(identity)
-        stop_monitor = _start_monitor(row)
+        with stop_request() as request:  # whoever opens a row closes it
+            row = _open(identity)
+            stop_monitor = _start_monitor(row)
         status = "FAILED"
         try:
+            request.obey(f"stopped; `dvc repro` makes {stage.name} anew")
             yield row
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
             raise
         finally:
-            with contextlib.suppress(Exception):
-                stop_monitor()
-            row.finish(status)
+            with stop_request():
+                with contextlib.suppress(Exception):
+                    stop_monitor()
+                row.finish(status)
 
 
 def _open(stage: Identity) -> Row:

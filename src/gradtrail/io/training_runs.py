@@ -14,7 +14,7 @@ from gradtrail.core.train_config import TrainConfig
 from gradtrail.core.train_step import TrainState
 from gradtrail.core.training import Chunk, Engine
 from gradtrail.io import histories
-from gradtrail.io.interruption import Stopped, StopRequest, stop_request
+from gradtrail.io.interruption import stop_request
 from gradtrail.io.progress import progress_bar
 from gradtrail.io.resume import ResumeFolder
 from gradtrail.io.runtime import RuntimeConfig
@@ -78,7 +78,9 @@ def run(
                 history.add(chunk, params, prediction.validate(predict, params, validation.images, validation.labels))
                 row.curves(histories.live_curves(history, engine.num_steps))
             bar.update(chunk.step, message=history.describe())
-            _stop_if_asked(request, checkpoints, chunk, history, seconds(), engine.num_steps)
+            if request.number is not None:
+                checkpoints.save(chunk, history, seconds())
+            request.obey(f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` goes on from there")
             if is_over(chunk.step):
                 break
             checkpoints.tick(chunk, history, seconds())
@@ -92,12 +94,3 @@ def _check(history: History, chunk: Chunk, engine: Engine, row: Row) -> None:
     except FloatingPointError:
         row.curves(histories.curves_of_steps(chunk, engine.steps_per_epoch, engine.num_steps))
         raise
-
-
-def _stop_if_asked(
-    request: StopRequest, checkpoints: ResumeFolder, chunk: Chunk, history: History, seconds: float, num_steps: int
-) -> None:
-    if request.number is not None:
-        checkpoints.save(chunk, history, seconds)
-        how = f"stopped after step {chunk.step:,} of {num_steps:,}; `dvc repro` goes on from there"
-        raise Stopped(how, request.number)

@@ -1,0 +1,90 @@
+"""What checkpoints cost a training: the same one with and without, in turn.
+
+    python -m benchmarks.checkpoints [--rounds 5] [--epochs 20] [--json FILE]
+
+Trains on `data/processed` by `params.yaml`. Checkpoints come much oftener than by default, so that what one costs stands
+out from the noise; the share is that of the cadence in `params.yaml`. The first pair warms up and is not counted.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from gradtrail.core import prediction, training
+from gradtrail.core.models import Model
+from gradtrail.core.train_config import TrainConfig
+from gradtrail.io import datasets, training_runs
+from gradtrail.io.identity import Identity
+from gradtrail.io.resume import ResumeFolder
+from gradtrail.io.tracking import Row
+
+OFTEN_SECONDS = 2.0
+NEVER = float("inf")
+
+
+class CountedFolder(ResumeFolder):
+    """Checkpoints that are counted as they are written."""
+
+    written = 0
+
+    def _write(self, *args: object) -> None:
+        super()._write(*args)
+        self.written += 1
+
+
+def run(rounds: int, epochs: int) -> dict[str, float]:
+    """Return the seconds of a training without checkpoints, of one checkpoint, and its share at the default cadence."""
+    stage = Identity("train")
+    config, runtime = dataclasses.replace(stage.params(TrainConfig), epochs=epochs, keep_epochs=()), stage.runtime
+    info = datasets.read_info(Path("data/processed"))
+    train, validation = (datasets.read_split(Path(f"data/processed/{name}.npz"), info) for name in datasets.SPLITS[:2])
+    model = Model(config.model_config(info.image_shape, info.num_classes))
+    engine = training.compile_engine(training.make_program(config, model, len(train)), clock=time.perf_counter)
+    predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, clock=time.perf_counter)
+
+    def seconds(every_seconds: float) -> tuple[float, int]:
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoints = CountedFolder(Path(folder) / "resume", every_seconds, time.monotonic)
+            options = {"row": Row(stage, None), "checkpoints": checkpoints, "runtime": runtime}
+            started = time.perf_counter()
+            training_runs.run(engine, predict, train, validation, config, **options)
+            checkpoints.remove()
+            return time.perf_counter() - started, checkpoints.written
+
+    without, costs = [], []
+    for number in range(rounds + 1):
+        alone, (beside, count) = seconds(NEVER)[0], seconds(OFTEN_SECONDS)
+        if number:
+            without.append(alone)
+            costs.append((beside - alone) / count)
+    cost = statistics.median(costs)
+    return {
+        "training_seconds": statistics.median(without),
+        "checkpoint_seconds": cost,
+        "share_at_default": cost / runtime.checkpoint_seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = run(options.rounds, options.epochs)
+    table = Table("training, s", "one checkpoint, s", "share at the default cadence")
+    table.add_row(*(f"{found[key]:.2f}" for key in list(found)[:2]), f"{found['share_at_default']:.1%}")
+    Console().print(table)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""What goes wrong around a stage: one line, an exit status that says so, and everything of before stands."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from projects import Project, copy_project, stop
+
+pytestmark = pytest.mark.slow
+
+STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile")
+OUTS = {
+    "fetch": ("data/raw", "metrics/fetch.json"),
+    "preprocess": ("data/processed", "results/preprocess", "metrics/preprocess.json"),
+    "train": ("models", "results/train", "metrics/train.json"),
+    "evaluate": ("results/evaluate", "metrics/evaluate.json"),
+    "gradients": ("results/gradients", "metrics/gradients.json"),
+    "profile": ("results/profile", "metrics/profile.json"),
+}
+QUICK = {
+    "fetch.dataset": "digits",
+    "train.epochs": 3,
+    "train.mlp.hidden": [16],
+    "train.keep_epochs": [0, 2],
+    "profile.batch_sizes": [32],
+    "profile.precisions": ["float32"],
+    "runtime.system_metrics": False,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = copy_project(tmp_path_factory.mktemp("faults") / "project")
+    for key, value in QUICK.items():
+        project.set(key, value)
+    project.dvc("repro")
+    return project
+
+
+@pytest.fixture
+def project(finished: Project, tmp_path: Path) -> Project:
+    """A copy in which every stage has run; its rows have their artifacts in the original."""
+    return Project(shutil.copytree(finished.folder, tmp_path / "project", symlinks=True))
+
+
+def all_outs(project: Project) -> dict[str, str]:
+    return project.digests(*(out for outs in OUTS.values() for out in outs))
+
+
+def refusal(project: Project, stage: str, *under: str) -> str:
+    """Run a stage that fails; return the one line that it ends with."""
+    before = all_outs(project)
+    process = project.start_stage(stage, *under)
+    output, _ = process.communicate(timeout=120)
+    lines = [line for line in output.splitlines() if "warning: " not in line]
+    assert process.returncode == 2, output
+    assert len(lines) == 1, output
+    assert lines[0].startswith(f"{stage}: ")
+    assert all_outs(project) == before
+    return lines[0]
+
+
+def statuses(project: Project, stage: str) -> list[str]:
+    return [row["status"] for row in project.rows_of(stage)]
+
+
+def is_running(project: Project, stage: str) -> Callable[[], bool]:
+    """Return whether the row of a stage is open, which it is from the start of the work to its end."""
+
+    def look() -> bool:
+        with contextlib.suppress(sqlite3.OperationalError):
+            return "RUNNING" in statuses(project, stage)
+        return False
+
+    return look
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stage", ["preprocess", "evaluate", "gradients", "profile"])
+def test_a_stage_that_is_asked_to_stop_does_and_starts_over(
+    stage: str, number: signal.Signals, project: Project
+) -> None:
+    expected = all_outs(project)
+    process = project.start_stage(stage)
+    output, seconds = stop(process, number, when=is_running(project, stage))
+    assert process.returncode == 128 + number, output
+    assert output.splitlines()[-1].startswith(f"{stage}: stopped; ")
+    assert "Traceback" not in output
+    assert seconds < 5
+    assert statuses(project, stage) == ["KILLED"]
+    assert all_outs(project) == expected
+    project.run_stage(stage)
+    assert all_outs(project) == expected
+    assert statuses(project, stage) == ["FINISHED"]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.8, 0.9, 0.97])
+@pytest.mark.parametrize("stage", ["evaluate", "gradients"])
+def test_after_a_kill_the_outs_are_the_old_ones_or_none(stage: str, share: float, project: Project) -> None:
+    expected, started = all_outs(project), time.monotonic()
+    project.run_stage(stage)
+    at = time.monotonic() + share * (time.monotonic() - started)
+    process = project.start_stage(stage)
+    stop(process, signal.SIGKILL, when=lambda: time.monotonic() >= at)
+    assert all(found in (expected[out], "") for out, found in all_outs(project).items())
+    project.run_stage(stage)
+    assert all_outs(project) == expected
+    assert statuses(project, stage) == ["FINISHED"]
+
+
+def after(command: str) -> tuple[str, ...]:
+    """Return how to run something in a shell's process, after one of the shell's own commands."""
+    return "sh", "-c", f'{command}; exec "$@"', "sh"
+
+
+def files_of_at_most(kib: int) -> tuple[str, ...]:
+    """Let no file grow beyond a size: to whoever writes, a full disk."""
+    return after(f"ulimit -f {2 * kib}")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_full_disk_is_one_line(stage: str, project: Project) -> None:
+    project.set("runtime.tracking", False)
+    line = refusal(project, stage, *files_of_at_most(2))
+    assert "File too large" in line
+    assert line.endswith("; results of before stand")
+
+
+def test_a_full_disk_under_the_store_costs_a_warning(project: Project) -> None:
+    (project.folder / "mlflow.db").unlink()
+    expected = all_outs(project)
+    process = project.start_stage("evaluate", *files_of_at_most(300))
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert output.startswith("warning: MLflow's store failed (")
+    assert "`gradtrail sync` brings this run in later" in output
+    assert all_outs(project) == expected
+
+
+# Permissions count for root too, once it cannot override them.
+AS_ANYBODY = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.getuid() == 0 else ()
+
+
+@pytest.fixture
+def read_only(project: Project) -> Iterator[Project]:
+    folders = [path for path in [project.folder, *project.folder.rglob("*")] if path.is_dir() and not path.is_symlink()]
+    for folder in folders:
+        folder.chmod(0o555)
+    yield project
+    for folder in folders:
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "train", "gradients"])
+def test_a_read_only_folder_is_one_line(stage: str, read_only: Project) -> None:
+    line = refusal(read_only, stage, *AS_ANYBODY)
+    assert "Permission denied" in line
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.unlink()  # a link into DVC's cache stays whole
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("change", [damage, cut])
+@pytest.mark.parametrize(
+    ("stage", "file"),
+    [
+        ("preprocess", "data/raw/train-labels-idx1-ubyte"),
+        ("train", "data/processed/train.npz"),
+        ("evaluate", "data/processed/test.npz"),
+        ("evaluate", "models/final.safetensors"),
+        ("gradients", "models/epochs/002.safetensors"),
+    ],
+)
+def test_a_file_that_was_changed_is_named(
+    stage: str, file: str, change: Callable[[Path], None], project: Project
+) -> None:
+    change(project.folder / file)
+    assert file in refusal(project, stage)
+    assert "FINISHED" in statuses(project, stage), "its state is another one, and no row of it was begun"
+
+
+def test_weights_of_another_model_come_back_by_dvc(project: Project) -> None:
+    expected = all_outs(project)
+    (project.folder / "models/final.safetensors").unlink()
+    shutil.copy(project.folder / "models/epochs/000.safetensors", project.folder / "models/final.safetensors")
+    project.dvc("repro", "evaluate")
+    assert all_outs(project) == expected
+
+
+def test_a_model_too_large_for_the_machine_says_what_it_would_take(project: Project) -> None:
+    project.set("train.mlp.hidden", [2_000_000, 100_000])
+    line = refusal(project, "train")
+    assert "train.batch_size 128 takes " in line
+    assert "GiB are free; not even one example would fit: a smaller model may" in line
+
+
+def test_files_have_the_permissions_that_the_umask_leaves_and_none_is_executable(project: Project) -> None:
+    def found() -> set[Path]:
+        folders = ("data", "models", "results", "metrics", "mlruns", ".gradtrail")
+        return {path for name in folders for path in (project.folder / name).rglob("*")} | {
+            project.folder / "mlflow.db"
+        }
+
+    (project.folder / "mlflow.db").unlink()
+    for name in (".gradtrail", "mlruns"):
+        shutil.rmtree(project.folder / name)
+    for stage in STAGES:
+        for out in OUTS[stage]:
+            path = project.folder / out
+            (shutil.rmtree if path.is_dir() else Path.unlink)(path)
+        process = project.start_stage(stage, *after("umask 027"))
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+    (run,) = (row["id"] for row in project.rows_of("train"))
+    assert (project.folder / "mlruns" / run).is_dir()
+    wrong = {
+        path.relative_to(project.folder).as_posix(): oct(path.stat().st_mode)
+        for path in found()
+        if path.name != ".gitignore"  # DVC's
+        and stat.S_IMODE(path.stat().st_mode) != (0o750 if path.is_dir() else 0o640)
+    }
+    assert not wrong
+
+
+NO_PICKLE = """
+import _pickle, pickle
+
+def refuse(*_, **__):
+    raise AssertionError("a pickle was loaded")
+
+for module in (pickle, _pickle):
+    module.load = module.loads = refuse
+    module.Unpickler = type("Unpickler", (_pickle.Unpickler,), {"load": refuse})
+pickle._load = pickle._loads = refuse
+pickle._Unpickler.load = refuse
+"""
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_no_stage_loads_a_pickle(resumes: bool, project: Project, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_PICKLE)
+    env = {"PYTHONPATH": f"{project.folder / 'src'}{os.pathsep}{tmp_path}"}
+    loads = "import pickle, io; pickle.load(io.BytesIO(pickle.dumps(1)))"
+    assert "a pickle was loaded" in project.run(sys.executable, "-c", loads, env=env, check=False)
+    expected = all_outs(project)
+    if resumes:
+        project.set("runtime.checkpoint_seconds", 0.001)
+        project.set("runtime.steps_per_call", 1)
+        sealed = (project.folder / ".gradtrail" / "resume").glob
+        stop(project.start_stage("train"), signal.SIGKILL, when=lambda: any(sealed("*/step_*.digest")))
+        assert "train: going on after step " in project.run(sys.executable, "-m", "pipeline.train", env=env)
+    else:
+        for stage in STAGES:
+            project.run(sys.executable, "-m", f"pipeline.{stage}", env=env)
+    assert all_outs(project) == expected
+
+
+def points(project: Project) -> list[tuple[str, str, int]]:
+    """Return row, name and step of every point of every curve."""
+    with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store:
+        return store.execute("select run_uuid, key, step from metrics").fetchall()
+
+
+def test_two_that_make_one_state_at_once_end_with_one_result(project: Project) -> None:
+    expected, rows = all_outs(project), len(project.rows())
+    (project.folder / "mlflow.db").unlink()
+    shutil.rmtree(project.folder / "mlruns")
+    both = [project.start_stage("train") for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert sum("another process makes this very state; waiting for it to end" in output for output in outputs) == 1
+    assert all_outs(project) == expected
+    assert statuses(project, "train") == ["FINISHED"]
+    assert rows == len(STAGES)
+    found = points(project)
+    repeated = {point for point in found if found.count(point) > 1 and not point[1].startswith("compile/")}
+    assert not {name for _, name, _ in repeated if not name.startswith(("time/", "train/time"))}
+
+
+def test_two_dvc_repro_at_once_break_nothing(project: Project) -> None:
+    expected = all_outs(project)
+    both = [project.start(sys.executable, "-m", "dvc", "repro", "--force") for _ in range(2)]
+    outputs = [process.communicate(timeout=180)[0] for process in both]
+    assert 0 in [process.returncode for process in both], outputs
+    project.dvc("repro")
+    assert all_outs(project) == expected
+    assert "up to date" in project.dvc("status")
+    assert len(project.rows()) == len(STAGES)
+
+
+def test_ctrl_c_on_dvc_repro_stops_the_training_within_seconds_and_the_next_goes_on(project: Project) -> None:
+    project.set("train.epochs", 400)
+    project.set("runtime.checkpoint_seconds", 0.001)
+    sealed = (project.folder / ".gradtrail" / "resume").glob
+    process = project.start(sys.executable, "-m", "dvc", "repro", "train")
+    output, seconds = stop(process, signal.SIGINT, when=lambda: any(sealed("*/step_*.digest")))
+    assert process.returncode != 0
+    assert "train: stopped after step " in output
+    assert seconds < 5 + 2, "of which DVC takes some"
+    assert "KILLED" in statuses(project, "train")
+    assert "train: going on after step " in project.dvc("repro", "train")
+    assert set(statuses(project, "train")) == {"FINISHED"}
