@@ -49,10 +49,11 @@ ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 results: env ## what came out of the recipes that were run, as the README's table
 	@$(BIN)/gradtrail results
 
-bench: env ## time and memory of each stage, training and per-example gradients beside their peers, as tables
+bench: env ## time and memory of each stage, training and per-example gradients beside their peers, checkpoints
 	@$(BIN)/python -m benchmarks.pipeline
 	@$(BIN)/python -m benchmarks.training
 	@$(BIN)/python -m benchmarks.per_example_gradients
+	@$(BIN)/python -m benchmarks.checkpoints
 
 clean: ## remove the environment and all caches, but no results
 	@rm -rf $(VENV) .gradtrail .outs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -2,8 +2,8 @@
 
     python -m benchmarks.checkpoints [--rounds 5] [--epochs 20] [--json FILE]
 
-Trains on `data/processed` by `params.yaml`. Checkpoints come much oftener than by default, so that what one costs stands
-out from the noise; the share is that of the cadence in `params.yaml`. The first pair warms up and is not counted.
+Trains on `data/processed` by `params.yaml`. Checkpoints come much oftener than by default, so that what one costs
+stands out from the noise; the share is that of the cadence in `params.yaml`. The first pair warms up.
 """
 
 import argparse
