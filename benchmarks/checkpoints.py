@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradtrail.core import prediction, training
+from gradtrail.core.compilation import Compiler
 from gradtrail.core.models import Model
 from gradtrail.core.train_config import TrainConfig
 from gradtrail.io import datasets, training_runs
@@ -46,8 +47,9 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     info = datasets.read_info(Path("data/processed"))
     train, validation = (datasets.read_split(Path(f"data/processed/{name}.npz"), info) for name in datasets.SPLITS[:2])
     model = Model(config.model_config(info.image_shape, info.num_classes))
-    engine = training.compile_engine(training.make_program(config, model, len(train)), clock=time.perf_counter)
-    predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, clock=time.perf_counter)
+    compiler = Compiler(time.perf_counter)
+    engine = training.compile_engine(training.make_program(config, model, len(train)), compiler=compiler)
+    predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, compiler=compiler)
 
     def seconds(every_seconds: float) -> tuple[float, int]:
         with tempfile.TemporaryDirectory() as folder:

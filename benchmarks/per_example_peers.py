@@ -9,6 +9,7 @@ process grew at its largest while it worked. Everything runs on the processor.
 import json
 import resource
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -71,6 +72,7 @@ def vmap(task: ScoreTask) -> Round:
 
 def this_project(task: ScoreTask) -> Round:
     """Set up the pass of the `gradients` stage: norm, layer by layer too, EL2N, loss, margin and the rest."""
+    from gradtrail.core.compilation import Compiler
     from gradtrail.core.gradient_passes import compile_passes
     from gradtrail.io.accelerator import memory_budget
     from gradtrail.io.params import load_section
@@ -78,7 +80,7 @@ def this_project(task: ScoreTask) -> Round:
 
     model, params = _model(task)
     budget = 2**20 * task.batch_size or memory_budget(load_section("runtime", RuntimeConfig))
-    passes = compile_passes(model, 0.0, 1, curvature=False, memory_budget=budget, clock=lambda: 0.0)
+    passes = compile_passes(model, 0.0, 1, curvature=False, memory_budget=budget, compiler=Compiler(time.perf_counter))
     images, labels = make_data(task.examples)
     return lambda: passes.score(params, images, labels, advance=lambda _: None)
 

@@ -106,13 +106,14 @@ def ours(task: Task) -> Round:
     import jax
 
     from gradtrail.core import training
+    from gradtrail.core.compilation import Compiler
     from gradtrail.core.models import Model
 
     images, labels = make_data(task.examples)
     config = project_train_config(task)
     model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES), remat=config.remat)
     program = training.make_program(config, model, task.examples)
-    engine = training.compile_engine(program, clock=time.perf_counter)
+    engine = training.compile_engine(program, compiler=Compiler(time.perf_counter))
     state = engine.init(jax.random.key(config.seed))
     examples = training.on_device(images, labels)
     chunks = training.train(engine, state, examples, steps_per_call=engine.steps_per_epoch)

@@ -1,14 +1,14 @@
 """Evaluate a model on the test split: `models`, `data/processed` → predictions, pictures."""
 
 import functools
-import time
 from pathlib import Path
 
 from gradtrail.core import batches, evaluation, prediction
-from gradtrail.core.compilation import cost_metrics, time_metrics
+from gradtrail.core.compilation import cost_metrics
 from gradtrail.core.evaluation import EvaluateConfig
 from gradtrail.io import datasets, predictions, weights
 from gradtrail.io.accelerator import set_up_jax
+from gradtrail.io.compile_profiles import compiling
 from gradtrail.io.figures import evaluate as figures
 from gradtrail.io.memory import require_memory
 from gradtrail.io.stages import Stage, run_stage
@@ -24,10 +24,9 @@ def main(stage: Stage) -> None:
     weights.require_same_data(path, about, info)
     set_up_jax(stage.runtime)
 
-    with tracked(stage) as row:
-        predict = prediction.compile_predict(model, config.batch_size, clock=time.perf_counter)
+    with tracked(stage) as row, compiling(row) as compiler:
+        predict = prediction.compile_predict(model, config.batch_size, compiler=compiler)
         require_memory("evaluate.batch_size", config.batch_size, [predict])
-        row.metrics(time_metrics([predict]))
         call = functools.partial(predict, params)
         rows = batches.join(list(batches.map_batches(call, config.batch_size, test.images, test.labels)))
         result = evaluation.evaluate(

@@ -1,13 +1,13 @@
 """Score every example by its gradient: `models`, `data/processed` → scores, pictures, and what they say in words."""
 
-import time
 from pathlib import Path
 
 from gradtrail.core import gradient_analysis, gradient_passes
-from gradtrail.core.compilation import cost_metrics, time_metrics
+from gradtrail.core.compilation import cost_metrics
 from gradtrail.core.gradients_config import GradientsConfig
 from gradtrail.io import datasets, gradient_summary, score_tables, trajectories
 from gradtrail.io.accelerator import memory_budget, set_up_jax
+from gradtrail.io.compile_profiles import compiling
 from gradtrail.io.figures import gradients as figures
 from gradtrail.io.progress import progress_bar
 from gradtrail.io.stages import Stage, run_stage
@@ -23,16 +23,15 @@ def main(stage: Stage) -> None:
     gradient_summary.tell_unknown_layers(model)
     set_up_jax(stage.runtime)
 
-    with tracked(stage) as row:
+    with tracked(stage) as row, compiling(row) as compiler:
         passes = gradient_passes.compile_passes(
             model,
             about.label_smoothing,
             gradient_analysis.num_influenced(config, len(splits["test"])),
             curvature=config.curvature_iterations > 0,
             memory_budget=memory_budget(stage.runtime),
-            clock=time.perf_counter,
+            compiler=compiler,
         )
-        row.metrics(time_metrics(passes.functions))
         with progress_bar("gradients", gradient_analysis.num_visits(trajectory, splits), unit="steps") as bar:
             analysis = gradient_analysis.analyze(
                 passes, trajectory, splits, config, info.num_classes, advance=bar.advance

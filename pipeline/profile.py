@@ -1,14 +1,13 @@
 """Compile the configured functions in several forms, on shapes alone: params → static costs, a picture."""
 
-import time
 from pathlib import Path
 
 from gradtrail.core import profiling
-from gradtrail.core.compilation import time_metrics
 from gradtrail.core.profiling import ProfileConfig
 from gradtrail.core.train_config import TrainConfig
 from gradtrail.io import cost_tables, datasets
 from gradtrail.io.accelerator import set_up_jax
+from gradtrail.io.compile_profiles import compiling
 from gradtrail.io.figures import profile as figures
 from gradtrail.io.progress import progress_bar
 from gradtrail.io.stages import Stage, run_stage
@@ -20,7 +19,7 @@ def main(stage: Stage) -> None:
     info = datasets.read_info(Path("data/processed"))
     set_up_jax(stage.runtime)
 
-    with tracked(stage) as row:
+    with tracked(stage) as row, compiling(row) as compiler:
         forms = profiling.variants_to_compile(config, train_config)
         variants = []
         with progress_bar("profile", len(forms), unit="steps") as bar:
@@ -33,11 +32,10 @@ def main(stage: Stage) -> None:
                         image_shape=info.image_shape,
                         num_classes=info.num_classes,
                         num_examples=info.examples["train"],
-                        clock=time.perf_counter,
+                        compiler=compiler,
                     )
                 )
                 bar.advance(message=f"{precision}, batch size {batch_size}")
-        row.metrics(time_metrics([function for variant in variants for function in variant.named_functions]))
 
         with stage.writing_outs() as new:
             table = cost_tables.cost_table(variants)

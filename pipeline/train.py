@@ -4,11 +4,12 @@ import time
 from pathlib import Path
 
 from gradtrail.core import prediction, training
-from gradtrail.core.compilation import cost_metrics, time_metrics
+from gradtrail.core.compilation import cost_metrics
 from gradtrail.core.models import Model
 from gradtrail.core.train_config import TrainConfig
 from gradtrail.io import datasets, histories, training_runs
 from gradtrail.io.accelerator import set_up_jax
+from gradtrail.io.compile_profiles import compiling
 from gradtrail.io.figures import train as figures
 from gradtrail.io.memory import require_memory
 from gradtrail.io.resume import resume_folder
@@ -24,15 +25,14 @@ def main(stage: Stage) -> None:
 
     set_up_jax(stage.runtime)
 
-    with tracked(stage) as row:
+    with tracked(stage) as row, compiling(row) as compiler:
         checkpoints = resume_folder(row.stage, clock=time.monotonic)
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
         program = training.make_program(config, model, len(train))
-        engine = training.compile_engine(program, clock=time.perf_counter)
-        predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, clock=time.perf_counter)
+        engine = training.compile_engine(program, compiler=compiler)
+        predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
         require_memory("train.batch_size", config.batch_size, functions)
-        row.metrics(time_metrics(functions))
         done = training_runs.run(
             engine, predict, train, validation, config, row=row, checkpoints=checkpoints, runtime=stage.runtime
         )

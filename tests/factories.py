@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from gradtrail.core.augmentation import AugmentationConfig
 from gradtrail.core.class_structure import ClassStructure
+from gradtrail.core.compilation import Compiler
 from gradtrail.core.examples import Split
 from gradtrail.core.gradient_analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
 from gradtrail.core.gradients_config import GradientsConfig
@@ -43,6 +44,10 @@ from gradtrail.io.datasets import DatasetInfo
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (4, 3)  # of images: height and width differ, so that no test passes with them swapped
 NUM_CLASSES = 3
+
+
+def new_compiler(clock: Callable[[], float] | None = None) -> Compiler:
+    return Compiler(clock or no_clock)
 
 
 def no_clock() -> float:
@@ -147,7 +152,7 @@ def make_engine(config: TrainConfig, split: Split, *, num_classes: int = NUM_CLA
 def _compiled(config: TrainConfig, num_examples: int, shape: tuple[int, int], num_classes: int) -> Engine:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
     program = make_program(config, model, num_examples)
-    return compile_engine(program, clock=no_clock)
+    return compile_engine(program, compiler=new_compiler())
 
 
 def run_training(

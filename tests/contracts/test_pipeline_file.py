@@ -19,6 +19,8 @@ EXEMPT = frozenset(
     for name in (
         "checkpoints",  # written to MLflow alone
         "accelerator",
+        "compile_cache",
+        "compile_profiles",
         "curves",
         "digests",
         "errors",

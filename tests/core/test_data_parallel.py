@@ -25,7 +25,7 @@ import dataclasses, json
 
 import jax
 import numpy as np
-from factories import NUM_CLASSES, SHAPE, no_clock, random_split, train_config
+from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
 
 from gradtrail.core.augmentation import AugmentationConfig
 from gradtrail.core.data_parallel import make_mesh
@@ -48,7 +48,7 @@ CONFIGS = {
 
 def trained(config, mesh):
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    engine = compile_engine(make_program(config, model, len(SPLIT), mesh), clock=no_clock)
+    engine = compile_engine(make_program(config, model, len(SPLIT), mesh), compiler=new_compiler())
     examples = on_device(SPLIT.images, SPLIT.labels, mesh)
     initial = jax.device_get(engine.init(jax.random.key(0)).params)
     *_, chunk = train(engine, engine.init(jax.random.key(0)), examples, steps_per_call=2)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, gradients_config, model_config, no_clock, random_split
+from factories import NUM_CLASSES, gradients_config, model_config, new_compiler, random_split
 
 from gradtrail.core import losses
 from gradtrail.core.bounds import ConfigError
@@ -50,7 +50,7 @@ WEIGHTS = TRAJECTORY.weights
 
 @functools.cache
 def passes(budget: int = BUDGET, others: int = 2, *, curvature: bool = False) -> GradientPasses:
-    return compile_passes(MODEL, SMOOTHING, others, curvature=curvature, memory_budget=budget, clock=no_clock)
+    return compile_passes(MODEL, SMOOTHING, others, curvature=curvature, memory_budget=budget, compiler=new_compiler())
 
 
 @pytest.fixture(scope="module")

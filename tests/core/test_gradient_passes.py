@@ -16,7 +16,7 @@ import json
 
 import jax
 import numpy as np
-from factories import NUM_CLASSES, gradients_config, model_config, no_clock, random_split
+from factories import NUM_CLASSES, gradients_config, model_config, new_compiler, random_split
 
 from gradtrail.core.data_parallel import make_mesh
 from gradtrail.core.gradient_analysis import Trajectory, analyze
@@ -33,7 +33,7 @@ for kind in ("mlp", "cnn"):
     analyses, sizes = [], []
     for devices in (jax.devices()[:1], None):
         passes = compile_passes(
-            model, 0.1, 2, curvature=True, memory_budget=2**24, clock=no_clock, mesh=make_mesh(devices)
+            model, 0.1, 2, curvature=True, memory_budget=2**24, compiler=new_compiler(), mesh=make_mesh(devices)
         )
         sizes.append(passes.score.batch_size)
         config = gradients_config(curvature_iterations=2)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import CNN, NUM_CLASSES, SHAPE, model_config, no_clock, random_split
+from factories import CNN, NUM_CLASSES, SHAPE, model_config, new_compiler, random_split
 
 from gradtrail.core.bounds import ConfigError
-from gradtrail.core.compilation import CompiledFunction, compile_function
+from gradtrail.core.compilation import CompiledFunction
 from gradtrail.core.models import CNNConfig, MLPConfig, Model, ModelConfig, num_parameters
 
 KEY = jax.random.key(0)
@@ -258,7 +258,7 @@ def gradient(config: ModelConfig, *, remat: bool) -> CompiledFunction:
         return jnp.mean(logits**2), logits
 
     images = jax.ShapeDtypeStruct((64, *config.image_shape), jnp.uint8)
-    return compile_function("gradient", jax.grad(loss, has_aux=True), model.abstract_params(), images, clock=no_clock)
+    return new_compiler().compile("gradient", jax.grad(loss, has_aux=True), model.abstract_params(), images)
 
 
 def test_rematerialization_gives_the_same_gradients_for_more_work_and_less_memory() -> None:

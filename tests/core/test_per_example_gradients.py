@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from factories import CNN, NUM_CLASSES, model_config, no_clock, random_split
+from factories import CNN, NUM_CLASSES, model_config, new_compiler, random_split
 from flax import nnx
 
 from gradtrail.core import batches, losses, per_example_gradients
@@ -34,7 +34,7 @@ def per_example_grads(params: dict, smoothing: float) -> dict:
 
 @functools.cache
 def scores(microbatch_size: int, model: Model = MLP, smoothing: float = 0.2) -> dict[str, np.ndarray]:
-    score = scores_module.compile_score(model, smoothing, microbatch_size, clock=no_clock)
+    score = scores_module.compile_score(model, smoothing, microbatch_size, compiler=new_compiler())
     call = functools.partial(score, params_of(model))
     return batches.join(list(batches.map_batches(call, microbatch_size, SPLIT.images, SPLIT.labels)))
 
@@ -166,7 +166,7 @@ def test_products_of_all_pairs_equal_those_of_the_gradients_themselves(network: 
 def test_no_gradient_of_a_dense_layer_is_formed() -> None:
     """Of the MLP, the scores take less than twice the work of a prediction's two passes, whatever the batch."""
     model = Model(model_config(image_shape=(28, 28), mlp=MLPConfig(hidden=(256, 128), dropout=0.0), num_classes=10))
-    score = scores_module.compile_score(model, 0.1, 64, clock=no_clock)
+    score = scores_module.compile_score(model, 0.1, 64, compiler=new_compiler())
     forward = 2 * 64 * (784 * 256 + 256 * 128 + 128 * 10)
     backward = 2 * 64 * (256 * 128 + 128 * 10)
     assert score.cost.flops < 1.2 * (forward + backward)

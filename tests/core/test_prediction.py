@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from factories import model_config, no_clock, random_split
+from factories import model_config, new_compiler, random_split
 
 from gradtrail.core import batches, prediction
 from gradtrail.core.models import Model
@@ -20,7 +20,7 @@ LOGITS = np.asarray(MODEL.apply(PARAMS, jnp.asarray(SPLIT.images)), np.float64)
 
 @pytest.fixture(scope="module", params=[1, 8, 1000])
 def rows(request: pytest.FixtureRequest) -> dict[str, np.ndarray]:
-    predict = prediction.compile_predict(MODEL, request.param, clock=no_clock)
+    predict = prediction.compile_predict(MODEL, request.param, compiler=new_compiler())
     call = functools.partial(predict, PARAMS)
     return batches.join(list(batches.map_batches(call, request.param, SPLIT.images, SPLIT.labels)))
 
@@ -34,7 +34,7 @@ def test_rows_equal_scipy(rows: dict[str, np.ndarray]) -> None:
 
 def test_validation_is_the_mean_over_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "VALIDATION_BATCH_SIZE", 8)  # three batches, the last one of 7 rows
-    predict = prediction.compile_predict(MODEL, 8, clock=no_clock)
+    predict = prediction.compile_predict(MODEL, 8, compiler=new_compiler())
     found = prediction.validate(predict, PARAMS, SPLIT.images, SPLIT.labels)
     losses = -scipy.special.log_softmax(LOGITS, axis=1)[np.arange(23), SPLIT.labels]
     expected = {"loss": losses.mean(), "accuracy": np.mean(LOGITS.argmax(axis=1) == SPLIT.labels)}

@@ -1,7 +1,7 @@
 """Every variant compiles on shapes alone, and a larger batch costs more."""
 
 import pytest
-from factories import NUM_CLASSES, SHAPE, no_clock, train_config
+from factories import NUM_CLASSES, SHAPE, new_compiler, train_config
 
 from gradtrail.core.precision import Precision
 from gradtrail.core.profiling import ProfileConfig, Variant, compile_variant
@@ -15,7 +15,7 @@ def variant(precision: Precision, batch_size: int) -> Variant:
         image_shape=SHAPE,
         num_classes=NUM_CLASSES,
         num_examples=64,
-        clock=no_clock,
+        compiler=new_compiler(),
     )
 
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import no_clock
+from factories import new_compiler
 
-from gradtrail.core.compilation import CompiledFunction, compile_function
+from gradtrail.core.compilation import CompiledFunction
 from gradtrail.core.rematerialization import rematerialized
 
 WIDTH, BATCH, LAYERS = 16, 256, 5
@@ -39,7 +39,7 @@ def plain(function: Callable) -> Callable:
 
 @functools.cache
 def compiled(wrap: Callable) -> CompiledFunction:
-    return compile_function("gradient", gradient(wrap), PARAMS, INPUTS, clock=no_clock)
+    return new_compiler().compile("gradient", gradient(wrap), PARAMS, INPUTS)
 
 
 def test_values_and_gradients_are_the_same() -> None:

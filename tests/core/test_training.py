@@ -15,7 +15,7 @@ from factories import (
     SHAPE,
     copied,
     make_engine,
-    no_clock,
+    new_compiler,
     random_split,
     run_training,
     train_config,
@@ -238,7 +238,7 @@ def test_a_training_to_look_into_gives_the_same_figures(
     program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT))
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # indices then are NumPy's or Python's integers
     with debugging(True):
-        looked_into = compile_engine(program, clock=no_clock)
+        looked_into = compile_engine(program, compiler=new_compiler())
         chunks = run_training(looked_into, examples, state=initial, steps_per_call=2)
     assert [(chunk.step, int(chunk.state.step)) for chunk in chunks] == [(2, 2), (3, 3), (5, 5), (6, 6)]
     for part in ("params", "opt_state"):

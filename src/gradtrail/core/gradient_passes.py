@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
 from gradtrail.core import batches, per_example_gradients, scores
-from gradtrail.core.compilation import CompiledFunction, compile_function, compile_within
+from gradtrail.core.compilation import CompiledFunction, Compiler, compile_within
 from gradtrail.core.curvature import hessian_product
 from gradtrail.core.data_parallel import make_mesh, over_batch, placed, replicated, share_out
 from gradtrail.core.examples import Split
@@ -95,7 +95,7 @@ def compile_passes(
     *,
     curvature: bool,
     memory_budget: int,
-    clock: Callable[[], float],
+    compiler: Compiler,
     mesh: Mesh | None = None,
 ) -> GradientPasses:
     """Compile all passes, with microbatches as large as a budget allows.
@@ -106,7 +106,7 @@ def compile_passes(
         num_others: examples whose gradients `products` compares with.
         curvature: whether to compile the product with the Hessian too.
         memory_budget: bytes that the temporary arrays of a pass may take on a device.
-        clock: returns seconds.
+        compiler: that compiles them.
         mesh: the devices that share each batch, by default all of this process.
 
     Raises:
@@ -116,7 +116,7 @@ def compile_passes(
     params = model.abstract_params()
     signals_of = functools.partial(per_example_gradients.signals, model, label_smoothing=label_smoothing)
     others = _abstract_rows(model, num_others)
-    compile_pass = functools.partial(_compile_pass, model, mesh, clock)
+    compile_pass = functools.partial(_compile_pass, model, mesh, compiler)
     compile_rows = functools.partial(compile_pass, budget=memory_budget)
     compile_sums = functools.partial(compile_pass, budget=_SUM_BYTES, at_least=_FEWEST_SUMMED, masked=True)
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
@@ -148,11 +148,10 @@ def compile_passes(
         score=compile_rows("score", score, params),
         dots=compile_rows("grad_dots", dots, (params, two)),
         products=compile_rows("grad_products", products, (params, jax.eval_shape(signals_of, params, *others))),
-        signals=compile_function(
+        signals=compiler.compile(
             "signals",
             signals_of,
             *placed((params, *others), replicated(mesh)),
-            clock=clock,
             out_shardings=replicated(mesh),
         ),
         sums=compile_sums("sum_grads", sums, params),
@@ -251,7 +250,7 @@ def mean_hessian_product(hessian: Pass, params: Params | HostParams, direction: 
 def _compile_pass(
     model: Model,
     mesh: Mesh,
-    clock: Callable[[], float],
+    compiler: Compiler,
     name: str,
     function: Callable,
     whole: Any,
@@ -266,7 +265,7 @@ def _compile_pass(
         count = rows * mesh.size
         mask = (jax.ShapeDtypeStruct((count,), bool),) if masked else ()
         batch = placed((*_abstract_rows(model, count), *mask), over_batch(mesh))
-        return compile_function(name, share_out(function, mesh), placed(whole, replicated(mesh)), batch, clock=clock)
+        return compiler.compile(name, share_out(function, mesh), placed(whole, replicated(mesh)), batch)
 
     function_at, rows = compile_within(budget, LARGEST_BATCH, compile_at, at_least=at_least)
     return Pass(function=function_at, batch_size=rows * mesh.size)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core import batches, losses
-from gradtrail.core.compilation import CompiledFunction, compile_function
+from gradtrail.core.compilation import CompiledFunction, Compiler
 from gradtrail.core.models import Model, Params
 
 VALIDATION_BATCH_SIZE = 1000
@@ -30,12 +30,12 @@ def predict_batch(
     }
 
 
-def compile_predict(model: Model, batch_size: int, *, clock: Callable[[], float]) -> CompiledFunction:
+def compile_predict(model: Model, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
     """Compile `predict_batch` for one size of batch: params, images, labels → rows."""
     images = jax.ShapeDtypeStruct((batch_size, *model.config.image_shape), jnp.uint8)
     labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     function = functools.partial(predict_batch, model)
-    return compile_function("predict", function, model.abstract_params(), images, labels, clock=clock)
+    return compiler.compile("predict", function, model.abstract_params(), images, labels)
 
 
 def validate(

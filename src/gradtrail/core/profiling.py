@@ -2,13 +2,12 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 
 from gradtrail.core.bounds import check
-from gradtrail.core.compilation import CompiledFunction
+from gradtrail.core.compilation import CompiledFunction, Compiler
 from gradtrail.core.data_parallel import make_mesh
 from gradtrail.core.models import Model
 from gradtrail.core.precision import Precision
@@ -66,19 +65,19 @@ def compile_variant(
     image_shape: tuple[int, int],
     num_classes: int,
     num_examples: int,
-    clock: Callable[[], float],
+    compiler: Compiler,
 ) -> Variant:
     """Compile training step, prediction and per-example scores, on shapes alone.
 
     Args:
         config: the training; its own precision and batch size are replaced.
         num_examples: size of the training split.
-        clock: returns seconds, for the compile times.
+        compiler: that compiles them.
     """
     config = dataclasses.replace(config, precision=precision, batch_size=batch_size)
     model = Model(config.model_config(image_shape, num_classes), remat=config.remat)
     one_device = make_mesh(jax.local_devices()[:1])  # on which every batch size is possible
-    run_steps = compile_run_steps(make_program(config, model, num_examples, one_device), clock=clock)
-    predict = compile_predict(model, batch_size, clock=clock)
-    score = compile_score(model, config.label_smoothing, batch_size, clock=clock)
+    run_steps = compile_run_steps(make_program(config, model, num_examples, one_device), compiler=compiler)
+    predict = compile_predict(model, batch_size, compiler=compiler)
+    score = compile_score(model, config.label_smoothing, batch_size, compiler=compiler)
     return Variant(precision=precision, batch_size=batch_size, functions=[run_steps, predict, score])

@@ -1,7 +1,7 @@
 """The scores of single examples: what a pass over the data finds of each, and what they say together."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core import losses
-from gradtrail.core.compilation import CompiledFunction, compile_function
+from gradtrail.core.compilation import CompiledFunction, Compiler
 from gradtrail.core.models import Model, Params
 from gradtrail.core.per_example_gradients import squared_grad_norms
 from gradtrail.core.ranking import largest, rank_correlation
@@ -48,14 +48,12 @@ def score_batch(
     }
 
 
-def compile_score(
-    model: Model, label_smoothing: float, batch_size: int, *, clock: Callable[[], float]
-) -> CompiledFunction:
+def compile_score(model: Model, label_smoothing: float, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
     """Compile `score_batch` for one size of batch: params, images, labels → scores."""
     images = jax.ShapeDtypeStruct((batch_size, *model.config.image_shape), jnp.uint8)
     labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     function = functools.partial(score_batch, model, label_smoothing=label_smoothing)
-    return compile_function("score", function, model.abstract_params(), images, labels, clock=clock)
+    return compiler.compile("score", function, model.abstract_params(), images, labels)
 
 
 def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[str, float]:

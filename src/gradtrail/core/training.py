@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core import batches
-from gradtrail.core.compilation import NO_COST, NO_TIMES, CompiledFunction, compile_function
+from gradtrail.core.compilation import NO_COST, NO_TIMES, CompiledFunction, Compiler
 from gradtrail.core.data_parallel import check_divisible, make_mesh, placed, replicated
 from gradtrail.core.models import Model, Params
 from gradtrail.core.train_config import TrainConfig
@@ -199,11 +199,11 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mes
     )
 
 
-def compile_engine(program: Program, *, clock: Callable[[], float]) -> Engine:
-    """Compile a training; `clock` returns seconds, for the compile times."""
+def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
+    """Compile a training."""
     everywhere = replicated(program.mesh)
     key, index, state = _abstract_arguments(program)
-    compile_here = functools.partial(compile_function, clock=clock, out_shardings=everywhere)
+    compile_here = functools.partial(compiler.compile, out_shardings=everywhere)
     evaluation_params: Callable[[TrainState], Params] = program.evaluation_params
     if program.averages:
         evaluation_params = compile_here("evaluation_params", evaluation_params, state)
@@ -212,13 +212,13 @@ def compile_engine(program: Program, *, clock: Callable[[], float]) -> Engine:
         steps_per_epoch=program.steps_per_epoch,
         init=compile_here("init", program.init, key),
         order=compile_here("order", program.order, key, index),
-        run_steps=compile_run_steps(program, clock=clock),
+        run_steps=compile_run_steps(program, compiler=compiler),
         evaluation_params=evaluation_params,
         records=lambda: jax.device_put(program.records(), everywhere),
     )
 
 
-def compile_run_steps(program: Program, *, clock: Callable[[], float]) -> CompiledFunction:
+def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFunction:
     """Compile the loop of optimizer steps by itself; its static cost is that of one step."""
     debugging: Any = jax.config  # whose switches mypy does not know
     if debugging.jax_debug_nans:
@@ -229,8 +229,13 @@ def compile_run_steps(program: Program, *, clock: Callable[[], float]) -> Compil
     records = placed(jax.eval_shape(program.records), everywhere)
     order = placed(jax.eval_shape(program.order, key, index), everywhere)
     arguments = (state, records, placed(program.examples, everywhere), order, index, index)
-    return compile_function(
-        "train_step", program.run_steps, *arguments, clock=clock, donate_argnums=(0, 1), out_shardings=everywhere
+    return compiler.compile(
+        "train_step",
+        program.run_steps,
+        *arguments,
+        donate_argnums=(0, 1),
+        out_shardings=everywhere,
+        trips_of=lambda *called: int(called[-1]) - int(called[-2]),
     )
 
 

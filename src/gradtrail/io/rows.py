@@ -39,11 +39,13 @@ class StoredRow:
     Args:
         client: of the store.
         run_id: of the row.
+        attempt: which run of the state this is, from 1.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str):
+    def __init__(self, client: MlflowClient, run_id: str, attempt: int = 1):
         self.client = client
         self.run_id = run_id
+        self.attempt = attempt
         self._logged: dict[str, set[int]] = {}
 
     def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
@@ -124,7 +126,7 @@ def open_row(client: MlflowClient, stage: Identity) -> StoredRow:
     tags |= {**_code_tags(), **_experiment_tags()}
     client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
     client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
-    return StoredRow(client, run.info.run_id)
+    return StoredRow(client, run.info.run_id, attempt)
 
 
 def find_row(client: MlflowClient, **tags: str) -> Run | None:

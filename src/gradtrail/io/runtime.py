@@ -17,6 +17,7 @@ class RuntimeConfig:
         checkpoint_seconds: between two checkpoints of a training, for a killed one to go on from.
         memory_budget_mib: that the temporary arrays of a pass over single examples' gradients may take on a device;
             None for what is fastest on it.
+        compile_cache: whether to keep compiled functions on disk, for the next run.
         tracking: whether to log to MLflow.
         system_metrics: whether to log the use of processor and memory.
         debug_nans: whether to stop at the first NaN, in the operation that made it.
@@ -31,6 +32,7 @@ class RuntimeConfig:
     steps_per_call: int
     checkpoint_seconds: float
     memory_budget_mib: int | None
+    compile_cache: bool
     tracking: bool
     system_metrics: bool
     debug_nans: bool

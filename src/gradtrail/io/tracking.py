@@ -20,6 +20,8 @@ from gradtrail.io.stages import Stage
 from gradtrail.io.state_locks import only_maker
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gradtrail.core.train_step import TrainState
     from gradtrail.io.rows import StoredRow
 
@@ -36,10 +38,21 @@ class Row:
         self.stage = stage
         self.stored = stored
 
-    def metrics(self, values: Mapping[str, float], *, step: int = 0) -> None:
-        """Log figures under the stage's prefix; a point that the row has already is left as it is."""
-        points = {metric_name(self.stage.name, key): {step: value} for key, value in values.items()}
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Log figures under the stage's prefix; a point that the row has already is left as it is.
+
+        Those of compiling are another point at each attempt: cold at first, from the cache later.
+        """
+        attempt = self.stored.attempt if self.stored else 1
+        points = {
+            metric_name(self.stage.name, key): {attempt - 1 if key.startswith("compile/") else 0: value}
+            for key, value in values.items()
+        }
         self._attempt(lambda stored: stored.log_points(points))
+
+    def files(self, folder: Path, under: str) -> None:
+        """Log the files of a folder as artifacts, in the place of those of an earlier attempt."""
+        self._attempt(lambda stored: stored.client.log_artifacts(stored.run_id, str(folder), under))
 
     def curves(self, points: Mapping[str, Mapping[int, float]]) -> None:
         """Log many points at once, without a prefix: name → step → value."""

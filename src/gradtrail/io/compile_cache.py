@@ -1,0 +1,55 @@
+"""JAX's persistent compilation cache, so that the second run of a stage compiles nothing.
+
+It lies in `.gradtrail/xla/`, in a folder for each version of jaxlib and kind of processor: machine code of another one
+may not run. It is trusted as code is, so it is no DVC out, and nobody should carry it to another machine.
+"""
+
+import contextlib
+import hashlib
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+from filelock import FileLock
+
+from gradtrail.io.workspace import private_folder
+
+
+def set_up_cache() -> Path:
+    """Let JAX keep all machine code; return the folder."""
+    folder = private_folder() / "xla" / f"jaxlib-{jaxlib.version.__version__}-{_processor()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    config: Any = jax.config  # whose switches mypy does not know
+    config.update("jax_compilation_cache_dir", str(folder))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder
+
+
+def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextManager[None]]:
+    """Return what holds the lock of a program while it is compiled: a second process waits, and finds it in the cache.
+
+    Args:
+        folder: of the cache.
+    """
+
+    @contextlib.contextmanager
+    def guard(program: str) -> Iterator[None]:
+        lock = FileLock(folder / f"{program[:2]}.lock")  # 256 of them: programs that share one seldom meet
+        with lock:
+            yield
+
+    return guard
+
+
+def _processor() -> str:
+    """Return a digest of what the processor can do, by its own account where the system tells."""
+    described = [platform.machine(), platform.processor(), sys.platform]
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        described += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
