@@ -9,7 +9,7 @@ export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help env repro test test-slow check format ui bench sync clean
+.PHONY: help env repro test test-slow check gate format ui bench sync clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ check: env ## ruff (lint and format), mypy, import-linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+gate: env ## what the compiled functions cost, against what was accepted; `gradtrail gate --accept` accepts
+	@$(BIN)/gradtrail gate
 
 format: env ## put the code in ruff's format
 	@$(BIN)/ruff check --fix .

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+from gradtrail.core.bounds import ConfigError
 from gradtrail.io import recipes, synchronization
 from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.versions import write_installed_versions
@@ -21,6 +22,8 @@ def main() -> None:
     ready = commands.add_parser("recipes", help="list the experiments of recipes.yaml, or run one")
     ready.add_argument("name", nargs="?")
     ready.add_argument("--seeds", default="0", help="of the training, such as 0,1,2")
+    gate = commands.add_parser("gate", help="compare what the configured functions cost with what was accepted")
+    gate.add_argument("--accept", action="store_true", help="accept what they cost now")
     commands.add_parser("results", help="what came out of the recipes that were run, as a table in Markdown")
     commands.add_parser("sync", help="give every state in dvc.lock its row in MLflow")
     commands.add_parser("versions", help="record the installed packages in versions.yaml")
@@ -29,7 +32,7 @@ def main() -> None:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         sys.exit(_run(arguments, rest))
-    except UserError as error:
+    except (UserError, ConfigError) as error:
         print(f"gradtrail: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
@@ -43,6 +46,10 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
             from gradtrail.io import reproduction  # late: it knows every stage's config, and so imports jax
 
             return reproduction.reproduce(rest)
+        case "gate":
+            from gradtrail.io.gate import run_gate  # late: it imports jax
+
+            return run_gate(accept=arguments.accept)
         case "recipes" if arguments.name:
             return recipes.run_recipe(arguments.name, _seeds(arguments.seeds))
         case "recipes":
