@@ -143,13 +143,19 @@ class History:
         *,
         precision: Precision = "float32",
     ) -> "History":
-        """Return the history that `as_arrays` told of; `params` are the initial weights."""
+        """Return the history that `as_arrays` told of; `params` are the initial weights.
+
+        Raises:
+            LookupError, ValueError: it told of no such history.
+        """
         found = cls(keep_epochs, params, precision=precision)
         names = [field.name for field in dataclasses.fields(EpochRecord)]
         rows = arrays["epochs"].reshape(-1, len(names)).tolist() if "epochs" in arrays else []
         found.epochs = [EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}) for row in rows]
         fields = [field.name for field in dataclasses.fields(StepRecord)]
         columns = {name: arrays.get(f"steps.{name}") for name in fields}
+        if any(column.ndim != 2 or len(column) != len(rows) for column in columns.values() if column is not None):
+            raise ValueError(f"steps are not of {len(rows)} epochs")
         for number in range(len(rows)):
             values: dict[str, Any] = {
                 name: column if column is None else column[number] for name, column in columns.items()
@@ -162,8 +168,10 @@ class History:
         def weights(name: str) -> KeptWeights:
             mine = below(name, arrays)
             leaves = below("params", mine)
-            params = jax.tree.unflatten(structure, [leaves[number] for number in sorted(leaves)])
-            return KeptWeights(epoch=int(mine["epoch"]), params=params)
+            found = jax.tree.unflatten(structure, [leaves[number] for number in sorted(leaves)])
+            if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
+                raise ValueError(f"weights {name} are of another model")
+            return KeptWeights(epoch=int(mine["epoch"]), params=found)
 
         found.final, found.best = weights("final"), weights("best")
         numbers = sorted({name.partition(".")[0] for name in below("kept", arrays)})

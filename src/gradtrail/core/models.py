@@ -28,6 +28,7 @@ AbstractParams: TypeAlias = PyTree[Float[jax.ShapeDtypeStruct, "..."]]
 ModelKind = Literal["linear", "mlp", "cnn"]
 NormKind = Literal["none", "group", "layer"]
 WeightsKind = Literal["final", "best"]
+_MAX_LAYERS = 256  # more would be described, and compiled, for minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class MLPConfig:
     dropout: float
 
     def __post_init__(self) -> None:
-        check("hidden: number of layers", len(self.hidden), at_least=1)
+        check("hidden: number of layers", len(self.hidden), at_least=1, at_most=_MAX_LAYERS)
         for width in self.hidden:
             check("hidden", width, at_least=1)
         check("dropout", self.dropout, at_least=0, below=1)
@@ -76,6 +77,8 @@ class CNNConfig:
         for count in (*self.channels, *self.hidden):
             check("channels" if count in self.channels else "hidden", count, at_least=1)
         check("convolutions", self.convolutions, at_least=1)
+        num_layers = len(self.channels) * self.convolutions + len(self.hidden)
+        check("channels, convolutions and hidden: number of layers", num_layers, at_most=_MAX_LAYERS)
         check("kernel_size", self.kernel_size, at_least=1)
         check("groups", self.groups, at_least=1)
         check("dropout", self.dropout, at_least=0, below=1)
@@ -121,6 +124,11 @@ class ModelConfig:
         for kind, part in (("mlp", self.mlp), ("cnn", self.cnn)):
             if (self.kind == kind) != (part is not None):
                 raise ValueError(f"{kind} must be given if and only if kind is {kind}, which is {self.kind}")
+        for side in self.image_shape:
+            check("image_shape", side, at_least=1)
+        check("num_classes", self.num_classes, at_least=1)
+        if self.cnn:
+            self.cnn.num_features(self.image_shape)
 
     @property
     def name(self) -> str:

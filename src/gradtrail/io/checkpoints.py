@@ -10,6 +10,8 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from gradtrail.core.train_step import TrainState
+from gradtrail.io.errors import UserError, one_line
+from gradtrail.io.stored_arrays import declared_bytes, open_arrays
 
 
 def save_checkpoint(folder: Path, state: TrainState) -> None:
@@ -26,12 +28,32 @@ def temporary_checkpoint(state: TrainState) -> Iterator[Path]:
 
 
 def load_checkpoint(folder: Path, like: TrainState) -> TrainState:
-    """Read a state whose shapes and dtypes are those of `like`, which may be abstract, to the default device."""
+    """Read a state whose shapes and dtypes are those of `like`, which may be abstract, to the default device.
+
+    Raises:
+        UserError: the folder holds no such state. Refused before memory of another size is taken.
+    """
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])  # whichever device it was written from
     shapes = jax.eval_shape(_with_key_data, like)
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    restored: TrainState = ocp.load(folder.resolve(), abstract)
+    try:
+        _check_arrays(folder.resolve(), abstract)
+        restored: TrainState = ocp.load(folder.resolve(), abstract)
+    except Exception as error:  # whatever is wrong with it
+        raise UserError(f"{folder}: no checkpoint of this state: {one_line(error)[:200]}") from error
     return dataclasses.replace(restored, key=jax.random.wrap_key_data(restored.key))
+
+
+def _check_arrays(folder: Path, abstract: TrainState) -> None:
+    """Raise ValueError unless a checkpoint has arrays like those of a state, in pieces no larger than themselves."""
+    arrays = open_arrays(folder)
+    found = sorted((array.shape, array.dtype.name) for array in arrays.values())
+    expected = sorted((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(abstract))
+    if found != expected:
+        raise ValueError("it holds arrays of other shapes")
+    for name, array in arrays.items():
+        if declared_bytes(array) > max(1, array.size) * array.dtype.numpy_dtype.itemsize:
+            raise ValueError(f"{name} is read in pieces larger than itself")
 
 
 def _with_key_data(state: TrainState) -> TrainState:

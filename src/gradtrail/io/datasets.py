@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import math
+import re
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gradtrail.core.bounds import check
 from gradtrail.core.examples import Split
 from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.files import write_json
@@ -18,6 +21,12 @@ from gradtrail.io.params import validate
 
 SPLITS = ("train", "validation", "test")
 _INFO = "dataset.json"
+_MAX_CLASSES = 256  # labels are bytes in the raw files
+_HEADER_BYTES = 128
+_HEADER = re.compile(  # NumPy itself takes more than it writes, and stumbles over some of it
+    rb"\x93NUMPY\x01\x00v\x00\{'descr': '[<|][biufcSUO]\d{0,4}', 'fortran_order': (True|False), "
+    rb"'shape': \((\d{1,15}, ?)*(\d{1,15})?\), \} *\n"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +48,13 @@ class DatasetInfo:
     num_classes: int
     examples: dict[str, int]
     files: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for side in self.image_shape:
+            check("image_shape", side, at_least=1)
+        check("num_classes", self.num_classes, at_least=1, at_most=_MAX_CLASSES)
+        for name, count in self.examples.items():
+            check(f"examples.{one_line(name)}", count, at_least=0)
 
     @property
     def label(self) -> str:
@@ -62,8 +78,8 @@ def read_info(folder: Path) -> DatasetInfo:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not readable as JSON: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable as JSON: {one_line(error)}") from None
     return validate(content, DatasetInfo, f"{path}: dataset")
 
 
@@ -93,11 +109,10 @@ def read_split(path: Path, info: DatasetInfo) -> Split:
     require_unchanged(path, info)
     names = [field.name for field in dataclasses.fields(Split)]
     try:
-        with path.open("rb") as stream:
-            loaded = np.load(stream, allow_pickle=False)
-            arrays = {name: loaded[name] for name in names}
+        with zipfile.ZipFile(path) as archive:
+            arrays = {name: _read_array(archive, f"{name}.npy") for name in names}
     except (OSError, ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged: {one_line(error)}") from None
+        raise UserError(f"{path}: damaged: {one_line(error)[:200]}") from None
     _check_arrays(path, arrays, info)
     return Split(**arrays)
 
@@ -105,6 +120,29 @@ def read_split(path: Path, info: DatasetInfo) -> Split:
 def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
     """Read all splits of a processed folder."""
     return {name: read_split(folder / f"{name}.npz", info) for name in SPLITS}
+
+
+def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Read an array of an uncompressed `.npz`.
+
+    Raises:
+        ValueError: it is compressed, holds objects, or its header is not as NumPy writes it or declares another number
+            of bytes than there are. Refused before memory of the declared size is taken.
+    """
+    member = archive.getinfo(name)
+    if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+        raise ValueError(f"{name} is compressed")
+    with archive.open(member) as stream:
+        if not _HEADER.fullmatch(stream.read(_HEADER_BYTES)):
+            raise ValueError(f"{name} has no header of an array")
+        stream.seek(0)
+        np.lib.format.read_magic(stream)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        declared = stream.tell() + math.prod(shape) * dtype.itemsize
+        if declared != member.file_size and not dtype.hasobject:
+            raise ValueError(f"{name} declares {declared} bytes, but has {member.file_size}")
+        stream.seek(0)
+        return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 def _check_arrays(path: Path, arrays: dict[str, np.ndarray], info: DatasetInfo) -> None:

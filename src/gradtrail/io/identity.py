@@ -6,9 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from gradtrail.io.digests import digest
-from gradtrail.io.params import read_yaml
 from gradtrail.io.stages import Stage
-from gradtrail.io.states import Entry, live_entry, locked_entry, makers, read_pipeline, state_key
+from gradtrail.io.states import Entry, live_entry, locked_entry, makers, read_lock, read_pipeline, state_key
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Identity(Stage):
     @cached_property
     def _lock(self) -> dict[str, Any]:
         path = self.folder / "dvc.lock"
-        return read_yaml(path).get("stages", {}) if path.is_file() else {}
+        return read_lock(path) if path.is_file() else {}
 
 
 def locked_identities() -> list[Identity]:

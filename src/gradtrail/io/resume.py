@@ -29,6 +29,7 @@ from gradtrail.io.identity import Identity
 from gradtrail.io.workspace import private_folder
 
 _KEPT = 2  # checkpoints: the last one, and the one before in case the last is damaged
+_SPARE_BYTES = 2**20  # small arrays share a compressed file
 Arrays = dict[str, np.ndarray]
 
 
@@ -84,6 +85,8 @@ class ResumeFolder:
                     history=history_of(below("history", arrays)),
                     seconds=float(arrays["seconds"]),
                 )
+                if progress.step != int(progress.state.step):
+                    raise ValueError(f"it says step {progress.step}, its state is after {progress.state.step}")
             except Exception as error:  # whatever is wrong with it, the one before may do
                 print(
                     f"train: {path.name} is no whole checkpoint ({one_line(error)[:200]}); passed over", file=sys.stderr
@@ -124,7 +127,10 @@ class ResumeFolder:
         try:
             shutil.rmtree(path, ignore_errors=True)
             path.parent.mkdir(parents=True, exist_ok=True)
-            ocp.save(path, arrays)
+            context = ocp.Context()
+            context.array.saving.use_compression = False  # then an array is no larger than the files that hold it
+            with context:
+                ocp.save(path, arrays)
             with atomic_file(_seal(path)) as beside:
                 beside.write_text(digest(path))
             for old in self._checkpoints()[:-_KEPT]:
@@ -170,11 +176,16 @@ def _seal(path: Path) -> Path:
 
 
 def _read(path: Path) -> Arrays:
-    from orbax.checkpoint import v1 as ocp
+    from gradtrail.io.stored_arrays import declared_bytes, open_arrays
 
     if digest(path) != _seal(path).read_text():
         raise ValueError("its digest is another one")
-    return {name: np.asarray(value) for name, value in ocp.load(path).items()}
+    arrays = open_arrays(path)
+    on_disk = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    declared = sum(map(declared_bytes, arrays.values()))
+    if declared > on_disk + _SPARE_BYTES:
+        raise ValueError(f"it declares {declared} bytes of arrays, but has {on_disk}")
+    return {name: array.read().result() for name, array in arrays.items()}
 
 
 def _as_arrays(chunk: Chunk, history: History, seconds: float) -> Arrays:

@@ -9,12 +9,14 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from gradtrail.io.digests import digest
-from gradtrail.io.params import read_yaml
+from gradtrail.io.errors import UserError, one_line
+from gradtrail.io.params import read_yaml, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +60,64 @@ class StageSpec:
     outs: tuple[str, ...]
 
 
+_Outs = list[str | dict[str, Any]]
+
+
+@dataclass
+class _DeclaredStage:
+    """What is read of a stage in `dvc.yaml`."""
+
+    cmd: str | list[str]
+    deps: list[str] = field(default_factory=list)
+    params: list[str | dict[str, list[str]]] = field(default_factory=list)
+    outs: _Outs = field(default_factory=list)
+    metrics: _Outs = field(default_factory=list)
+    plots: _Outs = field(default_factory=list)
+
+
+@dataclass
+class _DvcYaml:
+    stages: dict[str, _DeclaredStage]
+
+
+@dataclass
+class _LockedFile:
+    path: str
+    md5: str
+
+
+@dataclass
+class _LockedStage:
+    """What is read of a stage in `dvc.lock`."""
+
+    cmd: str | list[str]
+    deps: list[_LockedFile] = field(default_factory=list)
+    params: dict[str, dict[str, Any]] = field(default_factory=dict)
+    outs: list[_LockedFile] = field(default_factory=list)
+
+
+@dataclass
+class _DvcLock:
+    stages: dict[str, _LockedStage] = field(default_factory=dict)
+
+
 def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
-    """Read the stages of a `dvc.yaml`, in its order."""
-    return {name: _stage_spec(stage) for name, stage in read_yaml(path)["stages"].items()}
+    """Read the stages of a `dvc.yaml`, in its order; raise UserError in one line where they are none."""
+    content = read_yaml(path)
+    validate(content, _DvcYaml, str(path), extra="ignore")
+    pipeline = {name: _stage_spec(stage) for name, stage in content["stages"].items()}
+    try:
+        TopologicalSorter({name: makers(name, pipeline) for name in pipeline}).prepare()
+    except CycleError as error:
+        raise UserError(f"{path}: stages that wait for each other: {', '.join(error.args[1])}") from None
+    return pipeline
+
+
+def read_lock(path: Path) -> dict[str, Any]:
+    """Read the stages of a `dvc.lock`; raise UserError in one line where they are none."""
+    content = read_yaml(path)
+    validate(content, _DvcLock, str(path), extra="ignore")
+    return content.get("stages", {})
 
 
 def live_entry(spec: StageSpec, folder: Path) -> Entry:
@@ -68,8 +125,9 @@ def live_entry(spec: StageSpec, folder: Path) -> Entry:
 
     Raises:
         FileNotFoundError: a dep is not there.
+        UserError: a params file is none, or lacks a key.
     """
-    params = {name: _values(read_yaml(folder / name), keys) for name, keys in spec.params.items()}
+    params = {name: _values(folder / name, keys) for name, keys in spec.params.items()}
     return Entry(cmd=spec.cmd, params=params, deps={dep: digest(folder / dep) for dep in spec.deps})
 
 
@@ -119,13 +177,17 @@ def _stage_spec(stage: Mapping[str, Any]) -> StageSpec:
         cmd=stage["cmd"],
         deps=tuple(stage.get("deps", ())),
         params={name: tuple(keys) for name, keys in params.items()},
-        outs=tuple(next(iter(out)) if isinstance(out, dict) else out for out in outs),
+        outs=tuple(name for out in outs for name in (out if isinstance(out, dict) else [out])),
     )
 
 
-def _values(content: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """Look up dotted keys."""
-    return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
+def _values(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Look up dotted keys in a params file."""
+    content = read_yaml(path)
+    try:
+        return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: a key of {', '.join(keys)} is missing ({one_line(error)})") from None
 
 
 def _holds(out: str, dep: str) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from gradtrail.core.bounds import check
 from gradtrail.core.models import Model, ModelConfig, Params
 from gradtrail.io.datasets import DatasetInfo
 from gradtrail.io.errors import UserError, one_line
@@ -33,6 +34,10 @@ class WeightsInfo:
     label_smoothing: float
     dataset: DatasetInfo
     epoch: int
+
+    def __post_init__(self) -> None:
+        check("label_smoothing", self.label_smoothing, at_least=0, below=1)
+        check("epoch", self.epoch, at_least=0)
 
 
 def write_weights(path: Path, params: Params, info: WeightsInfo) -> None:
@@ -58,7 +63,8 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, RecursionError, AttributeError) as error:
+        # the last: a dtype that NumPy does not have
         raise UserError(f"{path}: no weights file of this project: {one_line(error)}") from None
     written = metadata.pop("digest", None) if isinstance(metadata, dict) else None
     info = validate(metadata, WeightsInfo, f"{path}: {_KEY}")
