@@ -1,25 +1,31 @@
 """Costs are those of the mathematics, times those of the clock, and a compiled function has one shape."""
 
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import new_compiler
+from factories import new_compiler, train_config
 
 from gradtrail.core.compilation import (
     NO_COST,
     NO_TIMES,
+    TIMED_CALLS,
     WATCHED,
+    CallTimes,
     CompiledFunction,
+    Compiler,
     CompileTimes,
     cost_metrics,
     time_metrics,
 )
 from gradtrail.core.data_parallel import make_mesh, replicated
+from gradtrail.core.models import MLPConfig, Model
+from gradtrail.core.training import compile_run_steps, make_program
 
 NOT_A_NUMBER = jnp.array([-1.0])  # its logarithm
 
@@ -144,3 +150,99 @@ def test_results_lie_where_they_are_asked_to() -> None:
     )
     assert asked == everywhere
     assert free == argument.sharding != everywhere
+
+
+def scanned(length: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def function(values: jax.Array, matrix: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ matrix), None), values, length=length)[0]
+
+    return function
+
+
+@pytest.mark.parametrize("length", [1, 2, 50])
+def test_a_loop_costs_as_often_as_it_is_passed(length: int) -> None:
+    shapes = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2
+    cost = new_compiler().compile("scanned", scanned(length), *shapes).cost
+    assert cost.flops == pytest.approx(length * 2 * 32**3, rel=0.02)
+    assert cost.transcendentals == length * 32 * 32
+
+
+def test_a_loop_in_a_loop_costs_as_often_as_both() -> None:
+    def nested(values: jax.Array, matrix: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda carry, _: (scanned(5)(carry, matrix), None), values, length=7)[0]
+
+    shapes = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2
+    assert new_compiler().compile("nested", jax.jit(nested), *shapes).cost.transcendentals == 35 * 32 * 32
+
+
+def test_flops_of_a_training_step_are_those_of_the_mathematics() -> None:
+    """Forward, the gradient of each kernel, and that of each layer's input but the first: 2 m n k each."""
+    widths, batch = (784, 256, 128, 10), 128
+    config = train_config(mlp=MLPConfig(hidden=widths[1:-1], dropout=0.0), batch_size=batch)
+    model = Model(config.model_config((28, 28), 10))
+    cost = compile_run_steps(make_program(config, model, 1000), compiler=new_compiler()).cost
+    products = [2 * batch * before * after for before, after in itertools.pairwise(widths)]
+    assert cost.flops == pytest.approx(3 * sum(products) - products[0], rel=0.05)
+    gradient = jax.grad(lambda params, images: jnp.sum(model.apply(params, images)))
+    images = jax.ShapeDtypeStruct((batch, 28, 28), jnp.uint8)
+    alone = new_compiler().compile("gradient", gradient, model.abstract_params(), images).cost
+    assert alone.flops == pytest.approx(3 * sum(products) - products[0], rel=0.01)
+
+
+def test_counts_of_a_program_are_those_of_its_texts() -> None:
+    function = matmul()
+    texts, cost = function.texts(), function.cost
+    assert set(texts) == {"jaxpr", "stablehlo", "hlo"}
+    assert "dot_general" in texts["jaxpr"]
+    assert cost.stablehlo_bytes == len(texts["stablehlo"])
+    assert cost.jaxpr_equations == texts["jaxpr"].count("dot_general") == 1
+    assert cost.float64_instructions == 0
+    assert function.signature == "float32[64,128], float32[128,32]"
+
+
+def test_equations_of_inner_programs_count() -> None:
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    plain, inner = (
+        new_compiler().compile("f", function, shape).cost.jaxpr_equations
+        for function in (lambda x: jnp.sin(x) + 1.0, jax.jit(lambda x: jnp.sin(x) + 1.0))
+    )
+    assert (plain, inner) == (2, 3)
+
+
+def test_float64_is_seen() -> None:
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+        cost = new_compiler().compile("leak", lambda x: x * np.float64(2.0) + 1.0, shape).cost
+    assert cost.float64_instructions > 0
+
+
+def test_calls_are_timed_from_ready_arguments_to_ready_results_and_no_more_than_needed() -> None:
+    ticks = itertools.count()
+    function = matmul(2, 3, 1, clock=lambda: float(next(ticks)))
+    for _ in range(TIMED_CALLS + 3):
+        function(np.ones((2, 3), np.float32), np.ones((3, 1), np.float32))
+    assert function.calls.seconds == [1.0] * TIMED_CALLS
+    assert (function.calls.first, function.calls.steady) == (1.0, 1.0)
+
+
+def test_the_time_of_a_trip_is_that_of_the_call_by_its_trips() -> None:
+    calls = CallTimes(clock=lambda: 0.0, seconds=[9.0, 4.0, 6.0, 50.0], trips=[1, 2, 2, 25])
+    assert (calls.first, calls.steady) == (9.0, 2.0)
+    assert np.isnan(CallTimes(clock=lambda: 0.0).first)
+    assert np.isnan(CallTimes(clock=lambda: 0.0, seconds=[1.0], trips=[1]).steady)
+
+
+def test_while_it_compiles_it_holds_what_the_caller_gave() -> None:
+    held = []
+
+    @contextlib.contextmanager
+    def guard(program: str) -> Iterator[None]:
+        held.append(program)
+        yield
+
+    compiler = Compiler(lambda: 0.0, guard)
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    for _ in range(2):
+        compiler.compile("sine", jnp.sin, shape)
+    compiler.compile("cosine", jnp.cos, shape)
+    assert held[0] == held[1] != held[2]
