@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_SIDE = 1024  # of the matrices
-_COPIED_BYTES = 64 * 2**20  # beyond the caches of most processors
-_ROUNDS = 5
+_SIDE = 768  # of the matrices
+_COPIED_BYTES = 32 * 2**20  # beyond the caches of most processors
+_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)

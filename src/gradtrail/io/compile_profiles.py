@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import resource
 import sys
 import tempfile
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import jax
 import pandas as pd
+import psutil
 
 from gradtrail.core.compilation import CompiledFunction, Compiler, time_metrics
 from gradtrail.core.compile_log import CompileLog, compile_log, differences
@@ -106,9 +106,7 @@ def _memory(rss_before: float) -> dict[str, float]:
 
 
 def _rss_mib() -> float:
-    """Return the largest resident set that this process has had, in MiB."""
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / _MIB
+    return float(psutil.Process().memory_info().rss) / _MIB
 
 
 def _warn_of_retraces(stage: str, log: CompileLog) -> None:

@@ -77,6 +77,11 @@ class StoredRow:
         self.set_tags(tags)
         tie(self.client, self.client.get_run(self.run_id))
 
+    def log_files(self, path: Path, under: str) -> None:
+        """Log a file, or the files of a folder, as artifacts."""
+        log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
+        log(self.run_id, str(path), under)
+
     def log_checkpoint(self, state: "TrainState") -> None:
         """Log an Orbax checkpoint of a training state."""
         from gradtrail.io.checkpoints import temporary_checkpoint  # late: only training needs Orbax

@@ -18,6 +18,7 @@ class RuntimeConfig:
         memory_budget_mib: that the temporary arrays of a pass over single examples' gradients may take on a device;
             None for what is fastest on it.
         compile_cache: whether to keep compiled functions on disk, for the next run.
+        trace: whether to record some training steps with JAX's profiler, as an artifact.
         tracking: whether to log to MLflow.
         system_metrics: whether to log the use of processor and memory.
         debug_nans: whether to stop at the first NaN, in the operation that made it.
@@ -33,6 +34,7 @@ class RuntimeConfig:
     checkpoint_seconds: float
     memory_budget_mib: int | None
     compile_cache: bool
+    trace: bool
     tracking: bool
     system_metrics: bool
     debug_nans: bool

@@ -13,6 +13,7 @@ from gradtrail.core.bounds import ConfigError
 from gradtrail.io.errors import UserError, bad_ground
 from gradtrail.io.files import write_json, writing_outs
 from gradtrail.io.interruption import Stopped, stopping_on_sigterm
+from gradtrail.io.leaks import warn_of_live_arrays
 from gradtrail.io.params import load_section
 from gradtrail.io.runtime import RuntimeConfig
 from gradtrail.io.states import StageSpec, read_pipeline
@@ -93,6 +94,7 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
         with stopping_on_sigterm(f"stopped; `dvc repro` makes {name} anew"):
             main(stage)
+        warn_of_live_arrays(name)
     except (UserError, ConfigError, FloatingPointError) as error:  # the last: a training that diverged
         if isinstance(error, FloatingPointError) and stage.runtime.debug_nans:
             raise  # the traceback is what the switch is for

@@ -50,9 +50,9 @@ class Row:
         }
         self._attempt(lambda stored: stored.log_points(points))
 
-    def files(self, folder: Path, under: str) -> None:
-        """Log the files of a folder as artifacts, in the place of those of an earlier attempt."""
-        self._attempt(lambda stored: stored.client.log_artifacts(stored.run_id, str(folder), under))
+    def files(self, path: Path, under: str) -> None:
+        """Log a file, or the files of a folder, as artifacts, in the place of those of an earlier attempt."""
+        self._attempt(lambda stored: stored.log_files(path, under))
 
     def curves(self, points: Mapping[str, Mapping[int, float]]) -> None:
         """Log many points at once, without a prefix: name → step → value."""

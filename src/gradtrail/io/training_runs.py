@@ -18,6 +18,7 @@ from gradtrail.io.interruption import stop_request
 from gradtrail.io.progress import progress_bar
 from gradtrail.io.resume import ResumeFolder
 from gradtrail.io.runtime import RuntimeConfig
+from gradtrail.io.traces import StepTrace
 from gradtrail.io.tracking import Row
 
 
@@ -67,11 +68,13 @@ def run(
     def is_over(step: int) -> bool:
         return step == engine.num_steps or (step % engine.steps_per_epoch == 0 and history.has_stalled(config.patience))
 
+    trace = StepTrace(row, wanted=runtime.trace)
     with progress_bar("train", engine.num_steps, unit="steps") as bar, stop_request() as request:
         over = before is not None and is_over(before.step)
         rest = training.train(engine, state, examples, steps_per_call=runtime.steps_per_call, records=records)
         for chunk in () if over else rest:
             state = chunk.state
+            trace.after_chunk(state)
             _check(history, chunk, engine, row)
             if chunk.ends_epoch:
                 params = on_host(engine.evaluation_params(state))

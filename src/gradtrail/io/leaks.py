@@ -1,0 +1,21 @@
+"""Arrays that outlive the stage that made them: a stage that is over should hold none."""
+
+import gc
+import sys
+from collections import Counter
+
+_LARGEST_BYTES = 2**20  # in all, that constants of JAX and the like may take
+
+
+def warn_of_live_arrays(stage: str) -> None:
+    """Warn, in one line on stderr, of arrays on the devices that are still alive."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return
+    gc.collect()
+    alive = jax.live_arrays()
+    num_bytes = sum(array.nbytes for array in alive)
+    if num_bytes > _LARGEST_BYTES:
+        kinds = Counter(array.aval.str_short() for array in sorted(alive, key=lambda array: -array.nbytes))
+        named = ", ".join(f"{count} of {kind}" for kind, count in list(kinds.items())[:3])
+        print(f"{stage}: warning: {num_bytes / 2**20:.1f} MiB of arrays are alive at the end: {named}", file=sys.stderr)
