@@ -1,9 +1,9 @@
 """What the machine can do at best at this moment: matrix products and copies, to hold a function's rates against."""
 
+import functools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,29 +28,28 @@ class MachineRates:
 
 def measure_rates(clock: Callable[[], float]) -> MachineRates:
     """Measure both rates, as medians after a warm-up; `clock` returns seconds."""
-    matrix = jnp.ones((_SIDE, _SIDE), jnp.float32)
+    matrix = jnp.full((_SIDE, _SIDE), 1 / _SIDE, jnp.float32)  # its own square
     vector = jnp.ones(_COPIED_BYTES // 4, jnp.float32)
     return MachineRates(
-        flops_per_second=2 * _SIDE**3 / _median_seconds(_product, (matrix, matrix), clock),
-        bytes_per_second=2 * _COPIED_BYTES / _median_seconds(_negated_copy, (vector,), clock),
+        flops_per_second=2 * _SIDE**3 / _median_seconds(_square, matrix, clock),
+        bytes_per_second=2 * _COPIED_BYTES / _median_seconds(_negate, vector, clock),
     )
 
 
 @jax.jit
-def _product(left: jax.Array, right: jax.Array) -> jax.Array:
-    return left @ right
+def _square(matrix: jax.Array) -> jax.Array:
+    return matrix @ matrix
 
 
-@jax.jit
-def _negated_copy(vector: jax.Array) -> jax.Array:  # a plain copy might be spared
+@functools.partial(jax.jit, donate_argnums=0)
+def _negate(vector: jax.Array) -> jax.Array:  # in its place: memory that the system hands out anew is slower
     return -vector
 
 
-def _median_seconds(function: Callable[..., Any], args: tuple[Any, ...], clock: Callable[[], float]) -> float:
-    def once() -> float:
+def _median_seconds(function: Callable[[jax.Array], jax.Array], array: jax.Array, clock: Callable[[], float]) -> float:
+    seconds = []
+    for _ in range(_ROUNDS + 1):
         started = clock()
-        jax.block_until_ready(function(*args))
-        return clock() - started
-
-    once()
-    return statistics.median(once() for _ in range(_ROUNDS))
+        array = jax.block_until_ready(function(array))
+        seconds.append(clock() - started)
+    return statistics.median(seconds[1:])
