@@ -147,10 +147,11 @@ def test_plots_and_metrics_for_people(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_by_hand_without_tracking_and_with_another_cadence_the_bytes_are_the_same(project: Project) -> None:
+def test_by_hand_without_tracking_or_cache_and_with_another_cadence_the_bytes_are_the_same(project: Project) -> None:
     """Each stage runs as a module; and what stands in `runtime` changes no byte of any out."""
     rows = len(project.rows())
     project.set("runtime.tracking", False)
+    project.set("runtime.compile_cache", False)
     project.set("runtime.steps_per_call", 7)
     for stage in STAGES:
         env = {"PYTHONPATH": str(project.folder / "src")}
