@@ -6,6 +6,7 @@ from pathlib import Path
 from gradtrail.core import batches, evaluation, prediction
 from gradtrail.core.compilation import cost_metrics
 from gradtrail.core.evaluation import EvaluateConfig
+from gradtrail.core.models import num_parameters
 from gradtrail.io import datasets, predictions, weights
 from gradtrail.io.accelerator import set_up_jax
 from gradtrail.io.compile_profiles import compiling
@@ -26,7 +27,8 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as row, compiling(row) as compiler:
         predict = prediction.compile_predict(model, config.batch_size, compiler=compiler)
-        require_memory("evaluate.batch_size", config.batch_size, [predict])
+        fixed = num_parameters(params) * 4
+        require_memory("evaluate.batch_size", config.batch_size, [predict], fixed_bytes=fixed)
         call = functools.partial(predict, params)
         rows = batches.join(list(batches.map_batches(call, config.batch_size, test.images, test.labels)))
         result = evaluation.evaluate(

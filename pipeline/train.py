@@ -32,7 +32,8 @@ def main(stage: Stage) -> None:
         engine = training.compile_engine(program, compiler=compiler)
         predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
-        require_memory("train.batch_size", config.batch_size, functions)
+        fixed = engine.run_steps.cost.argument_bytes
+        require_memory("train.batch_size", config.batch_size, functions, fixed_bytes=fixed)
         done = training_runs.run(
             engine, predict, train, validation, config, row=row, checkpoints=checkpoints, runtime=stage.runtime
         )

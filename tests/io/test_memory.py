@@ -33,13 +33,13 @@ def test_what_does_not_fit_says_what_would(
     monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
     functions = [function(fixed=0, temporary=1), function(fixed=fixed, temporary=temporary)]
     with pytest.raises(ConfigError) as caught:
-        memory.require_memory("train.batch_size", 6000, functions)
+        memory.require_memory("train.batch_size", 6000, functions, fixed_bytes=fixed)
     assert said in str(caught.value)
 
 
 def test_what_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
-    memory.require_memory("train.batch_size", 6000, [function(fixed=4 * GIB, temporary=4 * GIB)])
+    memory.require_memory("train.batch_size", 6000, [function(fixed=4 * GIB, temporary=4 * GIB)], fixed_bytes=0)
 
 
 def test_a_container_counts_whose_limit_is_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

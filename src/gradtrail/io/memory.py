@@ -12,12 +12,13 @@ from gradtrail.core.compilation import CompiledFunction
 _OWN_GROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFunction]) -> None:
+def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFunction], *, fixed_bytes: int) -> None:
     """Refuse a batch that does not fit, before any of the memory is taken.
 
     Args:
         key: of `params.yaml`, which chose the batch.
         functions: all that are compiled for it; the one that needs most counts.
+        fixed_bytes: of what it needs, the part that does not depend on the batch, such as parameters and data.
 
     Raises:
         ConfigError: what it needs, what there is and what would fit, in one line.
@@ -26,7 +27,7 @@ def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFuncti
     needed, available = largest.cost.total_bytes, available_bytes()
     if needed <= available:
         return
-    fits = int(batch_size * (available - (needed - largest.cost.temporary_bytes)) / largest.cost.temporary_bytes)
+    fits = int(batch_size * (available - fixed_bytes) / max(needed - fixed_bytes, 1))
     advice = f"{_round_down(fits):,} would fit" if fits >= 1 else "not even one example would fit: a smaller model may"
     raise ConfigError(
         f"{key} {batch_size} takes {_gib(needed)} GiB in {largest.name}; {_gib(available)} GiB are free; {advice}"
