@@ -41,7 +41,7 @@ def compiling(row: Row) -> Iterator[Compiler]:
     rates = measure_rates(time.perf_counter)
     row.metrics({**time_metrics(functions), **achieved(functions, rates), **_of_cache(log, seconds), **_memory(rss)})
     with tempfile.TemporaryDirectory() as folder:
-        write_profile(Path(folder), functions, rates)
+        write_profile(Path(folder), functions, rates, log)
         row.files(Path(folder), "compile")
 
 
@@ -77,9 +77,11 @@ def achieved(functions: list[CompiledFunction], rates: MachineRates) -> dict[str
     return found
 
 
-def write_profile(folder: Path, functions: list[CompiledFunction], rates: MachineRates) -> None:
-    """Write `functions.csv`, and each function as jaxpr, as StableHLO and as optimized HLO."""
+def write_profile(folder: Path, functions: list[CompiledFunction], rates: MachineRates, log: CompileLog) -> None:
+    """Write `functions.csv`; `calls.csv`, what calls were compiled for; and each function's texts on its way down."""
     profile_table(functions, rates).to_csv(folder / "functions.csv", index=False)
+    called = [(name, signature) for name, signatures in log.signatures.items() for signature in signatures]
+    pd.DataFrame(called, columns=["function", "signature"]).to_csv(folder / "calls.csv", index=False)
     for function in functions:
         for kind, text in function.texts().items():
             (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
