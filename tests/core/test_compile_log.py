@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from factories import new_compiler
 
-from gradtrail.core.compile_log import compile_log, differences
+from gradtrail.core.compile_log import asked_for, compile_log, differences
 
 
 def test_a_function_that_meets_two_shapes_is_told_with_both() -> None:
@@ -63,6 +64,7 @@ def test_a_log_takes_nothing_before_and_after_it() -> None:
 
 CACHED = """
 import sys
+import threading
 import jax, jax.numpy as jnp
 from gradtrail.core.compilation import Compiler
 from gradtrail.core.compile_log import compile_log
@@ -83,3 +85,26 @@ def test_a_hit_is_told_from_a_compilation(cache: bool, tmp_path: Path) -> None:
         for _ in range(2)
     ]
     assert told == (["False 1 0 1\n", "True 1 1 0\n"] if cache else ["False 1 0 0\n"] * 2)
+
+
+def test_threads_that_compile_side_by_side_do_not_excuse_each_other() -> None:
+    @jax.jit
+    def beside(values: jax.Array) -> jax.Array:
+        return values * 3
+
+    asking, done = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        with asked_for():
+            asking.set()
+            done.wait()
+
+    with compile_log() as log:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        asking.wait()
+        for length in (3, 4):
+            beside(jnp.ones(length))
+        done.set()
+        thread.join()
+    assert list(log.retraced()) == ["beside"]

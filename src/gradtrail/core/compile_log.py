@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,8 +21,17 @@ _COUNTED = {
 }
 _TIMED = "/jax/core/compile/"  # tracing, lowering and compiling; the last one fires on a cache hit too
 _logs: list["CompileLog"] = []
-_hits = 0
-_asked_for = 0  # contexts of `asked_for` that are open
+_lock = threading.Lock()  # of the logs: functions may be compiled side by side
+
+
+class _OfThread(threading.local):
+    """What JAX told in this thread, which is the one that asked."""
+
+    hits = 0  # of the persistent compilation cache
+    asked_for = 0  # blocks of `asked_for` that are open
+
+
+_here = _OfThread()
 
 
 @dataclass
@@ -68,8 +78,9 @@ def compile_log() -> Iterator[CompileLog]:
 
     def take(record: logging.LogRecord) -> None:
         found = _COMPILING.match(record.getMessage())
-        if found and not _asked_for:
-            log.signatures[found[1]].append(_short(found[2]))
+        if found and not _here.asked_for:
+            with _lock:
+                log.signatures[found[1]].append(_short(found[2]))
 
     handler.emit = take  # type: ignore[method-assign]
     level, propagate = logger.level, logger.propagate
@@ -89,14 +100,14 @@ def compile_log() -> Iterator[CompileLog]:
 @contextlib.contextmanager
 def asked_for() -> Iterator[None]:
     """Mark what is compiled in the block as one program that was asked for: no call came with unexpected shapes."""
-    global _asked_for  # noqa: PLW0603 - JAX tells loggers, which know no caller
-    _asked_for += 1
-    for log in _logs:
-        log.asked_for += 1
+    _here.asked_for += 1
+    with _lock:
+        for log in _logs:
+            log.asked_for += 1
     try:
         yield
     finally:
-        _asked_for -= 1
+        _here.asked_for -= 1
 
 
 def differences(signatures: list[str]) -> str:
@@ -111,8 +122,8 @@ def differences(signatures: list[str]) -> str:
 
 
 def cache_hits() -> int:
-    """Return how many programs came from the persistent compilation cache since this module was loaded."""
-    return _hits
+    """Return how many programs this thread has had from the persistent compilation cache."""
+    return _here.hits
 
 
 def _short(arguments: str) -> str:
@@ -128,17 +139,18 @@ def _is_of_jax(name: str) -> bool:
 
 
 def _count(event: str, **_: Any) -> None:
-    global _hits  # noqa: PLW0603 - JAX has listeners for good, and no other way to tell a hit
-    _hits += event == "/jax/compilation_cache/cache_hits"
+    _here.hits += event == "/jax/compilation_cache/cache_hits"
     if name := _COUNTED.get(event):
-        for log in _logs:
-            setattr(log, name, getattr(log, name) + 1)
+        with _lock:
+            for log in _logs:
+                setattr(log, name, getattr(log, name) + 1)
 
 
 def _time(event: str, duration_secs: float, **_: Any) -> None:
     if event.startswith(_TIMED):
-        for log in _logs:
-            log.seconds += duration_secs
+        with _lock:
+            for log in _logs:
+                log.seconds += duration_secs
 
 
 jax.monitoring.register_event_listener(_count)
