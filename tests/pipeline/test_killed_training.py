@@ -59,9 +59,10 @@ class Training:
             return [step for (step,) in store.execute(query, (metric,))]
 
 
-def sealed(count: int) -> Moment:
-    """When so many steps at least lie behind the last whole checkpoint."""
-    return lambda folder: any(int(path.stem.split("_")[1]) >= count for path in folder.glob("*/step_*.digest"))
+def sealed(count: int, state: str = "") -> Moment:
+    """When so many steps at least lie behind a whole checkpoint, if asked of the state that begins so."""
+    pattern = f"{state}*/step_*.digest"
+    return lambda folder: any(int(path.stem.split("_")[1]) >= count for path in folder.glob(pattern))
 
 
 def while_writing(folder: Path) -> bool:
@@ -139,6 +140,8 @@ def test_a_damaged_checkpoint_is_passed_over(training: Training, expected: dict[
 def committed(training: Training, tmp_path: Path) -> Project:
     """A copy whose data are prepared, for experiments."""
     project = Project(shutil.copytree(training.project.folder, tmp_path / "project", symlinks=True))
+    for path in (project.folder / "models", project.folder / "results" / "train"):
+        shutil.rmtree(path, ignore_errors=True)  # made by hand, and so known to nobody
     project.dvc("repro", "preprocess")
     project.git("add", "-A")
     project.git("commit", "-qm", "prepared")
@@ -163,12 +166,21 @@ def written(row: dict[str, Any]) -> dict[str, str]:
 
 
 def kill_one(project: Project) -> None:
-    """Kill a training as soon as one has a whole checkpoint."""
+    """Kill a training as soon as it has a whole checkpoint of its own: its state stands in the lock that it holds."""
     deadline = time.monotonic() + 120
-    while not sealed(30)(project.folder / ".gradtrail" / "resume") or not processes(project):
+    while True:
         assert time.monotonic() < deadline
+        for process in processes(project):
+            with contextlib.suppress(psutil.Error):
+                locks = [Path(file.path) for file in process.open_files() if "/locks/train-" in file.path]
+                if any(sealed(30, lock.stem.removeprefix("train-"))(resume_folder(project)) for lock in locks):
+                    process.kill()
+                    return
         time.sleep(0.01)
-    processes(project)[0].kill()
+
+
+def resume_folder(project: Project) -> Path:
+    return project.folder / ".gradtrail" / "resume"
 
 
 def test_an_experiment_in_a_temporary_folder_goes_on(committed: Project) -> None:
@@ -193,8 +205,7 @@ def test_in_a_queue_with_four_workers_a_killed_one_goes_on_when_it_is_queued_aga
     kill_one(committed)
     starting.communicate(timeout=60)
     assert committed.wait_for_queue().count("Success") == 3
-    folder = committed.folder / ".gradtrail" / "resume"
-    assert len(list(folder.iterdir())) == 1, "the complete ones left nothing behind"
+    assert len(list(resume_folder(committed).iterdir())) == 1, "the complete ones left nothing behind"
     (failed,) = (row for row in committed.rows_of("train") if row["status"] == "RUNNING")
     seed = failed["params"]["train.seed"]
     again = committed.dvc("exp", "run", "--temp", "-S", f"train.seed={seed}", "train")
