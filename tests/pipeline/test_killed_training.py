@@ -203,7 +203,7 @@ def test_in_a_queue_with_four_workers_a_killed_one_goes_on_when_it_is_queued_aga
     committed.dvc("exp", "run", "--queue", "-S", "train.seed=1,2,3,4", "train")
     starting = committed.start(sys.executable, "-m", "dvc", "queue", "start", "--jobs", "4")
     kill_one(committed)
-    starting.communicate(timeout=60)
+    starting.communicate(timeout=240)
     assert committed.wait_for_queue().count("Success") == 3
     assert len(list(resume_folder(committed).iterdir())) == 1, "the complete ones left nothing behind"
     (failed,) = (row for row in committed.rows_of("train") if row["status"] == "RUNNING")
