@@ -65,7 +65,7 @@ for name in dir(optax.schedules):
         setattr(optax.schedules, name, lenient_schedule(getattr(optax.schedules, name)))
 
 with install_import_hook("gradtrail.core", "typechecking.check"):
-    from gradtrail.core import gradient_analysis, history, profiling  # noqa: F401 - between them they import all of core
+    from gradtrail.core import gradient_analysis, history, machine_rates, timing  # noqa: F401 - between them, all of core
     from gradtrail.core.evaluation import evaluate  # noqa: F401
     from gradtrail.core.examples import Split
     from gradtrail.core.loss_scaling import LossScale

@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 
 from gradtrail.core.augmentation import AugmentationConfig
 from gradtrail.core.class_structure import ClassStructure
@@ -16,6 +17,7 @@ from gradtrail.core.examples import Split
 from gradtrail.core.gradient_analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
 from gradtrail.core.gradients_config import GradientsConfig
 from gradtrail.core.loss_scaling import LossScalingConfig
+from gradtrail.core.machine_rates import MachineRates
 from gradtrail.core.models import CNNConfig, MLPConfig, Model, ModelConfig
 from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.core.optimizers import (
@@ -27,6 +29,7 @@ from gradtrail.core.optimizers import (
     ScheduleFreeConfig,
     SGDConfig,
 )
+from gradtrail.core.profiling import ProfileConfig, Variant
 from gradtrail.core.schedules import (
     ConstantConfig,
     CosineConfig,
@@ -36,10 +39,12 @@ from gradtrail.core.schedules import (
     PiecewiseConfig,
     WarmupCosineConfig,
 )
+from gradtrail.core.timing import StepTimes
 from gradtrail.core.train_config import TrainConfig
 from gradtrail.core.train_step import Examples, TrainState
 from gradtrail.core.training import Chunk, Engine, compile_engine, make_program, on_device, train
 from gradtrail.io.datasets import DatasetInfo
+from gradtrail.io.timings import Timings
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (4, 3)  # of images: height and width differ, so that no test passes with them swapped
@@ -110,6 +115,11 @@ def gradients_config(**overrides: Any) -> GradientsConfig:
         curvature_iterations=0,
         test_examples=(),
     )
+    return dataclasses.replace(config, **overrides)
+
+
+def profile_config(**overrides: Any) -> ProfileConfig:
+    config = ProfileConfig(precisions=("float32",), smallest_batch_size=4, largest_batch_size=4, steps=2, seconds=1.0)
     return dataclasses.replace(config, **overrides)
 
 
@@ -204,3 +214,62 @@ def learning_dynamics(num_examples: int) -> dict[str, np.ndarray]:
         "mean_probability": rng.uniform(size=num_examples).astype(np.float32),
         "probability_std": rng.uniform(size=num_examples).astype(np.float32),
     }
+
+
+CONFIGURED = Variant(precision="float32", batch_size=32, remat=False)
+
+
+def cost_rows(batch_sizes: Sequence[int] = (16, 32, 64)) -> pd.DataFrame:
+    """Static costs: the training step at each batch size, all functions in bfloat16 too, and the step with remat."""
+    counted = {"jaxpr_equations": 10, "hlo_instructions": 30, "hlo_fusions": 4}
+    rows = [
+        {"function": name, **dataclasses.asdict(variant), **counted}
+        | {"flops": 100 * variant.batch_size, "bytes_accessed": 90 + 10 * variant.batch_size}
+        | {"touched_bytes": 80 + 10 * variant.batch_size, "temporary_bytes": variant.batch_size**2 - 256}
+        | {"total_bytes": 1000 + variant.batch_size**2}
+        for variant, names in _variants(batch_sizes).items()
+        for name in names
+    ]
+    return pd.DataFrame(rows)
+
+
+def step_times(**overrides: Any) -> StepTimes:
+    times = StepTimes(
+        without_jit=0.1,
+        steps_without_jit=5,
+        first_without_jit=6.0,
+        steps_with_jit=50,
+        one_by_one=0.001,
+        scanned=0.0008,
+        compile_seconds=2.0,
+    )
+    return dataclasses.replace(times, **overrides)
+
+
+def timings_of(batch_sizes: Sequence[int] = (16, 32, 64)) -> Timings:
+    """Times of the variants of `cost_rows`: 10 ms and 1 ms for each example in a batch."""
+    rows = [
+        {"function": name, **dataclasses.asdict(variant), "seconds": 0.01 + 0.001 * variant.batch_size}
+        | {"examples_per_second": variant.batch_size / (0.01 + 0.001 * variant.batch_size)}
+        | {"flops_per_second": 2e9, "bytes_per_second": 1e9, "arithmetic_intensity": 2.0}
+        | {"share_of_matmul_rate": 0.2, "share_of_copy_rate": 0.1, "temporary_mib": 1.5, "total_mib": 4.0}
+        for variant, names in _variants(batch_sizes).items()
+        for name in names
+    ]
+    pieces = {"trace": 0.1, "lower": 0.1, "compile": 1.0, "first call": 0.01, "calls": 430, "an epoch": 0.5}
+    return Timings(
+        functions=pd.DataFrame(rows),
+        times=pd.DataFrame([{"function": name, **pieces} for name in ("train_step", "predict", "score")]),
+        steps=step_times(),
+        rates=MachineRates(flops_per_second=1e10, bytes_per_second=1e10),
+    )
+
+
+def _variants(batch_sizes: Sequence[int]) -> dict[Variant, tuple[str, ...]]:
+    everything = ("train_step", "predict", "score")
+    found: dict[Variant, tuple[str, ...]] = {
+        CONFIGURED: everything,
+        dataclasses.replace(CONFIGURED, precision="bfloat16"): everything,
+        dataclasses.replace(CONFIGURED, remat=True): ("train_step",),
+    }
+    return {dataclasses.replace(CONFIGURED, batch_size=size): ("train_step",) for size in batch_sizes} | found

@@ -35,6 +35,7 @@ EXEMPT = frozenset(
         "runtime",
         "states",
         "store",
+        "timings",  # go to MLflow alone; `core/timing.py` and `figures/timings.py` serve nothing else
         "traces",
         "tracking",
         "versions",

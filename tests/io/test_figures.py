@@ -7,14 +7,24 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from factories import gradient_analysis, gradients_config, learning_dynamics, random_split
+from factories import (
+    CONFIGURED,
+    cost_rows,
+    gradient_analysis,
+    gradients_config,
+    learning_dynamics,
+    random_split,
+    step_times,
+    timings_of,
+)
 
 from gradtrail.core.evaluation import Evaluation, evaluate
-from gradtrail.io import predictions, score_tables
+from gradtrail.io import predictions, score_tables, timings
 from gradtrail.io.figures import evaluate as evaluate_figures
 from gradtrail.io.figures import gradients as gradients_figures
 from gradtrail.io.figures import preprocess as preprocess_figures
 from gradtrail.io.figures import profile as profile_figures
+from gradtrail.io.figures import timings as timings_figures
 from gradtrail.io.figures import train as train_figures
 
 
@@ -107,15 +117,29 @@ def test_gradients(num_examples: int, noisy: bool, tmp_path: Path) -> None:
         assert data == (tmp_path / "right" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("batch_sizes", [(32,), (32, 128)])
+@pytest.mark.parametrize("batch_sizes", [(32,), (16, 32, 64)])
 def test_costs(batch_sizes: tuple[int, ...], tmp_path: Path) -> None:
-    figures = {"flops": 10, "bytes_accessed": 20, "total_bytes": 30}
-    rows = [
-        {"function": name, "precision": "float32", "batch_size": size} | figures
-        for name in ("train_step", "predict", "score")
-        for size in batch_sizes
-    ]
-    assert_same_png_twice(lambda path: profile_figures.draw(path, pd.DataFrame(rows), "title"), tmp_path)
+    costs = cost_rows(batch_sizes)
+    assert_same_png_twice(lambda path: profile_figures.draw_costs(path, costs, CONFIGURED, "title"), tmp_path)
+    assert_same_png_twice(lambda path: profile_figures.draw_fusions(path, costs, CONFIGURED, "title"), tmp_path)
+
+
+@pytest.mark.parametrize("batch_sizes", [(32,), (16, 32, 64)])
+def test_timings(batch_sizes: tuple[int, ...], tmp_path: Path) -> None:
+    timed = timings_of(batch_sizes)
+    for name in ("left", "right"):
+        (tmp_path / name).mkdir()
+        timings.write(tmp_path / name, timed, CONFIGURED, "title")
+    written = {path.name: path.read_bytes() for path in (tmp_path / "left").iterdir()}
+    pictures = {"jit", "batch_sizes", "precision_and_remat", "roofline", "where_the_time_goes"}
+    assert {name for name in written if name.endswith(".png")} == {f"{name}.png" for name in pictures}
+    assert all(data == (tmp_path / "right" / name).read_bytes() for name, data in written.items())
+
+
+@pytest.mark.parametrize(("without_jit", "compile_seconds"), [(0.1, 2.0), (0.001, 2.0), (0.0011, 2.0)])
+def test_jit_that_pays_soon_late_or_never(without_jit: float, compile_seconds: float, tmp_path: Path) -> None:
+    steps = step_times(without_jit=without_jit, compile_seconds=compile_seconds)
+    assert_same_png_twice(lambda path: timings_figures.draw_steps(path, steps, "title"), tmp_path)
 
 
 def test_tables_of_predictions_fit_their_pictures(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ QUICK = {
     "train.epochs": 3,
     "train.mlp.hidden": [16],
     "train.keep_epochs": [0, 2],
-    "profile.batch_sizes": [32],
+    "profile.smallest_batch_size": 32,
+    "profile.largest_batch_size": 32,
+    "profile.seconds": 0.1,
     "profile.precisions": ["float32"],
     "runtime.system_metrics": False,
 }

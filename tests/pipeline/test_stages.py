@@ -25,7 +25,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "train.precision": "float16",
         "train.augmentation.shift": 1.0,
         "train.keep_epochs": [0, 2, 99],
-        "profile.batch_sizes": [32],
+        "profile.smallest_batch_size": 32,
+        "profile.largest_batch_size": 32,
+        "profile.seconds": 0.1,
         "profile.precisions": ["float32"],
     }
     for key, value in quick.items():
@@ -102,6 +104,20 @@ def test_the_training_row_has_figures_tables_and_checkpoint(project: Project) ->
     assert list(lineage) == ["fetch", "preprocess", "train"]
     assert lineage["train"]["state"] == train["tags"]["state"]
     assert lineage["train"]["deps"]["data/processed/train.npz"] == train["tags"]["input/data/processed/train.npz"]
+
+
+def test_the_profile_row_has_times_in_figures_tables_and_pictures(project: Project) -> None:
+    (row,) = project.rows_of("profile")
+    folder = project.folder / "mlruns" / row["id"] / "artifacts" / "timings"
+    names = ("jit", "batch_sizes", "precision_and_remat", "roofline", "where_the_time_goes")
+    assert {f"{name}.png" for name in names} <= {path.name for path in folder.iterdir()}
+    functions = pd.read_csv(folder / "functions.csv")
+    assert set(functions["function"]) == {"train_step", "predict", "score"}
+    assert set(functions["precision"]) == {"float16", "float32"}
+    assert (functions["examples_per_second"] > 0).all()
+    assert row["metrics"]["profile/jit/speedup"] > 0
+    assert row["metrics"]["profile/batch/32/examples_per_second"] > 0
+    assert row["metrics"]["compile/train_step/steady_call_seconds"] > 0
 
 
 def test_running_a_state_again_doubles_no_table(project: Project) -> None:

@@ -1,7 +1,6 @@
-"""What the configured training costs at other precisions and batch sizes, by the compiler's account alone."""
+"""What the configured training costs in other forms, by the compiler's account alone: precision, batch size, remat."""
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 
 import jax
@@ -14,7 +13,7 @@ from gradtrail.core.precision import Precision
 from gradtrail.core.prediction import compile_predict
 from gradtrail.core.scores import compile_score
 from gradtrail.core.train_config import TrainConfig
-from gradtrail.core.training import compile_run_steps, make_program
+from gradtrail.core.training import Program, compile_run_steps, make_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,61 +22,127 @@ class ProfileConfig:
 
     Attributes:
         precisions: to compare.
-        batch_sizes: to compare; the same sizes serve training, prediction and scoring.
+        smallest_batch_size: the powers of two from here on are compared.
+        largest_batch_size: up to here.
+        steps: that are timed in each way of making them.
+        seconds: that a timing takes at most, two calls at least; where fewer of `steps` fit, fewer are timed.
     """
 
     precisions: tuple[Precision, ...]
-    batch_sizes: tuple[int, ...]
+    smallest_batch_size: int
+    largest_batch_size: int
+    steps: int
+    seconds: float
 
     def __post_init__(self) -> None:
         check("precisions: number of entries", len(self.precisions), at_least=1)
-        check("batch_sizes: number of entries", len(self.batch_sizes), at_least=1)
-        for batch_size in self.batch_sizes:
-            check("batch_sizes", batch_size, at_least=1)
+        check("smallest_batch_size", self.smallest_batch_size, at_least=1)
+        first = 1 << (self.smallest_batch_size - 1).bit_length()  # the first power of two that is not below it
+        check("largest_batch_size", self.largest_batch_size, at_least=first)
+        check("steps", self.steps, at_least=2)
+        check("seconds", self.seconds, above=0)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The powers of two between the bounds, both included."""
+        powers = (1 << exponent for exponent in range(self.largest_batch_size.bit_length()))
+        return tuple(power for power in powers if self.smallest_batch_size <= power <= self.largest_batch_size)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, order=True)
 class Variant:
-    """Functions of one precision and batch size, compiled."""
+    """A form of the training.
+
+    Attributes:
+        remat: whether the backward pass computes activations again in place of keeping them.
+    """
 
     precision: Precision
     batch_size: int
-    functions: list[CompiledFunction]
+    remat: bool
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> "Variant":
+        """Return the form that a training is configured for."""
+        return cls(precision=config.precision, batch_size=config.batch_size, remat=config.remat)
 
     @property
-    def named_functions(self) -> list[CompiledFunction]:
-        """The functions under names that tell the variant."""
-        suffix = f"{self.precision}_{self.batch_size}"
-        return [dataclasses.replace(function, name=f"{function.name}_{suffix}") for function in self.functions]
+    def label(self) -> str:
+        """For people: `float32, batch of 128, remat`."""
+        return f"{self.precision}, batch of {self.batch_size}{', remat' if self.remat else ''}"
 
 
-def variants_to_compile(config: ProfileConfig, train_config: TrainConfig) -> list[tuple[Precision, int]]:
-    """Return precision and batch size of each variant: those to compare, and the configured one, in a fixed order."""
-    configured = (train_config.precision, train_config.batch_size)
-    return sorted({configured, *itertools.product(config.precisions, config.batch_sizes)})
+@dataclass(frozen=True, kw_only=True)
+class CompiledVariant:
+    """The functions of one variant.
+
+    Attributes:
+        program: of the training, on one device.
+        functions: compiled, by name: `train_step`, and `predict` and `score` where there are others than configured.
+    """
+
+    variant: Variant
+    program: Program
+    functions: dict[str, CompiledFunction]
+
+    def touched_bytes(self, name: str) -> int:
+        """Return the bytes that a call of a function reads and writes.
+
+        By the account of XLA for CPUs a step that gathers its batch reads the whole split; here it reads the batch.
+        """
+        accessed = self.functions[name].cost.bytes_accessed
+        if name != "train_step" or jax.default_backend() != "cpu":
+            return accessed
+        leaves = jax.tree.leaves(self.program.examples)
+        num_examples = leaves[0].shape[0]
+        left_out = max(0, num_examples - self.variant.batch_size)
+        return max(0, accessed - left_out * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // num_examples)
+
+
+def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> list[Variant]:
+    """Return the configured variant first, then those that differ from it in one respect, each once.
+
+    Batch sizes that `accumulation_steps` does not divide are left out.
+    """
+    configured = Variant.of(train_config)
+    sizes = [size for size in config.batch_sizes if size % train_config.accumulation_steps == 0]
+    others = {dataclasses.replace(configured, precision=precision) for precision in config.precisions}
+    others |= {dataclasses.replace(configured, batch_size=size) for size in sizes}
+    others |= {dataclasses.replace(configured, remat=not configured.remat)}
+    return [configured, *sorted(others - {configured})]
 
 
 def compile_variant(
     config: TrainConfig,
-    precision: Precision,
-    batch_size: int,
+    variant: Variant,
     *,
     image_shape: tuple[int, int],
     num_classes: int,
     num_examples: int,
     compiler: Compiler,
-) -> Variant:
-    """Compile training step, prediction and per-example scores, on shapes alone.
+) -> CompiledVariant:
+    """Compile the training step on shapes alone; with the configured batch size and remat, prediction and scores too.
+
+    Those two know nothing of remat, and their batches are not the training's: `evaluate.batch_size` and
+    `runtime.memory_budget_mib` decide.
 
     Args:
-        config: the training; its own precision and batch size are replaced.
+        config: the training; what the variant says stands in the place of its own.
+        variant: the configured one, or another.
         num_examples: size of the training split.
-        compiler: that compiles them.
+        compiler: counts the functions of the configured variant as its own; for others it is only the clock and the
+            guard.
     """
-    config = dataclasses.replace(config, precision=precision, batch_size=batch_size)
+    only_the_step = (variant.batch_size, variant.remat) != (config.batch_size, config.remat)
+    if variant != Variant.of(config):
+        compiler = Compiler(compiler.clock, compiler.guard)
+    config = dataclasses.replace(config, **dataclasses.asdict(variant))
     model = Model(config.model_config(image_shape, num_classes), remat=config.remat)
     one_device = make_mesh(jax.local_devices()[:1])  # on which every batch size is possible
-    run_steps = compile_run_steps(make_program(config, model, num_examples, one_device), compiler=compiler)
-    predict = compile_predict(model, batch_size, compiler=compiler)
-    score = compile_score(model, config.label_smoothing, batch_size, compiler=compiler)
-    return Variant(precision=precision, batch_size=batch_size, functions=[run_steps, predict, score])
+    program = make_program(config, model, num_examples, one_device)
+    functions = [compile_run_steps(program, compiler=compiler)]
+    if not only_the_step:
+        functions.append(compile_predict(model, config.batch_size, compiler=compiler))
+        functions.append(compile_score(model, config.label_smoothing, config.batch_size, compiler=compiler))
+    named = {function.name: function for function in functions}
+    return CompiledVariant(variant=variant, program=program, functions=named)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jaxlib
 from filelock import FileLock
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from gradtrail.io.workspace import private_folder
 
@@ -28,6 +29,20 @@ def set_up_cache() -> Path:
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return folder
+
+
+@contextlib.contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Let JAX compile what the block asks for as if nothing were kept, and keep none of it: to time it as it is."""
+    config: Any = jax.config  # whose switches mypy does not know
+    enabled = config.jax_enable_compilation_cache
+    config.update("jax_enable_compilation_cache", False)
+    reset_cache()  # else JAX would not look at the switch again
+    try:
+        yield
+    finally:
+        config.update("jax_enable_compilation_cache", enabled)
+        reset_cache()
 
 
 def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextManager[None]]:

@@ -1,5 +1,8 @@
 """How much memory there is, and whether what was compiled fits into it."""
 
+import contextlib
+import ctypes
+import gc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -44,6 +47,14 @@ def available_bytes() -> int:
     if "bytes_limit" in limits:
         return int(limits["bytes_limit"]) - int(limits.get("bytes_in_use", 0))
     return min([psutil.virtual_memory().available, *_left_in_groups()]) // jax.local_device_count()
+
+
+def give_back() -> None:
+    """Hand freed memory back to the system, which glibc does not do by itself after many compilations."""
+    jax.clear_caches()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _left_in_groups() -> Iterator[int]:

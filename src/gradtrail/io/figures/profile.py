@@ -1,30 +1,94 @@
-"""Pictures of static costs: what each function computes, moves and holds, by batch size and precision."""
+"""Pictures of static costs: what each function computes, moves and holds in each form, and what became of its program.
+
+Drawn from a table with a row for each function of each variant; see `cost_tables`.
+"""
 
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.axes import Axes
 
+from gradtrail.core.profiling import Variant
+from gradtrail.io.cost_tables import of_configured
 from gradtrail.io.figures import style
 
+_MARKERS = ("s", "^", "D", "v")
+FUNCTIONS = {"train_step": style.BLUE, "predict": style.GREEN, "score": style.VERMILLION}
 
-def draw(path: Path, costs: pd.DataFrame, title: str) -> None:
-    """Draw FLOPs, bytes accessed and memory of each function over the batch size."""
-    columns = {"flops": "FLOPs a batch", "bytes_accessed": "bytes accessed a batch", "total_bytes": "memory in bytes"}
-    figure, axes = style.new_figure(f"Static costs by the compiler · {title}", columns=3, size=(13, 4.2))
-    colours = dict(zip(sorted(costs["function"].unique()), style.CYCLE, strict=False))
-    for axis, (column, label) in zip(axes.flat, columns.items(), strict=True):
-        for (function, precision), part in costs.groupby(["function", "precision"]):
-            dashed = "-" if precision == "float32" else "--"
-            axis.plot(
-                part["batch_size"],
-                part[column],
-                dashed,
-                marker="o",
-                color=colours[function],
-                label=f"{function} {precision}",
-            )
-        axis.set(xscale="log", yscale="log", xlabel="batch size", title=label)
-        axis.set_xticks(sorted(costs["batch_size"].unique()), labels=map(str, sorted(costs["batch_size"].unique())))
-        axis.minorticks_off()
-    axes[0, 0].legend(fontsize=8)
+
+def draw_costs(path: Path, costs: pd.DataFrame, configured: Variant, title: str) -> None:
+    """Draw FLOPs and bytes an example, and memory, of each function over the batch size; other forms as points."""
+    columns = {
+        "thousands of FLOPs an example": costs["flops"] / costs["batch_size"] / 1e3,
+        "KiB an example, read and written": costs["touched_bytes"] / costs["batch_size"] / 2**10,
+        "memory in between, MiB": costs["temporary_bytes"] / 2**20,
+        "memory with arguments and results, MiB": costs["total_bytes"] / 2**20,
+    }
+    figure, axes = style.new_figure(f"Static costs by the compiler · {title}", rows=2, columns=2, size=(11, 8))
+    for axis, (label, values) in zip(axes.flat, columns.items(), strict=True):
+        _draw_over_batch_size(axis, costs.assign(drawn=values), configured)
+        axis.set(title=label, xlabel="batch size", ylim=(0, 1.1 * max(values.max(), 1e-9)))
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=4)
     style.save(figure, path)
+
+
+def draw_fusions(path: Path, costs: pd.DataFrame, configured: Variant, title: str) -> None:
+    """Draw equations as traced, instructions as compiled, and fusions among them, of each function and form."""
+    counts = {
+        "jaxpr_equations": "equations\nas traced",
+        "hlo_instructions": "instructions\nas compiled",
+        "hlo_fusions": "fusions\namong them",
+    }
+    figure, axes = style.new_figure(f"What the compiler made of each program · {title}", columns=3, size=(13, 4.4))
+    for axis, function in zip(axes[0], FUNCTIONS, strict=True):
+        part = costs[costs["function"] == function]
+        shown = pd.concat([of_configured(part, configured, but=""), other_forms(part, configured)])
+        height = 0.8 / max(len(shown), 1)
+        for index, row in enumerate(shown.to_dict("records")):
+            places = [place + index * height for place in range(len(counts))]
+            colour = style.CYCLE[index % len(style.CYCLE)]
+            label = form_label(row, configured) or f"configured: {configured.precision}"
+            drawn = axis.bar(places, [row[name] for name in counts], height, color=colour, label=label)
+            axis.bar_label(drawn, fmt="{:,.0f}", fontsize=8, padding=2, rotation=90 if len(shown) > 3 else 0)
+        axis.set_xticks([place + 0.4 - height / 2 for place in range(len(counts))], labels=counts.values())
+        axis.set(title=function)
+        axis.margins(y=0.15)
+        axis.grid(visible=False, axis="x")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=len(labels))
+    style.save(figure, path)
+
+
+def other_forms(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
+    """Return the rows at the configured batch size whose precision or remat is another."""
+    here = table[table["batch_size"] == configured.batch_size]
+    return here[(here["precision"] != configured.precision) | (here["remat"] != configured.remat)]
+
+
+def form_label(row: dict, configured: Variant) -> str:
+    """Say in what a row differs from the configured variant, batch size aside."""
+    if row["remat"] != configured.remat:
+        return "with remat" if row["remat"] else "without remat"
+    return "" if row["precision"] == configured.precision else str(row["precision"])
+
+
+def set_batch_sizes(axis: Axes, batch_sizes: pd.Series) -> None:
+    """Make the x axis logarithmic, with a tick at each batch size."""
+    sizes = sorted(batch_sizes.unique())
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, labels=map(str, sizes))
+    axis.minorticks_off()
+
+
+def _draw_over_batch_size(axis: Axes, table: pd.DataFrame, configured: Variant) -> None:
+    for function, colour in FUNCTIONS.items():
+        mine = table[table["function"] == function]
+        line = of_configured(mine, configured, but="batch_size").sort_values("batch_size")
+        axis.plot(line["batch_size"], line["drawn"], "o-", color=colour, label=function)
+        for row, marker in zip(other_forms(mine, configured).to_dict("records"), _MARKERS, strict=False):
+            label = f"{function}, {form_label(row, configured)}"
+            axis.plot(
+                row["batch_size"], row["drawn"], marker, color=colour, label=label, fillstyle="none", markersize=9
+            )
+    set_batch_sizes(axis, table["batch_size"])
