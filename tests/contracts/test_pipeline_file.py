@@ -21,6 +21,7 @@ EXEMPT = frozenset(
         "accelerator",
         "compile_cache",
         "compile_profiles",
+        "figures/roofline",
         "curves",
         "digests",
         "errors",

@@ -246,3 +246,19 @@ def test_while_it_compiles_it_holds_what_the_caller_gave() -> None:
         compiler.compile("sine", jnp.sin, shape)
     compiler.compile("cosine", jnp.cos, shape)
     assert held[0] == held[1] != held[2]
+
+
+def test_a_call_is_not_timed_while_its_arguments_are_under_way() -> None:
+    order: list[str] = []
+
+    class UnderWay:
+        def block_until_ready(self) -> "UnderWay":
+            order.append("arguments ready")
+            return self
+
+    calls = CallTimes(clock=lambda: order.append("clock") or 0.0)
+    function = CompiledFunction(
+        name="f", call=lambda _: order.append("called"), cost=NO_COST, times=NO_TIMES, calls=calls
+    )
+    function(UnderWay())
+    assert order == ["arguments ready", "clock", "called", "clock"]

@@ -29,7 +29,7 @@ class TakingRow:
         self.figures |= values
 
     def files(self, folder: Path, under: str) -> None:
-        self.written |= {f"{under}/{path.name}": path.read_text() for path in folder.iterdir()}
+        self.written |= {f"{under}/{path.name}": path.read_text(errors="replace") for path in folder.iterdir()}
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +64,7 @@ def test_a_row_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixtur
     kinds = ("jaxpr", "stablehlo", "hlo")
     assert set(row.written) == {
         "compile/functions.csv",
+        "compile/roofline.png",
         "compile/calls.csv",
         *(f"compile/square.{k}.txt" for k in kinds),
     }

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from gradtrail.core.compilation import CompiledFunction, Compiler, time_metrics
 from gradtrail.core.compile_log import CompileLog, compile_log, differences
 from gradtrail.core.machine_rates import MachineRates, measure_rates
 from gradtrail.io.compile_cache import only_compiler, set_up_cache
+from gradtrail.io.figures import roofline
 from gradtrail.io.tracking import Row
 
 _MIB = 2**20
@@ -41,7 +43,7 @@ def compiling(row: Row) -> Iterator[Compiler]:
     rates = measure_rates(time.perf_counter)
     row.metrics({**time_metrics(functions), **achieved(functions, rates), **_of_cache(log, seconds), **_memory(rss)})
     with tempfile.TemporaryDirectory() as folder:
-        write_profile(Path(folder), functions, rates, log)
+        write_profile(Path(folder), functions, rates, log, row.stage.name)
         row.files(Path(folder), "compile")
 
 
@@ -53,7 +55,10 @@ def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.
             **dataclasses.asdict(function.times),
             "first_call_seconds": function.calls.first if function.calls else float("nan"),
             "steady_call_seconds": function.calls.steady if function.calls else float("nan"),
-            **{key.rpartition("/")[2]: value for key, value in achieved([function], rates).items()},
+            "share_of_matmul_rate": _rate(function.cost.flops, function) / rates.flops_per_second,
+            "share_of_copy_rate": _rate(function.cost.bytes_accessed, function) / rates.bytes_per_second,
+            "flops_per_second": _rate(function.cost.flops, function),
+            "bytes_per_second": _rate(function.cost.bytes_accessed, function),
             "arithmetic_intensity": function.cost.arithmetic_intensity,
             **dataclasses.asdict(function.cost),
             "signature": function.signature,
@@ -70,21 +75,29 @@ def achieved(functions: list[CompiledFunction], rates: MachineRates) -> dict[str
         "compile/machine/bytes_per_second": rates.bytes_per_second,
     }
     for function in functions:
-        if function.calls and function.calls.steady > 0:
-            seconds, prefix = function.calls.steady, f"compile/{function.name}"
-            found[f"{prefix}/share_of_matmul_rate"] = function.cost.flops / seconds / rates.flops_per_second
-            found[f"{prefix}/share_of_copy_rate"] = function.cost.bytes_accessed / seconds / rates.bytes_per_second
-    return found
+        prefix = f"compile/{function.name}"
+        found[f"{prefix}/share_of_matmul_rate"] = _rate(function.cost.flops, function) / rates.flops_per_second
+        found[f"{prefix}/share_of_copy_rate"] = _rate(function.cost.bytes_accessed, function) / rates.bytes_per_second
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def write_profile(folder: Path, functions: list[CompiledFunction], rates: MachineRates, log: CompileLog) -> None:
-    """Write `functions.csv`; `calls.csv`, what calls were compiled for; and each function's texts on its way down."""
-    profile_table(functions, rates).to_csv(folder / "functions.csv", index=False)
+def write_profile(
+    folder: Path, functions: list[CompiledFunction], rates: MachineRates, log: CompileLog, title: str
+) -> None:
+    """Write `functions.csv` and its roofline; what calls were compiled for; each function's texts on its way down."""
+    table = profile_table(functions, rates)
+    table.to_csv(folder / "functions.csv", index=False)
+    roofline.draw(folder / "roofline.png", table, rates, title)
     called = [(name, signature) for name, signatures in log.signatures.items() for signature in signatures]
     pd.DataFrame(called, columns=["function", "signature"]).to_csv(folder / "calls.csv", index=False)
     for function in functions:
         for kind, text in function.texts().items():
             (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
+
+
+def _rate(work: float, function: CompiledFunction) -> float:
+    """Return work by the seconds of the steady call; NaN where there was none."""
+    return work / function.calls.steady if function.calls and function.calls.steady else math.nan
 
 
 def _of_cache(log: CompileLog, seconds: float) -> dict[str, float]:

@@ -14,6 +14,7 @@ from gradtrail.core.timing import StepTimes
 from gradtrail.io.cost_tables import of_configured
 from gradtrail.io.figures import style
 from gradtrail.io.figures.profile import FUNCTIONS, form_label, other_forms, set_batch_sizes
+from gradtrail.io.figures.roofline import draw_roof, giga
 
 
 def draw_steps(path: Path, steps: StepTimes, title: str) -> None:
@@ -100,11 +101,7 @@ def draw_roofline(path: Path, functions: pd.DataFrame, configured: Variant, rate
     """Draw achieved FLOP/s over arithmetic intensity, one point a function, under what the machine can do."""
     figure, axes = style.new_figure(f"Roofline · {title}", size=(9, 6))
     axis, table = axes[0, 0], functions[functions["arithmetic_intensity"] > 0]
-    ridge = rates.flops_per_second / rates.bytes_per_second
-    low, high = min([ridge, *table["arithmetic_intensity"]]) / 3, max([ridge, *table["arithmetic_intensity"]]) * 3
-    roof = [low * rates.bytes_per_second, rates.flops_per_second, rates.flops_per_second]
-    label = f"{_giga(rates.flops_per_second)}FLOP/s of matrix products, {_giga(rates.bytes_per_second)}B/s of copies"
-    axis.plot([low, ridge, high], roof, color=style.GREY, label=label)
+    draw_roof(axis, table["arithmetic_intensity"].tolist(), rates)
     chosen = of_configured(table, configured, but="")
     for function, colour in FUNCTIONS.items():
         others = table[(table["function"] == function) & ~table.index.isin(chosen.index)]
@@ -112,10 +109,8 @@ def draw_roofline(path: Path, functions: pd.DataFrame, configured: Variant, rate
         for row in chosen[chosen["function"] == function].to_dict("records"):
             share = f"{row['share_of_matmul_rate']:.0%} of the matrix rate"
             place = row["arithmetic_intensity"], row["flops_per_second"]
-            axis.plot(*place, "o", color=colour, markersize=9, label=f"{function}: {_giga(place[1])}FLOP/s, {share}")
+            axis.plot(*place, "o", color=colour, markersize=9, label=f"{function}: {giga(place[1])}FLOP/s, {share}")
             axis.annotate(function, place, (0, -16), textcoords="offset points", ha="center", va="top", color=colour)
-    axis.set(xscale="log", yscale="log", xlim=(low, high))
-    axis.set(xlabel="arithmetic intensity, FLOPs a byte accessed", ylabel="FLOP/s of the steady call")
     axis.legend(loc="lower right", fontsize=9)
     _note(
         figure,
@@ -173,7 +168,3 @@ def _seconds(value: float) -> str:
     if value < 1e-3:
         return f"{1e6 * value:,.0f} µs"
     return f"{1e3 * value:,.3g} ms" if value < 1 else f"{value:,.2f} s"
-
-
-def _giga(value: float) -> str:
-    return f"{value / 1e9:,.0f} G" if value >= 1e10 else f"{value / 1e9:,.2g} G"
