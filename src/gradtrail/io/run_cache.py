@@ -65,20 +65,20 @@ def _lineage(name: str, section: Section, known: list[tuple[str, Section]], pipe
     for stage in reversed(list(pipeline)):
         if stage in lock or not any(stage in makers(user, pipeline) for user in lock):
             continue
-        wanted = [entry.data for entry in map(locked_entry, lock.values())]
-        fitting = (one for made, one in reversed(known) if made == stage and _wrote(one, wanted))
+        wanted = {dep: read for one in lock.values() for dep, read in locked_entry(one).data.items()}
+        fitting = (one for made, one in reversed(known) if made == stage and _fits(one, wanted))
         if (newest := next(fitting, None)) is None:
             return {}
         lock[stage] = newest
     return {stage: lock[stage] for stage in pipeline if stage in lock}
 
 
-def _wrote(section: Section, wanted: Iterable[Mapping[str, str]]) -> bool:
-    """Whether an entry wrote, of all that was read, the part that its outs hold."""
-    return all(
-        digest_within(out, md5, dep) == read
-        for data in wanted
-        for dep, read in data.items()
+def _fits(section: Section, wanted: Mapping[str, str]) -> bool:
+    """Whether an entry wrote, of all that was read, the part that its outs hold, and read no other data itself."""
+    read = locked_entry(section).data
+    return all(wanted.get(dep, md5) == md5 for dep, md5 in read.items()) and all(
+        digest_within(out, md5, dep) == found
+        for dep, found in wanted.items()
         for out, md5 in _outs(section).items()
         if holds(out, dep)
     )
