@@ -9,7 +9,7 @@ import pytest
 
 from gradtrail.io import dvc_cache
 from gradtrail.io.digests import digest
-from gradtrail.io.dvc_cache import cache_folder, digest_within, restore
+from gradtrail.io.dvc_cache import cache_folder, digest_within, is_here, restore
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,19 @@ def test_a_file_and_a_folder_come_from_the_cache(to: Path) -> None:
     assert (to / "models/final").read_bytes() == b"weights"
     assert restore("results", keep_folder({"a.txt": b"a", "b/c.txt": b"c"}), to, "")
     assert (to / "results/b/c.txt").read_bytes() == b"c"
+
+
+def test_what_is_here_is_in_the_cache_or_in_the_working_folder(project: Path) -> None:
+    folder = keep_folder({"a.txt": b"a", "b.txt": b"b"})
+    assert is_here("data", folder)
+    lost = hashlib.md5(b"b").hexdigest()  # noqa: S324
+    shutil.rmtree(cache_folder() / "files" / "md5" / lost[:2])
+    assert not is_here("data", folder)
+    assert not is_here("data", "0" * 32 + ".dir")
+    (project / "data").mkdir()
+    for name in "ab":
+        (project / "data" / f"{name}.txt").write_text(name)
+    assert is_here("data", folder)
 
 
 def test_what_is_read_only_in_the_cache_may_be_changed_where_it_was_put(to: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from gradtrail.io.dvc_cache import restore
+from gradtrail.io.dvc_cache import is_here, restore
 from gradtrail.io.identity import Identity
 from gradtrail.io.row_labels import CHILDREN, is_of_this_host
 from gradtrail.io.row_search import RowIndex, find_row, find_twin, is_whole
@@ -141,8 +141,10 @@ class States:
         with tempfile.TemporaryDirectory() as name:
             place = Path(name).resolve()
             commit = stage.snapshot.commit if stage.snapshot else ""
-            logged = {out: md5 for out, md5 in stage.out_digests().items() if not out.startswith(DATA)}
-            if not all(restore(out, md5, place, commit) for out, md5 in logged.items()):
+            if not all(
+                is_here(out, md5) if out.startswith(DATA) else restore(out, md5, place, commit)
+                for out, md5 in stage.out_digests().items()
+            ):
                 self.absent |= {stage.state}
                 return None
             run_id = _make_row(self._client, dataclasses.replace(stage, place=place))

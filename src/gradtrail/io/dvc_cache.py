@@ -53,6 +53,12 @@ def digest_within(out: str, md5: str, dep: str) -> str | None:
     return md5 if dep == out else (listing(md5) or {}).get(dep.removeprefix(f"{out}/"))
 
 
+def is_here(out: str, md5: str) -> bool:
+    """Whether the cache, or the working folder as it is now, has an out with this digest."""
+    files = (listing(md5) or {}).values() if md5.endswith(".dir") else (md5,)
+    return (len(files) > 0 and all(_place(found).is_file() for found in files)) or _is_in_working_folder(out, md5)
+
+
 def restore(out: str, md5: str, to: Path, commit: str) -> bool:
     """Put an out with this digest into the folder `to`: from the cache, a commit, or the working folder as it is now.
 
@@ -88,14 +94,19 @@ def _from_commit(commit: str, out: str, target: Path) -> bool:
 
 
 def _from_working_folder(out: str, md5: str, target: Path) -> bool:
-    source = working_folder() / out
-    if not source.exists() or digest(source) != md5:
+    if not _is_in_working_folder(out, md5):
         return False
+    source = working_folder() / out
     if source.is_dir():
         shutil.copytree(source, target, copy_function=shutil.copyfile)
     else:
         shutil.copyfile(source, target)
     return True
+
+
+def _is_in_working_folder(out: str, md5: str) -> bool:
+    path = working_folder() / out
+    return _is_below(path, working_folder()) and path.exists() and digest(path) == md5
 
 
 def _place(md5: str) -> Path:
