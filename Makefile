@@ -42,7 +42,7 @@ format: env ## put the code in ruff's format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-sync: env ## give every state in dvc.lock its row in MLflow
+sync: env ## give every state, of all commits and experiments, its row in MLflow
 	@$(BIN)/gradtrail sync
 
 ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise

@@ -57,8 +57,8 @@ if __name__ == "__main__":
 _SMALL_STAGES: dict[str, tuple[list[str], str, list[str], str]] = {
     "fetch": ([], "dataset", ["data/words.txt"], "first"),
     "train": (["data/words.txt"], "adamw.learning_rate", ["models/final.safetensors"], "second"),
-    "evaluate": (["models/final.safetensors"], "calibration_bins", ["results/evaluate.txt"], "third"),
-    "gradients": (["models/final.safetensors"], "top_fraction", ["results/gradients.txt"], "third"),
+    "evaluate": (["models/final.safetensors"], "calibration_bins", ["results/evaluate/words.txt"], "third"),
+    "gradients": (["models/final.safetensors"], "top_fraction", ["results/gradients/words.txt"], "third"),
 }
 
 
@@ -154,12 +154,18 @@ class Project:
             "metrics": "select key, value from latest_metrics where run_uuid = ?",
         }
         with contextlib.closing(sqlite3.connect(self.folder / "mlflow.db")) as store:
-            runs = store.execute("select run_uuid, name, status from runs order by start_time desc").fetchall()
+            columns = "run_uuid, name, status, artifact_uri"
+            kept = f"select {columns} from runs where lifecycle_stage = 'active' order by start_time desc"  # noqa: S608
+            runs = store.execute(kept).fetchall()
             return [
-                {"id": run, "name": name, "status": status}
+                {"id": run, "name": name, "status": status, "artifacts": Path(place.removeprefix("file://"))}
                 | {kind: dict(store.execute(query, (run,))) for kind, query in queries.items()}
-                for run, name, status in runs
+                for run, name, status, place in runs
             ]
+
+    def sync(self, **env: str) -> str:
+        """Run `gradtrail sync` with the project's own code; return what it printed."""
+        return self.run(sys.executable, "-m", "gradtrail", "sync", env={"PYTHONPATH": str(self.folder / "src")} | env)
 
     def rows_of(self, stage: str) -> list[dict[str, Any]]:
         """Return the rows of one stage."""

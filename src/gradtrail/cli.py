@@ -25,7 +25,7 @@ def main() -> None:
     gate = commands.add_parser("gate", help="compare what the configured functions cost with what was accepted")
     gate.add_argument("--accept", action="store_true", help="accept what they cost now")
     commands.add_parser("results", help="what came out of the recipes that were run, as a table in Markdown")
-    commands.add_parser("sync", help="give every state in dvc.lock its row in MLflow")
+    commands.add_parser("sync", help="give every state, of all commits and experiments, its row in MLflow")
     commands.add_parser("versions", help="record the installed packages in versions.yaml")
     arguments, rest = parser.parse_known_args()
     if rest and arguments.command != "repro":

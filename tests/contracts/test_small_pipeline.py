@@ -101,13 +101,12 @@ def test_editing_code_reruns_what_imports_it(project: Project) -> None:
 def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
     before = {row["tags"]["state"]: row["metrics"] for row in project.rows()}
     (project.folder / "mlflow.db").unlink()
-    env = _own_code(project)
-    output = project.run(sys.executable, "-m", "gradtrail", "sync", env=env)
+    output = project.sync()
     assert "rebuilt: fetch, train, evaluate, gradients" in output
     rows = project.rows()
     assert {row["tags"]["state"]: row["metrics"] for row in rows} == before
     assert {row["tags"]["rebuilt"] for row in rows} == {"true"}
-    assert "4 rows present" in project.run(sys.executable, "-m", "gradtrail", "sync", env=env)
+    assert "4 rows present" in project.sync()
     assert len(project.rows()) == len(rows)
     project.dvc("repro", "--force", "--single-item", "evaluate")
     assert "rebuilt" not in project.rows_of("evaluate")[0]["tags"]
@@ -160,19 +159,15 @@ def test_sync_gives_a_training_with_the_same_bytes_no_second_evaluation(project:
     project.set("train.clip_norm", 5.0)
     project.dvc("repro")
     rows = len(project.rows())
-    assert "4 rows present" in project.run(sys.executable, "-m", "gradtrail", "sync", env=_own_code(project))
+    assert "5 rows present" in project.sync()
     assert len(project.rows()) == rows
 
 
 def test_sync_without_a_server_is_one_line(project: Project) -> None:
-    env = _own_code(project) | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    env = {"PYTHONPATH": str(project.folder / "src"), "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     output = project.run(sys.executable, "-m", "gradtrail", "sync", env=env, check=False)
     assert output.startswith("gradtrail: MLflow's store failed")
     assert len([line for line in output.splitlines() if "WARNING" not in line]) == 1
-
-
-def _own_code(project: Project) -> dict[str, str]:
-    return {"PYTHONPATH": str(project.folder / "src")}
 
 
 def test_the_views_of_dvc(project: Project) -> None:

@@ -1,13 +1,30 @@
-"""Which state a stage makes, or made, and what came before it: from `dvc.yaml`, `dvc.lock` and the files."""
+"""Which state a stage makes, or made, and what came before it: from `dvc.yaml`, `dvc.lock` and the files.
+
+By default those of the working folder; those of a snapshot, where one is given.
+"""
 
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from gradtrail.io.digests import digest
+from gradtrail.io.dvc_cache import digest_within
+from gradtrail.io.snapshots import Snapshot
 from gradtrail.io.stages import Stage
-from gradtrail.io.states import Entry, live_entry, locked_entry, makers, read_lock, read_pipeline, state_key
+from gradtrail.io.states import (
+    Entry,
+    StageSpec,
+    has_shape,
+    holds,
+    live_entry,
+    locked_entry,
+    makers,
+    read_lock,
+    state_key,
+)
+from gradtrail.io.workspace import working_folder
 
 
 @dataclass(frozen=True)
@@ -16,9 +33,23 @@ class Identity(Stage):
 
     Attributes:
         from_lock: whether it is the state that `dvc.lock` has, rather than the one that the stage is about to make.
+        snapshot: whose state it is; None for the working folder's.
+        place: the folder that has its files; None for the working folder.
     """
 
     from_lock: bool = False
+    snapshot: Snapshot | None = None
+    place: Path | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder that deps and outs are relative to."""
+        return self.place or working_folder()
+
+    @cached_property
+    def pipeline(self) -> dict[str, StageSpec]:
+        """All stages."""
+        return self.snapshot.pipeline if self.snapshot else super().pipeline
 
     def entry(self, name: str) -> Entry:
         """Return what determines the outs of a stage.
@@ -55,14 +86,36 @@ class Identity(Stage):
         return {name: {"state": self.state_of(name), **dataclasses.asdict(self.entry(name))} for name in self.lineage}
 
     @property
-    def is_locked(self) -> bool:
-        """Whether `dvc.lock` has this stage."""
-        return self.name in self._lock
+    def is_sound(self) -> bool:
+        """Whether the lock has this stage and all before it as the pipeline has them, each made of what those wrote.
+
+        Where only some stages of a changed pipeline were run, the lock has sections of two times. Files in a folder
+        whose listing DVC's cache lacks are taken for the right ones.
+        """
+        if not all(name in self._lock and has_shape(self._lock[name], self.pipeline[name]) for name in self.lineage):
+            return False
+        outs = {out: md5 for name in self.lineage for out, md5 in self._locked_outs(name).items()}
+        return all(
+            digest_within(out, outs[out], dep) in (md5, None)
+            for name in self.lineage
+            for dep, md5 in self.entry(name).data.items()
+            for out in outs
+            if holds(out, dep)
+        )
+
+    def out_digests(self) -> dict[str, str]:
+        """Return the digest of each out: as the lock has it, or of the files that were just written."""
+        if self.from_lock:
+            return self._locked_outs(self.name)
+        return {out: digest(self.folder / out) for out in self.spec.outs}
 
     def has_outs_of_lock(self, name: str) -> bool:
         """Whether the outs in the working folder are those that `dvc.lock` names for a stage."""
-        outs = {out["path"]: out["md5"] for out in self._lock[name].get("outs", ())}
-        return all((self.folder / out).exists() and digest(self.folder / out) == md5 for out, md5 in outs.items())
+        outs = self._locked_outs(name).items()
+        return all((self.folder / out).exists() and digest(self.folder / out) == md5 for out, md5 in outs)
+
+    def _locked_outs(self, name: str) -> dict[str, str]:
+        return {out["path"]: out["md5"] for out in self._lock[name].get("outs", ())}
 
     def _locked_entry(self, name: str) -> Entry | None:
         if name not in self._lock:
@@ -77,10 +130,7 @@ class Identity(Stage):
 
     @cached_property
     def _lock(self) -> dict[str, Any]:
+        if self.snapshot:
+            return self.snapshot.lock
         path = self.folder / "dvc.lock"
         return read_lock(path) if path.is_file() else {}
-
-
-def locked_identities() -> list[Identity]:
-    """Return the stages that `dvc.lock` has, as it has them, in the pipeline's order."""
-    return [identity for name in read_pipeline() if (identity := Identity(name, from_lock=True)).is_locked]

@@ -130,7 +130,7 @@ def choose(name: str) -> Recipe:
 
 def collect_results() -> list[Result]:
     """Return what the rows in MLflow say of each recipe."""
-    from gradtrail.io.rows import shown
+    from gradtrail.io.row_labels import shown
     from gradtrail.io.store import experiment_id, open_store
 
     client, params = open_store(), read_yaml(_PARAMS)

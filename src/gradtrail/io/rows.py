@@ -1,34 +1,39 @@
 """What a row in MLflow holds, made from a stage's declaration and its outs alone, so that a lost row can be remade."""
 
-import getpass
 import json
-import os
-import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import psutil
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from gradtrail.io.curves import Curves, curves, noise_curves, read_tables
-from gradtrail.io.digests import digest
-from gradtrail.io.git import git
 from gradtrail.io.identity import Identity
 from gradtrail.io.metric_names import metric_name
+from gradtrail.io.row_labels import (
+    is_alive,
+    is_of_this_host,
+    origin_tags,
+    process_tags,
+    run_name,
+    shown,
+    stage_params,
+    state_tags,
+    working_diff,
+)
+from gradtrail.io.row_search import StoredRows, find_row
 from gradtrail.io.stages import Stage
-from gradtrail.io.states import Entry
 from gradtrail.io.store import experiment_id, store_lock
+from gradtrail.io.ties import NOTE, PARENT, tie
 
 if TYPE_CHECKING:
     from gradtrail.core.train_step import TrainState
 
 REBUILT = "rebuilt"
-CHILDREN = ("evaluate", "gradients", "profile")  # their rows hang below the row of the training they belong to
-_NOTE = "mlflow.note.content"  # what the UI shows as a run's description
+DATA, WEIGHTS = "data/", "models/"  # where the outs lie that no row holds, and those that are weights
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
 
@@ -62,20 +67,28 @@ class StoredRow:
         for metric in new:
             self._steps(metric.key).add(metric.step)
 
-    def log_outs(self, stage: Stage) -> None:
-        """Log what the stage wrote, from the files; then tie the row to others."""
+    def log_outs(self, stage: Identity) -> None:
+        """Log what the stage wrote, from the files; those of `data/` by their digests alone."""
         metrics = stage.read_metrics()
         points = _curves(stage, metrics)
         numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
         self._log_results(stage.folder / "results" / stage.name)
         self._log_dataset(stage, metrics)
-        tags = {f"output/{out}": digest(stage.folder / out) for out in stage.spec.outs}
+        for out in stage.spec.outs:
+            if out.startswith(WEIGHTS) and (stage.folder / out).is_file():  # the weights of every epoch stay with DVC
+                self.log_files(stage.folder / out, "models")
+        tags = {f"output/{out}": found for out, found in stage.out_digests().items()}
         tags |= {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
         summary = stage.folder / "results" / stage.name / "summary.md"
-        tags |= {_NOTE: summary.read_text(encoding="utf-8")} if summary.is_file() else {}
+        tags |= {NOTE: summary.read_text(encoding="utf-8")} if summary.is_file() else {}
         self.set_tags(tags)
-        tie(self.client, self.client.get_run(self.run_id))
+
+    def tie(self) -> None:
+        """Tie the row to others, and close those of processes that are no more."""
+        rows = StoredRows(self.client)
+        tie(self.client, self.client.get_run(self.run_id), rows)
+        close_dead_rows(self.client, rows.running())
 
     def log_files(self, path: Path, under: str) -> None:
         """Log a file, or the files of a folder, as artifacts."""
@@ -96,7 +109,9 @@ class StoredRow:
     def _steps(self, name: str) -> set[int]:
         """The steps at which the row has a value already: of an earlier attempt, or of this one."""
         if name not in self._logged:
-            self._logged[name] = {metric.step for metric in self.client.get_metric_history(self.run_id, name)}
+            # A new row has none, and to ask for each metric takes long.
+            history = self.client.get_metric_history(self.run_id, name) if self.attempt > 1 else []
+            self._logged[name] = {metric.step for metric in history}
         return self._logged[name]
 
     def _log_results(self, folder: Path) -> None:
@@ -115,8 +130,15 @@ class StoredRow:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
 
-def open_row(client: MlflowClient, stage: Identity) -> StoredRow:
-    """Find the row of the state that `stage` is about to make, or create it; count the attempt."""
+def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None) -> StoredRow:
+    """Find the row of the state that `stage` makes, or create it; count the attempt.
+
+    Args:
+        client: of the store.
+        stage: whose state it is.
+        origin: tags that say where the state comes from, where it is made again from its files; None where the stage is
+            about to run, so that the working folder says it.
+    """
     experiment = experiment_id(client, _EXPERIMENTS.get(stage.name, "models"))
     with store_lock(client.tracking_uri):
         found = find_row(client, state=stage.state)
@@ -127,125 +149,31 @@ def open_row(client: MlflowClient, stage: Identity) -> StoredRow:
         if REBUILT in found.data.tags:
             client.delete_tag(run.info.run_id, REBUILT)
     params = [Param(key, shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
-    tags = {"attempts": str(attempt), "process": f"{socket.gethostname()}:{os.getpid()}"}
-    tags |= {**_code_tags(), **_experiment_tags()}
+    tags = {"attempts": str(attempt)} | process_tags() | dict(origin_tags() if origin is None else origin)
     client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
     client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
+    if origin is None and tags.get("git.dirty") == "true":
+        client.log_text(run.info.run_id, working_diff(), "git.diff")
     return StoredRow(client, run.info.run_id, attempt)
 
 
-def find_row(client: MlflowClient, **tags: str) -> Run | None:
-    """Return the newest row that carries all these tags."""
-    rows = find_rows(client, tags)
-    return rows[0] if rows else None
+def close_dead_rows(client: MlflowClient, rows: Iterable[Run]) -> tuple[list[Run], list[Run]]:
+    """Mark rows KILLED that a process of this host left open.
 
-
-def find_rows(client: MlflowClient, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
-    """Return all rows that carry all these tags, the newest first; only finished ones if asked."""
-    experiments = [experiment_id(client, name) for name in ("data", "models")]
-    conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
-    conditions += ["attributes.status = 'FINISHED'"] if finished else []
-    return list(client.search_runs(experiments, " and ".join(conditions), order_by=["attributes.start_time DESC"]))
-
-
-def find_twin(client: MlflowClient, stage: Identity) -> Run | None:
-    """Return a finished row of the same stage, code, inputs and params read, under another training, if there is one.
-
-    Two trainings may write the same bytes; then DVC evaluates once, and one row serves both.
+    Returns:
+        Those that were marked, and those that may be at work still, here or on another host.
     """
-    if stage.name not in CHILDREN:
-        return None
-    entry = stage.entry(stage.name)
-    tags = {"stage": stage.name, "code": entry.code_digest, **_input_tags(entry)}
-    read = {key: shown(value) for key, value in _flat_params(entry).items()}
-    twins = find_rows(client, tags, finished=True)
-    return next((row for row in twins if read.items() <= row.data.params.items()), None)
-
-
-def is_whole(row: Run) -> bool:
-    """Whether a row is finished, or a process of this machine is still at work on it."""
-    host, _, pid = row.data.tags.get("process", "").rpartition(":")
-    is_alive = host == socket.gethostname() and psutil.pid_exists(int(pid))
-    return row.info.status == "FINISHED" or (row.info.status == "RUNNING" and is_alive)
-
-
-def run_name(stage: Identity) -> str:
-    """Name a row so that a person can read it, such as `train mlp-256-128 adamw float32`."""
-    params = stage_params(stage)
-    match stage.name:
-        case "fetch" | "preprocess":
-            return f"{stage.name} {params['fetch.dataset']}"
-        case "train" | "profile":
-            kind = params["train.model"]
-            widths = [*params.get(f"train.{kind}.channels", []), *params.get(f"train.{kind}.hidden", [])]
-            model = "-".join([kind, *map(str, widths)])
-            return f"{stage.name} {model} {params['train.optimizer']} {params['train.precision']}"
-    return f"{stage.name} {params[f'{stage.name}.weights']}"
-
-
-def stage_params(stage: Identity) -> dict[str, Any]:
-    """Return the params of the stage and of all stages before it, flat: `train.mlp.hidden` → value."""
-    return {key: value for name in stage.lineage for key, value in _flat_params(stage.entry(name)).items()}
-
-
-def tie(client: MlflowClient, row: Run) -> None:
-    """Copy headline figures from children to the training rows whose outputs they read, whichever ends last."""
-    if row.data.tags["stage"] == "train":
-        for child in _children(client, row):
-            if "mlflow.parentRunId" not in child.data.tags:
-                client.set_tag(child.info.run_id, "mlflow.parentRunId", row.info.run_id)
-            _copy_headlines(client, child, row.info.run_id)
-    if row.data.tags["stage"] in CHILDREN:
-        for train in _trainings(client, row):
-            _copy_headlines(client, row, train.info.run_id)
+    rows = [row for row in rows if row.info.status == "RUNNING"]
+    dead = [row for row in rows if is_of_this_host(row.data.tags) and not is_alive(row.data.tags)]
+    for row in dead:
+        client.set_terminated(row.info.run_id, "KILLED")
+    return dead, [row for row in rows if row not in dead]
 
 
 def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
-    """Tags that stay as they are for the life of a row."""
-    entry = stage.entry(stage.name)
-    tags = {"stage": stage.name, "state": stage.state, "code": entry.code_digest}
-    tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
-    tags |= _input_tags(entry)
-    if stage.name in CHILDREN:
-        tags["train_state"] = stage.state_of("train")
-        parent = find_row(client, state=tags["train_state"])
-        if parent:
-            tags["mlflow.parentRunId"] = parent.info.run_id
-    return tags
-
-
-def _input_tags(entry: Entry) -> dict[str, str]:
-    return {f"input/{dep}": found for dep, found in entry.data.items()}
-
-
-def _children(client: MlflowClient, train: Run) -> Iterator[Run]:
-    """Yield, for each stage below training, the newest finished row that belongs to this training or its bytes."""
-    final = train.data.tags.get("output/models/final.safetensors")
-    for name in CHILDREN:
-        own = find_rows(client, {"stage": name, "train_state": train.data.tags["state"]}, finished=True)
-        alike = (
-            find_rows(client, {"stage": name, "input/models/final.safetensors": final}, finished=True) if final else []
-        )
-        if own or alike:
-            yield (own or alike)[0]
-
-
-def _trainings(client: MlflowClient, child: Run) -> list[Run]:
-    """Return the rows of the trainings that wrote what the child read, or that it names."""
-    final = child.data.tags.get("input/models/final.safetensors")
-    if final:
-        return find_rows(client, {"stage": "train", "output/models/final.safetensors": final})
-    return find_rows(client, {"stage": "train", "state": child.data.tags["train_state"]})
-
-
-def _copy_headlines(client: MlflowClient, child: Run, train_id: str) -> None:
-    """Copy the child's figures, those of single classes and functions aside, and what it says in words."""
-    now, prefix = int(time.time() * 1000), metric_name(child.data.tags["stage"], "")
-    chosen = {name: v for name, v in child.data.metrics.items() if name.startswith(prefix) and name.count("/") == 1}
-    shown = client.get_run(train_id).data.metrics
-    metrics = [Metric(name, value, now, 0) for name, value in chosen.items() if shown.get(name) != value]
-    tags = [RunTag(_NOTE, child.data.tags[_NOTE])] if _NOTE in child.data.tags else []
-    client.log_batch(train_id, metrics=metrics, tags=tags)
+    tags = state_tags(stage) | process_tags()
+    parent = find_row(client, state=tags["train_state"]) if "train_state" in tags else None
+    return tags | ({PARENT: parent.info.run_id} if parent else {})
 
 
 def _curves(stage: Stage, metrics: Mapping[str, Any]) -> Curves:
@@ -256,40 +184,3 @@ def _curves(stage: Stage, metrics: Mapping[str, Any]) -> Curves:
     if not (folder / "epochs.csv").is_file():
         return {}
     return curves(*read_tables(folder), metrics["planned_steps"])
-
-
-def _flat_params(entry: Entry) -> dict[str, Any]:
-    """Return the params that a stage reads, flat."""
-    sections = entry.params.get("params.yaml", {})
-    return {key: leaf for section, value in sections.items() for key, leaf in _flatten(section, value).items()}
-
-
-def _flatten(key: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {key: value}
-    return {name: leaf for part, inner in value.items() for name, leaf in _flatten(f"{key}.{part}", inner).items()}
-
-
-def shown(value: Any) -> str:
-    """Return a param's value as a row has it."""
-    return "null" if value is None else str(value)
-
-
-def _code_tags() -> dict[str, str]:
-    """Which commit the code is of, and whether it was changed since."""
-    commit = git("rev-parse", "HEAD")
-    if not commit:
-        return {}
-    return {"mlflow.source.git.commit": commit, "git.dirty": str(bool(git("status", "--porcelain"))).lower()}
-
-
-def _experiment_tags() -> dict[str, str]:
-    names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
-    return {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number without a name
-        return str(os.getuid())

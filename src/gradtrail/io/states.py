@@ -140,7 +140,7 @@ def locked_entry(stage: Mapping[str, Any]) -> Entry:
 def makers(stage: str, pipeline: Mapping[str, StageSpec]) -> list[str]:
     """Return the stages that make a dep of `stage`, directly, in the pipeline's order."""
     deps = pipeline[stage].deps
-    return [name for name, spec in pipeline.items() if any(_holds(out, dep) for out in spec.outs for dep in deps)]
+    return [name for name, spec in pipeline.items() if any(holds(out, dep) for out in spec.outs for dep in deps)]
 
 
 def state_key(stage: str, pipeline: Mapping[str, StageSpec], entry_of: Callable[[str], Entry]) -> str:
@@ -160,6 +160,22 @@ def state_key(stage: str, pipeline: Mapping[str, StageSpec], entry_of: Callable[
         return _sha256_of(content)
 
     return key(stage)
+
+
+def has_shape(section: Mapping[str, Any], spec: StageSpec) -> bool:
+    """Whether a section of a `dvc.lock` reads the data and writes the outs that a stage declares; code aside."""
+    data = {dep for dep in spec.deps if not dep.endswith(".py")}
+    return set(locked_entry(section).data) == data and {out["path"] for out in section["outs"]} == set(spec.outs)
+
+
+def entry_key(stage: str, entry: Entry) -> str:
+    """Return a key of what determines a stage's outs, whichever states of the stages before it led there."""
+    return _sha256_of({"stage": stage, "cmd": entry.cmd, "params": entry.params, "deps": entry.deps})
+
+
+def holds(out: str, dep: str) -> bool:
+    """Whether a dep is an out, or lies in it."""
+    return dep == out or dep.startswith(f"{out}/")
 
 
 def _sha256_of(content: Mapping[str, Any]) -> str:
@@ -188,7 +204,3 @@ def _values(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
         return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
     except (KeyError, TypeError) as error:
         raise UserError(f"{path}: a key of {', '.join(keys)} is missing ({one_line(error)})") from None
-
-
-def _holds(out: str, dep: str) -> bool:
-    return dep == out or dep.startswith(f"{out}/")

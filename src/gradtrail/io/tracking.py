@@ -65,6 +65,7 @@ class Row:
     def outs(self) -> None:
         """Log everything that the stage wrote: metrics, curves, pictures, tables, digests, and the ties to others."""
         self._attempt(lambda stored: stored.log_outs(self.stage))
+        self._attempt(lambda stored: stored.tie())
 
     def finish(self, status: str) -> None:
         """Close the row."""

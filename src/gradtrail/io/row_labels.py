@@ -1,0 +1,119 @@
+"""What a row in MLflow is called and labelled with: all that can be said without MLflow."""
+
+import getpass
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from gradtrail.io.git import git, git_bytes
+from gradtrail.io.identity import Identity
+from gradtrail.io.states import Entry, entry_key
+
+CHILDREN = ("evaluate", "gradients", "profile")  # their rows hang below the row of the training they belong to
+_CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics")
+_MAX_DIFF_BYTES = 2**20
+_CLOCK_SECONDS = 10  # by which two readings of when a process started may differ
+
+
+def run_name(stage: Identity) -> str:
+    """Name a row so that a person can read it, such as `train mlp-256-128 adamw float32`."""
+    params = stage_params(stage)
+    match stage.name:
+        case "fetch" | "preprocess":
+            return f"{stage.name} {params['fetch.dataset']}"
+        case "train" | "profile":
+            kind = params["train.model"]
+            widths = [*params.get(f"train.{kind}.channels", []), *params.get(f"train.{kind}.hidden", [])]
+            model = "-".join([kind, *map(str, widths)])
+            return f"{stage.name} {model} {params['train.optimizer']} {params['train.precision']}"
+    return f"{stage.name} {params[f'{stage.name}.weights']}"
+
+
+def stage_params(stage: Identity) -> dict[str, Any]:
+    """Return the params of the stage and of all stages before it, flat: `train.mlp.hidden` → value."""
+    return {key: value for name in stage.lineage for key, value in flat_params(stage.entry(name)).items()}
+
+
+def flat_params(entry: Entry) -> dict[str, Any]:
+    """Return the params that a stage reads, flat."""
+    sections = entry.params.get("params.yaml", {})
+    return {key: leaf for section, value in sections.items() for key, leaf in _flatten(section, value).items()}
+
+
+def shown(value: Any) -> str:
+    """Return a param's value as a row has it."""
+    return "null" if value is None else str(value)
+
+
+def state_tags(stage: Identity) -> dict[str, str]:
+    """Return the tags that follow from the state, and stay as they are for the life of a row."""
+    entry = stage.entry(stage.name)
+    tags = {"stage": stage.name, "state": stage.state, "entry": entry_key(stage.name, entry), "code": entry.code_digest}
+    tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
+    return tags | input_tags(entry) | ({"train_state": stage.state_of("train")} if stage.name in CHILDREN else {})
+
+
+def input_tags(entry: Entry) -> dict[str, str]:
+    """Return a tag for each file or folder of data that was read."""
+    return {f"input/{dep}": found for dep, found in entry.data.items()}
+
+
+def process_tags() -> dict[str, str]:
+    """Return which process is at work on a row."""
+    started = int(psutil.Process().create_time())
+    return {"process": f"{socket.gethostname()}:{os.getpid()}", "process.started": str(started)}
+
+
+def is_of_this_host(tags: Mapping[str, str]) -> bool:
+    """Whether the process that worked on a row was one of this host."""
+    return tags.get("process", "").rpartition(":")[0] == socket.gethostname()
+
+
+def is_alive(tags: Mapping[str, str]) -> bool:
+    """Whether the process that worked on a row is one of this host and still there, not another with its number."""
+    if not is_of_this_host(tags):
+        return False
+    try:
+        started = psutil.Process(int(tags["process"].rpartition(":")[2])).create_time()
+    except (psutil.Error, ValueError):
+        return False
+    return abs(started - float(tags.get("process.started", started))) < _CLOCK_SECONDS
+
+
+def origin_tags() -> dict[str, str]:
+    """Return of what commit and experiment the working folder is, and whether it was changed since in what matters."""
+    names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
+    tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
+    commit = git("rev-parse", "HEAD")
+    if commit:
+        tags |= {"mlflow.source.git.commit": commit, "git.dirty": str(bool(_changes())).lower()}
+    return tags
+
+
+def working_diff() -> str:
+    """Return what was changed since the commit, without what stages change themselves, cut off after 1 MiB."""
+    new = "".join(f"# not in git: {line[3:]}\n" for line in _changes().splitlines() if line.startswith("??"))
+    diff = new.encode() + git_bytes("diff", "HEAD", "--", ".", *_CHANGED_BY_STAGES)
+    cut = "\n# cut off here\n" if len(diff) > _MAX_DIFF_BYTES else ""
+    return diff[: _MAX_DIFF_BYTES - len(cut)].decode(errors="ignore") + cut
+
+
+def _changes() -> str:
+    """Return git's list of changed files, but `dvc.lock` and `metrics/`, which stages change themselves."""
+    return git("status", "--porcelain", "--", ".", *_CHANGED_BY_STAGES)
+
+
+def _flatten(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {key: value}
+    return {name: leaf for part, inner in value.items() for name, leaf in _flatten(f"{key}.{part}", inner).items()}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        return str(os.getuid())

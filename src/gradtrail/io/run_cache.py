@@ -1,0 +1,88 @@
+"""What DVC's run-cache remembers of stages that ran, as snapshots: also of what no commit and no experiment has.
+
+An entry is a stage's section of `dvc.lock`, without its name and without what came before it. The name follows from the
+command; what came before is found by the digests of what was read. Where several entries wrote the same bytes the
+newest is taken; so an entry counts only where nothing better knows of it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradtrail.io.dvc_cache import cache_folder, digest_within
+from gradtrail.io.errors import UserError
+from gradtrail.io.params import read_yaml
+from gradtrail.io.snapshots import Snapshot, remembered
+from gradtrail.io.states import StageSpec, entry_key, has_shape, holds, locked_entry, makers
+
+Section = dict[str, Any]
+Pipeline = Mapping[str, StageSpec]
+
+
+def entry_files() -> list[Path]:
+    """Return the files of the run-cache, the oldest first."""
+    files = [path for path in (cache_folder() / "runs").glob("??/*/*") if len(path.name) == 64]
+    return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def run_cache_snapshots(pipelines: Iterable[Pipeline], is_known: Callable[[str], bool]) -> list[Snapshot]:
+    """Return a snapshot for each entry whose lineage the run-cache has, the oldest first.
+
+    Args:
+        pipelines: that the entries may be of; of several that an entry fits, the first counts.
+        is_known: whether an entry, given by its key, needs no snapshot.
+    """
+    sections = [section for path in entry_files() if (section := _read(path))]
+    found: dict[str, Snapshot] = {}
+    for pipeline in pipelines:
+        fitting = [(name, section) for section in sections if (name := _stage_of(section, pipeline))]
+        for name, section in fitting:
+            key = entry_key(name, locked_entry(section))
+            if key in found or is_known(key):
+                continue
+            if lock := _lineage(name, section, fitting, pipeline):
+                found[key] = Snapshot(pipeline=dict(pipeline), lock=lock)
+    return list(found.values())
+
+
+def _read(path: Path) -> Section | None:
+    try:
+        section = remembered(path.name, lambda: read_yaml(path))
+        return section if locked_entry(section) and _outs(section) else None
+    except (UserError, KeyError, TypeError):  # not ours to judge; DVC removes what it cannot read
+        return None
+
+
+def _stage_of(section: Section, pipeline: Pipeline) -> str | None:
+    """Return the stage that an entry is of."""
+    fitting = (name for name, spec in pipeline.items() if spec.cmd == section["cmd"] and has_shape(section, spec))
+    return next(fitting, None)
+
+
+def _lineage(name: str, section: Section, known: list[tuple[str, Section]], pipeline: Pipeline) -> dict[str, Section]:
+    """Return a lock of a stage and all before it, each settled before its makers; empty where one is missing."""
+    lock = {name: section}
+    for stage in reversed(list(pipeline)):
+        if stage in lock or not any(stage in makers(user, pipeline) for user in lock):
+            continue
+        wanted = {dep: read for one in lock.values() for dep, read in locked_entry(one).data.items()}
+        fitting = (one for made, one in reversed(known) if made == stage and _fits(one, wanted))
+        if (newest := next(fitting, None)) is None:
+            return {}
+        lock[stage] = newest
+    return {stage: lock[stage] for stage in pipeline if stage in lock}
+
+
+def _fits(section: Section, wanted: Mapping[str, str]) -> bool:
+    """Whether an entry wrote, of all that was read, the part that its outs hold, and read no other data itself."""
+    read = locked_entry(section).data
+    return all(wanted.get(dep, md5) == md5 for dep, md5 in read.items()) and all(
+        digest_within(out, md5, dep) == found
+        for dep, found in wanted.items()
+        for out, md5 in _outs(section).items()
+        if holds(out, dep)
+    )
+
+
+def _outs(section: Section) -> dict[str, str]:
+    return {out["path"]: out["md5"] for out in section["outs"]}

@@ -1,0 +1,128 @@
+"""Pipelines with their locks, wherever there are some: in the working folder, git's history, and DVC's experiments."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradtrail.io.errors import UserError
+from gradtrail.io.files import atomic_file
+from gradtrail.io.git import blob_ids, git, git_bytes
+from gradtrail.io.states import StageSpec, read_lock, read_pipeline
+from gradtrail.io.workspace import private_folder, working_folder
+
+_EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38,62}/(.+)")  # others there are DVC's own
+_FORM = "1"  # of what is remembered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A `dvc.yaml` and a `dvc.lock` that belong together.
+
+    Attributes:
+        pipeline: the stages.
+        lock: what the lock says of each, as it stands there.
+        commit: the first one that has them; empty where none has.
+        experiment: what DVC calls it, if it is one.
+    """
+
+    pipeline: dict[str, StageSpec]
+    lock: dict[str, Any]
+    commit: str = ""
+    experiment: str = ""
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Where a row that is made of it comes from, as far as that is known."""
+        tags = {"mlflow.source.git.commit": self.commit, "dvc.exp_name": self.experiment}
+        return {name: value for name, value in tags.items() if value}
+
+
+def experiment_refs() -> dict[str, tuple[str, str]]:
+    """Return DVC's experiments, the oldest first: ref → commit, name."""
+    lines = git("for-each-ref", "--sort=committerdate", "--format=%(objectname) %(refname)", "refs/exps").splitlines()
+    found = (line.split(" ", 1) for line in lines)
+    return {ref: (commit, named[1]) for commit, ref in found if (named := _EXPERIMENT.fullmatch(ref))}
+
+
+def working_snapshot() -> Snapshot | None:
+    """Return the working folder's; None without a lock.
+
+    Raises:
+        UserError: one of the files is none.
+    """
+    pipeline, lock = working_folder() / "dvc.yaml", working_folder() / "dvc.lock"
+    if not lock.is_file():
+        return None
+    return _parsed(_blob_id(pipeline), _blob_id(lock), lambda: _parse(pipeline, lock))
+
+
+def committed_snapshots() -> tuple[list[Snapshot], int]:
+    """Return those of commits and experiments, each once, the oldest first; and how many are not to be read."""
+    history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", "dvc.lock")
+    experiments = dict(experiment_refs().values())
+    commits = list(dict.fromkeys([*history.splitlines(), *experiments]))
+    found: dict[tuple[str, str], Snapshot | None] = {}
+    for commit, *ids in zip(commits, blob_ids(commits, "dvc.yaml"), blob_ids(commits, "dvc.lock"), strict=True):
+        pair = (ids[0], ids[1])
+        if not all(pair):
+            continue
+        if pair not in found:
+            found[pair] = _of_commit(commit, *pair)
+        if (one := found[pair]) and not one.experiment:
+            found[pair] = dataclasses.replace(one, experiment=experiments.get(commit, ""))
+    readable = [one for one in found.values() if one]
+    return readable, len(found) - len(readable)
+
+
+def remembered(key: str, make: Callable[[], Any]) -> Any:
+    """Return what `make` makes of a content with this key: from the last time, as reading YAML is slow."""
+    path = private_folder() / "parsed" / f"{key}-{_FORM}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    made = make()
+    with atomic_file(path) as beside:
+        beside.write_text(json.dumps(made))
+    return made
+
+
+def _of_commit(commit: str, pipeline: str, lock: str) -> Snapshot | None:
+    def parse() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [Path(folder) / "dvc.yaml", Path(folder) / "dvc.lock"]
+            for path, blob in zip(paths, (pipeline, lock), strict=True):
+                path.write_bytes(git_bytes("cat-file", "blob", blob))
+            return _parse(*paths)
+
+    try:
+        return dataclasses.replace(_parsed(pipeline, lock, parse), commit=commit)
+    except (UserError, TypeError):  # of another project, or half merged
+        return None
+
+
+def _parsed(pipeline: str, lock: str, parse: Callable[[], dict[str, Any]]) -> Snapshot:
+    """Return the snapshot of two contents with these ids."""
+    content = remembered(f"{pipeline}-{lock}", parse)
+    return Snapshot(pipeline={name: _spec(**spec) for name, spec in content["pipeline"].items()}, lock=content["lock"])
+
+
+def _parse(pipeline: Path, lock: Path) -> dict[str, Any]:
+    specs = {name: dataclasses.asdict(spec) for name, spec in read_pipeline(pipeline).items()}
+    return {"pipeline": specs, "lock": read_lock(lock)}
+
+
+def _spec(*, cmd: str, deps: list[str], params: Mapping[str, list[str]], outs: list[str]) -> StageSpec:
+    keys = {name: tuple(found) for name, found in params.items()}
+    return StageSpec(cmd=cmd, deps=tuple(deps), params=keys, outs=tuple(outs))
+
+
+def _blob_id(path: Path) -> str:
+    """Return the id that git has for a file's content."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

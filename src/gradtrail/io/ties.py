@@ -1,0 +1,65 @@
+"""What ties rows together: a child hangs below its training's row, and its headline figures stand on that row too."""
+
+import time
+from collections.abc import Iterator
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Run, RunTag
+
+from gradtrail.io.metric_names import metric_name
+from gradtrail.io.row_labels import CHILDREN
+from gradtrail.io.row_search import Find
+
+NOTE = "mlflow.note.content"  # what the UI shows as a run's description
+PARENT = "mlflow.parentRunId"
+
+
+def tie(client: MlflowClient, row: Run, find: Find) -> None:
+    """Copy headline figures from children to the training rows whose outputs they read, whichever ends last."""
+    if row.data.tags["stage"] == "train":
+        for child in _children(row, find):
+            if PARENT not in child.data.tags:
+                client.set_tag(child.info.run_id, PARENT, row.info.run_id)
+            copy_headlines(client, child, row)
+    if row.data.tags["stage"] in CHILDREN:
+        for train in _trainings(row, find):
+            copy_headlines(client, row, train)
+
+
+def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
+    """Copy the child's figures, those of single classes and functions aside, and what it says in words.
+
+    Returns:
+        Whether there was something to copy.
+    """
+    now, prefix = int(time.time() * 1000), metric_name(child.data.tags["stage"], "")
+    chosen = {name: v for name, v in child.data.metrics.items() if name.startswith(prefix) and name.count("/") == 1}
+    metrics = [Metric(name, value, now, 0) for name, value in chosen.items() if train.data.metrics.get(name) != value]
+    note = child.data.tags.get(NOTE)
+    tags = [RunTag(NOTE, note)] if note is not None and train.data.tags.get(NOTE) != note else []
+    if metrics or tags:
+        client.log_batch(train.info.run_id, metrics=metrics, tags=tags)
+    return bool(metrics or tags)
+
+
+def has_headlines(train: Run, stage: str) -> bool:
+    """Whether a training's row shows figures of a stage below it."""
+    return any(name.startswith(metric_name(stage, "")) for name in train.data.metrics)
+
+
+def _children(train: Run, find: Find) -> Iterator[Run]:
+    """Yield, for each stage below training, the newest finished row that belongs to this training or its bytes."""
+    final = train.data.tags.get("output/models/final.safetensors")
+    for name in CHILDREN:
+        own = find({"stage": name, "train_state": train.data.tags["state"]}, finished=True)
+        alike = find({"stage": name, "input/models/final.safetensors": final}, finished=True) if final else []
+        if own or alike:
+            yield (own or alike)[0]
+
+
+def _trainings(child: Run, find: Find) -> list[Run]:
+    """Return the rows of the trainings that wrote what the child read, or that it names."""
+    final = child.data.tags.get("input/models/final.safetensors")
+    if final:
+        return find({"stage": "train", "output/models/final.safetensors": final})
+    return find({"stage": "train", "state": child.data.tags["train_state"]})

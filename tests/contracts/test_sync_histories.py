@@ -1,0 +1,357 @@
+"""Whatever happened before, after a sync MLflow has one whole row for each state that was made, and no other.
+
+Each history is told twice: as it was, and once more after the store is lost, when every row has to come from the files.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from projects import Project, make_small_project, stop
+from ruamel.yaml import YAML
+
+from gradtrail.io.digests import digest
+
+LR, CLIP, BINS, TOP = (
+    "train.adamw.learning_rate",
+    "train.clip_norm",
+    "evaluate.calibration_bins",
+    "gradients.top_fraction",
+)
+FIRST = ["evaluate", "fetch", "gradients", "train"]
+OTHER = ["evaluate lr", "gradients lr", "train lr"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose pipeline ran once, with its results committed."""
+    project = make_small_project(tmp_path_factory.mktemp("histories") / "project")
+    project.dvc("repro")
+    commit(project, "results")
+    return project
+
+
+@pytest.fixture
+def project(finished: Project, tmp_path: Path) -> Project:
+    shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
+    return Project(tmp_path / "project")
+
+
+def commit(project: Project, message: str) -> None:
+    project.git("add", "-A")
+    project.git("commit", "-qm", message)
+
+
+def nothing_more(project: Project) -> None:
+    pass
+
+
+def nothing_to_do(project: Project) -> None:
+    assert project.ran(project.dvc("repro")) == []
+
+
+def changed_and_changed_back(project: Project) -> None:
+    project.set(LR, 0.5)
+    project.dvc("repro")
+    project.set(LR, 0.005)
+    assert project.ran(project.dvc("repro")) == []
+
+
+def only_evaluate_changed(project: Project) -> None:
+    project.set(BINS, 7)
+    assert project.ran(project.dvc("repro")) == ["evaluate"]
+
+
+def only_gradients_changed(project: Project) -> None:
+    project.set(TOP, 0.5)
+    assert project.ran(project.dvc("repro")) == ["gradients"]
+
+
+def other_params_of_the_same_bytes(project: Project) -> None:
+    project.set(CLIP, 5.0)  # which the small stage does not look at
+    assert project.ran(project.dvc("repro")) == ["train"]
+
+
+def forced(project: Project) -> None:
+    project.dvc("repro", "--force")
+
+
+def restored_from_the_run_cache(project: Project) -> None:
+    changed_and_changed_back(project)
+    project.set(LR, 0.5)
+    assert project.ran(project.dvc("repro")) == []
+
+
+def only_some_stages_run(project: Project) -> None:
+    project.set(LR, 0.5)
+    project.dvc("repro", "train")
+    project.git("add", "-A")  # the only lock in git has the evaluation of another training, which the run-cache knows
+    project.git("commit", "-q", "--amend", "-m", "results")
+
+
+def killed(project: Project) -> None:
+    project.set(LR, 0.5)
+
+    def has_begun() -> bool:
+        return any(row["status"] == "RUNNING" for row in project.rows_of("train"))
+
+    stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
+    assert has_begun()
+
+
+def killed_under_force(project: Project) -> None:
+    """The row was whole before; the lock still names its state, whose outs are gone from the working folder."""
+
+    def has_begun() -> bool:
+        return project.rows_of("train")[0]["status"] == "RUNNING"
+
+    stop(project.start(sys.executable, "-m", "dvc", "repro", "--force"), signal.SIGKILL, when=has_begun)
+    assert has_begun()
+
+
+def experiments(project: Project) -> None:
+    project.dvc("exp", "run", "-S", f"{LR}=0.5", "--name", "here")
+    project.git("checkout", "-q", ".")
+    project.dvc("exp", "run", "--temp", "-S", f"{BINS}=7", "--name", "there")
+
+
+def queue_of_two_workers(project: Project) -> None:
+    project.dvc("exp", "run", "--queue", "-S", f"{CLIP}=0.25,0.75")
+    project.dvc("queue", "start", "--jobs", "2")
+    status = project.wait_for_queue()
+    assert status.count("Success") == 2, status
+
+
+def experiments_applied_branched_and_removed(project: Project) -> None:
+    experiments(project)
+    project.dvc("exp", "branch", "here", "kept")
+    project.dvc("exp", "apply", "there")
+    commit(project, "applied")
+    project.dvc("exp", "remove", "here", "there")
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        pytest.param(nothing_more, FIRST, marks=slow),
+        pytest.param(nothing_to_do, FIRST, marks=slow),
+        pytest.param(changed_and_changed_back, FIRST + OTHER),
+        pytest.param(only_evaluate_changed, [*FIRST, "evaluate bins"], marks=slow),
+        pytest.param(only_gradients_changed, [*FIRST, "gradients top"], marks=slow),
+        pytest.param(other_params_of_the_same_bytes, [*FIRST, "train clip"]),
+        pytest.param(forced, FIRST, marks=slow),
+        pytest.param(restored_from_the_run_cache, FIRST + OTHER, marks=slow),
+        pytest.param(only_some_stages_run, [*FIRST, "train lr"]),
+        pytest.param(killed, FIRST, marks=slow),
+        pytest.param(killed_under_force, FIRST, marks=slow),
+        pytest.param(experiments, [*FIRST, *OTHER, "evaluate bins"], marks=slow),
+        pytest.param(queue_of_two_workers, [*FIRST, "train clip", "train clip"], marks=slow),
+        pytest.param(experiments_applied_branched_and_removed, [*FIRST, *OTHER, "evaluate bins"], marks=slow),
+    ],
+)
+def test_after_a_sync_each_state_has_one_row(
+    project: Project, history: Callable[[Project], None], expected: list[str]
+) -> None:
+    history(project)
+    project.sync()
+    assert whole_rows(project) == sorted(expected)
+    before = by_state(project)
+    (project.folder / "mlflow.db").unlink()
+    project.sync()
+    assert whole_rows(project) == sorted(expected)
+    assert by_state(project) == before
+    assert all(row["tags"]["rebuilt"] == "true" for row in project.rows())
+
+
+def test_a_killed_run_that_goes_on_has_one_row(project: Project) -> None:
+    killed(project)
+    project.sync()
+    assert [row["status"] for row in project.rows_of("train")] == ["KILLED", "FINISHED"]
+    project.dvc("repro")
+    project.sync()
+    assert whole_rows(project) == sorted(FIRST + OTHER)
+    assert [row["status"] for row in project.rows_of("train")] == ["FINISHED", "FINISHED"]
+
+
+def test_a_clone_with_a_cache_has_the_rows_of_all_branches(project: Project, tmp_path: Path) -> None:
+    project.git("checkout", "-qb", "other")
+    project.set(LR, 0.5)
+    project.dvc("repro")
+    commit(project, "another learning rate")
+    project.git("checkout", "-q", "-")
+    before = by_state(project)
+    project.run("git", "clone", "-q", str(project.folder), str(tmp_path / "clone"))
+    clone = Project(tmp_path / "clone")
+    assert "states whose files are not here: 7" in clone.sync()
+    shutil.copytree(project.folder / ".dvc/cache/files", clone.folder / ".dvc/cache/files")
+    assert "rebuilt: fetch, train (2), evaluate (2), gradients (2)" in clone.sync()
+    assert whole_rows(clone) == sorted(FIRST + OTHER)
+    assert by_state(clone) == before
+    commits = {row["tags"]["mlflow.source.git.commit"] for row in clone.rows() if row["params"].get(LR) == "0.5"}
+    assert commits == {clone.git("rev-parse", "origin/other").strip()}
+    assert not (clone.folder / "models/final.safetensors").exists(), "a sync leaves the working folder alone"
+
+
+def test_twenty_commits_are_brought_into_an_empty_store(project: Project) -> None:
+    for number in range(20):
+        commit_as_if_run(project, f"{number + 1}.0")
+    project.git("checkout", "-q", "HEAD~3")
+    (project.folder / "mlflow.db").unlink()
+    assert "rebuilt: fetch, train (21), evaluate (21), gradients\n" in project.sync()
+    assert len(whole_rows(project)) == 44
+    assert project.sync() == "44 rows present\n"
+
+
+def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_path: Path) -> None:
+    """Proven by a module of that name that cannot be imported; and it is asked again after any change that matters."""
+    (tmp_path / "poison" / "mlflow").mkdir(parents=True)
+    (tmp_path / "poison/mlflow/__init__.py").write_text("raise RuntimeError('MLflow is imported')\n")
+    path = f"{project.folder / 'src'}:{tmp_path / 'poison'}"
+    store, cache = project.folder / "mlflow.db", project.folder / ".dvc/cache/files/md5"
+
+    def says() -> str:
+        return project.run(sys.executable, "-m", "gradtrail", "sync", env={"PYTHONPATH": path}, check=False)
+
+    assert "MLflow is imported" in says()
+    project.sync()
+    assert says() == "4 rows present\n"
+    time_of_store = store.stat().st_mtime_ns
+    changes: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (lambda: project.git("commit", "--allow-empty", "-qm", "x"), lambda: project.git("reset", "-q", "HEAD~1")),
+        (lambda: project.git("tag", "some"), lambda: project.git("tag", "-d", "some")),
+        (store.touch, lambda: os.utime(store, ns=(time_of_store, time_of_store))),
+        ((cache / "zz").mkdir, (cache / "zz").rmdir),
+    ]
+    for change, change_back in changes:
+        change()
+        assert "MLflow is imported" in says()
+        change_back()
+        assert says() == "4 rows present\n"
+
+
+STRANGE_ROWS = """
+from gradtrail.io.store import experiment_id, open_store
+client = open_store()
+(row,) = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train'")
+twin = client.create_run(row.info.experiment_id, tags=row.data.tags)
+client.set_terminated(twin.info.run_id)
+elsewhere = {"state": "0", "stage": "train", "process": "elsewhere:1"}
+client.create_run(row.info.experiment_id, tags=elsewhere)
+"""
+
+
+@slow
+def test_rows_of_two_clones_and_of_other_hosts(project: Project) -> None:
+    """Two clones that share a server may each make a row of a state; the older stays. Other hosts' rows are theirs."""
+    (train,) = project.rows_of("train")
+    project.run(sys.executable, "-c", STRANGE_ROWS, env={"PYTHONPATH": str(project.folder / "src")})
+    said = project.sync()
+    assert "deleted, as they repeated others: 1" in said
+    assert "open, of other hosts: 1" in said
+    assert whole_rows(project) == FIRST
+    assert train["id"] in {row["id"] for row in project.rows_of("train")}
+    assert project.sync().strip() == "4 rows present; open, of other hosts: 1"
+
+
+def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
+    lock = project.lock()
+    for content in (b"schema: '2.0'\nstages:\n  fetch: 3\n", b"<<<<<<< HEAD\n", b"stages:\n  other: {cmd: run}\n"):
+        (project.folder / "dvc.lock").write_bytes(content)
+        commit(project, "odd")
+    (project.folder / "dvc.lock").write_bytes(lock)
+    assert project.sync().endswith("4 rows present; passed over, of another shape: 2\n")
+    assert whole_rows(project) == FIRST
+
+
+@slow
+def test_a_row_says_what_was_changed_in_what_matters(project: Project) -> None:
+    clean = project.rows_of("evaluate")[0]
+    assert clean["tags"]["git.dirty"] == "true", "no .gitignore of an out was in git at the first run"
+    project.dvc("repro", "--force", "--single-item", "evaluate")
+    assert project.rows_of("evaluate")[0]["tags"]["git.dirty"] == "false"
+    project.set(BINS, 7)
+    (project.folder / "notes.txt").write_text("x")
+    project.dvc("repro")
+    row = project.rows_of("evaluate")[0]
+    assert row["tags"]["git.dirty"] == "true"
+    diff = (row["artifacts"] / "git.diff").read_text()
+    assert "+  calibration_bins: 7" in diff
+    assert "# not in git: notes.txt" in diff
+    assert "dvc.lock" not in diff
+
+
+def whole_rows(project: Project) -> list[str]:
+    """Return what the finished rows are of, sorted: stage, and which params are not the first ones.
+
+    Asserts what holds of all rows: none is open; each state has one; each is complete, and hangs below its training.
+    """
+    rows = [row for row in project.rows() if row["tags"].get("process") != "elsewhere:1"]
+    assert "RUNNING" not in {row["status"] for row in rows}
+    whole = [row for row in rows if row["status"] == "FINISHED"]
+    assert len({row["tags"]["state"] for row in rows}) == len(rows)
+    trainings = {row["tags"]["state"]: row for row in whole if row["tags"]["stage"] == "train"}
+    by_id = {row["id"]: row for row in whole}
+    for row in whole:
+        stage = row["tags"]["stage"]
+        assert row["params"]
+        assert (row["artifacts"] / "lineage.json").is_file()
+        if stage == "train":
+            assert (row["artifacts"] / "models/final.safetensors").is_file()
+        if stage in ("evaluate", "gradients"):
+            parent = by_id[row["tags"]["mlflow.parentRunId"]]
+            assert parent is trainings[row["tags"]["train_state"]]
+            assert parent["tags"]["output/models/final.safetensors"] == row["tags"]["input/models/final.safetensors"]
+            assert (row["artifacts"] / "results/words.txt").is_file()
+    return sorted(label(row) for row in whole)
+
+
+def label(row: dict[str, Any]) -> str:
+    first = {LR: ("lr", "0.005"), CLIP: ("clip", "1.0"), BINS: ("bins", "15"), TOP: ("top", "0.01")}
+    changed = [short for key, (short, value) in first.items() if row["params"].get(key, value) != value]
+    return " ".join([row["tags"]["stage"], *changed])
+
+
+def by_state(project: Project) -> dict[str, dict[str, float]]:
+    """Return the metrics of each whole row."""
+    return {row["tags"]["state"]: row["metrics"] for row in project.rows() if row["status"] == "FINISHED"}
+
+
+def commit_as_if_run(project: Project, learning_rate: str) -> None:
+    """Commit what a repro with this learning rate would leave, with other bytes for each, gradients aside."""
+    yaml = YAML()
+    lock = yaml.load(project.folder / "dvc.lock")
+    stages = lock["stages"]
+    stages["train"]["params"]["params.yaml"]["train"]["adamw"]["learning_rate"] = float(learning_rate)
+    weights = into_cache(project, f"weights {learning_rate}")
+    stages["evaluate"]["deps"][0]["md5"] = weights
+    contents = {
+        "models/final.safetensors": f"weights {learning_rate}",
+        "results/evaluate/words.txt": f"words {learning_rate}",
+        "metrics/train.json": json.dumps({"dataset": "words", "dataset_digest": "0" * 64, "length": 1}),
+        "metrics/evaluate.json": json.dumps({"dataset": "words", "dataset_digest": "0" * 64, "length": 2}),
+    }
+    for stage in ("train", "evaluate"):
+        for out in stages[stage]["outs"]:
+            out["md5"] = into_cache(project, contents[out["path"]])
+    stages.pop("gradients", None)
+    yaml.dump(lock, project.folder / "dvc.lock")
+    commit(project, f"with {learning_rate}")
+
+
+def into_cache(project: Project, content: str) -> str:
+    beside = project.folder / ".outs" / "content"
+    beside.write_text(content)
+    md5 = digest(beside)
+    target = project.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
+    target.parent.mkdir(exist_ok=True)
+    shutil.move(beside, target)
+    return md5
