@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from gradtrail.core.machine_rates import MachineRates
 from gradtrail.core.profiling import Variant
@@ -83,7 +84,7 @@ def draw_forms(path: Path, functions: pd.DataFrame, configured: Variant, title: 
             places = [list(FUNCTIONS).index(name) + (index + 0.5) * height - 0.4 for name in part["function"]]
             colour = style.CYCLE[index % len(style.CYCLE)]
             drawn = axis.barh(places, part[column], height, color=colour, label=form)
-            axis.bar_label(drawn, fmt="{:,.0f}" if part[column].max() >= 100 else "{:,.2f}", fontsize=8, padding=3)
+            axis.bar_label(drawn, fmt="{:,.0f}" if shown[column].max() >= 10 else "{:,.2f}", fontsize=8, padding=3)
         axis.set_yticks(range(len(FUNCTIONS)), labels=FUNCTIONS)
         axis.set(title=label)
         axis.invert_yaxis()
@@ -115,7 +116,12 @@ def draw_roofline(path: Path, functions: pd.DataFrame, configured: Variant, rate
             axis.plot(*place, "o", color=colour, markersize=9, label=f"{function}: {_giga(place[1])}FLOP/s, {share}")
             axis.annotate(function, place, (0, -16), textcoords="offset points", ha="center", va="top", color=colour)
     axis.set(xscale="log", yscale="log", xlim=(low, high))
-    axis.set(xlabel="arithmetic intensity, FLOPs a byte accessed", ylabel="FLOP/s of the steady call")
+    axis.set_ylim(axis.get_ylim()[0] / 2, axis.get_ylim()[1] * 1.5)
+    for scale, form in ((axis.xaxis, "{x:g}"), (axis.yaxis, lambda value, _: _giga(value))):
+        scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        scale.set_major_formatter(form)
+        scale.set_minor_locator(NullLocator())
+    axis.set(xlabel="arithmetic intensity, FLOPs a byte read or written", ylabel="FLOP/s of the steady call")
     axis.legend(loc="lower right", fontsize=9)
     _note(
         figure,
@@ -176,4 +182,4 @@ def _seconds(value: float) -> str:
 
 
 def _giga(value: float) -> str:
-    return f"{value / 1e9:,.0f} G" if value >= 1e10 else f"{value / 1e9:,.2g} G"
+    return f"{value / 1e9:,.0f} G" if value >= 1e10 else f"{value / 1e9:.2g} G"
