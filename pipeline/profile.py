@@ -49,7 +49,7 @@ def main(stage: Stage) -> None:
                     config,
                     compiled,
                     info.num_classes,
-                    compiler=compiler,
+                    clock=compiler.clock,
                     advance=lambda message: bar.advance(message=message),
                 )
                 timings.log(row, taken, configured, title)

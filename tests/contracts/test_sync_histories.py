@@ -172,6 +172,7 @@ def test_after_a_sync_each_state_has_one_row(
     assert all(row["tags"]["rebuilt"] == "true" for row in project.rows())
 
 
+@pytest.mark.slow
 def test_a_killed_run_that_goes_on_has_one_row(project: Project) -> None:
     killed(project)
     project.sync()
@@ -182,6 +183,7 @@ def test_a_killed_run_that_goes_on_has_one_row(project: Project) -> None:
     assert [row["status"] for row in project.rows_of("train")] == ["FINISHED", "FINISHED"]
 
 
+@pytest.mark.slow
 def test_a_clone_with_a_cache_has_the_rows_of_all_branches(project: Project, tmp_path: Path) -> None:
     project.git("checkout", "-qb", "other")
     project.set(LR, 0.5)
@@ -201,6 +203,7 @@ def test_a_clone_with_a_cache_has_the_rows_of_all_branches(project: Project, tmp
     assert not (clone.folder / "models/final.safetensors").exists(), "a sync leaves the working folder alone"
 
 
+@pytest.mark.slow
 def test_twenty_commits_are_brought_into_an_empty_store(project: Project) -> None:
     for number in range(20):
         commit_as_if_run(project, f"{number + 1}.0")

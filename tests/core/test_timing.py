@@ -7,15 +7,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, train_config
+from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_split, train_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.compilation import CallTimes, Compiler, CompileTimes
+from gradtrail.core.compilation import CallTimes, CompileTimes
+from gradtrail.core.data_parallel import make_mesh
+from gradtrail.core.models import Model
 from gradtrail.core.profiling import CompiledVariant, Variant, compile_variant
-from gradtrail.core.timing import Bench, StepTimes, in_turns, steps_until_it_pays
+from gradtrail.core.timing import Bench, StepTimes, in_turns, random_state, steps_until_it_pays
+from gradtrail.core.training import make_program, on_device
 
 
 def ticking(seconds: float = 1.0) -> Callable[[], float]:
@@ -38,8 +42,8 @@ def with_calls(variant: CompiledVariant, calls: CallTimes | None) -> CompiledVar
     return dataclasses.replace(variant, functions=functions)
 
 
-def bench(steps: int, seconds: float, compiler: Compiler | None = None) -> Bench:
-    return Bench(profile_config(steps=steps, seconds=seconds), NUM_CLASSES, compiler or new_compiler(ticking()))
+def bench(steps: int, seconds: float) -> Bench:
+    return Bench(profile_config(steps=steps, seconds=seconds), NUM_CLASSES, ticking())
 
 
 @given(st.floats(0, 1e3), st.floats(1e-6, 10), st.floats(1e-6, 10))
@@ -114,12 +118,27 @@ def test_pace_is_the_time_of_a_round_by_its_steps(seconds: float, steps: int, co
         assert each.arithmetic_intensity == pytest.approx(cost.flops / variant.touched_bytes(each.function))
 
 
+def test_a_slow_first_call_is_no_measure_of_how_many_fit() -> None:
+    variant, now = compiled(64), [0.0]
+    step = variant.functions["train_step"]
+    made: list[int] = []
+
+    def call(*args: Any) -> Any:
+        made.append(int(args[-1]) - int(args[-2]))
+        now[0] += 1e-3 * made[-1] + (100.0 if len(made) == 1 else 0.0)
+        return step.call(*args)
+
+    variant = dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call)})
+    (time,) = Bench(profile_config(steps=8, seconds=1.0), NUM_CLASSES, lambda: now[0]).time_functions([variant])
+    assert max(made) == 8
+    assert time.seconds == pytest.approx(1e-3)
+
+
 def test_the_first_calls_count_for_the_function_itself() -> None:
-    compiler, calls = new_compiler(ticking()), CallTimes(clock=ticking())
-    bench(2, 1.0, compiler).time_functions([with_calls(compiled(), calls)])
+    calls = CallTimes(clock=ticking())
+    bench(2, 1.0).time_functions([with_calls(compiled(), calls)])
     assert calls.first == 1.0
     assert calls.trips[0] == 1, "the first call is of one step"
-    assert not compiler.functions, "what the bench compiles is no function of the stage"
 
 
 @pytest.mark.parametrize("num_examples", [3, 10])
@@ -128,12 +147,34 @@ def test_the_same_steps_in_three_ways(num_examples: int) -> None:
     variant = compiled(num_examples)
     step = variant.functions["train_step"]
     took = CompileTimes(trace_seconds=1.0, lower_seconds=2.0, compile_seconds=4.0)
-    variant = dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, times=took)})
+    bounds: list[tuple[int, int]] = []
+
+    def call(*args: Any) -> Any:
+        bounds.append((int(args[-2]), int(args[-1])))
+        return step.call(*args)
+
+    variant = dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call, times=took)})
     times = bench(6, 1e6).time_steps(variant)
+    assert all(0 <= start < stop <= variant.program.steps_per_epoch for start, stop in bounds)
     assert (times.steps_without_jit, times.steps_with_jit) == (6, 6)
     assert (times.first_without_jit, times.without_jit) == (1.0, 1.0)
     assert (times.one_by_one, times.scanned) == (pytest.approx(1 / 6), pytest.approx(1 / 6))
     assert times.compile_seconds == 7.0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lion", "muon", "schedule_free"])
+def test_what_is_timed_stays_finite(optimizer: str) -> None:
+    """Arithmetic on NaN and infinity may take another time."""
+    config = train_config(optimizer=optimizer, precision="float16", batch_size=4)
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    program = make_program(config, model, 8, make_mesh(jax.local_devices()[:1]))
+    split = random_split(8)
+    state, record = jax.jit(program.step)(
+        random_state(program), on_device(split.images, split.labels), np.arange(4, dtype=np.int32)
+    )
+    leaves = [leaf for leaf in jax.tree.leaves((state.params, state.opt_state, record)) if leaf.dtype == np.float32]
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+    assert not record.skipped
 
 
 def test_variants_whose_states_differ_are_timed_beside_each_other() -> None:

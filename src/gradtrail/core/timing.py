@@ -1,7 +1,7 @@
 """How long the functions of a variant take: steps without jit, one by one and in one loop; calls of the others.
 
 Times are medians after a warm-up, from arguments that are ready to results that are, on random examples of the data
-set's shapes. The clock is the compiler's. Out of scope: whether a variant fits into memory.
+set's shapes. The clock is the caller's. Out of scope: whether a variant fits into memory.
 """
 
 import functools
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from gradtrail.core.compilation import Compiler
 from gradtrail.core.compile_log import asked_for
 from gradtrail.core.data_parallel import replicated
 from gradtrail.core.profiling import CompiledVariant, ProfileConfig, Variant
@@ -119,20 +119,19 @@ def _timed(call: Callable[[], Any], clock: Clock) -> float:
 
 
 class Bench:
-    """Variants, ready to be timed: random examples and initial states on the device.
+    """Where variants are timed, on random examples from random states; nothing is compiled for it.
 
     Args:
         config: how long to time.
         num_classes: of the labels.
-        compiler: whose clock is used; what is compiled here is no function of the stage.
+        clock: returns seconds.
     """
 
-    def __init__(self, config: ProfileConfig, num_classes: int, compiler: Compiler):
+    def __init__(self, config: ProfileConfig, num_classes: int, clock: Clock):
         self._config = config
         self._num_classes = num_classes
-        self._compiler = Compiler(compiler.clock, compiler.guard)
+        self._clock = clock
         self._examples: Examples | None = None
-        self._states: dict[Any, TrainState] = {}
 
     def time_functions(self, variants: Sequence[CompiledVariant]) -> list[FunctionTime]:
         """Return the time of each function of each variant, all taken in turns."""
@@ -172,17 +171,23 @@ class Bench:
 
     def _fitting(self, work: Callable[[int], Any]) -> int:
         """Warm up; return how many calls or steps a round may have."""
-        ((*_, one),) = in_turns([lambda: work(1)], self._compiler.clock, seconds=0.0)
-        fitting = int(self._config.seconds / ROUNDS / one) if one > 0 else self._config.steps
-        return max(1, min(self._config.steps, fitting))
+        work(1)
+        count = 1
+        while True:  # a few calls tell the pace of many better than one does
+            taken = _timed(functools.partial(work, count), self._clock)
+            fitting = int(count * self._config.seconds / ROUNDS / taken) if taken > 0 else self._config.steps
+            fitting = max(1, min(self._config.steps, fitting))
+            if fitting <= 4 * count:
+                return fitting
+            count *= 4
 
     def _medians(self, calls: Sequence[Callable[[], Any]]) -> list[float]:
-        taken = in_turns(calls, self._compiler.clock, seconds=self._config.seconds)
+        taken = in_turns(calls, self._clock, seconds=self._config.seconds)
         return [statistics.median(each) for each in taken]
 
     def _time_without_jit(self, compiled: CompiledVariant) -> tuple[float, list[float]]:
         """Return the seconds of the first step, and of each of those after it."""
-        loop, clock = self._loop(compiled), self._compiler.clock
+        loop, clock = self._loop(compiled), self._clock
         with jax.disable_jit(), asked_for():
             first = _timed(loop.step_without_jit, clock)
             (rest,) = in_turns([loop.step_without_jit], clock, seconds=self._config.seconds, most=self._config.steps)
@@ -193,19 +198,9 @@ class Bench:
         everywhere = replicated(program.mesh)
         if self._examples is None:
             self._examples = jax.block_until_ready(jax.device_put(self._random_examples(program), everywhere))
-        state = jax.device_put(self._state(program), everywhere, may_alias=False)  # a copy: the loop takes its memory
+        state = jax.device_put(random_state(program), everywhere)
         order = jax.device_put(_order(len(self._examples.labels), compiled), everywhere)
         return jax.block_until_ready(_Loop(compiled, state, self._examples, order))
-
-    def _state(self, program: Program) -> TrainState:
-        """Return the initial state; variants whose states are of one shape share it."""
-        key = jax.random.key(0)
-        abstract = jax.eval_shape(program.init, key)
-        shape = (jax.tree.structure(abstract), *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(abstract)))
-        if shape not in self._states:
-            init = self._compiler.compile("init", program.init, key, out_shardings=replicated(program.mesh))
-            self._states[shape] = init(key)
-        return self._states[shape]
 
     def _random_examples(self, program: Program) -> Examples:
         rng, shape = np.random.default_rng(0), program.examples.images.shape
@@ -254,6 +249,20 @@ class _Loop:
         self.state, record = self.program.step(self.state, self._examples, indices)
         self._done += 1
         return jax.block_until_ready((self.state, record))[0].step
+
+
+def random_state(program: Program) -> TrainState:
+    """Return a state of the right shapes, of small positive numbers, whose roots and logarithms are finite."""
+    rng = np.random.default_rng(0)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> Any:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.key(0)
+        if np.issubdtype(leaf.dtype, np.floating):
+            return rng.uniform(1e-3, 0.02, leaf.shape).astype(leaf.dtype)
+        return np.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(draw, jax.eval_shape(program.init, jax.random.key(0)))
 
 
 def _function_time(compiled: CompiledVariant, name: str, seconds: float) -> FunctionTime:

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 import pandas as pd
 
-from gradtrail.core.compilation import Compiler
 from gradtrail.core.machine_rates import MachineRates, measure_rates
 from gradtrail.core.profiling import CompiledVariant, ProfileConfig, Variant
 from gradtrail.core.timing import Bench, FunctionTime, StepTimes
@@ -57,7 +56,7 @@ def take(
     compiled: Sequence[CompiledVariant],
     num_classes: int,
     *,
-    compiler: Compiler,
+    clock: Callable[[], float],
     advance: Callable[[str], None],
 ) -> Timings:
     """Time all variants that fit into memory; those that do not cost a warning.
@@ -66,13 +65,13 @@ def take(
         config: how long.
         compiled: the configured variant first.
         num_classes: of the data set.
-        compiler: that compiled them.
+        clock: returns seconds.
         advance: is told of each piece of work that is done.
     """
-    bench = Bench(config, num_classes, compiler)
-    rates = [measure_rates(compiler.clock)]
+    bench = Bench(config, num_classes, clock)
+    rates = [measure_rates(clock)]
     times = bench.time_functions([each for each in compiled if _fits(each)])
-    rates.append(measure_rates(compiler.clock))
+    rates.append(measure_rates(clock))
     advance("timed all variants")
     give_back()
     with nothing_kept():  # hundreds of operations without jit, each of which is compiled sooner than it is kept

@@ -28,6 +28,7 @@ def draw_costs(path: Path, costs: pd.DataFrame, configured: Variant, title: str)
     for axis, (label, values) in zip(axes.flat, columns.items(), strict=True):
         _draw_over_batch_size(axis, costs.assign(drawn=values), configured)
         axis.set(title=label, xlabel="batch size", ylim=(0, 1.1 * max(values.max(), 1e-9)))
+        axis.yaxis.set_major_formatter("{x:,g}")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=4)
     style.save(figure, path)

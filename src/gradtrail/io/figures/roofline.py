@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
 from gradtrail.core.machine_rates import MachineRates
 from gradtrail.io.figures import style
@@ -27,6 +28,7 @@ def draw(path: Path, functions: pd.DataFrame, rates: MachineRates, title: str) -
         share = f"{row['share_of_matmul_rate']:.0%} of the matrix rate"
         label = f"{row['function']}: {giga(row['flops_per_second'])}FLOP/s, {share}"
         axes[0, 0].plot(row["arithmetic_intensity"], row["flops_per_second"], marker, color=colour, label=label)
+    finish_axes(axes[0, 0])
     axes[0, 0].legend(loc="lower right", fontsize=9)
     style.save(figure, path)
 
@@ -39,9 +41,18 @@ def draw_roof(axis: Axes, intensities: Sequence[float], rates: MachineRates) -> 
     label = f"{giga(rates.flops_per_second)}FLOP/s of matrix products, {giga(rates.bytes_per_second)}B/s of copies"
     axis.plot([low, ridge, high], roof, color=style.GREY, label=label)
     axis.set(xscale="log", yscale="log", xlim=(low, high))
-    axis.set(xlabel="arithmetic intensity, FLOPs a byte accessed", ylabel="FLOP/s of the steady call")
+    axis.set(xlabel="arithmetic intensity, FLOPs a byte read or written", ylabel="FLOP/s of the steady call")
+
+
+def finish_axes(axis: Axes) -> None:
+    """Fit the axes to all that was drawn, with few ticks in plain numbers."""
+    axis.set_ylim(axis.get_ylim()[0] / 2, axis.get_ylim()[1] * 1.5)
+    for scale, form in ((axis.xaxis, "{x:g}"), (axis.yaxis, lambda value, _: giga(value))):
+        scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        scale.set_major_formatter(form)
+        scale.set_minor_locator(NullLocator())
 
 
 def giga(value: float) -> str:
     """Return a rate in units of 10⁹: `98 G`, `0.52 G`."""
-    return f"{value / 1e9:,.0f} G" if value >= 1e10 else f"{value / 1e9:,.2g} G"
+    return f"{value / 1e9:,.0f} G" if value >= 1e10 else f"{value / 1e9:.2g} G"

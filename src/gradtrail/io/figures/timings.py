@@ -14,7 +14,7 @@ from gradtrail.core.timing import StepTimes
 from gradtrail.io.cost_tables import of_configured
 from gradtrail.io.figures import style
 from gradtrail.io.figures.profile import FUNCTIONS, form_label, other_forms, set_batch_sizes
-from gradtrail.io.figures.roofline import draw_roof, giga
+from gradtrail.io.figures.roofline import draw_roof, finish_axes, giga
 
 
 def draw_steps(path: Path, steps: StepTimes, title: str) -> None:
@@ -84,7 +84,7 @@ def draw_forms(path: Path, functions: pd.DataFrame, configured: Variant, title: 
             places = [list(FUNCTIONS).index(name) + (index + 0.5) * height - 0.4 for name in part["function"]]
             colour = style.CYCLE[index % len(style.CYCLE)]
             drawn = axis.barh(places, part[column], height, color=colour, label=form)
-            axis.bar_label(drawn, fmt="{:,.0f}" if part[column].max() >= 100 else "{:,.2f}", fontsize=8, padding=3)
+            axis.bar_label(drawn, fmt="{:,.0f}" if shown[column].max() >= 10 else "{:,.2f}", fontsize=8, padding=3)
         axis.set_yticks(range(len(FUNCTIONS)), labels=FUNCTIONS)
         axis.set(title=label)
         axis.invert_yaxis()
@@ -111,6 +111,7 @@ def draw_roofline(path: Path, functions: pd.DataFrame, configured: Variant, rate
             place = row["arithmetic_intensity"], row["flops_per_second"]
             axis.plot(*place, "o", color=colour, markersize=9, label=f"{function}: {giga(place[1])}FLOP/s, {share}")
             axis.annotate(function, place, (0, -16), textcoords="offset points", ha="center", va="top", color=colour)
+    finish_axes(axis)
     axis.legend(loc="lower right", fontsize=9)
     _note(
         figure,
