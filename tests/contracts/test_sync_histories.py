@@ -358,3 +358,17 @@ def into_cache(project: Project, content: str) -> str:
     target.parent.mkdir(exist_ok=True)
     shutil.move(beside, target)
     return md5
+
+
+@slow
+def test_a_commit_whose_code_wrote_the_same_bytes_gets_no_row_made(project: Project) -> None:
+    """As in a fresh clone, whose history has many states that differ in code alone, after its first run."""
+    core = project.folder / "src/gradtrail/core/second.py"
+    core.write_text(core.read_text() + "# a word to the reader\n")
+    project.dvc("repro")
+    commit(project, "edited")
+    (edited, _) = (row["tags"]["state"] for row in project.rows_of("train"))
+    (project.folder / "mlflow.db").unlink()
+    project.dvc("repro", "--force")
+    project.sync()
+    assert [row["tags"]["state"] for row in project.rows_of("train")] == [edited]

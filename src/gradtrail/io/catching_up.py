@@ -15,7 +15,7 @@ from mlflow.entities import Run
 from gradtrail.io.dvc_cache import is_here, restore
 from gradtrail.io.identity import Identity
 from gradtrail.io.row_labels import CHILDREN, is_of_this_host
-from gradtrail.io.row_search import RowIndex, find_row, find_twin, is_whole
+from gradtrail.io.row_search import RowIndex, find_alike, find_row, find_twin, is_whole
 from gradtrail.io.rows import DATA, REBUILT, StoredRow, close_dead_rows, open_row
 from gradtrail.io.run_cache import run_cache_snapshots
 from gradtrail.io.snapshots import Snapshot, committed_snapshots, working_snapshot
@@ -69,7 +69,7 @@ class States:
         index: its rows.
 
     Attributes:
-        run_ids: state → its row, be it one under another training that wrote the same bytes.
+        run_ids: state → its row, be it one under another training that wrote the same bytes, or of other code.
         rebuilt: row that was made → its stage.
         absent: states without a row, whose files were not found.
         unreadable: states of which no row can be made.
@@ -135,6 +135,8 @@ class States:
             return self.run_ids[stage.state]
         row = next((row for row in self._index({"state": stage.state}) if is_whole(row)), None)
         row = row or find_twin(self._index, stage)
+        if row is None and stage.snapshot and stage.snapshot.commit:
+            row = find_alike(self._index, stage)
         return row.info.run_id if row else self._rebuild(stage)
 
     def _rebuild(self, stage: Identity) -> str | None:

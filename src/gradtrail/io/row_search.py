@@ -7,7 +7,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.io.identity import Identity
-from gradtrail.io.row_labels import CHILDREN, flat_params, input_tags, is_alive, shown
+from gradtrail.io.row_labels import CHILDREN, flat_params, input_tags, is_alive, shown, stage_params
 from gradtrail.io.store import experiment_id
 
 _EXPERIMENTS = ("data", "models")
@@ -92,6 +92,16 @@ def find_twin(find: Find, stage: Identity) -> Run | None:
     tags = {"stage": stage.name, "code": entry.code_digest, **input_tags(entry)}
     read = {key: shown(value) for key, value in flat_params(entry).items()}
     return next((row for row in find(tags, finished=True) if read.items() <= row.data.params.items()), None)
+
+
+def find_alike(find: Find, stage: Identity) -> Run | None:
+    """Return a finished row of the same stage and params whose outs are the same bytes, if there is one: code aside.
+
+    Code that was edited and wrote the same bytes is no other result, so its state is not worth a row made anew.
+    """
+    tags = {"stage": stage.name} | {f"output/{out}": found for out, found in stage.out_digests().items()}
+    params = {key: shown(value) for key, value in stage_params(stage).items()}
+    return next((row for row in find(tags, finished=True) if row.data.params == params), None)
 
 
 def is_whole(row: Run) -> bool:

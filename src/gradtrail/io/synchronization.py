@@ -2,9 +2,10 @@
 
 Where DVC skips or restores a stage, none of our code runs; this closes that gap. States are looked for in the working
 folder's `dvc.lock`, in every commit's, in DVC's experiments and in its run-cache. A row that was lost, or never written
-because the store was out of reach, is made again from the outs, which DVC's cache has. What cannot be had from them is
-absent, and the row carries the tag `rebuilt`: times, system metrics, figures of compiling that differ from run to run,
-Orbax checkpoints, `git.diff`, and of a state that only the run-cache has, commit and experiment.
+because the store was out of reach, is made again from the outs, which DVC's cache has; a commit's only where no row
+differs from it in code alone, with the same params and the same bytes. What cannot be had from the outs is absent, and
+the row carries the tag `rebuilt`: times, system metrics, figures of compiling that differ from run to run, Orbax
+checkpoints, `git.diff`, and of a state that only the run-cache has, commit and experiment.
 """
 
 import dataclasses
