@@ -155,6 +155,7 @@ def test_a_stage_knows_whose_state_it_belongs_to(project: Project, monkeypatch: 
     assert Identity("evaluate").state_of("train") != made
 
 
+@pytest.mark.slow
 def test_sync_gives_a_training_with_the_same_bytes_no_second_evaluation(project: Project) -> None:
     project.set("train.clip_norm", 5.0)
     project.dvc("repro")
@@ -170,6 +171,7 @@ def test_sync_without_a_server_is_one_line(project: Project) -> None:
     assert len([line for line in output.splitlines() if "WARNING" not in line]) == 1
 
 
+@pytest.mark.slow
 def test_the_views_of_dvc(project: Project) -> None:
     project.set("train.adamw.learning_rate", 0.5)
     project.set("evaluate.calibration_bins", 7)

@@ -144,7 +144,7 @@ slow = pytest.mark.slow
     [
         pytest.param(nothing_more, FIRST, marks=slow),
         pytest.param(nothing_to_do, FIRST, marks=slow),
-        pytest.param(changed_and_changed_back, FIRST + OTHER),
+        pytest.param(changed_and_changed_back, FIRST + OTHER, marks=slow),
         pytest.param(only_evaluate_changed, [*FIRST, "evaluate bins"], marks=slow),
         pytest.param(only_gradients_changed, [*FIRST, "gradients top"], marks=slow),
         pytest.param(other_params_of_the_same_bytes, [*FIRST, "train clip"], marks=slow),

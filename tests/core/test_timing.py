@@ -141,6 +141,7 @@ def test_the_first_calls_count_for_the_function_itself() -> None:
     assert calls.trips[0] == 1, "the first call is of one step"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_examples", [3, 10])
 def test_the_same_steps_in_three_ways(num_examples: int) -> None:
     """Also where an epoch has fewer steps than are timed."""
