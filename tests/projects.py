@@ -70,29 +70,18 @@ class Project:
 
     def run(self, *command: str, env: Mapping[str, str] | None = None, check: bool = True) -> str:
         """Run a command in the folder; return what it printed."""
-        result = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=environment() | dict(env or {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        result = subprocess.run(command, check=False, **self._options(env))
         assert not check or result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout}"
         return result.stdout
 
     def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a command in the folder, in a process group of its own."""
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=environment() | dict(env or {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return subprocess.Popen(command, start_new_session=True, **self._options(env))
+
+    def _options(self, env: Mapping[str, str] | None) -> dict[str, Any]:
+        """Say where and with what environment a command runs, and that all it prints is one text."""
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return {"cwd": self.folder, "env": environment() | dict(env or {}), **streams}
 
     def start_stage(self, name: str, *under: str) -> subprocess.Popen[str]:
         """Start a stage by hand, if asked `under` a command such as `nice`."""

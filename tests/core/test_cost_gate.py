@@ -11,7 +11,7 @@ from factories import make_engine, new_compiler, random_split, train_config
 from gradtrail.core import losses
 from gradtrail.core.compilation import Compiler
 from gradtrail.core.compile_log import compile_log
-from gradtrail.core.cost_gate import OF_PROGRAM, OF_VERSION, TOLERANCES, find_changes
+from gradtrail.core.cost_gate import OF_PROGRAM, OF_VERSION, TOLERANCES, costs_of, find_changes
 from gradtrail.core.layers import Dense
 from gradtrail.core.models import Model
 from gradtrail.core.training import compile_engine, make_program
@@ -24,17 +24,7 @@ def costs() -> dict[str, dict[str, int]]:
     compiler = new_compiler()
     model = Model(CONFIG.model_config((3, 4), 3))
     compile_engine(make_program(CONFIG, model, 10), compiler=compiler)
-    return figures(compiler)
-
-
-def figures(compiler: Compiler) -> dict[str, dict[str, int]]:
-    return {
-        name: {
-            figure: compiler.compilations[name] if figure == "compilations" else getattr(function.cost, figure)
-            for figure in TOLERANCES
-        }
-        for name, function in compiler.functions.items()
-    }
+    return costs_of(compiler)
 
 
 def changed(accepted: Mapping[str, Mapping[str, int]], found: Mapping[str, Mapping[str, int]]) -> set[str]:
@@ -89,7 +79,7 @@ def test_a_retrace_is_found() -> None:
     for compiler, lengths in ((once, (3,)), (twice, (4, 3))):
         for length in lengths:
             compiler.compile("double", double, jax.ShapeDtypeStruct((length,), jnp.float32))
-    (change,) = find_changes(figures(once), figures(twice), TOLERANCES)
+    (change,) = find_changes(costs_of(once), costs_of(twice), TOLERANCES)
     assert (change.figure, change.before, change.after) == ("compilations", 1, 2)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_split, train_config
+from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_split, step_times, train_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from gradtrail.core.compilation import CallTimes, CompileTimes
 from gradtrail.core.data_parallel import make_mesh
 from gradtrail.core.models import Model
 from gradtrail.core.profiling import CompiledVariant, Variant, compile_variant
-from gradtrail.core.timing import Bench, StepTimes, in_turns, random_state, steps_until_it_pays
+from gradtrail.core.timing import Bench, in_turns, random_state, steps_until_it_pays
 from gradtrail.core.training import make_program, on_device
 
 
@@ -59,15 +59,7 @@ def test_compiling_pays_after_the_first_step_at_which_the_sums_cross(overhead: f
 
 
 def test_speed_ups_of_given_times() -> None:
-    times = StepTimes(
-        without_jit=0.5,
-        steps_without_jit=3,
-        first_without_jit=4.0,
-        steps_with_jit=10,
-        one_by_one=0.1,
-        scanned=0.05,
-        compile_seconds=2.0,
-    )
+    times = step_times(without_jit=0.5, one_by_one=0.1, scanned=0.05, compile_seconds=2.0)
     assert times.jit_speedup == pytest.approx(5)
     assert times.scan_speedup == pytest.approx(2)
     assert times.steps_until_it_pays == 5

@@ -8,6 +8,7 @@ import pytest
 from factories import CONFIGURED, step_times, timings_of
 
 from gradtrail.io import timings
+from gradtrail.io.cost_tables import doubling_table
 
 
 def row(*, stored: object | None, debug_nans: bool = False, disable_jit: bool = False) -> Any:
@@ -50,7 +51,7 @@ def test_what_never_pays_has_no_number_of_steps() -> None:
 
 
 def test_doublings_are_those_of_the_times() -> None:
-    doubling = timings.doubling_table(timings_of().functions, CONFIGURED)
+    doubling = doubling_table(timings_of().functions, CONFIGURED, timings.DOUBLED)
     assert list(zip(doubling["batch_size"], doubling["doubled"], strict=True)) == [(16, 32), (32, 64)]
     assert doubling["seconds"].tolist() == pytest.approx([42 / 26, 74 / 42])
     assert doubling["examples_per_second"].tolist() == pytest.approx([2 * 26 / 42, 2 * 42 / 74])

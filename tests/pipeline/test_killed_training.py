@@ -43,7 +43,7 @@ class Training:
     def stop(self, moment: Moment, number: signal.Signals) -> tuple[int, str, float]:
         """Start, send a signal at a moment, and return the exit status, the output and the seconds it took to end."""
         process = self.project.start_stage("train")
-        output, seconds = stop(process, number, when=lambda: moment(self.project.folder / ".gradtrail" / "resume"))
+        output, seconds = stop(process, number, when=lambda: moment(resume_folder(self.project)))
         return process.returncode, output, seconds
 
     def finish(self) -> str:

@@ -140,6 +140,19 @@ class CompiledFunction:
     trips_of: Callable[..., int] | None = None
     texts: Callable[[], dict[str, str]] = dict
 
+    @property
+    def flops_per_second(self) -> float:
+        """Of the steady calls, by the static cost; NaN where none was timed."""
+        return self._by_time(self.cost.flops)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Likewise, read and written."""
+        return self._by_time(self.cost.bytes_accessed)
+
+    def _by_time(self, work: int) -> float:
+        return work / self.calls.steady if self.calls and self.calls.steady else float("nan")
+
     def __call__(self, *args: Any) -> Any:
         calls = self.calls
         if calls is None or len(calls.seconds) >= TIMED_CALLS:
@@ -284,8 +297,7 @@ def time_metrics(functions: Sequence[CompiledFunction]) -> dict[str, float]:
         figures: dict[str, float] = dataclasses.asdict(function.times)
         if function.calls:
             figures |= {"first_call_seconds": function.calls.first, "steady_call_seconds": function.calls.steady}
-            figures["flops_per_second"] = function.cost.flops / function.calls.steady
-            figures["bytes_per_second"] = function.cost.bytes_accessed / function.calls.steady
+        figures |= {"flops_per_second": function.flops_per_second, "bytes_per_second": function.bytes_per_second}
         found |= {f"compile/{function.name}/{key}": float(value) for key, value in figures.items()}
     found["compile/total_seconds"] = sum(function.times.total_seconds for function in functions)
     return {name: value for name, value in found.items() if np.isfinite(value)}
@@ -300,8 +312,8 @@ def _static_cost(traced: Any, lowered: Any, compiled: Any, stablehlo_bytes: int)
     cost: dict[str, float] = compiled.cost_analysis() or {}
     repeated = repeated_costs(traced.jaxpr, cost, lowered)
     memory: Any = compiled.memory_analysis()
-    lines = [line for line in (compiled.as_text() or "").splitlines() if " = " in line]
-    header = (compiled.as_text() or "").partition("\n")[0]
+    header, _, body = (compiled.as_text() or "").partition("\n")
+    lines = [line for line in body.splitlines() if " = " in line]
     return StaticCost(
         flops=int(cost.get("flops", 0) + repeated.flops),
         transcendentals=int(cost.get("transcendentals", 0) + repeated.transcendentals),

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from gradtrail.core.compilation import Compiler
+
 Costs = Mapping[str, Mapping[str, int]]  # function → figure → value
 
 TOLERANCES = {
@@ -42,6 +44,17 @@ class Change:
     def ratio(self) -> float:
         """After by before; NaN where there is none."""
         return self.after / self.before if self.before and self.after is not None else float("nan")
+
+
+def costs_of(compiler: Compiler) -> dict[str, dict[str, int]]:
+    """Return the figures that are compared, of each function that was compiled."""
+    return {
+        name: {
+            figure: compiler.compilations[name] if figure == "compilations" else getattr(function.cost, figure)
+            for figure in TOLERANCES
+        }
+        for name, function in compiler.functions.items()
+    }
 
 
 def find_changes(accepted: Costs, found: Costs, figures: Collection[str]) -> list[Change]:

@@ -55,10 +55,9 @@ def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.
             **dataclasses.asdict(function.times),
             "first_call_seconds": function.calls.first if function.calls else float("nan"),
             "steady_call_seconds": function.calls.steady if function.calls else float("nan"),
-            "share_of_matmul_rate": _rate(function.cost.flops, function) / rates.flops_per_second,
-            "share_of_copy_rate": _rate(function.cost.bytes_accessed, function) / rates.bytes_per_second,
-            "flops_per_second": _rate(function.cost.flops, function),
-            "bytes_per_second": _rate(function.cost.bytes_accessed, function),
+            **_shares(function, rates),
+            "flops_per_second": function.flops_per_second,
+            "bytes_per_second": function.bytes_per_second,
             "arithmetic_intensity": function.cost.arithmetic_intensity,
             **dataclasses.asdict(function.cost),
             "signature": function.signature,
@@ -75,9 +74,7 @@ def achieved(functions: list[CompiledFunction], rates: MachineRates) -> dict[str
         "compile/machine/bytes_per_second": rates.bytes_per_second,
     }
     for function in functions:
-        prefix = f"compile/{function.name}"
-        found[f"{prefix}/share_of_matmul_rate"] = _rate(function.cost.flops, function) / rates.flops_per_second
-        found[f"{prefix}/share_of_copy_rate"] = _rate(function.cost.bytes_accessed, function) / rates.bytes_per_second
+        found |= {f"compile/{function.name}/{name}": value for name, value in _shares(function, rates).items()}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
@@ -95,9 +92,11 @@ def write_profile(
             (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
 
 
-def _rate(work: float, function: CompiledFunction) -> float:
-    """Return work by the seconds of the steady call; NaN where there was none."""
-    return work / function.calls.steady if function.calls and function.calls.steady else math.nan
+def _shares(function: CompiledFunction, rates: MachineRates) -> dict[str, float]:
+    return {
+        "share_of_matmul_rate": function.flops_per_second / rates.flops_per_second,
+        "share_of_copy_rate": function.bytes_per_second / rates.bytes_per_second,
+    }
 
 
 def _of_cache(log: CompileLog, seconds: float) -> dict[str, float]:

@@ -11,7 +11,7 @@ from gradtrail.core.profiling import CompiledVariant, Variant
 
 _KEYS = ["function", "precision", "batch_size", "remat"]
 _COSTS = ("flops", "bytes_accessed", "temporary_bytes", "total_bytes")
-_DOUBLED = ("flops", "touched_bytes", "temporary_bytes", "total_bytes")
+DOUBLED = ("flops", "touched_bytes", "temporary_bytes", "total_bytes")
 _PROGRAM = ("jaxpr_equations", "hlo_instructions", "hlo_fusions")
 
 
@@ -27,19 +27,19 @@ def cost_table(compiled: Sequence[CompiledVariant]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values(_KEYS, ignore_index=True)
 
 
-def doubling_table(costs: pd.DataFrame, configured: Variant) -> pd.DataFrame:
-    """Return by what factor each doubling of the batch multiplies the costs of each function.
+def doubling_table(table: pd.DataFrame, configured: Variant, columns: Sequence[str] = DOUBLED) -> pd.DataFrame:
+    """Return by what factor each doubling of the batch multiplies some columns of a table, function by function.
 
     Returns:
-        Columns `function`, `batch_size` and `doubled`, and a factor for each cost; NaN where there was none before. A
-        row for each two batch sizes of the table of which one is twice the other.
+        Columns `function`, `batch_size` and `doubled`, and a factor for each of `columns`; NaN where there was none
+        before. A row for each two batch sizes of the table of which one is twice the other.
     """
-    part = of_configured(costs, configured, but="batch_size")
+    part = of_configured(table, configured, but="batch_size")[["function", "batch_size", *columns]]
     doubled = part.assign(batch_size=part["batch_size"] / 2)
     pairs = part.merge(doubled, on=["function", "batch_size"], suffixes=("", "_doubled"))
-    factors = {name: pairs[f"{name}_doubled"] / pairs[name].replace(0, np.nan) for name in _DOUBLED}
+    factors = {name: pairs[f"{name}_doubled"] / pairs[name].replace(0, np.nan) for name in columns}
     keys = {"function": pairs["function"], "batch_size": pairs["batch_size"], "doubled": 2 * pairs["batch_size"]}
-    return pd.DataFrame(keys | factors).sort_values(["function", "batch_size"], ignore_index=True).round(6)
+    return pd.DataFrame(keys | factors).sort_values(["function", "batch_size"], ignore_index=True)
 
 
 def of_configured(table: pd.DataFrame, configured: Variant, *, but: str) -> pd.DataFrame:
@@ -53,7 +53,7 @@ def write_tables(folder: Path, costs: pd.DataFrame, doubling: pd.DataFrame) -> N
     """Write `costs.csv` and `doubling.csv` to a new folder."""
     folder.mkdir(parents=True)
     costs.to_csv(folder / "costs.csv", index=False)
-    doubling.to_csv(folder / "doubling.csv", index=False)
+    doubling.round(6).to_csv(folder / "doubling.csv", index=False)
 
 
 def measure(costs: pd.DataFrame, configured: Variant) -> dict[str, int]:

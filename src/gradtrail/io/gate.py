@@ -20,7 +20,7 @@ from rich.table import Table
 from gradtrail.core import gradient_analysis, gradient_passes, prediction, training
 from gradtrail.core.compilation import Compiler
 from gradtrail.core.compile_log import CompileLog, compile_log, differences
-from gradtrail.core.cost_gate import OF_PROGRAM, OF_VERSION, TOLERANCES, Change, Costs, find_changes
+from gradtrail.core.cost_gate import OF_PROGRAM, OF_VERSION, TOLERANCES, Change, Costs, costs_of, find_changes
 from gradtrail.core.evaluation import EvaluateConfig
 from gradtrail.core.gradients_config import GradientsConfig
 from gradtrail.core.models import Model
@@ -34,6 +34,7 @@ ACCEPTED = Path("benchmarks/accepted_costs.json")
 _SECTIONS = ("train", "evaluate", "gradients")
 _IMAGE_SHAPE, _NUM_CLASSES, _NUM_EXAMPLES = (28, 28), 10, 55_000  # of MNIST, its training part
 _STEPS = 3
+_LOG_WIDTH = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Record:
 
 def run_gate(*, accept: bool) -> int:
     """Compare, or accept what is; return the exit status, 1 for a change."""
-    console, found = Console(), measure()
+    console, found = _console(), measure()
     if accept:
         write_json(ACCEPTED, vars(found))
         console.print(f"{ACCEPTED}: {len(found.costs)} functions accepted")
@@ -85,15 +86,14 @@ def measure() -> Record:
     return Record(machine=_machine(), params={name: params[name] for name in _SECTIONS}, costs=costs)
 
 
-def measure_training(config: TrainConfig, num_examples: int = _NUM_EXAMPLES) -> dict[str, dict[str, int]]:
+def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `train`, by `train/<function>`."""
     with compile_log() as log:
         compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
-        engine = training.compile_engine(training.make_program(config, model, num_examples), compiler=compiler)
+        engine = training.compile_engine(training.make_program(config, model, _NUM_EXAMPLES), compiler=compiler)
         predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, compiler=compiler)
         state = engine.init(jax.random.key(config.seed))
-        images = np.zeros((num_examples, *_IMAGE_SHAPE), np.uint8)
-        examples = training.on_device(images, np.zeros(num_examples, np.int32))
+        examples = training.on_device(*_blank(_NUM_EXAMPLES))
         for _, chunk in zip(range(_STEPS), training.train(engine, state, examples, steps_per_call=1), strict=False):
             state = chunk.state
         predict(engine.evaluation_params(state), *_blank(prediction.VALIDATION_BATCH_SIZE))
@@ -140,7 +140,9 @@ def read_record(path: Path) -> Record:
 
 def as_table(changes: list[Change]) -> Table:
     """Return the changes as a table of before and after."""
-    table = Table("function", "figure", title="costs beyond their tolerance")
+    table = Table(title="costs beyond their tolerance")
+    for title in ("function", "figure"):
+        table.add_column(title, overflow="fold")  # a name is never cut off
     for title in ("accepted", "found", "ratio", "tolerance"):
         table.add_column(title, justify="right")
     for change in changes:
@@ -148,6 +150,12 @@ def as_table(changes: list[Change]) -> Table:
         ratio = f"{change.ratio:.3f}" if np.isfinite(change.ratio) else "-"
         table.add_row(change.function, change.figure, before, after, ratio, f"{TOLERANCES[change.figure]:.0%}")
     return table
+
+
+def _console() -> Console:
+    """Return a console; a log, which has no width of its own, gets room for the table's lines."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_LOG_WIDTH)
 
 
 def _compiler() -> Compiler:
@@ -164,13 +172,7 @@ def _costs(stage: str, compiler: Compiler, log: CompileLog) -> dict[str, dict[st
     if retraced:
         told = "; ".join(f"{name}: {differences(signatures)}" for name, signatures in retraced.items())
         Console(stderr=True).print(f"{stage}: compiled for more than one signature: {told}")
-    found = {
-        f"{stage}/{name}": {
-            figure: compiler.compilations[name] if figure == "compilations" else getattr(function.cost, figure)
-            for figure in TOLERANCES
-        }
-        for name, function in compiler.functions.items()
-    }
+    found = {f"{stage}/{name}": figures for name, figures in costs_of(compiler).items()}
     return found | {f"{stage}/retraced": {"compilations": sum(map(len, retraced.values()))}}
 
 

@@ -19,12 +19,13 @@ from gradtrail.core.machine_rates import MachineRates, measure_rates
 from gradtrail.core.profiling import CompiledVariant, ProfileConfig, Variant
 from gradtrail.core.timing import Bench, FunctionTime, StepTimes
 from gradtrail.io.compile_cache import nothing_kept
-from gradtrail.io.cost_tables import of_configured
+from gradtrail.io.cost_tables import doubling_table, of_configured
 from gradtrail.io.figures import timings as figures
 from gradtrail.io.memory import available_bytes, give_back
 from gradtrail.io.tracking import Row
 
 _MIB = 2**20
+DOUBLED = ("seconds", "examples_per_second", "temporary_mib", "total_mib")
 PIECES = 3  # of work: the variants, the steps in three ways, the pictures
 
 
@@ -103,16 +104,6 @@ def function_table(
     return pd.DataFrame(rows)
 
 
-def doubling_table(functions: pd.DataFrame, configured: Variant) -> pd.DataFrame:
-    """Return by what factor each doubling of the batch multiplies time and memory."""
-    part = of_configured(functions, configured, but="batch_size")
-    part = part[["function", "batch_size", "seconds", "examples_per_second", "temporary_mib", "total_mib"]]
-    pairs = part.merge(part.assign(batch_size=part["batch_size"] / 2), on=["function", "batch_size"])
-    factors = {name: pairs[f"{name}_y"] / pairs[f"{name}_x"].replace(0, np.nan) for name in part.columns[2:]}
-    keys = {"function": pairs["function"], "batch_size": pairs["batch_size"], "doubled": 2 * pairs["batch_size"]}
-    return pd.DataFrame(keys | factors).sort_values(["function", "batch_size"], ignore_index=True)
-
-
 def step_table(steps: StepTimes) -> pd.DataFrame:
     """Return a row for each way of making the same steps."""
     rows = [
@@ -179,7 +170,7 @@ def log(row: Row, timings: Timings, configured: Variant, title: str) -> None:
 
 def write(folder: Path, timings: Timings, configured: Variant, title: str) -> None:
     """Write tables and pictures to a folder."""
-    doubling = doubling_table(timings.functions, configured)
+    doubling = doubling_table(timings.functions, configured, DOUBLED)
     timings.functions.to_csv(folder / "functions.csv", index=False)
     doubling.to_csv(folder / "doubling.csv", index=False)
     timings.times.to_csv(folder / "where_the_time_goes.csv", index=False)

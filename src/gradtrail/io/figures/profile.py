@@ -44,13 +44,12 @@ def draw_fusions(path: Path, costs: pd.DataFrame, configured: Variant, title: st
     figure, axes = style.new_figure(f"What the compiler made of each program · {title}", columns=3, size=(13, 4.4))
     for axis, function in zip(axes[0], FUNCTIONS, strict=True):
         part = costs[costs["function"] == function]
-        shown = pd.concat([of_configured(part, configured, but=""), other_forms(part, configured)])
+        shown = forms_to_compare(part, configured)
         height = 0.8 / max(len(shown), 1)
         for index, row in enumerate(shown.to_dict("records")):
             places = [place + index * height for place in range(len(counts))]
             colour = style.CYCLE[index % len(style.CYCLE)]
-            label = form_label(row, configured) or f"configured: {configured.precision}"
-            drawn = axis.bar(places, [row[name] for name in counts], height, color=colour, label=label)
+            drawn = axis.bar(places, [row[name] for name in counts], height, color=colour, label=row["form"])
             axis.bar_label(drawn, fmt="{:,.0f}", fontsize=8, padding=2, rotation=90 if len(shown) > 3 else 0)
         axis.set_xticks([place + 0.4 - height / 2 for place in range(len(counts))], labels=counts.values())
         axis.set(title=function)
@@ -61,13 +60,20 @@ def draw_fusions(path: Path, costs: pd.DataFrame, configured: Variant, title: st
     style.save(figure, path)
 
 
-def other_forms(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
+def forms_to_compare(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
+    """Return the rows at the configured batch size, the configured form first; the column `form` names each."""
+    shown = pd.concat([of_configured(table, configured, but=""), _other_forms(table, configured)])
+    labels = [_form_label(row, configured) or f"configured: {configured.precision}" for row in shown.to_dict("records")]
+    return shown.assign(form=labels)
+
+
+def _other_forms(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
     """Return the rows at the configured batch size whose precision or remat is another."""
     here = table[table["batch_size"] == configured.batch_size]
     return here[(here["precision"] != configured.precision) | (here["remat"] != configured.remat)]
 
 
-def form_label(row: dict, configured: Variant) -> str:
+def _form_label(row: dict, configured: Variant) -> str:
     """Say in what a row differs from the configured variant, batch size aside."""
     if row["remat"] != configured.remat:
         return "with remat" if row["remat"] else "without remat"
@@ -87,8 +93,8 @@ def _draw_over_batch_size(axis: Axes, table: pd.DataFrame, configured: Variant) 
         mine = table[table["function"] == function]
         line = of_configured(mine, configured, but="batch_size").sort_values("batch_size")
         axis.plot(line["batch_size"], line["drawn"], "o-", color=colour, label=function)
-        for row, marker in zip(other_forms(mine, configured).to_dict("records"), _MARKERS, strict=False):
-            label = f"{function}, {form_label(row, configured)}"
+        for row, marker in zip(_other_forms(mine, configured).to_dict("records"), _MARKERS, strict=False):
+            label = f"{function}, {_form_label(row, configured)}"
             axis.plot(
                 row["batch_size"], row["drawn"], marker, color=colour, label=label, fillstyle="none", markersize=9
             )

@@ -13,7 +13,7 @@ from gradtrail.core.profiling import Variant
 from gradtrail.core.timing import StepTimes
 from gradtrail.io.cost_tables import of_configured
 from gradtrail.io.figures import style
-from gradtrail.io.figures.profile import FUNCTIONS, form_label, other_forms, set_batch_sizes
+from gradtrail.io.figures.profile import FUNCTIONS, forms_to_compare, set_batch_sizes
 from gradtrail.io.figures.roofline import draw_roof, finish_axes, giga
 
 
@@ -73,10 +73,9 @@ def draw_forms(path: Path, functions: pd.DataFrame, configured: Variant, title: 
     """Draw throughput and memory at the configured batch size: each precision, remat on and off."""
     heading = f"Precision and remat, batch of {configured.batch_size} · {title}"
     figure, axes = style.new_figure(heading, columns=2, size=(11, 4.6))
-    shown = pd.concat([of_configured(functions, configured, but=""), other_forms(functions, configured)])
-    labels = [form_label(row, configured) or f"configured: {configured.precision}" for row in shown.to_dict("records")]
-    shown = shown.assign(form=labels)
-    forms, height = list(dict.fromkeys(labels)), 0.8 / len(set(labels))
+    shown = forms_to_compare(functions, configured)
+    forms = list(dict.fromkeys(shown["form"]))
+    height = 0.8 / len(forms)
     panels = {"examples_per_second": "examples a second", "temporary_mib": "memory in between, MiB"}
     for axis, (column, label) in zip(axes[0], panels.items(), strict=True):
         for index, form in enumerate(forms):
