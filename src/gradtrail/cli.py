@@ -1,4 +1,7 @@
-"""The command `gradtrail`: what surrounds a run of the pipeline. The stages themselves are DVC's to run."""
+"""The command `gradtrail`: what surrounds a run of the pipeline. The stages themselves are DVC's to run.
+
+What imports jax or MLflow is imported by the command that needs it.
+"""
 
 import argparse
 import shlex
@@ -17,21 +20,13 @@ T = TypeVar("T")
 def main() -> None:
     """Run a subcommand. A fault that a person can mend is one line, and exit status 2."""
     parser = argparse.ArgumentParser(prog="gradtrail", description="What surrounds a run of the pipeline.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("repro", help="`dvc repro`, with its options; on the digits where MNIST is out of reach")
-    ready = commands.add_parser("recipes", help="list the experiments of recipes.yaml, or run one")
-    ready.add_argument("name", nargs="?")
-    ready.add_argument("--seeds", default="0", help="of the training, such as 0,1,2")
-    gate = commands.add_parser("gate", help="compare what the configured functions cost with what was accepted")
-    gate.add_argument("--accept", action="store_true", help="accept what they cost now")
-    commands.add_parser("results", help="what came out of the recipes that were run, as a table in Markdown")
-    commands.add_parser("sync", help="give every state, of all commits and experiments, its row in MLflow")
-    commands.add_parser("versions", help="record the installed packages in versions.yaml")
+    _add_commands(parser)
     arguments, rest = parser.parse_known_args()
     if rest and arguments.command != "repro":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest
     try:
-        sys.exit(_run(arguments, rest))
+        sys.exit(arguments.run(arguments))
     except (UserError, ConfigError) as error:
         print(f"gradtrail: {error}", file=sys.stderr)
         sys.exit(2)
@@ -39,29 +34,66 @@ def main() -> None:
         sys.exit(130)
 
 
-def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Run the command and return its exit status."""
-    match arguments.command:
-        case "repro":
-            from gradtrail.io import reproduction  # late: it knows every stage's config, and so imports jax
+def _add_commands(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", required=True)
 
-            return reproduction.reproduce(rest)
-        case "gate":
-            from gradtrail.io.gate import run_gate  # late: it imports jax
+    def add(run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(run.__name__.removeprefix("_"), help=about)
+        command.set_defaults(run=run)
+        return command
 
-            return run_gate(accept=arguments.accept)
-        case "recipes" if arguments.name:
-            return recipes.run_recipe(arguments.name, _seeds(arguments.seeds))
-        case "recipes":
-            for name, recipe in recipes.read_recipes().items():
-                print(f"{name}: {recipe.about}\n    {shlex.join(recipes.command(recipe))}")
-        case "results":
-            print(recipes.as_markdown(_with_store(recipes.collect_results)))
-        case "sync":
-            print(_with_store(synchronization.sync).describe())
-        case "versions":
-            for package, version in write_installed_versions().items():
-                print(f"{package} {version}")
+    add(_repro, "`dvc repro`, with its options; on the digits where MNIST is out of reach")
+    shown = add(_show, "what a row is made of, down to the raw data, what it wrote, and how its files come back")
+    shown.add_argument("what", help="a row's id or name, a state, an experiment of DVC, or a file")
+    add(_sync, "give every state, of all commits and experiments, its row in MLflow")
+    ready = add(_recipes, "list the experiments of recipes.yaml, or run one")
+    ready.add_argument("name", nargs="?")
+    ready.add_argument("--seeds", default="0", help="of the training, such as 0,1,2")
+    add(_results, "what came out of the recipes that were run, as a table in Markdown")
+    gate = add(_gate, "compare what the configured functions cost with what was accepted")
+    gate.add_argument("--accept", action="store_true", help="accept what they cost now")
+    add(_versions, "record the installed packages in versions.yaml")
+
+
+def _repro(arguments: argparse.Namespace) -> int:
+    from gradtrail.io import reproduction  # it knows every stage's config
+
+    return reproduction.reproduce(arguments.rest)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from gradtrail.io.showing import show
+
+    return _with_store(lambda: show(arguments.what))
+
+
+def _sync(_: argparse.Namespace) -> int:
+    print(_with_store(synchronization.sync).describe())
+    return 0
+
+
+def _recipes(arguments: argparse.Namespace) -> int:
+    if arguments.name:
+        return recipes.run_recipe(arguments.name, _seeds(arguments.seeds))
+    for name, recipe in recipes.read_recipes().items():
+        print(f"{name}: {recipe.about}\n    {shlex.join(recipes.command(recipe))}")
+    return 0
+
+
+def _results(_: argparse.Namespace) -> int:
+    print(recipes.as_markdown(_with_store(recipes.collect_results)))
+    return 0
+
+
+def _gate(arguments: argparse.Namespace) -> int:
+    from gradtrail.io.gate import run_gate
+
+    return run_gate(accept=arguments.accept)
+
+
+def _versions(_: argparse.Namespace) -> int:
+    for package, version in write_installed_versions().items():
+        print(f"{package} {version}")
     return 0
 
 

@@ -292,6 +292,18 @@ def test_a_row_says_what_was_changed_in_what_matters(project: Project) -> None:
     assert "dvc.lock" not in diff
 
 
+@slow
+def test_rows_hold_the_weights_where_params_ask_for_it(project: Project) -> None:
+    weights = (project.folder / "models/final.safetensors").read_bytes()
+    project.set("runtime.log_weights", True)
+    (project.folder / "mlflow.db").unlink()
+    shutil.rmtree(project.folder / "models")
+    project.sync()
+    (row,) = project.rows_of("train")
+    assert [path.name for path in (row["artifacts"] / "models").iterdir()] == ["final.safetensors"]
+    assert (row["artifacts"] / "models/final.safetensors").read_bytes() == weights
+
+
 def whole_rows(project: Project) -> list[str]:
     """Return what the finished rows are of, sorted: stage, and which params are not the first ones.
 
@@ -308,7 +320,9 @@ def whole_rows(project: Project) -> list[str]:
         assert row["params"]
         assert (row["artifacts"] / "lineage.json").is_file()
         if stage == "train":
-            assert (row["artifacts"] / "models/final.safetensors").is_file()
+            weights = row["tags"]["output/models/final.safetensors"]
+            assert digest(project.folder / ".dvc/cache/files/md5" / weights[:2] / weights[2:]) == weights
+            assert not (row["artifacts"] / "models").exists(), "the weights are DVC's"
         if stage in ("evaluate", "gradients"):
             parent = by_id[row["tags"]["mlflow.parentRunId"]]
             assert parent is trainings[row["tags"]["train_state"]]

@@ -14,9 +14,10 @@ from mlflow.entities import Run
 
 from gradtrail.io.dvc_cache import is_here, restore
 from gradtrail.io.identity import Identity
+from gradtrail.io.origins import origin_of
 from gradtrail.io.row_labels import CHILDREN, is_of_this_host
 from gradtrail.io.row_search import RowIndex, find_alike, find_row, find_twin, is_whole
-from gradtrail.io.rows import DATA, REBUILT, StoredRow, close_dead_rows, open_row
+from gradtrail.io.rows import REBUILT, StoredRow, close_dead_rows, is_referenced, open_row
 from gradtrail.io.run_cache import run_cache_snapshots
 from gradtrail.io.snapshots import Snapshot, committed_snapshots, working_snapshot
 from gradtrail.io.states import entry_key
@@ -144,7 +145,7 @@ class States:
             place = Path(name).resolve()
             commit = stage.snapshot.commit if stage.snapshot else ""
             if not all(
-                is_here(out, md5) if out.startswith(DATA) else restore(out, md5, place, commit)
+                is_here(out, md5) if is_referenced(stage, out) else restore(out, md5, place, commit)
                 for out, md5 in stage.out_digests().items()
             ):
                 self.absent |= {stage.state}
@@ -169,7 +170,7 @@ def _make_row(client: MlflowClient, stage: Identity) -> str | None:
         return str(began.info.run_id)
     stored: StoredRow | None = None
     try:
-        stored = open_row(client, stage, stage.snapshot.tags if stage.snapshot else {})
+        stored = open_row(client, stage, origin_of(stage))
         stored.log_outs(stage)
     except (LookupError, ValueError, TypeError):  # of files and params; the store's faults are others
         if stored and began:

@@ -29,12 +29,12 @@ from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.files import write_json
 from gradtrail.io.params import load_section, read_yaml
 from gradtrail.io.runtime import RuntimeConfig
+from gradtrail.io.terminal import stdout_console
 
 ACCEPTED = Path("benchmarks/accepted_costs.json")
 _SECTIONS = ("train", "evaluate", "gradients")
 _IMAGE_SHAPE, _NUM_CLASSES, _NUM_EXAMPLES = (28, 28), 10, 55_000  # of MNIST, its training part
 _STEPS = 3
-_LOG_WIDTH = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Record:
 
 def run_gate(*, accept: bool) -> int:
     """Compare, or accept what is; return the exit status, 1 for a change."""
-    console, found = _console(), measure()
+    console, found = stdout_console(), measure()
     if accept:
         write_json(ACCEPTED, vars(found))
         console.print(f"{ACCEPTED}: {len(found.costs)} functions accepted")
@@ -150,12 +150,6 @@ def as_table(changes: list[Change]) -> Table:
         ratio = f"{change.ratio:.3f}" if np.isfinite(change.ratio) else "-"
         table.add_row(change.function, change.figure, before, after, ratio, f"{TOLERANCES[change.figure]:.0%}")
     return table
-
-
-def _console() -> Console:
-    """Return a console; a log, which has no width of its own, gets room for the table's lines."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_LOG_WIDTH)
 
 
 def _compiler() -> Compiler:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gradtrail.core.train_step import TrainState
 
 REBUILT = "rebuilt"
-DATA, WEIGHTS = "data/", "models/"  # where the outs lie that no row holds, and those that are weights
+_DATA, _WEIGHTS = "data/", "models/"  # where the outs lie that DVC's cache has, so that a row need not
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
 
@@ -68,15 +68,15 @@ class StoredRow:
             self._steps(metric.key).add(metric.step)
 
     def log_outs(self, stage: Identity) -> None:
-        """Log what the stage wrote, from the files; those of `data/` by their digests alone."""
+        """Log what the stage wrote, from the files; data and weights, which DVC's cache has, by their digests."""
         metrics = stage.read_metrics()
         points = _curves(stage, metrics)
         numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
         self._log_results(stage.folder / "results" / stage.name)
         self._log_dataset(stage, metrics)
-        for out in stage.spec.outs:
-            if out.startswith(WEIGHTS) and (stage.folder / out).is_file():  # the weights of every epoch stay with DVC
+        for out in stage.spec.outs if stage.runtime.log_weights else ():
+            if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of every epoch stay with DVC
                 self.log_files(stage.folder / out, "models")
         tags = {f"output/{out}": found for out, found in stage.out_digests().items()}
         tags |= {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
@@ -155,6 +155,11 @@ def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
     if origin is None and tags.get("git.dirty") == "true":
         client.log_text(run.info.run_id, working_diff(), "git.diff")
     return StoredRow(client, run.info.run_id, attempt)
+
+
+def is_referenced(stage: Stage, out: str) -> bool:
+    """Whether a row has a file or folder by its digest alone."""
+    return out.startswith(_DATA) or (out.startswith(_WEIGHTS) and not stage.runtime.log_weights)
 
 
 def close_dead_rows(client: MlflowClient, rows: Iterable[Run]) -> tuple[list[Run], list[Run]]:

@@ -17,8 +17,23 @@ from gradtrail.io.git import blob_ids, git, git_bytes
 from gradtrail.io.states import StageSpec, read_lock, read_pipeline
 from gradtrail.io.workspace import private_folder, working_folder
 
-_EXPERIMENT = re.compile(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38,62}/(.+)")  # others there are DVC's own
+_EXPERIMENT = re.compile(r"refs/exps/([0-9a-f]{2})/([0-9a-f]{38,62})/(.+)")  # others there are DVC's own
 _FORM = "1"  # of what is remembered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One of DVC's experiments.
+
+    Attributes:
+        name: what DVC calls it.
+        baseline: the commit that it started from.
+        commit: its own.
+    """
+
+    name: str
+    baseline: str
+    commit: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,26 +44,29 @@ class Snapshot:
         pipeline: the stages.
         lock: what the lock says of each, as it stands there.
         commit: the first one that has them; empty where none has.
-        experiment: what DVC calls it, if it is one.
+        experiment: DVC's, if it is one.
     """
 
     pipeline: dict[str, StageSpec]
     lock: dict[str, Any]
     commit: str = ""
-    experiment: str = ""
+    experiment: Experiment | None = None
 
     @property
     def tags(self) -> dict[str, str]:
         """Where a row that is made of it comes from, as far as that is known."""
-        tags = {"mlflow.source.git.commit": self.commit, "dvc.exp_name": self.experiment}
-        return {name: value for name, value in tags.items() if value}
+        tags = {"mlflow.source.git.commit": self.commit} if self.commit else {}
+        if self.experiment:
+            tags |= {"dvc.exp_name": self.experiment.name, "dvc.exp_baseline": self.experiment.baseline}
+        return tags
 
 
-def experiment_refs() -> dict[str, tuple[str, str]]:
-    """Return DVC's experiments, the oldest first: ref → commit, name."""
+def find_experiments() -> list[Experiment]:
+    """Return DVC's experiments, the oldest first."""
     lines = git("for-each-ref", "--sort=committerdate", "--format=%(objectname) %(refname)", "refs/exps").splitlines()
     found = (line.split(" ", 1) for line in lines)
-    return {ref: (commit, named[1]) for commit, ref in found if (named := _EXPERIMENT.fullmatch(ref))}
+    named = ((commit, match) for commit, ref in found if (match := _EXPERIMENT.fullmatch(ref)))
+    return [Experiment(name=match[3], baseline=match[1] + match[2], commit=commit) for commit, match in named]
 
 
 def working_snapshot() -> Snapshot | None:
@@ -66,7 +84,7 @@ def working_snapshot() -> Snapshot | None:
 def committed_snapshots() -> tuple[list[Snapshot], int]:
     """Return those of commits and experiments, each once, the oldest first; and how many are not to be read."""
     history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", "dvc.lock")
-    experiments = dict(experiment_refs().values())
+    experiments = {one.commit: one for one in find_experiments()}
     commits = list(dict.fromkeys([*history.splitlines(), *experiments]))
     found: dict[tuple[str, str], Snapshot | None] = {}
     for commit, *ids in zip(commits, blob_ids(commits, "dvc.yaml"), blob_ids(commits, "dvc.lock"), strict=True):
@@ -76,7 +94,7 @@ def committed_snapshots() -> tuple[list[Snapshot], int]:
         if pair not in found:
             found[pair] = _of_commit(commit, *pair)
         if (one := found[pair]) and not one.experiment:
-            found[pair] = dataclasses.replace(one, experiment=experiments.get(commit, ""))
+            found[pair] = dataclasses.replace(one, experiment=experiments.get(commit))
     readable = [one for one in found.values() if one]
     return readable, len(found) - len(readable)
 

@@ -18,8 +18,10 @@ from gradtrail.io.errors import UserError
 from gradtrail.io.files import atomic_file
 from gradtrail.io.workspace import private_folder, root
 
-# Unless the person says otherwise, MLflow neither phones home nor waits minutes for a dead server. Read on import.
+# Unless the person says otherwise, MLflow neither phones home nor waits minutes for a dead server, nor shows a bar for
+# each file. Read on import.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
 

@@ -18,7 +18,7 @@ from gradtrail.io.dvc_cache import file_folder
 from gradtrail.io.files import atomic_file
 from gradtrail.io.git import git
 from gradtrail.io.run_cache import entry_files
-from gradtrail.io.snapshots import experiment_refs
+from gradtrail.io.snapshots import find_experiments
 from gradtrail.io.workspace import private_folder, root, working_folder
 
 _SQLITE = "sqlite:///"
@@ -66,7 +66,7 @@ def _sources() -> Iterator[object]:
     yield git("rev-parse", "HEAD")
     refs = git("for-each-ref", "--format=%(objectname) %(refname)").splitlines()
     yield [line for line in refs if " refs/exps/" not in line]
-    yield sorted((ref, commit) for ref, (commit, _) in experiment_refs().items())
+    yield sorted((one.name, one.baseline, one.commit) for one in find_experiments())
     yield [path.name for path in entry_files()]
     with contextlib.suppress(OSError), os.scandir(file_folder()) as folders:
         yield sorted((folder.name, folder.stat().st_mtime_ns) for folder in folders)

@@ -1,0 +1,163 @@
+"""`gradtrail show`: from a row of MLflow to the files behind it, down to the raw data, and back."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from rich.text import Text
+from rich.tree import Tree
+
+from gradtrail.io.dvc_cache import is_here, listing
+from gradtrail.io.errors import UserError
+from gradtrail.io.params import read_yaml
+from gradtrail.io.restoring import ways_to
+from gradtrail.io.row_labels import flat_params, shown
+from gradtrail.io.row_lookup import look_up, outputs
+from gradtrail.io.row_search import RowIndex
+from gradtrail.io.states import Entry, StageSpec, makers, read_pipeline
+from gradtrail.io.store import open_store
+from gradtrail.io.terminal import stdout_console
+
+_SHORT = 12  # digits of a key that tell one from another
+_HEADLINES = ("eval/accuracy", "val/accuracy", "train/loss")
+Lineage = Mapping[str, Mapping[str, Any]]
+
+
+def show(what: str) -> int:
+    """Print what a row is made of, what it wrote, and how its files come back; return the exit status.
+
+    Args:
+        what: see `look_up`. Where several rows are meant they are listed, and the status is 2.
+
+    Raises:
+        UserError: none is meant; one line.
+    """
+    client = open_store()
+    index = RowIndex(client)
+    console = stdout_console()
+    found = look_up(what, index.rows())
+    if len(found) > 1:
+        console.print(f"{what}: {len(found)} rows; which one?", markup=False, soft_wrap=True)
+        for row in found:
+            console.print(
+                f"  gradtrail show {row.info.run_id[:_SHORT]}   {_one_line(row)}", markup=False, soft_wrap=True
+            )
+        return 2
+    (row,) = found
+    lineage = _lineage(client, row)
+    by_state = {each.data.tags.get("state", ""): each for each in index.rows()}
+    for line in _head(row, index):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(_chain(row, lineage, by_state))
+    for title, lines in (
+        ("differs from params.yaml", list(_changed_params(lineage))),
+        ("wrote", list(_written(row))),
+        ("restore it", list(_restoring(row))),
+    ):
+        if lines:
+            console.print(f"\n{title}", style="bold")
+            for line in lines:
+                console.print(f"  {line}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _one_line(row: Run) -> str:
+    tags, metrics = row.data.tags, row.data.metrics
+    figures = [f"{name} {metrics[name]:.4g}" for name in _HEADLINES if name in metrics]
+    origin = [tags[name][:_SHORT] for name in ("dvc.exp_name", "mlflow.source.git.commit") if name in tags]
+    began = datetime.fromtimestamp(row.info.start_time / 1000).strftime("%Y-%m-%d %H:%M")
+    return "  ".join([row.info.run_name, began, row.info.status, *origin, *figures])
+
+
+def _head(row: Run, index: RowIndex) -> Iterator[str]:
+    tags = row.data.tags
+    yield _one_line(row)
+    yield f"  run        {row.info.run_id}"
+    yield f"  state      {tags['state']}"
+    if commit := tags.get("mlflow.source.git.commit"):
+        is_dirty = tags.get("git.dirty") == "true"
+        yield f"  commit     {commit}{', with changes: artifact git.diff' if is_dirty else ''}"
+    if name := tags.get("dvc.exp_name"):
+        yield f"  experiment {name}, of {tags.get('dvc.exp_baseline', 'an unknown baseline')[:_SHORT]}"
+    for child in index({"train_state": tags["state"]}):
+        yield f"  below it   {child.info.run_id[:_SHORT]}  {child.info.run_name}"
+
+
+def _chain(row: Run, lineage: Lineage, by_state: Mapping[str, Run]) -> Tree:
+    """Return the stages that led to a row, each with the data that it read."""
+    pipeline = read_pipeline()
+    seen: set[str] = set()
+
+    def branch(name: str, tree: Tree) -> None:
+        entry = lineage[name]
+        made = by_state.get(entry["state"])
+        run = f"run {made.info.run_id[:_SHORT]}" if made else "no row"
+        node = tree.add(Text(f"{name}  state {entry['state'][:_SHORT]}  {run}"))
+        if name in seen:
+            node.add(Text("see above"))
+            return
+        seen.add(name)
+        data = {dep: md5 for dep, md5 in entry["deps"].items() if not dep.endswith(".py")}
+        for dep, md5 in data.items():
+            node.add(Text(f"{dep}  {md5}"))
+        before = _makers(name, pipeline, lineage)
+        for maker in before:
+            branch(maker, node)
+        if not before and made:
+            _raw_data(made, node)
+
+    tree = Tree(Text("\nmade by"), guide_style="dim")
+    branch(row.data.tags["stage"], tree)
+    return tree
+
+
+def _makers(name: str, pipeline: Mapping[str, StageSpec], lineage: Lineage) -> list[str]:
+    """Return the stages right before one, the last first; by the pipeline of today, if it has the stage."""
+    return [maker for maker in reversed(makers(name, pipeline)) if maker in lineage] if name in pipeline else []
+
+
+def _raw_data(row: Run, node: Tree) -> None:
+    node.add(Text(f"{row.data.tags.get('dataset')}, sha256 {row.data.tags.get('dataset_digest')}"))
+    for out, md5 in outputs(row).items():
+        for name, found in (listing(md5) or {}).items():
+            node.add(Text(f"{out}/{name}  {found}"))
+
+
+def _changed_params(lineage: Lineage) -> Iterator[str]:
+    """Yield the params that are others in `params.yaml` now."""
+    now = read_yaml(Path("params.yaml"))
+    for entry in lineage.values():
+        then = flat_params(Entry(cmd="", params=dict(entry["params"]), deps={}))
+        live = flat_params(Entry(cmd="", params={"params.yaml": now}, deps={}))
+        for key, value in then.items():
+            if value != live.get(key):
+                yield f"{key}: {shown(value)}, now {shown(live.get(key))}"
+
+
+def _written(row: Run) -> Iterator[str]:
+    for out, md5 in outputs(row).items():
+        where = "" if out.startswith("metrics/") or is_here(out, md5) else "   not in DVC's cache here"
+        yield f"{out}  {md5}{where}"
+
+
+def _restoring(row: Run) -> Iterator[str]:
+    ways = ways_to(row)
+    for way in ways:
+        yield f"{' && '.join(way.commands)}   # {way.about}" if way.commands else f"# {way.about}"
+    if not ways:
+        yield "# no commit, no experiment and no lock is known that has it; the digests above name the files"
+
+
+def _lineage(client: MlflowClient, row: Run) -> Lineage:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = client.download_artifacts(row.info.run_id, "lineage.json", folder)
+            return json.loads(Path(path).read_text(encoding="utf-8"))
+        except (MlflowException, OSError, ValueError) as error:
+            raise UserError(f"{row.info.run_id}: its artifact lineage.json is missing or damaged") from error

@@ -1,0 +1,165 @@
+"""`gradtrail show`: what it prints is so, and the commands that it gives restore exactly the state."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from projects import Project, make_small_project
+
+from gradtrail.io.digests import digest
+
+LR, CLIP = "train.adamw.learning_rate", "train.clip_norm"
+OUTS = ("models/final.safetensors", "results/evaluate/words.txt", "results/gradients/words.txt")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose pipeline ran once, with its results committed."""
+    project = make_small_project(tmp_path_factory.mktemp("show") / "project")
+    project.dvc("repro")
+    commit(project, "results")
+    return project
+
+
+@pytest.fixture
+def project(finished: Project, tmp_path: Path) -> Project:
+    shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
+    return Project(tmp_path / "project")
+
+
+def commit(project: Project, message: str) -> None:
+    project.git("add", "-A")
+    project.git("commit", "-qm", message)
+
+
+def show(project: Project, *words: str, check: bool = True) -> str:
+    env = {"PYTHONPATH": str(project.folder / "src")}
+    return project.run(sys.executable, "-m", "gradtrail", "show", *words, env=env, check=check)
+
+
+def commands(told: str) -> list[str]:
+    """Return what a person would type, one line a way."""
+    lines = told.partition("restore it\n")[2].splitlines()
+    return [line.partition("#")[0].strip() for line in lines]
+
+
+def digests(project: Project) -> dict[str, str]:
+    return {out: digest(project.folder / out) for out in OUTS}
+
+
+def of_learning_rate(project: Project, value: str) -> dict[str, Any]:
+    (row,) = (row for row in project.rows_of("train") if row["params"][LR] == value)
+    return row
+
+
+def test_the_chain_goes_down_to_the_raw_data(project: Project) -> None:
+    row = project.rows_of("evaluate")[0]
+    told = show(project, row["id"])
+    assert told == show(project, row["tags"]["state"][:10]) == show(project, "results/evaluate/words.txt")
+    for path in ("results/evaluate/words.txt", "models/final.safetensors", "data/words.txt"):
+        assert f"{path}  {digest(project.folder / path)}" in told
+    for stage in ("evaluate", "train", "fetch"):
+        (made,) = project.rows_of(stage)
+        assert f"{stage}  state {made['tags']['state'][:12]}  run {made['id'][:12]}" in told
+    assert row["tags"]["mlflow.source.git.commit"] in told
+    assert "the working folder has it" in told
+    assert "differs from params.yaml" not in told
+
+
+def test_what_is_not_there_is_one_line(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("of nobody")
+    for what, said in (("nobody", "no row has this name"), (str(tmp_path / "other.txt"), "no row's state wrote")):
+        (line,) = show(project, what, check=False).splitlines()
+        assert said in line
+
+
+@pytest.mark.slow
+def test_of_several_rows_a_person_chooses(project: Project) -> None:
+    project.set(LR, 0.5)
+    project.dvc("repro")
+    ids = {row["id"] for row in project.rows_of("evaluate")}
+    listed = show(project, "evaluate final", check=False)
+    assert listed.startswith("evaluate final: 2 rows; which one?")
+    for line in listed.splitlines()[1:]:
+        told = project.run("sh", "-c", line.partition("   ")[0], env={"PYTHONPATH": str(project.folder / "src")})
+        assert {run for run in ids if run in told} == {run for run in ids if run[:12] in line}
+
+
+@pytest.mark.slow
+def test_a_commit_is_restored(project: Project) -> None:
+    before, row = digests(project), of_learning_rate(project, "0.005")
+    elsewhere = shutil.copy(project.folder / "models/final.safetensors", project.folder.parent / "a copy")
+    project.set(LR, 0.5)
+    project.dvc("repro")
+    commit(project, "another learning rate")
+    told = show(project, str(elsewhere))
+    assert f"{LR}: 0.005, now 0.5" in told
+    assert row["tags"]["state"] in told
+    (command,) = commands(told)
+    project.run("sh", "-c", command)
+    assert digests(project) == before
+    assert "the working folder has it" in show(project, row["id"])
+    assert project.ran(project.dvc("repro")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--temp",)])
+def test_an_experiment_is_restored(project: Project, options: tuple[str, ...]) -> None:
+    before = digests(project)
+    project.dvc("exp", "run", *options, "-S", f"{LR}=0.5", "--name", "higher")
+    project.git("checkout", "-q", ".")
+    project.dvc("checkout")
+    row = of_learning_rate(project, "0.5")
+    assert row["tags"]["dvc.exp_name"] == "higher"
+    assert row["tags"]["dvc.exp_baseline"] == project.git("rev-parse", "HEAD").strip()
+    for what in (row["tags"]["state"], row["id"][:8], "higher"):
+        assert commands(show(project, what)) == ["dvc exp apply higher"]
+    project.run("sh", "-c", "dvc exp apply higher")
+    assert digests(project)["models/final.safetensors"] == row["tags"]["output/models/final.safetensors"]
+    assert digests(project)["models/final.safetensors"] != before["models/final.safetensors"]
+    (project.folder / "mlflow.db").unlink()
+    project.sync()
+    made_again = of_learning_rate(project, "0.5")["tags"]
+    for tag in ("mlflow.source.git.commit", "git.dirty", "dvc.exp_name", "dvc.exp_baseline"):
+        assert tag in made_again
+    assert made_again["dvc.exp_baseline"] == row["tags"]["dvc.exp_baseline"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forget", [False, True])
+def test_what_no_lock_names_is_made_again(project: Project, *, forget: bool) -> None:
+    """From the commit and the change since, whether DVC's run-cache still knows of it or not."""
+    project.set(LR, 0.5)
+    source = project.folder / "src/gradtrail/core/third.py"
+    source.write_text(source.read_text().replace("third", "third of another kind"))
+    project.dvc("repro")
+    before, row = digests(project), project.rows_of("evaluate")[0]
+    assert row["tags"]["git.dirty"] == "true"
+    project.git("checkout", "-q", ".")
+    project.dvc("checkout")
+    assert digests(project) != before
+    if forget:
+        shutil.rmtree(project.folder / ".dvc/cache/runs")
+    (command,) = commands(show(project, row["tags"]["state"]))
+    assert "git apply mlruns/" in command
+    project.run("sh", "-c", command)
+    assert digests(project)["results/evaluate/words.txt"] == before["results/evaluate/words.txt"]
+    assert "another kind" in (project.folder / "results/evaluate/words.txt").read_text()
+    project.sync()
+    assert [each["id"] for each in project.rows_of("evaluate")].count(row["id"]) == 1
+    assert len(project.rows_of("evaluate")) == 2
+
+
+@pytest.mark.slow
+def test_a_row_made_again_says_whether_its_commit_has_what_it_was_made_with(project: Project) -> None:
+    (project.folder / "mlflow.db").unlink()
+    project.set(LR, 0.5)
+    project.dvc("repro")
+    project.git("add", "dvc.lock", "metrics")
+    project.git("commit", "-qm", "a lock without its params")
+    (project.folder / "mlflow.db").unlink()
+    project.sync()
+    assert of_learning_rate(project, "0.005")["tags"]["git.dirty"] == "false"
+    assert of_learning_rate(project, "0.5")["tags"]["git.dirty"] == "true"
