@@ -52,11 +52,12 @@ ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 results: env ## what came out of the recipes that were run, as the README's table
 	@$(BIN)/gradtrail results
 
-bench: env ## time and memory of each stage, training and per-example gradients beside their peers, checkpoints
+bench: env ## time and memory of each stage, training and per-example gradients beside their peers, checkpoints, tracking
 	@$(BIN)/python -m benchmarks.pipeline
 	@$(BIN)/python -m benchmarks.training
 	@$(BIN)/python -m benchmarks.per_example_gradients
 	@$(BIN)/python -m benchmarks.checkpoints
+	@$(BIN)/python -m benchmarks.tracking
 
 clean: ## remove the environment and all caches, but no results
 	@rm -rf $(VENV) .gradtrail .outs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

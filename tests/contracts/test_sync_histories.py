@@ -295,7 +295,7 @@ def test_a_row_says_what_was_changed_in_what_matters(project: Project) -> None:
 @slow
 def test_rows_hold_the_weights_where_params_ask_for_it(project: Project) -> None:
     weights = (project.folder / "models/final.safetensors").read_bytes()
-    project.set("runtime.log_weights", True)
+    project.set("runtime.copy_outs", True)
     (project.folder / "mlflow.db").unlink()
     shutil.rmtree(project.folder / "models")
     project.sync()

@@ -11,6 +11,9 @@ import pandas as pd
 import pytest
 from projects import Project, copy_project
 
+from gradtrail.io.digests import digest
+from gradtrail.io.states import read_pipeline
+
 STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile")
 
 
@@ -60,6 +63,19 @@ def test_figures_of_a_quick_training(project: Project) -> None:
     assert metrics_of(project, "preprocess")["noisy_labels"] > 0
     kept = sorted(path.name for path in (project.folder / "models/epochs").iterdir())
     assert kept == ["000.safetensors", "002.safetensors"]
+
+
+def test_rows_hold_what_is_looked_at_and_name_the_rest_by_digest(project: Project) -> None:
+    """What DVC's cache has anyhow, and nobody opens in a browser, is not stored twice."""
+    for stage in STAGES:
+        (row,) = project.rows_of(stage)
+        logged = {path.relative_to(row["artifacts"] / "results") for path in row["artifacts"].glob("results/**/*.*")}
+        folder = project.folder / "results" / stage
+        written = {path.relative_to(folder) for path in folder.glob("**/*.*")}
+        assert logged == {path for path in written if path.suffix != ".parquet"}
+        assert not list(row["artifacts"].rglob("*.safetensors"))
+        for out in read_pipeline(project.folder / "dvc.yaml")[stage].outs:
+            assert row["tags"][f"output/{out}"] == digest(project.folder / out)
 
 
 def test_every_example_has_its_scores(project: Project) -> None:

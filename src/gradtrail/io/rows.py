@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gradtrail.core.train_step import TrainState
 
 REBUILT = "rebuilt"
+_TABLE = ".parquet"  # of every example or step: nothing to be looked at in a browser
 _DATA, _WEIGHTS = "data/", "models/"  # where the outs lie that DVC's cache has, so that a row need not
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
@@ -68,14 +69,18 @@ class StoredRow:
             self._steps(metric.key).add(metric.step)
 
     def log_outs(self, stage: Identity) -> None:
-        """Log what the stage wrote, from the files; data and weights, which DVC's cache has, by their digests."""
+        """Log what the stage wrote, from the files.
+
+        Data, weights and parquet tables, which DVC's cache has, by their digests, unless `runtime.copy_outs` asks for
+        weights and tables.
+        """
         metrics = stage.read_metrics()
         points = _curves(stage, metrics)
         numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
-        self._log_results(stage.folder / "results" / stage.name)
+        self._log_results(stage.folder / "results" / stage.name, tables=stage.runtime.copy_outs)
         self._log_dataset(stage, metrics)
-        for out in stage.spec.outs if stage.runtime.log_weights else ():
+        for out in stage.spec.outs if stage.runtime.copy_outs else ():
             if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of every epoch stay with DVC
                 self.log_files(stage.folder / out, "models")
         tags = {f"output/{out}": found for out, found in stage.out_digests().items()}
@@ -114,14 +119,16 @@ class StoredRow:
             self._logged[name] = {metric.step for metric in history}
         return self._logged[name]
 
-    def _log_results(self, folder: Path) -> None:
-        if folder.is_dir():
-            self.client.log_artifacts(self.run_id, str(folder), "results")
-        tables = {f"tables/{table.stem}.json": pd.read_csv(table) for table in sorted(folder.glob("*.csv"))}
-        for path, table in tables.items():  # not `log_table`, which appends to what an earlier attempt logged
-            self.client.log_dict(self.run_id, json.loads(table.to_json(orient="split", index=False)), path)
-        if tables:
-            self.set_tags({_TABLES_TAG: json.dumps([{"path": path, "type": "table"} for path in tables])})
+    def _log_results(self, folder: Path, *, tables: bool) -> None:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and (tables or path.suffix != _TABLE):
+                under = Path("results") / path.parent.relative_to(folder)
+                self.client.log_artifact(self.run_id, str(path), under.as_posix())
+        shown = {f"tables/{table.stem}.json": pd.read_csv(table) for table in sorted(folder.glob("*.csv"))}
+        for place, table in shown.items():  # not `log_table`, which appends to what an earlier attempt logged
+            self.client.log_dict(self.run_id, json.loads(table.to_json(orient="split", index=False)), place)
+        if shown:
+            self.set_tags({_TABLES_TAG: json.dumps([{"path": place, "type": "table"} for place in shown])})
 
     def _log_dataset(self, stage: Stage, metrics: Mapping[str, Any]) -> None:
         source = json.dumps({"uri": "data/raw" if stage.name in _EXPERIMENTS else "data/processed"})
@@ -159,7 +166,7 @@ def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
 
 def is_referenced(stage: Stage, out: str) -> bool:
     """Whether a row has a file or folder by its digest alone."""
-    return out.startswith(_DATA) or (out.startswith(_WEIGHTS) and not stage.runtime.log_weights)
+    return out.startswith(_DATA) or (out.startswith(_WEIGHTS) and not stage.runtime.copy_outs)
 
 
 def close_dead_rows(client: MlflowClient, rows: Iterable[Run]) -> tuple[list[Run], list[Run]]:

@@ -21,7 +21,7 @@ class RuntimeConfig:
         trace: whether to record some training steps with JAX's profiler, as an artifact.
         tracking: whether to log to MLflow.
         system_metrics: whether to log the use of processor and memory.
-        log_weights: whether a row in MLflow holds the weights themselves, rather than their digests.
+        copy_outs: whether a row in MLflow holds weights and parquet tables themselves, rather than their digests.
         debug_nans: whether to stop at the first NaN, in the operation that made it.
         disable_jit: whether to run every operation by itself. Under both no outs are written, their bits being others.
         gpu_preallocate: whether JAX takes most of a GPU's memory at once.
@@ -38,7 +38,7 @@ class RuntimeConfig:
     trace: bool
     tracking: bool
     system_metrics: bool
-    log_weights: bool
+    copy_outs: bool
     debug_nans: bool
     disable_jit: bool
     gpu_preallocate: bool

@@ -1,0 +1,175 @@
+"""What MLflow costs: seconds and bytes of each stage's row, and seconds of a sync over many states.
+
+    python -m benchmarks.tracking [--rounds 5] [--states 50] [--json FILE]
+
+Works in a clone of this repository in a temporary folder, on the results that DVC's cache has (run `dvc repro` first).
+Every stage runs by hand, with tracking and without in turn, into a store that has no row; the first pair warms up.
+Then as many commits are made as there are states to be, each with another seed of the training in its `dvc.lock` and
+the same outs, and a store without rows is brought up to date.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from ruamel.yaml import YAML
+
+from gradtrail.io.dvc_cache import cache_folder
+from gradtrail.io.states import read_pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCost:
+    """Of one stage's row.
+
+    Attributes:
+        seconds: of the stage without tracking.
+        added_seconds: by tracking.
+        database_bytes: in `mlflow.db`.
+        artifact_bytes: in `mlruns/`.
+    """
+
+    seconds: float
+    added_seconds: float
+    database_bytes: int
+    artifact_bytes: int
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A clone of the repository, and the commands that a person would type in it."""
+
+    folder: Path
+
+    def run(self, *command: str) -> float:
+        """Run a command in it; return the seconds that it took."""
+        env = os.environ | {"PYTHONPATH": str(self.folder / "src")}
+        started = time.perf_counter()
+        done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+        return time.perf_counter() - started
+
+    def python(self, *arguments: str) -> float:
+        """Run this interpreter in it."""
+        return self.run(sys.executable, *arguments)
+
+    def set_tracking(self, *, on: bool) -> None:
+        """Switch tracking in its `params.yaml`."""
+        path = self.folder / "params.yaml"
+        path.write_text(re.sub(r"(?m)^  tracking: \w+", f"  tracking: {str(on).lower()}", path.read_text()))
+
+    def empty_store(self) -> int:
+        """Bring back the store without rows; return the size of its database."""
+        database, kept = self.folder / "mlflow.db", self.folder / ".gradtrail" / "empty.db"
+        if not kept.exists():
+            self.python("-c", "from gradtrail.io.store import open_store; open_store()")
+            shutil.copy(database, kept)
+        shutil.copy(kept, database)
+        for row in (self.folder / "mlruns").glob("*/"):
+            shutil.rmtree(row)
+        (self.folder / ".gradtrail" / "synced.json").unlink(missing_ok=True)
+        return database.stat().st_size
+
+
+def make_clone(folder: Path) -> Clone:
+    """Clone the repository, with what its `dvc.lock` names."""
+    clone = Clone(folder)
+    subprocess.run(["git", "clone", "-q", ".", str(folder)], check=True)
+    shutil.copy("dvc.lock", folder)
+    clone.python("-m", "dvc", "config", "--local", "cache.dir", str(cache_folder()))
+    clone.python("-m", "dvc", "checkout")
+    shutil.copytree("metrics", folder / "metrics", dirs_exist_ok=True)
+    (folder / ".gradtrail").mkdir(exist_ok=True)
+    return clone
+
+
+def measure_row(clone: Clone, stage: str, rounds: int) -> RowCost:
+    """Run a stage with tracking and without, in turn."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(rounds + 1):
+        for on in (True, False):
+            clone.set_tracking(on=on)
+            empty = clone.empty_store()
+            took = clone.python("-m", f"pipeline.{stage}")
+            if number:
+                seconds[on].append(took)
+            if on:
+                database = (clone.folder / "mlflow.db").stat().st_size - empty
+                artifacts = sum(path.stat().st_size for path in (clone.folder / "mlruns").rglob("*") if path.is_file())
+    without = statistics.median(seconds[False])
+    added = statistics.median(on - off for on, off in zip(seconds[True], seconds[False], strict=True))
+    return RowCost(seconds=without, added_seconds=added, database_bytes=database, artifact_bytes=artifacts)
+
+
+def measure_sync(clone: Clone, num_states: int) -> dict[str, float]:
+    """Commit locks with other seeds; bring an empty store up to date, again with nothing to do, and with one more."""
+    clone.set_tracking(on=True)
+    yaml = YAML()
+    path = clone.folder / "dvc.lock"
+    lock = yaml.load(path)
+
+    def commit(seed: int) -> None:
+        lock["stages"]["train"]["params"]["params.yaml"]["train"]["seed"] = seed
+        yaml.dump(lock, path)
+        clone.run("git", "add", "-f", "dvc.lock", "metrics")
+        clone.run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", f"seed {seed}")
+
+    for seed in range(1000, 1000 + num_states):
+        commit(seed)
+    clone.empty_store()
+    sync = ("-m", "gradtrail", "sync")
+    found = {"all": clone.python(*sync)}
+    found["nothing"] = statistics.median(clone.python(*sync) for _ in range(5))
+    commit(1000 + num_states)
+    found["one"] = clone.python(*sync)
+    return found
+
+
+def show(rows: dict[str, RowCost], syncs: dict[str, float], num_states: int) -> None:
+    """Print the tables."""
+    table = Table(title="a stage's row")
+    table.add_column("stage")
+    for title in ("without, s", "tracking adds, s", "share", "mlflow.db, KiB", "mlruns/, KiB"):
+        table.add_column(title, justify="right")
+    for stage, cost in rows.items():
+        share = f"{cost.added_seconds / cost.seconds:.0%}"
+        sizes = (f"{size / 1024:,.0f}" for size in (cost.database_bytes, cost.artifact_bytes))
+        table.add_row(stage, f"{cost.seconds:.1f}", f"{cost.added_seconds:.2f}", share, *sizes)
+    Console().print(table)
+    table = Table(title=f"sync over {num_states} commits, each with another training")
+    for title in ("all rows to make, s", "nothing to do, s", "one more, s"):
+        table.add_column(title, justify="right")
+    table.add_row(f"{syncs['all']:.1f}", f"{syncs['nothing']:.2f}", f"{syncs['one']:.1f}")
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--states", type=int, default=50)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        clone = make_clone(Path(folder).resolve() / "clone")
+        rows = {stage: measure_row(clone, stage, options.rounds) for stage in read_pipeline()}
+        syncs = measure_sync(clone, options.states)
+    show(rows, syncs, options.states)
+    if options.json:
+        content = {"rows": {stage: vars(cost) for stage, cost in rows.items()}, "sync": syncs}
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
