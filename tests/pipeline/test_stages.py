@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,42 @@ def test_by_hand_without_tracking_or_cache_and_with_another_cadence_the_bytes_ar
     assert "up to date" in project.dvc("status")
     assert len(project.rows()) == rows
     assert all(path.suffix == ".lock" for path in (project.folder / ".outs").iterdir())
+
+
+@pytest.mark.slow
+def test_the_main_histories(project: Project, tmp_path: Path) -> None:
+    """What tests/contracts tries on a small pipeline, once with the real stages: each state has one row."""
+    shutil.copytree(project.folder, tmp_path / "project", symlinks=True)
+    copy = Project(tmp_path / "project")
+    copy.git("add", "-A")
+    copy.git("commit", "-qm", "results")
+    bins = "evaluate.calibration_bins"
+    first = dict.fromkeys(STAGES, 1)
+    assert count(copy) == first
+    copy.set(bins, 7)
+    assert copy.ran(copy.dvc("repro")) == ["evaluate"]
+    assert count(copy) == first | {"evaluate": 2}
+    copy.set("train.clip_norm", 0.5)
+    assert copy.ran(copy.dvc("repro")) == ["train", "evaluate", "gradients", "profile"]
+    all_rows = first | {"train": 2, "evaluate": 3, "gradients": 2, "profile": 2}
+    assert count(copy) == all_rows
+    copy.git("checkout", "-q", "params.yaml")
+    assert copy.ran(copy.dvc("repro")) == []
+    copy.dvc("exp", "run", "--temp", "-S", f"{bins}=7", "-S", "train.clip_norm=0.5")
+    copy.dvc("repro", "--force", "--single-item", "evaluate")
+    assert count(copy) == all_rows
+    before = {row["tags"]["state"]: row["metrics"] for row in copy.rows()}
+    (copy.folder / "mlflow.db").unlink()
+    assert count(copy) == all_rows
+    for row in copy.rows():  # with all figures but those of the clock, and of what compiling took
+        assert row["metrics"].items() <= before[row["tags"]["state"]].items()
+        assert row["tags"]["stage"] != "train" or "eval/accuracy" in row["metrics"]
+
+
+def count(project: Project) -> dict[str, int]:
+    """Bring the store up to date; return how many rows each stage has, and assert that all are whole."""
+    project.sync()
+    rows = project.rows()
+    assert {row["status"] for row in rows} == {"FINISHED"}
+    assert len({row["tags"]["state"] for row in rows}) == len(rows)
+    return dict(Counter(row["tags"]["stage"] for row in rows))

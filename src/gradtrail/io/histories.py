@@ -19,13 +19,17 @@ from gradtrail.io.curves import Curves, curves
 from gradtrail.io.datasets import DatasetInfo
 from gradtrail.io.weights import WeightsInfo, write_weights
 
+_DIGITS = "%.9g"
 WINDOWS = 20  # parts of a training over which the noise scale is averaged
 
 
 def epoch_table(epochs: Sequence[EpochRecord]) -> pd.DataFrame:
-    """Return a row for each epoch."""
+    """Return a row for each epoch, as `epochs.csv` has it: figures of 9 digits."""
     columns = [field.name for field in dataclasses.fields(EpochRecord)]
-    return pd.DataFrame([dataclasses.asdict(record) for record in epochs], columns=columns)
+    records = (dataclasses.asdict(record) for record in epochs)
+    return pd.DataFrame(
+        [{key: _rounded(value) for key, value in record.items()} for record in records], columns=columns
+    )
 
 
 def step_table(steps: Sequence[StepRecord], *, before: int = 0) -> pd.DataFrame:
@@ -62,7 +66,7 @@ def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " exa
 def write_tables(folder: Path, history: History, example_id: Int[np.ndarray, " examples"]) -> None:
     """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet`; `example_id` of the split."""
     folder.mkdir(parents=True, exist_ok=True)
-    epoch_table(history.epochs).to_csv(folder / "epochs.csv", index=False, float_format="%.9g")
+    epoch_table(history.epochs).to_csv(folder / "epochs.csv", index=False, float_format=_DIGITS)
     parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)
     step_table(history.steps).to_parquet(folder / "steps.parquet", index=False)
     if history.dynamics is not None:
@@ -139,3 +143,7 @@ def _measure_scaling(steps: Sequence[StepRecord]) -> dict[str, float]:
         return {}
     skipped = sum(int(np.sum(part.skipped)) for part in steps if part.skipped is not None)
     return {"skipped_steps": skipped, "loss_scale": float(steps[-1].loss_scale[-1])}
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(_DIGITS % value)
