@@ -15,7 +15,7 @@ Curves = dict[str, dict[int, float]]
 
 def read_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read the tables of epochs and of steps."""
-    return pd.read_csv(folder / "epochs.csv", float_precision="round_trip"), pd.read_parquet(folder / "steps.parquet")
+    return pd.read_csv(folder / "epochs.csv"), pd.read_parquet(folder / "steps.parquet")
 
 
 def curves(epochs: pd.DataFrame, steps: pd.DataFrame, planned_steps: int) -> Curves:
