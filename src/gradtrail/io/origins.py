@@ -1,13 +1,16 @@
 """Of which commit and experiment a state is that was not just made, but found."""
 
-import dataclasses
+import hashlib
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from gradtrail.io.errors import UserError
 from gradtrail.io.git import blobs, git
 from gradtrail.io.identity import Identity
-from gradtrail.io.states import live_entry
+from gradtrail.io.params import read_yaml
+from gradtrail.io.snapshots import remembered
+from gradtrail.io.states import values_of
 
 
 def origin_of(stage: Identity) -> dict[str, str]:
@@ -25,22 +28,30 @@ def origin_of(stage: Identity) -> dict[str, str]:
 
 def commit_has(stage: Identity, commit: str) -> bool:
     """Whether a commit has the code and the params that a state, and all before it, was made with."""
-    specs = {name: stage.pipeline[name] for name in stage.lineage}
-    code = {name: tuple(dep for dep in spec.deps if dep.endswith(".py")) for name, spec in specs.items()}
-    wanted = {path for name, spec in specs.items() for path in (*code[name], *spec.params)}
-    if any(Path(path).is_absolute() or ".." in Path(path).parts for path in wanted):
+    entries = [stage.entry(name) for name in stage.lineage]
+    code = {dep: md5 for entry in entries for dep, md5 in entry.deps.items() if dep.endswith(".py")}
+    found = blobs(commit, {*code, *(file for entry in entries for file in entry.params)})
+    if any(dep not in found or _md5(found[dep]) != md5 for dep, md5 in code.items()):
         return False
-    with tempfile.TemporaryDirectory() as place:
-        for path, content in blobs(commit, sorted(wanted)).items():
-            target = Path(place) / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-        try:
-            found = {n: live_entry(dataclasses.replace(spec, deps=code[n]), Path(place)) for n, spec in specs.items()}
-        except (UserError, OSError):
-            return False
-    entries = {name: stage.entry(name) for name in specs}
-    return all(
-        found[name].params == entry.params and found[name].code_digest == entry.code_digest
-        for name, entry in entries.items()
-    )
+    try:
+        return all(
+            values_of(_parsed(found[file]), tuple(then), file) == then
+            for entry in entries
+            for file, then in entry.params.items()
+        )
+    except (UserError, KeyError, TypeError):  # no such file in the commit, or none of params
+        return False
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    def parse() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "params.yaml"
+            path.write_bytes(content)
+            return read_yaml(path)
+
+    return remembered(hashlib.sha256(content).hexdigest(), parse)
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()

@@ -173,6 +173,20 @@ def entry_key(stage: str, entry: Entry) -> str:
     return _sha256_of({"stage": stage, "cmd": entry.cmd, "params": entry.params, "deps": entry.deps})
 
 
+def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> dict[str, Any]:
+    """Return the values of dotted keys in a params file's content; raise UserError where one is missing.
+
+    Args:
+        content: of the file.
+        keys: such as `train` or `train.seed`.
+        name: of the file.
+    """
+    try:
+        return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{name}: a key of {', '.join(keys)} is missing ({one_line(error)})") from None
+
+
 def holds(out: str, dep: str) -> bool:
     """Whether a dep is an out, or lies in it."""
     return dep == out or dep.startswith(f"{out}/")
@@ -199,8 +213,4 @@ def _stage_spec(stage: Mapping[str, Any]) -> StageSpec:
 
 def _values(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
     """Look up dotted keys in a params file."""
-    content = read_yaml(path)
-    try:
-        return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: a key of {', '.join(keys)} is missing ({one_line(error)})") from None
+    return values_of(read_yaml(path), keys, str(path))
