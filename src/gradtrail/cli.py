@@ -26,6 +26,8 @@ def main() -> None:
     gate.add_argument("--accept", action="store_true", help="accept what they cost now")
     commands.add_parser("results", help="what came out of the recipes that were run, as a table in Markdown")
     commands.add_parser("sync", help="give every state, of all commits and experiments, its row in MLflow")
+    collect = commands.add_parser("gc", help="show, then remove, rows, artifacts and files that no state refers to")
+    collect.add_argument("--yes", action="store_true", help="remove without asking")
     commands.add_parser("versions", help="record the installed packages in versions.yaml")
     arguments, rest = parser.parse_known_args()
     if rest and arguments.command != "repro":
@@ -55,14 +57,24 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         case "recipes":
             for name, recipe in recipes.read_recipes().items():
                 print(f"{name}: {recipe.about}\n    {shlex.join(recipes.command(recipe))}")
-        case "results":
-            print(recipes.as_markdown(_with_store(recipes.collect_results)))
-        case "sync":
-            print(_with_store(synchronization.sync).describe())
+        case "results" | "sync" | "gc":
+            _with_store(lambda: _run_on_store(arguments))
         case "versions":
             for package, version in write_installed_versions().items():
                 print(f"{package} {version}")
     return 0
+
+
+def _run_on_store(arguments: argparse.Namespace) -> None:
+    match arguments.command:
+        case "results":
+            print(recipes.as_markdown(recipes.collect_results()))
+        case "sync":
+            print(synchronization.sync().describe())
+        case "gc":
+            from gradtrail.io.garbage import collect_garbage  # late: the other commands do not need it
+
+            collect_garbage(yes=arguments.yes)
 
 
 def _seeds(text: str) -> list[int]:
