@@ -5,6 +5,7 @@ the run-cache whose files DVC's cache still has; so after a `gradtrail gc` a `gr
 DVC's cache itself is `dvc gc`'s to clean, and compiled functions stay.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -121,7 +122,9 @@ def _as_table(found: list[Garbage]) -> Table:
 
 def _agrees() -> bool:
     """Ask, where there is somebody to ask."""
-    return _is_terminal() and input("Remove all this? [y/N] ").strip().lower() in ("y", "yes")
+    with contextlib.suppress(EOFError):
+        return _is_terminal() and input("Remove all this? [y/N] ").strip().lower() in ("y", "yes")
+    return False
 
 
 def _is_terminal() -> bool:

@@ -20,7 +20,7 @@ from mlflow.tracking import _get_store
 
 from gradtrail.io.catching_up import DUPLICATE
 from gradtrail.io.garbage_files import PREFIX, Garbage, size_of
-from gradtrail.io.moved_store import local_path
+from gradtrail.io.moved_store import SQLITE, local_path
 from gradtrail.io.recorded_states import Recorded, entry_of, last_stage, sound_stages
 from gradtrail.io.row_labels import is_alive, is_of_this_host
 from gradtrail.io.row_search import RowIndex, deleted_rows, find_standing, is_whole
@@ -109,7 +109,11 @@ def ownerless_artifacts() -> Iterator[Garbage]:
 def shrink(database: Path) -> int:
     """Return the room of what was removed to the system; return how many bytes, none while others use the database."""
     before = database.stat().st_size
-    with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(database)) as store:
+    with (
+        store_lock(f"{SQLITE}{database}"),
+        contextlib.suppress(sqlite3.OperationalError),
+        contextlib.closing(sqlite3.connect(database)) as store,
+    ):
         store.execute("vacuum")
     return before - database.stat().st_size
 
