@@ -46,6 +46,8 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     shown = add(_show, "what a row is made of, down to the raw data, what it wrote, and how its files come back")
     shown.add_argument("what", help="a row's id or name, a state, an experiment of DVC, or a file")
     add(_sync, "give every state, of all commits and experiments, its row in MLflow")
+    collect = add(_gc, "show, then remove, rows, artifacts and files that no state refers to")
+    collect.add_argument("--yes", action="store_true", help="remove without asking")
     ready = add(_recipes, "list the experiments of recipes.yaml, or run one")
     ready.add_argument("name", nargs="?")
     ready.add_argument("--seeds", default="0", help="of the training, such as 0,1,2")
@@ -69,6 +71,13 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _sync(_: argparse.Namespace) -> int:
     print(_with_store(synchronization.sync).describe())
+    return 0
+
+
+def _gc(arguments: argparse.Namespace) -> int:
+    from gradtrail.io.garbage import collect_garbage
+
+    _with_store(lambda: collect_garbage(yes=arguments.yes))
     return 0
 
 

@@ -24,7 +24,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture
 def project(finished: Project, tmp_path: Path) -> Project:
-    """A copy of it, for a test to change. The store comes along; its rows point to artifacts of the original."""
+    """A copy of it, for a test to change. The store comes along, and is led to the copy by what first opens it."""
     shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
     return Project(tmp_path / "project")
 

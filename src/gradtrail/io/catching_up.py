@@ -15,17 +15,16 @@ from mlflow.entities import Run
 from gradtrail.io.dvc_cache import is_here, restore
 from gradtrail.io.identity import Identity
 from gradtrail.io.origins import origin_of
+from gradtrail.io.recorded_states import entry_of, recorded_snapshots, sound_stages
 from gradtrail.io.row_labels import CHILDREN, is_of_this_host
-from gradtrail.io.row_search import RowIndex, find_alike, find_row, find_twin, is_whole
+from gradtrail.io.row_search import RowIndex, find_row, find_standing, is_whole
 from gradtrail.io.rows import REBUILT, StoredRow, close_dead_rows, is_referenced, open_row
-from gradtrail.io.run_cache import run_cache_snapshots
-from gradtrail.io.snapshots import Snapshot, committed_snapshots, working_snapshot
-from gradtrail.io.states import entry_key
+from gradtrail.io.snapshots import Snapshot
 from gradtrail.io.store import open_store
 from gradtrail.io.sync_report import SyncReport
 from gradtrail.io.ties import PARENT, copy_headlines, has_headlines
 
-_DUPLICATE = "duplicate_of"
+DUPLICATE = "duplicate_of"
 
 
 def catch_up() -> tuple[SyncReport, list[str] | None]:
@@ -40,13 +39,11 @@ def catch_up() -> tuple[SyncReport, list[str] | None]:
     dead, still_open = close_dead_rows(client, index.rows())
     index.refresh(row.info.run_id for row in dead)
     num_duplicates = _remove_duplicates(client, index)
-    committed, num_unreadable = committed_snapshots()
-    snapshots = [*committed, *([working] if (working := working_snapshot()) else [])]
+    recorded = recorded_snapshots()
     found = States(client, index)
-    trainings = [found.settle(snapshot) for snapshot in snapshots]
+    trainings = [found.settle(snapshot) for snapshot in recorded.snapshots]
     absent = found.absent  # of the run-cache's, those that can be made: it may remember what was thrown away
-    pipelines = [snapshot.pipeline for snapshot in reversed(snapshots)]
-    only_ran = [found.settle(snapshot) for snapshot in run_cache_snapshots(pipelines, found.is_known)]
+    only_ran = [found.settle(snapshot) for snapshot in recorded.only_ran(found.is_known)]
     found.hang_children()
     found.show_headlines(trainings, only_ran)
     elsewhere = [row for row in still_open if not is_of_this_host(row.data.tags)]
@@ -54,7 +51,7 @@ def catch_up() -> tuple[SyncReport, list[str] | None]:
         present=len({*found.run_ids.values()}) - len(found.rebuilt),
         rebuilt=dict(Counter(found.rebuilt.values())),
         absent=len(absent - found.run_ids.keys()),
-        unreadable=num_unreadable + len(found.unreadable),
+        unreadable=recorded.num_unreadable + len(found.unreadable),
         killed=len(dead),
         duplicates=num_duplicates,
         elsewhere=len(elsewhere),
@@ -96,13 +93,10 @@ class States:
             Stage → its row.
         """
         found = {}
-        for name in snapshot.pipeline:
-            stage = Identity(name, from_lock=True, snapshot=snapshot)
-            if not stage.is_sound:
-                continue
-            self._entries.add(entry_key(name, stage.entry(name)))
+        for stage in sound_stages(snapshot):
+            self._entries.add(entry_of(stage))
             if run_id := self._run_id(stage):
-                found[name] = self.run_ids[stage.state] = run_id
+                found[stage.name] = self.run_ids[stage.state] = run_id
         return found
 
     def hang_children(self) -> None:
@@ -134,10 +128,7 @@ class States:
     def _run_id(self, stage: Identity) -> str | None:
         if stage.state in self.run_ids:
             return self.run_ids[stage.state]
-        row = next((row for row in self._index({"state": stage.state}) if is_whole(row)), None)
-        row = row or find_twin(self._index, stage)
-        if row is None and stage.snapshot and stage.snapshot.commit:
-            row = find_alike(self._index, stage)
+        row = find_standing(self._index, stage)
         return row.info.run_id if row else self._rebuild(stage)
 
     def _rebuild(self, stage: Identity) -> str | None:
@@ -198,7 +189,7 @@ def _remove_duplicates(client: MlflowClient, index: RowIndex) -> int:
         kept = next((row for row in rows if row.info.status == "FINISHED"), rows[0])
         for row in rows:
             if row is not kept and row.info.status != "RUNNING":
-                client.set_tag(row.info.run_id, _DUPLICATE, kept.info.run_id)
+                client.set_tag(row.info.run_id, DUPLICATE, kept.info.run_id)
                 client.delete_run(row.info.run_id)
                 index.drop(row.info.run_id)
                 removed += 1

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Run, ViewType
 
 from gradtrail.io.identity import Identity
 from gradtrail.io.row_labels import CHILDREN, flat_params, input_tags, is_alive, shown, stage_params
@@ -75,6 +75,11 @@ class RowIndex:
         del self._rows[run_id]
 
 
+def deleted_rows(client: MlflowClient) -> list[Run]:
+    """Return the rows that were deleted, which MLflow keeps until they are purged."""
+    return list(_search(client, "", ViewType.DELETED_ONLY))
+
+
 def find_row(client: MlflowClient, **tags: str) -> Run | None:
     """Return the newest row that carries all these tags."""
     rows = StoredRows(client)(tags)
@@ -104,17 +109,27 @@ def find_alike(find: Find, stage: Identity) -> Run | None:
     return next((row for row in find(tags, finished=True) if row.data.params == params), None)
 
 
+def find_standing(find: Find, stage: Identity) -> Run | None:
+    """Return the row that stands for the state of a snapshot's stage, if there is one: its own, or another's.
+
+    Another's: a twin, or, of a commit's state, one that differs in code alone.
+    """
+    row = next((row for row in find({"state": stage.state}) if is_whole(row)), None) or find_twin(find, stage)
+    is_committed = stage.snapshot is not None and stage.snapshot.commit != ""
+    return row or (find_alike(find, stage) if is_committed else None)
+
+
 def is_whole(row: Run) -> bool:
     """Whether a row is finished, or a process of this host is still at work on it."""
     return row.info.status == "FINISHED" or (row.info.status == "RUNNING" and is_alive(row.data.tags))
 
 
-def _search(client: MlflowClient, condition: str) -> Iterator[Run]:
+def _search(client: MlflowClient, condition: str, view: int = ViewType.ACTIVE_ONLY) -> Iterator[Run]:
     experiments = [experiment_id(client, name) for name in _EXPERIMENTS]
     token: str | None = None
     while True:
         order = ["attributes.start_time DESC"]
-        page = client.search_runs(experiments, condition, max_results=_PAGE, order_by=order, page_token=token)
+        page = client.search_runs(experiments, condition, view, max_results=_PAGE, order_by=order, page_token=token)
         yield from page
         if not (token := page.token):
             return

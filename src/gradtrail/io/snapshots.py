@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,14 @@ class Snapshot:
         lock: what the lock says of each, as it stands there.
         commit: the first one that has them; empty where none has.
         experiment: DVC's, if it is one.
+        key: that it is remembered by; empty where it is not.
     """
 
     pipeline: dict[str, StageSpec]
     lock: dict[str, Any]
     commit: str = ""
     experiment: Experiment | None = None
+    key: str = ""
 
     @property
     def tags(self) -> dict[str, str]:
@@ -101,13 +103,23 @@ def committed_snapshots() -> tuple[list[Snapshot], int]:
 
 def remembered(key: str, make: Callable[[], Any]) -> Any:
     """Return what `make` makes of a content with this key: from the last time, as reading YAML is slow."""
-    path = private_folder() / "parsed" / f"{key}-{_FORM}.json"
+    path = _parsed_folder() / f"{key}-{_FORM}.json"
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
     made = make()
     with atomic_file(path) as beside:
         beside.write_text(json.dumps(made))
     return made
+
+
+def needless(keys: Iterable[str]) -> list[Path]:
+    """Return the files of all that is remembered by other keys than these."""
+    needed = {f"{key}-{_FORM}.json" for key in keys}
+    return sorted(path for path in _parsed_folder().glob("*.json") if path.name not in needed)
+
+
+def _parsed_folder() -> Path:
+    return private_folder() / "parsed"
 
 
 def _of_commit(commit: str, pipeline: str, lock: str) -> Snapshot | None:
@@ -126,8 +138,9 @@ def _of_commit(commit: str, pipeline: str, lock: str) -> Snapshot | None:
 
 def _parsed(pipeline: str, lock: str, parse: Callable[[], dict[str, Any]]) -> Snapshot:
     """Return the snapshot of two contents with these ids."""
-    content = remembered(f"{pipeline}-{lock}", parse)
-    return Snapshot(pipeline={name: _spec(**spec) for name, spec in content["pipeline"].items()}, lock=content["lock"])
+    content = remembered(key := f"{pipeline}-{lock}", parse)
+    specs = {name: _spec(**spec) for name, spec in content["pipeline"].items()}
+    return Snapshot(pipeline=specs, lock=content["lock"], key=key)
 
 
 def _parse(pipeline: Path, lock: Path) -> dict[str, Any]:

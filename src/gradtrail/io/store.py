@@ -1,21 +1,20 @@
 """MLflow's store: `mlflow.db` and `mlruns/` in the repository's root, or what `MLFLOW_TRACKING_URI` names.
 
 MLflow's own defaults, so that a bare `mlflow ui` in the root shows everything. Created once, under a lock: two
-processes that create the database at the same time crash.
+processes that create the database at the same time crash. Artifacts lie in `mlruns/` beside the database.
 """
 
 import contextlib
-import functools
 import logging
 import os
 import sqlite3
-import sys
 from pathlib import Path
 
 from filelock import FileLock
 
 from gradtrail.io.errors import UserError
 from gradtrail.io.files import atomic_file
+from gradtrail.io.moved_store import SQLITE, is_moved, lead_here
 from gradtrail.io.workspace import private_folder, root
 
 # Unless the person says otherwise, MLflow neither phones home nor waits minutes for a dead server, nor shows a bar for
@@ -32,7 +31,6 @@ from mlflow.exceptions import MlflowException
 
 logging.getLogger("mlflow.store").setLevel(logging.CRITICAL)  # its faults reach us as exceptions, and are told once
 
-_SQLITE = "sqlite:///"
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows
 _EXPERIMENT_TAGS = {
     "data": _KIND | {"mlflow.note.content": "One row for each state of the data: fetched, and split."},
@@ -42,10 +40,13 @@ _EXPERIMENT_TAGS = {
 
 
 def open_store() -> MlflowClient:
-    """Return a client of the store, which is created if need be."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root() / 'mlflow.db'}"
-    if uri.startswith(_SQLITE):
+    """Return a client of the store, which is created if need be, and led here if it was moved or copied."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root() / 'mlflow.db'}"
+    if uri.startswith(SQLITE):
         _create_database(uri)
+    if is_moved(uri):
+        with store_lock(uri):
+            lead_here(uri)
     mlflow.set_tracking_uri(uri)
     return MlflowClient(uri)
 
@@ -55,29 +56,23 @@ def store_lock(uri: str) -> FileLock:
 
     One object a file in a process, so that who holds it may take it again.
     """
-    path = Path(uri.removeprefix(_SQLITE))
-    file = path.with_name(f".{path.name}.lock") if uri.startswith(_SQLITE) else private_folder() / "store.lock"
+    path = Path(uri.removeprefix(SQLITE))
+    file = path.with_name(f".{path.name}.lock") if uri.startswith(SQLITE) else private_folder() / "store.lock"
     return FileLock(file, is_singleton=True)
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
-    """Return the id of an experiment, which is created if need be, with its artifacts in the root's `mlruns/`."""
-    location = (root() / "mlruns").as_uri() if client.tracking_uri.startswith(_SQLITE) else None
+    """Return the id of an experiment, which is created if need be, with its artifacts beside the database."""
     found = client.get_experiment_by_name(name)
     if found is None:
         with store_lock(client.tracking_uri):
-            found = client.get_experiment_by_name(name) or _create_experiment(client, name, location)
-    if location not in (None, found.artifact_location):
-        _warn_of_move(found.artifact_location)
+            found = client.get_experiment_by_name(name) or _create_experiment(client, name)
     return str(found.experiment_id)
 
 
-@functools.cache
-def _warn_of_move(location: str) -> None:
-    print(f"warning: this project was moved or copied; MLflow still keeps its artifacts in {location}", file=sys.stderr)
-
-
-def _create_experiment(client: MlflowClient, name: str, location: str | None) -> Experiment:
+def _create_experiment(client: MlflowClient, name: str) -> Experiment:
+    uri = client.tracking_uri
+    location = _artifact_folder(uri).as_uri() if uri.startswith(SQLITE) else None
     # A clone on another machine that shares the server may be faster.
     with contextlib.suppress(MlflowException):
         client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name])
@@ -89,7 +84,7 @@ def _create_experiment(client: MlflowClient, name: str, location: str | None) ->
 
 def _create_database(uri: str) -> None:
     """Make the database beside its place and rename it: nobody meets one that is half made."""
-    path = Path(uri.removeprefix(_SQLITE))
+    path = Path(uri.removeprefix(SQLITE))
     if _is_complete(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +94,12 @@ def _create_database(uri: str) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
         with atomic_file(path) as beside:
-            SqlAlchemyStore(f"{_SQLITE}{beside}", str(root() / "mlruns")).engine.dispose()
+            SqlAlchemyStore(f"{SQLITE}{beside}", str(_artifact_folder(uri))).engine.dispose()
+
+
+def _artifact_folder(uri: str) -> Path:
+    """Return the folder of the artifacts: beside the database, as several clones may share one."""
+    return Path(uri.removeprefix(SQLITE)).resolve().parent / "mlruns"
 
 
 def _is_complete(path: Path) -> bool:

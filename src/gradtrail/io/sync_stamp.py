@@ -1,8 +1,8 @@
 """Whether anything has changed since the last sync: told in a moment, without MLflow and without DVC.
 
 What a sync looks at is written down in one digest: pipeline and lock of the working folder, commits and experiments,
-what DVC's cache has, the store's database and which of its rows are open. Of a server nothing can be told so: it is
-always asked.
+what DVC's cache has, the store's database and which of its rows are open. A store that was moved counts as changed
+until it is led to its new place. Of a server nothing can be told so: it is always asked.
 """
 
 import contextlib
@@ -17,33 +17,33 @@ from typing import Any
 from gradtrail.io.dvc_cache import file_folder
 from gradtrail.io.files import atomic_file
 from gradtrail.io.git import git
+from gradtrail.io.moved_store import SQLITE, is_moved
 from gradtrail.io.run_cache import entry_files
 from gradtrail.io.snapshots import find_experiments
 from gradtrail.io.workspace import private_folder, root, working_folder
-
-_SQLITE = "sqlite:///"
 
 
 class Stamp:
     """What a sync looks at beside the store, as it is when this is made: what changes later is for the next one."""
 
     def __init__(self) -> None:
-        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{root() / 'mlflow.db'}"
+        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root() / 'mlflow.db'}"
         self._sources = list(_sources())
 
     def read(self) -> dict[str, Any] | None:
         """Return what the last sync reported, if nothing has changed since."""
-        if not self._uri.startswith(_SQLITE):
+        if not self._uri.startswith(SQLITE):
             return None
         try:
             last = json.loads(_place().read_bytes())
-            return last["report"] if last["key"] == self._key(_open_rows(self._uri)) else None
+            is_same = last["key"] == self._key(_open_rows(self._uri)) and not is_moved(self._uri)
+            return last["report"] if is_same else None
         except (OSError, ValueError, KeyError, TypeError, sqlite3.Error):
             return None
 
     def write(self, report: dict[str, Any], open_rows: Iterable[str]) -> None:
         """Note what a sync reports, and which rows it leaves open because they are not of this host."""
-        if self._uri.startswith(_SQLITE):
+        if self._uri.startswith(SQLITE):
             with atomic_file(_place()) as beside:
                 beside.write_text(json.dumps({"key": self._key(open_rows), "report": report}))
 
@@ -52,7 +52,7 @@ class Stamp:
         _place().unlink(missing_ok=True)
 
     def _key(self, open_rows: Iterable[str]) -> str:
-        files = [Path(f"{self._uri.removeprefix(_SQLITE)}{ending}") for ending in ("", "-wal")]
+        files = [Path(f"{self._uri.removeprefix(SQLITE)}{ending}") for ending in ("", "-wal")]
         store = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.exists()]
         content = json.dumps([self._uri, self._sources, store, sorted(open_rows)])
         return hashlib.sha256(content.encode()).hexdigest()
@@ -73,7 +73,7 @@ def _sources() -> Iterator[object]:
 
 
 def _open_rows(uri: str) -> list[str]:
-    path = Path(uri.removeprefix(_SQLITE))
+    path = Path(uri.removeprefix(SQLITE))
     query = "select run_uuid from runs where status = 'RUNNING' and lifecycle_stage = 'active'"
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
         return [run for (run,) in store.execute(query)]

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-_LOG_WIDTH = 120
+_LOG_WIDTH = 140
 
 
 def stdout_console() -> Console:

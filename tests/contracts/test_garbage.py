@@ -1,0 +1,330 @@
+"""`gradtrail gc` removes what nothing refers to, and nothing else: a sync after it has nothing to make again."""
+
+import os
+import pty
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from projects import Project, environment, make_small_project, stop
+
+LR, CLIP, BINS = "train.adamw.learning_rate", "train.clip_norm", "evaluate.calibration_bins"
+NOTHING = "nothing to remove. "
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose pipeline ran once, with its results committed."""
+    project = make_small_project(tmp_path_factory.mktemp("garbage") / "project")
+    project.dvc("repro")
+    commit(project, "results")
+    return project
+
+
+@pytest.fixture
+def project(finished: Project, tmp_path: Path) -> Project:
+    shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
+    return Project(tmp_path / "project")
+
+
+def commit(project: Project, message: str) -> None:
+    project.git("add", "-A")
+    project.git("commit", "-qm", message)
+
+
+def own_code(project: Project) -> dict[str, str]:
+    return {"PYTHONPATH": str(project.folder / "src")}
+
+
+def gc(project: Project, *arguments: str, check: bool = True, **env: str) -> str:
+    command = (sys.executable, "-m", "gradtrail", "gc", *arguments)
+    return project.run(*command, env=own_code(project) | env, check=check)
+
+
+def sql(project: Project, query: str) -> list[tuple]:
+    with closing(sqlite3.connect(project.folder / "mlflow.db")) as store, store:
+        return store.execute(query).fetchall()
+
+
+def an_hour_later(project: Project) -> None:
+    sql(project, "update runs set start_time = start_time - 3600000, end_time = end_time - 3600000")
+
+
+def ids(project: Project) -> set[str]:
+    return {row["id"] for row in project.rows()}
+
+
+def trained(project: Project, learning_rate: float) -> set[str]:
+    """Run with a learning rate; return the rows of that."""
+    before = ids(project)
+    project.set(LR, learning_rate)
+    project.dvc("repro")
+    return ids(project) - before
+
+
+def forget_what_ran(project: Project) -> None:
+    shutil.rmtree(project.folder / ".dvc/cache/runs")
+
+
+def assert_sync_has_nothing_to_do(project: Project) -> None:
+    rows = ids(project)
+    assert re.fullmatch(r"\d+ rows present\n", project.sync())
+    assert ids(project) == rows
+    assert all((row["artifacts"] / "lineage.json").is_file() for row in project.rows())
+    assert gc(project).startswith(NOTHING)
+
+
+def test_what_something_refers_to_stays_and_all_else_goes(project: Project) -> None:
+    project.dvc("exp", "run", "-S", f"{LR}=0.5", "--name", "here")
+    project.git("checkout", "-q", ".")
+    kept = ids(project)
+    assert len(kept) == 7
+    lost = trained(project, 0.25)
+    trained(project, 0.125)
+    in_folder = ids(project) - lost
+    project.sync()
+    an_hour_later(project)
+    assert gc(project).startswith(NOTHING), "the run-cache has all of it"
+    project.dvc("gc", "--all-commits", "--all-experiments", "--workspace", "--force")
+    leftovers = make_leftovers(project)
+    before = (project.folder / "mlflow.db").stat().st_size
+    shown = gc(project)
+    assert "nothing was removed: this is no terminal" in shown
+    assert ids(project) == in_folder | lost
+    for name in ("train mlp", "no row has them", "deleted in MLflow", ".outs/train", ".gradtrail/parsed", "locks"):
+        assert name in shown, shown
+    assert all(path.exists() for path in leftovers)
+    assert "removed: " in gc(project, "--yes")
+    assert ids(project) == in_folder
+    assert not any(path.exists() for path in leftovers)
+    assert {path.name for path in (project.folder / "mlruns").iterdir()} - {".gitkeep"} == in_folder
+    for table in ("metrics", "latest_metrics", "params", "tags"):
+        assert {run for (run,) in sql(project, f"select run_uuid from {table}")} <= in_folder  # noqa: S608
+    assert sql(project, "pragma freelist_count") == [(0,)]
+    assert (project.folder / "mlflow.db").stat().st_size < before
+    assert_sync_has_nothing_to_do(project)
+    assert project.ran(project.dvc("repro")) == []
+
+
+DELETED_ROW = """
+from mlflow.entities import Metric
+from gradtrail.io.store import experiment_id, open_store
+client = open_store()
+row = client.create_run(experiment_id(client, "models"), tags={"state": "0"}, run_name="unloved")
+for number in range(5):
+    client.log_batch(row.info.run_id, metrics=[Metric(f"m{i}", 0.0, 0, number) for i in range(1000)])
+client.log_text(row.info.run_id, "x" * 5000, "note.txt")
+client.delete_run(row.info.run_id)
+print(row.info.run_id)
+"""
+
+
+def make_leftovers(project: Project) -> list[Path]:
+    """Leave behind what killed processes and earlier times leave behind."""
+    deleted = project.run(sys.executable, "-c", DELETED_ROW, env=own_code(project)).strip()
+    paths = [
+        project.folder / "mlruns" / deleted / "artifacts/note.txt",
+        project.folder / "mlruns" / ("0123456789abcdef" * 2) / "artifacts/old.txt",
+        project.folder / ".outs/train/models/final.safetensors",
+        project.folder / ".outs/train.old/metrics/train.json",
+        project.folder / ".gradtrail/parsed/of-nothing-1.json",
+        project.folder / f".gradtrail/locks/train-{'0' * 32}.lock",
+    ]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return paths
+
+
+OPEN_ROWS = """
+import time
+from gradtrail.io.row_labels import process_tags
+from gradtrail.io.store import experiment_id, open_store
+client = open_store()
+for tags in ({"process": "elsewhere:1"}, process_tags()):
+    client.create_run(experiment_id(client, "models"), tags={"state": "0", "stage": "train"} | tags)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_open_rows_and_those_that_only_just_ended_stay(project: Project) -> None:
+    process = project.start(sys.executable, "-c", OPEN_ROWS, env=own_code(project))
+    assert process.stdout
+    try:
+        assert any("ready" in line for line in process.stdout)
+        ended = trained(project, 0.25)
+        project.git("checkout", "-q", ".")
+        project.dvc("checkout")
+        forget_what_ran(project)
+        rows = ids(project)
+        assert gc(project, "--yes").startswith(NOTHING)
+        assert ids(project) == rows
+        an_hour_later(project)
+        assert f"removed: {len(ended) + 1}," in gc(project, "--yes"), "and the locks of their states"
+        assert ids(project) == rows - ended
+    finally:
+        stop(process, signal.SIGKILL, when=lambda: True)
+    assert "removed: 1," in gc(project, "--yes")
+    assert [row["tags"]["process"] for row in project.rows() if row["status"] == "RUNNING"] == ["elsewhere:1"]
+
+
+def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
+    project.set(LR, 0.5)
+    row_of: dict[str, str] = {}
+
+    def has_begun() -> bool:
+        row_of.update({row["tags"]["state"]: row["id"] for row in project.rows() if row["status"] == "RUNNING"})
+        return bool(row_of)
+
+    stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
+    ((state, run_id),) = row_of.items()
+    project.git("checkout", "-q", ".")
+    project.dvc("checkout")
+    checkpoint = project.folder / ".gradtrail/resume" / f"{state[:32]}-cpu1" / "step_000000001"
+    checkpoint.mkdir(parents=True)
+    (done,) = (row["tags"]["state"] for row in project.rows_of("train") if row["id"] != run_id)
+    complete = project.folder / ".gradtrail/resume" / f"{done[:32]}-cpu1"
+    complete.mkdir()
+    said = gc(project, "--yes")
+    assert "its training is complete" in said
+    assert not complete.exists()
+    assert run_id in ids(project)
+    assert checkpoint.exists()
+    long_ago = time.time() - 31 * 86_400
+    for path in (checkpoint, checkpoint.parent):
+        os.utime(path, (long_ago, long_ago))
+    said = gc(project, "--yes")
+    assert "killed; nothing refers to its state" in said
+    assert "stopped 31 days ago" in said
+    assert run_id not in ids(project)
+    assert not checkpoint.parent.exists()
+    assert_sync_has_nothing_to_do(project)
+
+
+def test_a_row_that_another_hangs_below_stays(project: Project) -> None:
+    """Two trainings of the same bytes have one evaluation, whose parent is the first one."""
+    (first,) = project.rows_of("train")
+    project.set(CLIP, 5.0)  # which the small stage does not look at
+    project.dvc("repro")
+    project.git("add", "-A")
+    project.git("commit", "-q", "--amend", "-m", "results")
+    project.sync()
+    forget_what_ran(project)
+    an_hour_later(project)
+    gc(project, "--yes")
+    assert first["id"] in ids(project)
+    assert_sync_has_nothing_to_do(project)
+
+
+def test_a_row_of_other_code_that_stands_for_a_commit_stays(project: Project) -> None:
+    core = project.folder / "src/gradtrail/core/second.py"
+    core.write_text(core.read_text() + "# a word to the reader\n")
+    project.dvc("repro")
+    project.git("checkout", "-q", ".")
+    edited, committed = (row["id"] for row in project.rows_of("train"))
+    sql(project, f"delete from runs where run_uuid = '{committed}'")  # noqa: S608
+    assert project.sync() == "4 rows present\n"
+    forget_what_ran(project)
+    an_hour_later(project)
+    gc(project, "--yes")
+    assert edited in ids(project)
+    assert_sync_has_nothing_to_do(project)
+
+
+INTERRUPTED = """
+from gradtrail.io import garbage, garbage_rows
+purge, calls = garbage_rows._get_store, []
+def broken(uri):
+    calls.append(uri)
+    if len(calls) > 1:
+        raise KeyboardInterrupt
+    return purge(uri)
+garbage_rows._get_store = broken
+garbage.collect_garbage(yes=True)
+"""
+
+
+def test_what_was_interrupted_goes_on(project: Project) -> None:
+    kept = ids(project)
+    assert len(trained(project, 0.25)) == 3
+    project.git("checkout", "-q", ".")
+    project.dvc("checkout")
+    forget_what_ran(project)
+    an_hour_later(project)
+    said = project.run(sys.executable, "-c", INTERRUPTED, env=own_code(project), check=False)
+    assert "KeyboardInterrupt" in said
+    assert len(sql(project, "select 1 from runs where lifecycle_stage = 'deleted'")) == 1
+    assert len(ids(project)) == 5
+    assert project.sync() == "4 rows present\n"
+    assert "deleted in MLflow" in gc(project, "--yes")
+    assert ids(project) == kept
+    assert sql(project, "select count(*) from runs") == [(4,)]
+    assert_sync_has_nothing_to_do(project)
+
+
+def on_a_terminal(project: Project, command: Sequence[str], answer: bytes) -> str:
+    """Run a command on a terminal, and type an answer."""
+    ours, theirs = pty.openpty()
+    env = environment() | own_code(project)
+    process = subprocess.Popen(command, cwd=project.folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    try:
+        while b"[y/N]" not in said:
+            said += os.read(ours, 1024)
+        os.write(ours, answer)
+        while True:
+            said += os.read(ours, 1024)
+    except OSError:  # the other end is closed
+        os.close(ours)
+    assert process.wait() == 0
+    return said.decode()
+
+
+def test_on_a_terminal_it_asks(project: Project) -> None:
+    (leftover := project.folder / ".outs/train").mkdir()
+    command = (sys.executable, "-m", "gradtrail", "gc")
+    for answer in (b"\n", b"n\n", b"\x04"):  # the last: Ctrl-D
+        assert "removed:" not in on_a_terminal(project, command, answer)
+        assert leftover.exists()
+    assert "removed: 1, 0 bytes" in on_a_terminal(project, command, b"y\n")
+    assert not leftover.exists()
+
+
+def test_rows_of_a_server_are_left_alone(project: Project) -> None:
+    (leftover := project.folder / ".outs/train").mkdir()
+    checkpoint = project.folder / ".gradtrail/resume" / f"{'0' * 32}-cpu1"
+    checkpoint.mkdir(parents=True)
+    forget_what_ran(project)
+    trained(project, 0.25)
+    project.git("checkout", "-q", ".")
+    an_hour_later(project)
+    rows = ids(project)
+    said = gc(project, "--yes", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert said.startswith("rows are left alone")
+    assert not leftover.exists()
+    assert checkpoint.exists(), "nobody here knows whether it is complete"
+    assert ids(project) == rows
+
+
+def test_it_refuses_where_it_cannot_tell(project: Project, tmp_path: Path) -> None:
+    trained(project, 0.25)
+    project.git("checkout", "-q", ".")
+    an_hour_later(project)
+    rows = ids(project)
+    assert "git does not answer" in gc(project, "--yes", check=False, GIT_DIR=str(tmp_path / "no"))
+    (project.folder / ".dvc/cache").rename(project.folder / ".dvc/away")
+    assert "DVC's cache is not there" in gc(project, "--yes", check=False)
+    (project.folder / "dvc.yaml").rename(project.folder / "away.yaml")
+    assert "no dvc.yaml here" in gc(project, "--yes", check=False)
+    assert ids(project) == rows

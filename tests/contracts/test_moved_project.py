@@ -1,0 +1,97 @@
+"""A project that was moved or copied: rows and artifacts open in the new place, and nothing names the old one."""
+
+import shutil
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from projects import Project, make_small_project
+
+from gradtrail.io.digests import digest
+
+NAME = "neuer Ordner ü"
+DOWNLOAD = """
+from pathlib import Path
+from gradtrail.io.digests import digest
+from gradtrail.io.row_search import RowIndex
+from gradtrail.io.store import open_store
+client = open_store()
+for row in RowIndex(client).rows():
+    print(row.info.run_id, digest(Path(client.download_artifacts(row.info.run_id, ""))))
+"""
+LOCATIONS = [
+    "select artifact_location from experiments",
+    "select artifact_uri from runs",
+    "select artifact_location from logged_models",
+    "select source from model_versions",
+    "select storage_location from model_versions",
+    "select value from trace_tags",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose pipeline ran once, with its results committed."""
+    project = make_small_project(tmp_path_factory.mktemp("moved") / "project")
+    project.dvc("repro")
+    project.git("add", "-A")
+    project.git("commit", "-qm", "results")
+    return project
+
+
+def locations(project: Project) -> list[str]:
+    with closing(sqlite3.connect(project.folder / "mlflow.db")) as store:
+        return [location for query in LOCATIONS for (location,) in store.execute(query)]
+
+
+def downloads(project: Project) -> dict[str, str]:
+    """Return the digest of all artifacts of each row, as MLflow gives them."""
+    env = {"PYTHONPATH": str(project.folder / "src"), "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+    lines = project.run(sys.executable, "-c", DOWNLOAD, env=env).splitlines()
+    return dict(line.split() for line in lines)
+
+
+def quoted(folder: Path) -> tuple[str, str]:
+    """Return how locations in a folder begin."""
+    return f"{folder}/mlruns", f"{folder.as_uri()}/mlruns"
+
+
+@pytest.mark.slow
+def test_a_moved_project_goes_on_in_its_new_place(finished: Project, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    project = Project(shutil.copytree(finished.folder, tmp_path / "old/project"))
+    project.sync()
+    before = downloads(project)
+    assert len(before) == 4
+    (tmp_path / NAME).mkdir()
+    moved = Project(Path(shutil.move(project.folder, tmp_path / NAME)))
+    assert moved.sync().splitlines() == [
+        f"moved or copied from {project.folder}: MLflow's rows (4) now name {moved.folder}",
+        "4 rows present",
+    ]
+    assert all(location.startswith(quoted(moved.folder)) for location in locations(moved))
+    assert downloads(moved) == before
+    assert moved.sync() == "4 rows present\n"
+    assert moved.ran(moved.dvc("repro")) == []
+    moved.set("evaluate.calibration_bins", 7)
+    assert moved.ran(moved.dvc("repro")) == ["evaluate"]
+    assert len(downloads(moved)) == 5
+    assert all(location.startswith(quoted(moved.folder)) for location in locations(moved))
+    assert not (tmp_path / "old/project").exists()
+
+
+@pytest.mark.slow
+def test_a_copy_is_led_to_itself_and_leaves_the_other_alone(finished: Project, tmp_path: Path) -> None:
+    project = Project(shutil.copytree(finished.folder, tmp_path / "project"))
+    project.sync()
+    before = digest(project.folder / "mlflow.db"), digest(project.folder / "mlruns")
+    copied = Project(shutil.copytree(project.folder, tmp_path / "copy", symlinks=True))
+    copied.set("evaluate.calibration_bins", 7)
+    output = copied.dvc("repro")  # a stage leads it as a sync does
+    assert f"moved or copied from {project.folder}" in output
+    assert copied.ran(output) == ["evaluate"]
+    assert all(location.startswith(quoted(copied.folder)) for location in locations(copied))
+    assert (digest(project.folder / "mlflow.db"), digest(project.folder / "mlruns")) == before
+    assert project.sync() == "4 rows present\n"
