@@ -16,21 +16,22 @@ from filelock import FileLock
 
 from gradtrail.io.errors import UserError
 from gradtrail.io.files import atomic_file
-from gradtrail.io.workspace import private_folder, root
+from gradtrail.io.workspace import SQLITE, private_folder, root, store_uri
 
 # Unless the person says otherwise, MLflow neither phones home nor waits minutes for a dead server. Read on import.
+# A slow server gets the time it needs for a request; what a stage waits in all is limited where it waits.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 
-logging.getLogger("mlflow.store").setLevel(logging.CRITICAL)  # its faults reach us as exceptions, and are told once
+for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults reach us as exceptions, and are told once
 
-_SQLITE = "sqlite:///"
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows
 _EXPERIMENT_TAGS = {
     "data": _KIND | {"mlflow.note.content": "One row for each state of the data: fetched, and split."},
@@ -41,8 +42,8 @@ _EXPERIMENT_TAGS = {
 
 def open_store() -> MlflowClient:
     """Return a client of the store, which is created if need be."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root() / 'mlflow.db'}"
-    if uri.startswith(_SQLITE):
+    uri = store_uri()
+    if uri.startswith(SQLITE):
         _create_database(uri)
     mlflow.set_tracking_uri(uri)
     return MlflowClient(uri)
@@ -53,14 +54,14 @@ def store_lock(uri: str) -> FileLock:
 
     One object a file in a process, so that who holds it may take it again.
     """
-    path = Path(uri.removeprefix(_SQLITE))
-    file = path.with_name(f".{path.name}.lock") if uri.startswith(_SQLITE) else private_folder() / "store.lock"
+    path = Path(uri.removeprefix(SQLITE))
+    file = path.with_name(f".{path.name}.lock") if uri.startswith(SQLITE) else private_folder() / "store.lock"
     return FileLock(file, is_singleton=True)
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
     """Return the id of an experiment, which is created if need be, with its artifacts in the root's `mlruns/`."""
-    location = (root() / "mlruns").as_uri() if client.tracking_uri.startswith(_SQLITE) else None
+    location = (root() / "mlruns").as_uri() if client.tracking_uri.startswith(SQLITE) else None
     found = client.get_experiment_by_name(name)
     if found is None:
         with store_lock(client.tracking_uri):
@@ -87,7 +88,7 @@ def _create_experiment(client: MlflowClient, name: str, location: str | None) ->
 
 def _create_database(uri: str) -> None:
     """Make the database beside its place and rename it: nobody meets one that is half made."""
-    path = Path(uri.removeprefix(_SQLITE))
+    path = Path(uri.removeprefix(SQLITE))
     if _is_complete(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +98,7 @@ def _create_database(uri: str) -> None:
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
         with atomic_file(path) as beside:
-            SqlAlchemyStore(f"{_SQLITE}{beside}", str(root() / "mlruns")).engine.dispose()
+            SqlAlchemyStore(f"{SQLITE}{beside}", str(root() / "mlruns")).engine.dispose()
 
 
 def _is_complete(path: Path) -> bool:

@@ -19,21 +19,19 @@ from gradtrail.io.files import atomic_file
 from gradtrail.io.git import git
 from gradtrail.io.run_cache import entry_files
 from gradtrail.io.snapshots import experiment_refs
-from gradtrail.io.workspace import private_folder, root, working_folder
-
-_SQLITE = "sqlite:///"
+from gradtrail.io.workspace import SQLITE, private_folder, store_uri, working_folder
 
 
 class Stamp:
     """What a sync looks at beside the store, as it is when this is made: what changes later is for the next one."""
 
     def __init__(self) -> None:
-        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{root() / 'mlflow.db'}"
+        self._uri = store_uri()
         self._sources = list(_sources())
 
     def read(self) -> dict[str, Any] | None:
         """Return what the last sync reported, if nothing has changed since."""
-        if not self._uri.startswith(_SQLITE):
+        if not self._uri.startswith(SQLITE):
             return None
         try:
             last = json.loads(_place().read_bytes())
@@ -43,7 +41,7 @@ class Stamp:
 
     def write(self, report: dict[str, Any], open_rows: Iterable[str]) -> None:
         """Note what a sync reports, and which rows it leaves open because they are not of this host."""
-        if self._uri.startswith(_SQLITE):
+        if self._uri.startswith(SQLITE):
             with atomic_file(_place()) as beside:
                 beside.write_text(json.dumps({"key": self._key(open_rows), "report": report}))
 
@@ -52,7 +50,7 @@ class Stamp:
         _place().unlink(missing_ok=True)
 
     def _key(self, open_rows: Iterable[str]) -> str:
-        files = [Path(f"{self._uri.removeprefix(_SQLITE)}{ending}") for ending in ("", "-wal")]
+        files = [Path(f"{self._uri.removeprefix(SQLITE)}{ending}") for ending in ("", "-wal")]
         store = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.exists()]
         content = json.dumps([self._uri, self._sources, store, sorted(open_rows)])
         return hashlib.sha256(content.encode()).hexdigest()
@@ -73,7 +71,7 @@ def _sources() -> Iterator[object]:
 
 
 def _open_rows(uri: str) -> list[str]:
-    path = Path(uri.removeprefix(_SQLITE))
+    path = Path(uri.removeprefix(SQLITE))
     query = "select run_uuid from runs where status = 'RUNNING' and lifecycle_stage = 'active'"
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
         return [run for (run,) in store.execute(query)]
