@@ -23,6 +23,7 @@ from gradtrail.io.workspace import SQLITE, private_folder, root, store_uri
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines a row, of a server's alone
 
 import mlflow
 from mlflow import MlflowClient
