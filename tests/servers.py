@@ -20,6 +20,7 @@ from projects import environment
 
 _SECONDS = 120  # that a server may take to start
 _EXPERIMENTS = ("data", "models")
+_OWN = ("host", "transfer-encoding", "content-length", "connection", "server", "date")  # of each end of a connection
 
 
 @dataclass(frozen=True)
@@ -121,25 +122,35 @@ class Proxy:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def handle_one(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                body = self.read_body()
                 with lock:
                     proxy.requests += 1
                     silent = proxy.lives is not None and proxy.requests > proxy.lives
                 proxy._ended.wait(None if silent else proxy.delay)
                 if proxy._ended.is_set():
                     return
-                headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+                headers = {name: value for name, value in self.headers.items() if name.lower() not in _OWN}
                 with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as upstream:
                     upstream.request(self.command, self.path, body, headers)
                     answer = upstream.getresponse()
                     content = answer.read()
                 self.send_response(answer.status)
                 for name, value in answer.getheaders():
-                    if name.lower() not in ("transfer-encoding", "content-length", "connection", "server", "date"):
+                    if name.lower() not in _OWN:
                         self.send_header(name, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
+
+            def read_body(self) -> bytes:
+                if self.headers.get("Transfer-Encoding") != "chunked":  # as an empty file comes
+                    return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                parts = []
+                while size := int(self.rfile.readline(), 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one  # noqa: N815
 
