@@ -24,6 +24,7 @@ from gradtrail.core.train_config import TrainConfig
 from gradtrail.io import datasets, training_runs
 from gradtrail.io.identity import Identity
 from gradtrail.io.resume import ResumeFolder
+from gradtrail.io.store_calls import StoreCalls
 from gradtrail.io.tracking import Row
 
 OFTEN_SECONDS = 2.0
@@ -54,7 +55,7 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     def seconds(every_seconds: float) -> tuple[float, int]:
         with tempfile.TemporaryDirectory() as folder:
             checkpoints = CountedFolder(Path(folder) / "resume", every_seconds, time.monotonic)
-            options = {"row": Row(stage, None), "checkpoints": checkpoints, "runtime": runtime}
+            options = {"row": Row(stage, None, StoreCalls(None)), "checkpoints": checkpoints, "runtime": runtime}
             started = time.perf_counter()
             training_runs.run(engine, predict, train, validation, config, **options)
             checkpoints.remove()

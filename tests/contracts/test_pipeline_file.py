@@ -36,6 +36,7 @@ EXEMPT = frozenset(
         "runtime",
         "states",
         "store",
+        "store_calls",
         "timings",  # go to MLflow alone; `core/timing.py` and `figures/timings.py` serve nothing else
         "traces",
         "tracking",

@@ -6,7 +6,6 @@ DVC's cache itself is `dvc gc`'s to clean, and compiled functions stay.
 """
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 
@@ -25,12 +24,12 @@ from gradtrail.io.garbage_files import (
     unused_locks,
 )
 from gradtrail.io.git import git
-from gradtrail.io.moved_store import SQLITE, own_database
+from gradtrail.io.moved_store import own_database
 from gradtrail.io.recorded_states import Recorded, last_stage, recorded_snapshots, sound_stages
 from gradtrail.io.run_cache import entry_files
 from gradtrail.io.synchronization import sync
 from gradtrail.io.terminal import stdout_console
-from gradtrail.io.workspace import private_folder, root, working_folder
+from gradtrail.io.workspace import private_folder, root, store_uri, working_folder
 
 _LAST_LINE = "DVC's own cache is not touched: `dvc gc` cleans it, and what it drops there goes here the next time."
 
@@ -131,7 +130,7 @@ def _is_terminal() -> bool:
 
 def _database() -> Path | None:
     """Return this repository's own database, if that is the store."""
-    return own_database(os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root() / 'mlflow.db'}")
+    return own_database(store_uri())
 
 
 def _has_rows() -> bool:

@@ -20,13 +20,13 @@ from mlflow.tracking import _get_store
 
 from gradtrail.io.catching_up import DUPLICATE
 from gradtrail.io.garbage_files import PREFIX, Garbage, size_of
-from gradtrail.io.moved_store import SQLITE, local_path
+from gradtrail.io.moved_store import local_path
 from gradtrail.io.recorded_states import Recorded, entry_of, last_stage, sound_stages
 from gradtrail.io.row_labels import is_alive, is_of_this_host
 from gradtrail.io.row_search import RowIndex, deleted_rows, find_standing, is_whole
 from gradtrail.io.store import open_store, store_lock
 from gradtrail.io.ties import PARENT
-from gradtrail.io.workspace import root
+from gradtrail.io.workspace import SQLITE, root
 
 _SETTLING_SECONDS = 120  # from a row's end until DVC has surely noted the state
 

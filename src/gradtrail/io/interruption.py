@@ -3,7 +3,7 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,14 +30,19 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """Note Ctrl-C and SIGTERM in place of obeying, for as long as the block runs; the second one ends the process."""
+def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[StopRequest]:
+    """Note Ctrl-C and SIGTERM in place of obeying, for as long as the block runs; the second one ends the process.
+
+    Args:
+        when_asked: is called at the first one, wherever the block is.
+    """
     request = StopRequest()
 
     def note(number: int, _: FrameType | None) -> None:
         if request.number is not None:
             os._exit(128 + number)
         request.number = number
+        when_asked()
 
     before = {number: signal.signal(number, note) for number in _SIGNALS}
     try:

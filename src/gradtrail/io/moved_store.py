@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from gradtrail.io.workspace import root
+from gradtrail.io.workspace import SQLITE, root
 
-SQLITE = "sqlite:///"
 _FOLDER = "mlruns"
 _OURS = "select experiment_id, artifact_location from experiments where name in ('data', 'models') or experiment_id = 0"
 _TRACE_KEYS = "key in ('mlflow.artifactLocation', 'mlflow.trace.archiveLocation')"

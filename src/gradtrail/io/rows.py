@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from mlflow import MlflowClient
@@ -28,9 +28,6 @@ from gradtrail.io.row_search import StoredRows, find_row
 from gradtrail.io.stages import Stage
 from gradtrail.io.store import experiment_id, store_lock
 from gradtrail.io.ties import NOTE, PARENT, tie
-
-if TYPE_CHECKING:
-    from gradtrail.core.train_step import TrainState
 
 REBUILT = "rebuilt"
 _TABLE = ".parquet"  # of every example or step: nothing to be looked at in a browser
@@ -99,13 +96,6 @@ class StoredRow:
         """Log a file, or the files of a folder, as artifacts."""
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
         log(self.run_id, str(path), under)
-
-    def log_checkpoint(self, state: "TrainState") -> None:
-        """Log an Orbax checkpoint of a training state."""
-        from gradtrail.io.checkpoints import temporary_checkpoint  # late: only training needs Orbax
-
-        with temporary_checkpoint(state) as folder:
-            self.client.log_artifacts(self.run_id, str(folder), "checkpoint")
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set several tags at once."""

@@ -20,6 +20,8 @@ class RuntimeConfig:
         compile_cache: whether to keep compiled functions on disk, for the next run.
         trace: whether to record some training steps with JAX's profiler, as an artifact.
         tracking: whether to log to MLflow.
+        tracking_seconds: that a stage waits, in all, for a tracking server; what is missing then `gradtrail sync`
+            brings.
         system_metrics: whether to log the use of processor and memory.
         copy_outs: whether a row in MLflow holds weights and parquet tables themselves, rather than their digests.
         debug_nans: whether to stop at the first NaN, in the operation that made it.
@@ -37,6 +39,7 @@ class RuntimeConfig:
     compile_cache: bool
     trace: bool
     tracking: bool
+    tracking_seconds: float
     system_metrics: bool
     copy_outs: bool
     debug_nans: bool
@@ -48,5 +51,6 @@ class RuntimeConfig:
         check("download_timeout_seconds", self.download_timeout_seconds, above=0)
         check("steps_per_call", self.steps_per_call, at_least=1)
         check("checkpoint_seconds", self.checkpoint_seconds, above=0)
+        check("tracking_seconds", self.tracking_seconds, above=0)
         if self.memory_budget_mib is not None:
             check("memory_budget_mib", self.memory_budget_mib, at_least=1)

@@ -14,22 +14,25 @@ from filelock import FileLock
 
 from gradtrail.io.errors import UserError
 from gradtrail.io.files import atomic_file
-from gradtrail.io.moved_store import SQLITE, is_moved, lead_here
-from gradtrail.io.workspace import private_folder, root
+from gradtrail.io.moved_store import is_moved, lead_here
+from gradtrail.io.workspace import SQLITE, private_folder, store_uri
 
 # Unless the person says otherwise, MLflow neither phones home nor waits minutes for a dead server, nor shows a bar for
-# each file. Read on import.
+# each file. Read on import. A slow server gets the time it needs for a request; what a stage waits in all is limited
+# where it waits.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines a row, of a server's alone
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 
-logging.getLogger("mlflow.store").setLevel(logging.CRITICAL)  # its faults reach us as exceptions, and are told once
+for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults reach us as exceptions, and are told once
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows
 _EXPERIMENT_TAGS = {
@@ -41,7 +44,7 @@ _EXPERIMENT_TAGS = {
 
 def open_store() -> MlflowClient:
     """Return a client of the store, which is created if need be, and led here if it was moved or copied."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root() / 'mlflow.db'}"
+    uri = store_uri()
     if uri.startswith(SQLITE):
         _create_database(uri)
     if is_moved(uri):

@@ -17,17 +17,17 @@ from typing import Any
 from gradtrail.io.dvc_cache import file_folder
 from gradtrail.io.files import atomic_file
 from gradtrail.io.git import git
-from gradtrail.io.moved_store import SQLITE, is_moved
+from gradtrail.io.moved_store import is_moved
 from gradtrail.io.run_cache import entry_files
 from gradtrail.io.snapshots import find_experiments
-from gradtrail.io.workspace import private_folder, root, working_folder
+from gradtrail.io.workspace import SQLITE, private_folder, store_uri, working_folder
 
 
 class Stamp:
     """What a sync looks at beside the store, as it is when this is made: what changes later is for the next one."""
 
     def __init__(self) -> None:
-        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root() / 'mlflow.db'}"
+        self._uri = store_uri()
         self._sources = list(_sources())
 
     def read(self) -> dict[str, Any] | None:

@@ -1,13 +1,14 @@
 """Rows in MLflow: one for each state, found again by its key, tied to others by the content of files.
 
-The store is an index of the outs, never the truth: whatever goes wrong here costs a warning, not the work.
+The store is an index of the outs, never the truth: whatever goes wrong here costs a warning, not the work; and a
+server that is down, slow or dying costs a stage `runtime.tracking_seconds` at most.
 MLflow itself is imported late, where a row is opened.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from gradtrail.io.interruption import stop_request
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.stages import Stage
 from gradtrail.io.state_locks import only_maker
+from gradtrail.io.store_calls import StoreCalls, StoreTooSlowError
+from gradtrail.io.workspace import SQLITE, store_uri
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,11 +35,15 @@ class Row:
     Args:
         stage: whose state this is; what it knows of its identity it has found out once for all who ask.
         stored: the row in the store; None where there is no tracking.
+        calls: makes the calls of the store.
     """
 
-    def __init__(self, stage: Identity, stored: StoredRow | None):
+    def __init__(self, stage: Identity, stored: StoredRow | None, calls: StoreCalls):
         self.stage = stage
         self.stored = stored
+        self._calls = calls
+        self._waiting: dict[str, dict[int, float]] = {}
+        self._stop_monitor: Callable[[], object] | None = None
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Log figures under the stage's prefix; a point that the row has already is left as it is.
@@ -55,27 +62,65 @@ class Row:
         self._attempt(lambda stored: stored.log_files(path, under))
 
     def curves(self, points: Mapping[str, Mapping[int, float]]) -> None:
-        """Log many points at once, without a prefix: name → step → value."""
-        self._attempt(lambda stored: stored.log_points(points))
+        """Log many points at once, without a prefix: name → step → value. The work does not wait for it.
+
+        While the store is busy points are kept for the next time, at the latest for the end.
+        """
+        if self.stored is None:
+            return
+        for name, curve in points.items():
+            self._waiting.setdefault(name, {}).update(curve)
+        waiting, log = self._waiting, self.stored.log_points
+        with self._one_warning():
+            if self._calls.offer(lambda: log(waiting)):
+                self._waiting = {}
 
     def checkpoint(self, state: TrainState) -> None:
         """Write an Orbax checkpoint of a training state to the row's artifacts, under `checkpoint/`."""
-        self._attempt(lambda stored: stored.log_checkpoint(state))
+        if self.stored is None:
+            return
+        with self._one_warning():
+            from gradtrail.io.checkpoints import temporary_checkpoint  # late: only training needs Orbax
+
+            with temporary_checkpoint(state) as folder:
+                self.files(folder, "checkpoint")
+
+    def system_metrics(self) -> None:
+        """Take system metrics twice a second until the row is closed, so that short stages have some."""
+        if self.stored is None:
+            return
+        with self._one_warning():
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            options = {"sampling_interval": 0.5, "resume_logging": True}
+            monitor = self._calls.wait(functools.partial(SystemMetricsMonitor, self.stored.run_id, **options))
+            monitor.start()
+            self._stop_monitor = monitor.finish
 
     def outs(self) -> None:
         """Log everything that the stage wrote: metrics, curves, pictures, tables, digests, and the ties to others."""
+        self._waiting = {}  # the outs have all points
         self._attempt(lambda stored: stored.log_outs(self.stage))
         self._attempt(lambda stored: stored.tie())
 
     def finish(self, status: str) -> None:
         """Close the row."""
+        if stop := self._stop_monitor:
+            self._attempt(lambda _: stop())
+        if waiting := self._waiting:
+            self._attempt(lambda stored: stored.log_points(waiting))
         self._attempt(lambda stored: stored.client.set_terminated(stored.run_id, status))
 
     def _attempt(self, action: Callable[[StoredRow], object]) -> None:
-        if self.stored is None:
+        if (stored := self.stored) is None:
             return
+        with self._one_warning():
+            self._calls.wait(lambda: action(stored))
+
+    @contextlib.contextmanager
+    def _one_warning(self) -> Iterator[None]:
         try:
-            action(self.stored)
+            yield
         except Exception as error:  # whatever MLflow does, the outs stand
             self.stored = None
             _warn(error)
@@ -86,13 +131,17 @@ def tracked(stage: Stage) -> Iterator[Row]:
     """Open the row of the state that `stage` is about to make, and close it with what became of it.
 
     The row is opened before the work, so that curves are live and system metrics are taken. Only one process at a time
-    makes a state: another one waits.
+    makes a state: another one waits. For a server the stage waits `runtime.tracking_seconds` in all, and two seconds
+    more at most once somebody asked to stop.
     """
     identity = Identity(stage.name)
+    is_here = store_uri().startswith(SQLITE)  # which does not hang, and takes what it takes where many write to it
+    calls = StoreCalls(None if is_here else identity.runtime.tracking_seconds)
     with only_maker(identity):
-        with stop_request() as request:  # whoever opens a row closes it
-            row = _open(identity)
-            stop_monitor = _start_monitor(row)
+        with stop_request(calls.hurry) as request:  # whoever opens a row closes it
+            row = _open(identity, calls)
+            if identity.runtime.system_metrics:
+                row.system_metrics()
         status = "FAILED"
         try:
             request.obey(f"stopped; `dvc repro` makes {stage.name} anew")
@@ -100,43 +149,32 @@ def tracked(stage: Stage) -> Iterator[Row]:
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
+            calls.hurry()
             raise
         finally:
-            with stop_request():
-                with contextlib.suppress(Exception):
-                    stop_monitor()
+            with stop_request(calls.hurry):
                 row.finish(status)
+                calls.close()
 
 
-def _open(stage: Identity) -> Row:
+def _open(stage: Identity, calls: StoreCalls) -> Row:
     if not stage.runtime.tracking:
-        return Row(stage, None)
+        return Row(stage, None, calls)
     try:
         from gradtrail.io.rows import open_row
         from gradtrail.io.store import open_store
 
-        return Row(stage, open_row(open_store(), stage))
+        return Row(stage, calls.wait(lambda: open_row(open_store(), stage)), calls)
     except Exception as error:  # whatever MLflow does, the work goes on
         _warn(error)
-        return Row(stage, None)
-
-
-def _start_monitor(row: Row) -> Callable[[], object]:
-    """Take system metrics twice a second, so that short stages have some; return what stops that."""
-    if row.stored is None or not row.stage.runtime.system_metrics:
-        return lambda: None
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-    logging.getLogger("mlflow.system_metrics").setLevel(logging.WARNING)
-    monitor = SystemMetricsMonitor(row.stored.run_id, sampling_interval=0.5, resume_logging=True)
-    monitor.start()
-    return monitor.finish
+        return Row(stage, None, calls)
 
 
 def _warn(error: Exception) -> None:
-    reason = one_line(error)[:200]
+    reason = f"{type(error).__name__}: {one_line(error)[:200]}"
+    if isinstance(error, StoreTooSlowError):
+        reason = f"{error}; `runtime.tracking_seconds` says how long a stage waits"
     print(
-        f"warning: MLflow's store failed ({type(error).__name__}: {reason}); the results stand, "
-        "and `gradtrail sync` brings this run in later",
+        f"warning: MLflow's store failed ({reason}); the results stand, and `gradtrail sync` brings this run in later",
         file=sys.stderr,
     )

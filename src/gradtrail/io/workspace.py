@@ -10,6 +10,8 @@ from pathlib import Path
 import gradtrail
 from gradtrail.io.errors import UserError
 
+SQLITE = "sqlite:///"  # how the address of a store begins that is a file here, and no server
+
 
 def working_folder() -> Path:
     """The folder that holds the running code's `dvc.yaml`: deps, params and outs are relative to it."""
@@ -19,6 +21,11 @@ def working_folder() -> Path:
 def root() -> Path:
     """The repository: holds `mlflow.db`, `mlruns/` and `.gradtrail/`, whichever copy the stage runs in."""
     return Path(os.environ.get("DVC_ROOT") or working_folder()).resolve()
+
+
+def store_uri() -> str:
+    """The address of MLflow's store: what `MLFLOW_TRACKING_URI` names, or else the root's `mlflow.db`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root() / 'mlflow.db'}"
 
 
 def private_folder() -> Path:

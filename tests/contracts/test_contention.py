@@ -1,0 +1,53 @@
+"""Many that write to one database at once: nothing is lost, told by count and by digest."""
+
+from pathlib import Path
+
+import pytest
+from projects import Project, make_small_project
+from ruamel.yaml import YAML
+
+LR = "train.adamw.learning_rate"
+RATES = [f"0.{number}" for number in range(11, 31)]  # each of which writes other bytes
+
+
+@pytest.mark.slow
+def test_twenty_experiments_by_four_workers_leave_all_their_rows(tmp_path: Path) -> None:
+    project = make_small_project(tmp_path / "project")
+    project.dvc("repro")
+    project.git("add", "-A")
+    project.git("commit", "-qm", "results")
+    project.dvc("exp", "run", "--queue", "-S", f"{LR}={','.join(RATES)}")
+    project.dvc("queue", "start", "--jobs", "4")
+    status = project.wait_for_queue(seconds=1200)
+    assert status.count("Success") == len(RATES), status
+    logs = [path.read_text(errors="replace") for path in (project.folder / ".dvc/tmp/exps/run").rglob("*.out")]
+    assert len(logs) == len(RATES)
+    assert not [log for log in logs if "warning: MLflow" in log]
+
+    rows = project.rows()
+    assert {row["status"] for row in rows} == {"FINISHED"}
+    assert len({row["tags"]["state"] for row in rows}) == len(rows) == 1 + 3 * (1 + len(RATES))
+    for name, commit in experiments(project).items():
+        lock = YAML(typ="safe").load(project.git("show", f"{commit}:dvc.lock"))["stages"]
+        (train,) = (row for row in project.rows_of("train") if row["tags"].get("dvc.exp_name") == name)
+        assert train["params"][LR] == str(lock["train"]["params"]["params.yaml"]["train"]["adamw"]["learning_rate"])
+        below = {row["tags"]["stage"]: row for row in rows if row["tags"].get("train_state") == train["tags"]["state"]}
+        for row in (train, below["evaluate"], below["gradients"]):
+            outs = {f"output/{out['path']}": out["md5"] for out in lock[row["tags"]["stage"]]["outs"]}
+            assert outs == {tag: digest for tag, digest in row["tags"].items() if tag.startswith("output/")}
+            assert (row["artifacts"] / "lineage.json").is_file()
+        for row in below.values():
+            assert row["tags"]["mlflow.parentRunId"] == train["id"]
+        assert train["metrics"]["train/length"] == len(train["params"][LR])
+        assert train["metrics"]["eval/length"] == below["evaluate"]["metrics"]["eval/length"]
+        assert train["metrics"]["gradients/length"] == below["gradients"]["metrics"]["gradients/length"]
+    assert project.sync() == f"{len(rows)} rows present\n"
+
+
+def experiments(project: Project) -> dict[str, str]:
+    """Return the name and the commit of each experiment."""
+    lines = project.git("for-each-ref", "--format=%(refname) %(objectname)", "refs/exps").splitlines()
+    found = (line.split(" ") for line in lines)
+    named = {ref.split("/")[-1]: commit for ref, commit in found if ref.count("/") == 4}
+    assert len(named) == len(RATES)
+    return named

@@ -1,0 +1,312 @@
+"""A tracking server works by its address alone; whatever it does, the work goes on, and `sync` brings in what lacks."""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from postgres import postgres, why_no_postgres
+from projects import Project, copy_project, make_small_project, stop
+from ruamel.yaml import YAML
+from servers import Proxy, TrackingServer, free_port, silent_port, tracking_server
+
+from gradtrail.io.metric_names import metric_name
+
+pytestmark = pytest.mark.slow
+
+STAGES = ["fetch", "train", "evaluate", "gradients"]
+LR, BINS = "train.adamw.learning_rate", "evaluate.calibration_bins"
+WARNING = "warning: MLflow's store failed ("
+ARTIFACTS = {  # of the small project's rows → the file that each is a copy of
+    "train": {"models/final.safetensors": "models/final.safetensors"},
+    "evaluate": {"results/words.txt": "results/evaluate/words.txt"},
+    "gradients": {"results/words.txt": "results/gradients/words.txt"},
+}
+
+
+@dataclass(frozen=True)
+class Client(Project):
+    """A project whose store is a server."""
+
+    uri: str
+
+    def _options(self, env: Mapping[str, str] | None) -> dict[str, Any]:
+        return super()._options({"MLFLOW_TRACKING_URI": self.uri, **(env or {})})
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrackingServer]:
+    with tracking_server(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: TrackingServer) -> TrackingServer:
+    """A server without rows."""
+    running.remove_rows()
+    return running
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A small project that never ran."""
+    return make_small_project(tmp_path_factory.mktemp("fresh") / "project")
+
+
+@pytest.fixture
+def project(fresh: Project, tmp_path: Path) -> Project:
+    shutil.copytree(fresh.folder, tmp_path / "project", symlinks=True)
+    return Project(tmp_path / "project")
+
+
+def test_the_address_is_all_it_takes(project: Project, server: TrackingServer, tmp_path: Path) -> None:
+    check_whole_story(project, server, tmp_path)
+
+
+def test_postgresql_behind_it(project: Project, tmp_path: Path) -> None:
+    if why := why_no_postgres():
+        pytest.skip(why)
+    with postgres() as database, tracking_server(tmp_path, database) as server:
+        check_whole_story(project, server, tmp_path)
+
+
+def check_whole_story(project: Project, server: TrackingServer, folder: Path) -> None:
+    client = Client(project.folder, server.uri)
+    output = client.dvc("repro")
+    assert client.ran(output) == STAGES
+    assert "warning" not in output.lower()
+    check_rows(client, server)
+    assert not (project.folder / "mlflow.db").exists()
+    assert not (project.folder / "mlruns").exists(), "the artifacts are the server's"
+    assert client.sync() == "4 rows present\n"
+    commit(client)
+
+    clone = make_clone(client, folder / "clone")
+    clone.dvc("checkout")
+    assert clone.ran(clone.dvc("repro")) == []
+    assert clone.sync() == "4 rows present\n"
+    assert clone.ran(clone.dvc("repro", "--force")) == STAGES
+    assert clone.sync() == "4 rows present\n"
+    check_rows(client, server)
+    assert {row["tags"]["attempts"] for row in server.rows()} == {"2"}
+
+
+def test_two_clones_that_take_turns_have_one_row_a_state(
+    project: Project, server: TrackingServer, tmp_path: Path
+) -> None:
+    first = Client(project.folder, server.uri)
+    first.dvc("repro", "fetch")
+    commit(first)
+    second = make_clone(first, tmp_path / "clone", own_cache=True)
+    for client, value in ((first, 0.005), (second, 0.005), (second, 0.5), (first, 0.5)):
+        client.set(LR, value)
+        client.dvc("repro")
+        client.sync()
+        assert client.sync() == "4 rows present\n"
+    assert "rebuilt" not in first.sync()
+    check_states(server, trainings={"0.005", "0.5"})
+
+
+def test_two_clones_at_once_have_one_row_a_state_after_a_sync(
+    project: Project, server: TrackingServer, tmp_path: Path
+) -> None:
+    first = Client(project.folder, server.uri)
+    second = make_clone(first, tmp_path / "clone", own_cache=True)
+    for value in (0.005, 0.5):
+        for client in (first, second):
+            client.set(LR, value)
+        both = [client.start(sys.executable, "-m", "dvc", "repro") for client in (first, second)]
+        outputs = [process.communicate(timeout=300)[0] for process in both]
+        assert [process.returncode for process in both] == [0, 0], outputs
+        assert not any(WARNING in output for output in outputs), outputs
+    for client in (first, second):
+        client.sync()
+        check_states(server, trainings={"0.005", "0.5"})
+    assert first.sync() == second.sync() == "4 rows present\n"
+
+
+@pytest.fixture(params=["down", "silent", "slow"])
+def bad_address(request: pytest.FixtureRequest, server: TrackingServer) -> Iterator[str]:
+    with contextlib.ExitStack() as opened:
+        match request.param:
+            case "down":
+                yield f"http://127.0.0.1:{free_port()}"
+            case "silent":
+                yield opened.enter_context(silent_port())
+            case "slow":
+                proxy = opened.enter_context(Proxy(server.port))
+                proxy.delay = 1.0
+                yield proxy.uri
+
+
+def test_a_server_that_is_of_no_use_costs_a_warning_and_sync_brings_the_rows(
+    bad_address: str, project: Project, server: TrackingServer
+) -> None:
+    project.set("runtime.tracking_seconds", 2.0)
+    output = Client(project.folder, bad_address).dvc("repro")
+    assert project.ran(output) == STAGES
+    check_said(output, times=len(STAGES))
+    for row in server.rows():  # the slow one's
+        assert row["status"] == "RUNNING"
+    client = Client(project.folder, server.uri)
+    assert "rebuilt: fetch, train, evaluate, gradients" in client.sync()
+    check_rows(client, server)
+    assert client.sync() == "4 rows present\n"
+
+
+def test_a_server_may_die_at_any_request(project: Project, server: TrackingServer) -> None:
+    project.set("runtime.tracking_seconds", 2.0)
+    with Proxy(server.port) as proxy:
+        client = Client(project.folder, proxy.uri)
+        client.dvc("repro", "fetch")
+        before = proxy.requests
+        client.dvc("repro", "train")
+        requests = proxy.requests - before
+        assert requests > 10
+        for lives in range(0, requests, 3):
+            value = 0.1 + lives / 1000
+            project.set(LR, value)
+            proxy.lives = proxy.requests + lives
+            output = client.dvc("repro", "train")
+            assert client.ran(output) == ["train"]
+            check_said(output)
+            proxy.revive()
+            assert "FINISHED" not in {row["status"] for row in trainings(server, value)}
+            client.sync()
+            (row,) = trainings(server, value)
+            check_row(client, server, row)
+        assert "rows present" in client.sync()
+
+
+def test_a_slow_server_is_waited_for_where_the_person_wants_it(project: Project, server: TrackingServer) -> None:
+    project.set("runtime.tracking_seconds", 300.0)
+    with Proxy(server.port) as proxy:
+        proxy.delay = 0.3
+        client = Client(project.folder, proxy.uri)
+        assert WARNING not in client.dvc("repro", "train")
+        for row in server.rows():
+            check_row(client, server, row)
+        assert len(server.rows()) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stage_that_waits_for_a_silent_server_stops_when_asked(
+    number: signal.Signals, project: Project, server: TrackingServer
+) -> None:
+    project.set("runtime.tracking_seconds", 60.0)
+    with Proxy(server.port) as proxy:
+        proxy.lives = 0
+        process = Client(project.folder, proxy.uri).start_stage("fetch")
+        output, seconds = stop(process, number, when=lambda: proxy.requests > 0)
+    assert process.returncode == 128 + number, output
+    assert seconds < 5, "of the sixty that it would wait else"
+    check_said(output)
+
+
+def test_a_real_training_goes_on_where_its_server_dies(server: TrackingServer, tmp_path: Path) -> None:
+    """With system metrics, live curves, artifacts of its compiling and a checkpoint."""
+    project = copy_project(tmp_path / "project")
+    project.set("fetch.dataset", "digits")
+    project.set("runtime.tracking_seconds", 60.0)
+    project.set("runtime.steps_per_call", 1)
+    with Proxy(server.port) as proxy:
+        client = Client(project.folder, proxy.uri)
+        client.dvc("repro", "train")
+        (row,) = server.rows_of("train")
+        assert row["status"] == "FINISHED"
+        metrics = row["metrics"]
+        assert any(name.startswith("system/") for name in metrics)
+        assert server.artifact(row, "checkpoint/_CHECKPOINT_METADATA")
+        assert server.artifact(row, "compile/functions.csv")
+        project.set("train.seed", 1)
+        project.set("runtime.tracking_seconds", 2.0)
+        process = client.start(sys.executable, "-m", "dvc", "repro", "train")
+        while not (begun := [row for row in server.rows_of("train") if row["params"].get("train.seed") == "1"]):
+            assert process.poll() is None
+        proxy.lives = proxy.requests
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        check_said(output)
+        proxy.revive()
+        assert "rebuilt: train" in client.sync()
+    (row,) = [row for row in server.rows_of("train") if row["params"]["train.seed"] == "1"]
+    assert row["id"] == begun[0]["id"]
+    assert row["status"] == "FINISHED"
+    kept = {name for name in metrics if name.startswith("train/") and "seconds" not in name}
+    assert len(kept) > 5
+    assert kept <= row["metrics"].keys()
+
+
+def check_said(output: str, times: int = 1) -> None:
+    """Assert that each stage said in one line what happened, and nothing else of it."""
+    lines = [line for line in output.splitlines() if WARNING in line]
+    assert len(lines) == times, output
+    assert all(line.startswith(WARNING) and "the results stand, and `gradtrail sync`" in line for line in lines)
+    rest = [line for line in output.splitlines() if WARNING not in line]
+    assert not [line for line in rest if any(word in line for word in ("WARN", "rror", "etry", "Traceback"))], output
+
+
+def check_rows(client: Client, server: TrackingServer) -> None:
+    """Assert that each stage has one row, which is whole, and that the headlines stand on the training's."""
+    rows = {row["tags"]["stage"]: row for row in server.rows()}
+    assert sorted(rows) == sorted(STAGES)
+    assert len(server.rows()) == len(STAGES)
+    for row in rows.values():
+        check_row(client, server, row)
+    for stage in ("evaluate", "gradients"):
+        assert rows[stage]["tags"]["mlflow.parentRunId"] == rows["train"]["id"]
+    assert rows["train"]["metrics"]["eval/length"] == 2
+    assert rows["train"]["metrics"]["gradients/length"] == 4
+
+
+def check_row(client: Client, server: TrackingServer, row: dict[str, Any]) -> None:
+    """Assert that a row is closed and has all that the files and the lock say of its state."""
+    stage = row["tags"]["stage"]
+    lock = YAML(typ="safe").load(client.folder / "dvc.lock")["stages"][stage]
+    assert row["status"] == "FINISHED"
+    assert row["params"]["fetch.dataset"] == "digits"
+    written = json.loads((client.folder / f"metrics/{stage}.json").read_bytes())
+    assert row["metrics"][metric_name(stage, "length")] == written["length"]
+    assert json.loads(server.artifact(row, "lineage.json"))[stage]["state"] == row["tags"]["state"]
+    digests = {out["path"]: out["md5"] for out in lock["outs"]}
+    for out, md5 in digests.items():
+        assert row["tags"][f"output/{out}"] == md5
+    for artifact, out in ARTIFACTS.get(stage, {}).items():
+        assert hashlib.md5(server.artifact(row, artifact), usedforsecurity=False).hexdigest() == digests[out]
+
+
+def check_states(server: TrackingServer, trainings: set[str]) -> None:
+    """Assert that each state has one row, none is open, and the trainings are those with these learning rates."""
+    rows = server.rows()
+    assert {row["status"] for row in rows} == {"FINISHED"}
+    assert len({row["tags"]["state"] for row in rows}) == len(rows) == 1 + 3 * len(trainings)
+    assert {row["params"][LR] for row in rows if row["tags"]["stage"] == "train"} == trainings
+    ids = {row["tags"]["state"]: row["id"] for row in rows}
+    for row in rows:
+        if "train_state" in row["tags"]:
+            assert row["tags"]["mlflow.parentRunId"] == ids[row["tags"]["train_state"]]
+
+
+def trainings(server: TrackingServer, learning_rate: float) -> list[dict[str, Any]]:
+    return [row for row in server.rows_of("train") if row["params"].get(LR) == str(learning_rate)]
+
+
+def commit(client: Client) -> None:
+    client.git("add", "-A")
+    client.git("commit", "-qm", "results")
+
+
+def make_clone(client: Client, to: Path, *, own_cache: bool = False) -> Client:
+    """Clone a project, by default with its cache."""
+    client.git("clone", "-q", str(client.folder), str(to))
+    clone = Client(to, client.uri)
+    if not own_cache:
+        clone.dvc("cache", "dir", "--local", str(client.folder / ".dvc" / "cache"))
+    return clone

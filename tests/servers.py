@@ -1,0 +1,192 @@
+"""A real tracking server on loopback, and a proxy before it that is as slow or as dead as one likes."""
+
+import contextlib
+import http.client
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+from projects import environment
+
+_SECONDS = 120  # that a server may take to start
+_EXPERIMENTS = ("data", "models")
+_OWN = ("host", "transfer-encoding", "content-length", "connection", "server", "date")  # of each end of a connection
+
+
+@dataclass(frozen=True)
+class TrackingServer:
+    """A server that runs, and what a person would ask it."""
+
+    port: int
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows, the newest first, as `Project.rows` does."""
+        experiments = [found for name in _EXPERIMENTS if (found := self._experiment(name))]
+        query = {"experiment_ids": experiments, "max_results": 1000, "order_by": ["attributes.start_time DESC"]}
+        found = self._ask("POST", "runs/search", json=query).get("runs", []) if experiments else []
+        return [
+            {"id": run["info"]["run_id"], "name": run["info"]["run_name"], "status": run["info"]["status"]}
+            | {kind: {one["key"]: one["value"] for one in run["data"].get(kind, [])} for kind in ("tags", "params")}
+            | {"metrics": {one["key"]: one["value"] for one in run["data"].get("metrics", [])}}
+            for run in found
+        ]
+
+    def rows_of(self, stage: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows() if row["tags"].get("stage") == stage]
+
+    def artifact(self, row: dict[str, Any], path: str) -> bytes:
+        """Return an artifact's content, which the server hands on."""
+        query = {"run_uuid": row["id"], "path": path}
+        answer = requests.get(f"{self.uri}/get-artifact", query, timeout=_SECONDS)
+        answer.raise_for_status()
+        return answer.content
+
+    def remove_rows(self) -> None:
+        for row in self.rows():
+            self._ask("POST", "runs/delete", json={"run_id": row["id"]})
+
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return requests.get(f"{self.uri}/health", timeout=5).ok
+        return False
+
+    def _experiment(self, name: str) -> str:
+        found = self._ask("GET", "experiments/get-by-name", params={"experiment_name": name}, missing={})
+        return found["experiment"]["experiment_id"] if found else ""
+
+    def _ask(self, kind: str, method: str, *, missing: Any = None, **content: Any) -> dict[str, Any]:
+        answer = requests.request(kind, f"{self.uri}/api/2.0/mlflow/{method}", timeout=_SECONDS, **content)
+        if answer.status_code == 404 and missing is not None:
+            return missing
+        answer.raise_for_status()
+        return answer.json()
+
+
+@contextlib.contextmanager
+def tracking_server(folder: Path, database: str = "") -> Iterator[TrackingServer]:
+    """Run `mlflow server` with its artifacts in a folder, handed on by the server itself.
+
+    Args:
+        folder: of the artifacts and of what the server prints.
+        database: its address; SQLite in the folder where none is given.
+    """
+    server = TrackingServer(free_port())
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
+    command += ["--workers", "1", "--backend-store-uri", database or f"sqlite:///{folder / 'server.db'}"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=environment(), stdout=log, stderr=log, cwd=folder, start_new_session=True
+        )
+        try:
+            deadline = time.monotonic() + _SECONDS
+            while not server.answers():
+                assert process.poll() is None, (folder / "server.log").read_text()
+                assert time.monotonic() < deadline, (folder / "server.log").read_text()
+                time.sleep(0.2)
+            yield server
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class Proxy:
+    """Hands requests on to a server: late, or for as long as it lives.
+
+    Attributes:
+        delay: seconds before each request is handed on.
+        lives: how many requests are handed on before it falls silent; None for all.
+        requests: how many came.
+    """
+
+    def __init__(self, port: int):
+        self.delay, self.requests = 0.0, 0
+        self.lives: int | None = None
+        self._ended = threading.Event()
+        proxy, lock = self, threading.Lock()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def handle_one(self) -> None:
+                body = self.read_body()
+                with lock:
+                    proxy.requests += 1
+                    silent = proxy.lives is not None and proxy.requests > proxy.lives
+                proxy._ended.wait(None if silent else proxy.delay)
+                if proxy._ended.is_set():
+                    return
+                headers = {name: value for name, value in self.headers.items() if name.lower() not in _OWN}
+                with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as upstream:
+                    upstream.request(self.command, self.path, body, headers)
+                    answer = upstream.getresponse()
+                    content = answer.read()
+                self.send_response(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in _OWN:
+                        self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def read_body(self) -> bytes:
+                if self.headers.get("Transfer-Encoding") != "chunked":  # as an empty file comes
+                    return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                parts = []
+                while size := int(self.rfile.readline(), 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            def handle_error(self, *_: Any) -> None:  # a client that did not wait for its answer
+                pass
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.uri = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> "Proxy":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def revive(self) -> None:
+        """Be well from now on."""
+        self.delay, self.lives = 0.0, None
+
+
+@contextlib.contextmanager
+def silent_port() -> Iterator[str]:
+    """Yield the address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
