@@ -16,9 +16,16 @@ help: ## what can be made
 
 env: $(READY) ## the environment in .venv, from requirements.lock
 
+# Scripts of an environment name the folder that it was made in: in a moved or copied repository it is made anew.
+ifneq ($(wildcard $(READY)),)
+ifneq ($(shell cat $(READY)),$(realpath $(VENV)))
+.PHONY: $(READY)
+endif
+endif
+
 $(READY): requirements.lock pyproject.toml tools/setup.sh
 	@sh tools/setup.sh "$(PYTHON)" "$(VENV)"
-	@touch $@
+	@cd $(VENV) && pwd -P >.ready
 
 repro: env ## run the whole pipeline; what is up to date does not run again
 	@$(BIN)/gradtrail repro

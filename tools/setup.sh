@@ -16,6 +16,9 @@ command -v "$python" >/dev/null 2>&1 ||
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     fail "$python has no venv module; on Debian: apt install python3-venv"
 
+if [ -s "$venv/.ready" ] && [ "$(cat "$venv/.ready")" != "$(cd "$venv" && pwd -P)" ]; then
+    rm -rf "$venv" # it came here from elsewhere
+fi
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null || {
     rm -rf "$venv"
     "$python" -m venv "$venv" >/dev/null || fail "$python could not make the environment $venv"

@@ -78,3 +78,17 @@ def test_no_index(folder: Path) -> None:
     assert len(lines) == 2  # that it installs, and why it did not
     assert "is a package index reachable?" in lines[1]
     assert not (folder / ".venv" / ".ready").exists()
+
+
+def test_an_environment_that_came_from_elsewhere_is_made_anew(folder: Path) -> None:
+    env = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
+    environment = folder / ".venv"
+    environment.mkdir()
+    (environment / ".ready").write_text(f"{environment.resolve()}\n")
+    (environment / "of before").touch()
+    assert make(folder, sys.executable, **env) == (0, [])
+    moved = folder.rename(folder.with_name("moved"))
+    status, lines = make(moved, sys.executable, **env)
+    assert status == 2
+    assert "setup: installing" in lines[0]
+    assert not (moved / ".venv" / "of before").exists()

@@ -26,7 +26,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.fixture
 def project(finished: Project, tmp_path: Path) -> Project:
     shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
-    return Project(tmp_path / "project")
+    copy = Project(tmp_path / "project")
+    copy.sync()  # it is said once that the rows were led here
+    return copy
 
 
 def commit(project: Project, message: str) -> None:
