@@ -106,6 +106,11 @@ class Project:
         """Run git."""
         return self.run("git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments)
 
+    def commit(self, message: str) -> None:
+        """Commit everything that is not ignored."""
+        self.git("add", "-A")
+        self.git("commit", "-qm", message)
+
     def wait_for_queue(self, seconds: float = 240) -> str:
         """Return the status of DVC's queue once nothing waits or runs any more, or when the time is up."""
         deadline = time.monotonic() + seconds
@@ -228,6 +233,5 @@ def make_small_project(to: Path) -> Project:
 def _initialize(project: Project) -> Project:
     project.git("init", "-q")
     project.dvc("init", "-q")
-    project.git("add", "-A")
-    project.git("commit", "-qm", "a project")
+    project.commit("a project")
     return project

@@ -1,9 +1,7 @@
 """Many that write to one database at once: nothing is lost, told by count and by digest."""
 
-from pathlib import Path
-
 import pytest
-from projects import Project, make_small_project
+from projects import Project
 from ruamel.yaml import YAML
 
 LR = "train.adamw.learning_rate"
@@ -11,11 +9,7 @@ RATES = [f"0.{number}" for number in range(11, 31)]  # each of which writes othe
 
 
 @pytest.mark.slow
-def test_twenty_experiments_by_four_workers_leave_all_their_rows(tmp_path: Path) -> None:
-    project = make_small_project(tmp_path / "project")
-    project.dvc("repro")
-    project.git("add", "-A")
-    project.git("commit", "-qm", "results")
+def test_twenty_experiments_by_four_workers_leave_all_their_rows(project: Project) -> None:
     project.dvc("exp", "run", "--queue", "-S", f"{LR}={','.join(RATES)}")
     project.dvc("queue", "start", "--jobs", "4")
     status = project.wait_for_queue(seconds=1200)

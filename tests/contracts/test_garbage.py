@@ -14,31 +14,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from projects import Project, environment, make_small_project, stop
+from projects import Project, environment, stop
 
 LR, CLIP, BINS = "train.adamw.learning_rate", "train.clip_norm", "evaluate.calibration_bins"
 NOTHING = "nothing to remove. "
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project whose pipeline ran once, with its results committed."""
-    project = make_small_project(tmp_path_factory.mktemp("garbage") / "project")
-    project.dvc("repro")
-    commit(project, "results")
-    return project
-
-
-@pytest.fixture
-def project(finished: Project, tmp_path: Path) -> Project:
-    shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
-    return Project(tmp_path / "project")
-
-
-def commit(project: Project, message: str) -> None:
-    project.git("add", "-A")
-    project.git("commit", "-qm", message)
 
 
 def own_code(project: Project) -> dict[str, str]:

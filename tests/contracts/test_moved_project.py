@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from projects import Project, make_small_project
+from projects import Project
 
 from gradtrail.io.digests import digest
 
@@ -29,16 +29,6 @@ LOCATIONS = [
     "select storage_location from model_versions",
     "select value from trace_tags",
 ]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project whose pipeline ran once, with its results committed."""
-    project = make_small_project(tmp_path_factory.mktemp("moved") / "project")
-    project.dvc("repro")
-    project.git("add", "-A")
-    project.git("commit", "-qm", "results")
-    return project
 
 
 def locations(project: Project) -> list[str]:

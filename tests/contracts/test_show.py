@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from projects import Project, make_small_project
+from projects import Project
 
 from gradtrail.io.digests import digest
 
@@ -14,26 +14,11 @@ LR, CLIP = "train.adamw.learning_rate", "train.clip_norm"
 OUTS = ("models/final.safetensors", "results/evaluate/words.txt", "results/gradients/words.txt")
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project whose pipeline ran once, with its results committed."""
-    project = make_small_project(tmp_path_factory.mktemp("show") / "project")
-    project.dvc("repro")
-    commit(project, "results")
-    return project
-
-
 @pytest.fixture
-def project(finished: Project, tmp_path: Path) -> Project:
-    shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
-    copy = Project(tmp_path / "project")
-    copy.sync()  # it is said once that the rows were led here
-    return copy
-
-
-def commit(project: Project, message: str) -> None:
-    project.git("add", "-A")
-    project.git("commit", "-qm", message)
+def project(project: Project) -> Project:
+    """A copy, of which it has been said that the rows were led here."""
+    project.sync()
+    return project
 
 
 def show(project: Project, *words: str, check: bool = True) -> str:
@@ -95,7 +80,7 @@ def test_a_commit_is_restored(project: Project) -> None:
     elsewhere = shutil.copy(project.folder / "models/final.safetensors", project.folder.parent / "a copy")
     project.set(LR, 0.5)
     project.dvc("repro")
-    commit(project, "another learning rate")
+    project.commit("another learning rate")
     told = show(project, str(elsewhere))
     assert f"{LR}: 0.005, now 0.5" in told
     assert row["tags"]["state"] in told

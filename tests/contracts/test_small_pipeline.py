@@ -1,32 +1,13 @@
 """DVC and MLflow together, on a small pipeline of the real one's shape: what runs, what is kept, which row is whose."""
 
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
-from projects import Project, make_small_project
+from projects import Project
 
 from gradtrail.io.identity import Identity
 
 STAGES = ["fetch", "train", "evaluate", "gradients"]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project whose pipeline ran once, with its results committed."""
-    project = make_small_project(tmp_path_factory.mktemp("small") / "project")
-    assert project.ran(project.dvc("repro")) == STAGES
-    project.git("add", "-A")
-    project.git("commit", "-qm", "results")
-    return project
-
-
-@pytest.fixture
-def project(finished: Project, tmp_path: Path) -> Project:
-    """A copy of it, for a test to change. The store comes along, and is led to the copy by what first opens it."""
-    shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
-    return Project(tmp_path / "project")
 
 
 def test_the_second_repro_runs_nothing(project: Project) -> None:

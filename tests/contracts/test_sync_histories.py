@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from projects import Project, make_small_project, stop
+from projects import Project, stop
 from ruamel.yaml import YAML
 
 from gradtrail.io.digests import digest
@@ -26,26 +26,6 @@ LR, CLIP, BINS, TOP = (
 )
 FIRST = ["evaluate", "fetch", "gradients", "train"]
 OTHER = ["evaluate lr", "gradients lr", "train lr"]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project whose pipeline ran once, with its results committed."""
-    project = make_small_project(tmp_path_factory.mktemp("histories") / "project")
-    project.dvc("repro")
-    commit(project, "results")
-    return project
-
-
-@pytest.fixture
-def project(finished: Project, tmp_path: Path) -> Project:
-    shutil.copytree(finished.folder, tmp_path / "project", symlinks=True)
-    return Project(tmp_path / "project")
-
-
-def commit(project: Project, message: str) -> None:
-    project.git("add", "-A")
-    project.git("commit", "-qm", message)
 
 
 def nothing_more(project: Project) -> None:
@@ -132,7 +112,7 @@ def experiments_applied_branched_and_removed(project: Project) -> None:
     experiments(project)
     project.dvc("exp", "branch", "here", "kept")
     project.dvc("exp", "apply", "there")
-    commit(project, "applied")
+    project.commit("applied")
     project.dvc("exp", "remove", "here", "there")
 
 
@@ -188,7 +168,7 @@ def test_a_clone_with_a_cache_has_the_rows_of_all_branches(project: Project, tmp
     project.git("checkout", "-qb", "other")
     project.set(LR, 0.5)
     project.dvc("repro")
-    commit(project, "another learning rate")
+    project.commit("another learning rate")
     project.git("checkout", "-q", "-")
     before = by_state(project)
     project.run("git", "clone", "-q", str(project.folder), str(tmp_path / "clone"))
@@ -269,7 +249,7 @@ def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
     lock = project.lock()
     for content in (b"schema: '2.0'\nstages:\n  fetch: 3\n", b"<<<<<<< HEAD\n", b"stages:\n  other: {cmd: run}\n"):
         (project.folder / "dvc.lock").write_bytes(content)
-        commit(project, "odd")
+        project.commit("odd")
     (project.folder / "dvc.lock").write_bytes(lock)
     assert project.sync().endswith("4 rows present; passed over, of another shape: 2\n")
     assert whole_rows(project) == FIRST
@@ -361,7 +341,7 @@ def commit_as_if_run(project: Project, learning_rate: str) -> None:
             out["md5"] = into_cache(project, contents[out["path"]])
     stages.pop("gradients", None)
     yaml.dump(lock, project.folder / "dvc.lock")
-    commit(project, f"with {learning_rate}")
+    project.commit(f"with {learning_rate}")
 
 
 def into_cache(project: Project, content: str) -> str:
@@ -380,7 +360,7 @@ def test_a_commit_whose_code_wrote_the_same_bytes_gets_no_row_made(project: Proj
     core = project.folder / "src/gradtrail/core/second.py"
     core.write_text(core.read_text() + "# a word to the reader\n")
     project.dvc("repro")
-    commit(project, "edited")
+    project.commit("edited")
     (edited, _) = (row["tags"]["state"] for row in project.rows_of("train"))
     (project.folder / "mlflow.db").unlink()
     project.dvc("repro", "--force")

@@ -86,7 +86,7 @@ def check_whole_story(project: Project, server: TrackingServer, folder: Path) ->
     assert not (project.folder / "mlflow.db").exists()
     assert not (project.folder / "mlruns").exists(), "the artifacts are the server's"
     assert client.sync() == "4 rows present\n"
-    commit(client)
+    client.commit("results")
 
     clone = make_clone(client, folder / "clone")
     clone.dvc("checkout")
@@ -103,7 +103,7 @@ def test_two_clones_that_take_turns_have_one_row_a_state(
 ) -> None:
     first = Client(project.folder, server.uri)
     first.dvc("repro", "fetch")
-    commit(first)
+    first.commit("results")
     second = make_clone(first, tmp_path / "clone", own_cache=True)
     for client, value in ((first, 0.005), (second, 0.005), (second, 0.5), (first, 0.5)):
         client.set(LR, value)
@@ -296,11 +296,6 @@ def check_states(server: TrackingServer, trainings: set[str]) -> None:
 
 def trainings(server: TrackingServer, learning_rate: float) -> list[dict[str, Any]]:
     return [row for row in server.rows_of("train") if row["params"].get(LR) == str(learning_rate)]
-
-
-def commit(client: Client) -> None:
-    client.git("add", "-A")
-    client.git("commit", "-qm", "results")
 
 
 def make_clone(client: Client, to: Path, *, own_cache: bool = False) -> Client:

@@ -143,8 +143,7 @@ def committed(training: Training, tmp_path: Path) -> Project:
     for path in (project.folder / "models", project.folder / "results" / "train"):
         shutil.rmtree(path, ignore_errors=True)  # made by hand, and so known to nobody
     project.dvc("repro", "preprocess")
-    project.git("add", "-A")
-    project.git("commit", "-qm", "prepared")
+    project.commit("prepared")
     return project
 
 

@@ -199,8 +199,7 @@ def test_the_main_histories(project: Project, tmp_path: Path) -> None:
     """What tests/contracts tries on a small pipeline, once with the real stages: each state has one row."""
     shutil.copytree(project.folder, tmp_path / "project", symlinks=True)
     copy = Project(tmp_path / "project")
-    copy.git("add", "-A")
-    copy.git("commit", "-qm", "results")
+    copy.commit("results")
     bins = "evaluate.calibration_bins"
     first = dict.fromkeys(STAGES, 1)
     assert count(copy) == first
