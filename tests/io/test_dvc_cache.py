@@ -49,6 +49,13 @@ def test_a_file_and_a_folder_come_from_the_cache(to: Path) -> None:
     assert (to / "results/b/c.txt").read_bytes() == b"c"
 
 
+def test_an_empty_folder_is_one_too(to: Path) -> None:
+    empty = keep_folder({})
+    assert is_here("models/epochs", empty)
+    assert restore("models/epochs", empty, to, "")
+    assert (to / "models/epochs").is_dir()
+
+
 def test_what_is_here_is_in_the_cache_or_in_the_working_folder(project: Path) -> None:
     folder = keep_folder({"a.txt": b"a", "b.txt": b"b"})
     assert is_here("data", folder)

@@ -55,8 +55,9 @@ def digest_within(out: str, md5: str, dep: str) -> str | None:
 
 def is_here(out: str, md5: str) -> bool:
     """Whether the cache, or the working folder as it is now, has an out with this digest."""
-    files = (listing(md5) or {}).values() if md5.endswith(".dir") else (md5,)
-    return (len(files) > 0 and all(_place(found).is_file() for found in files)) or _is_in_working_folder(out, md5)
+    files = _files_of(md5)
+    in_cache = files is not None and all(_place(found).is_file() for found in files.values())
+    return in_cache or _is_in_working_folder(out, md5)
 
 
 def restore(out: str, md5: str, to: Path, commit: str) -> bool:
@@ -75,16 +76,22 @@ def restore(out: str, md5: str, to: Path, commit: str) -> bool:
 
 
 def _from_cache(md5: str, target: Path) -> bool:
-    files = {target: md5} if not md5.endswith(".dir") else None
-    if files is None:
-        files = {target / name: found for name, found in (listing(md5) or {}).items()}
+    if (files := _files_of(md5)) is None:
+        return False
+    if md5.endswith(".dir"):
         target.mkdir(exist_ok=True)
-    for path, found in files.items():
+    for name, found in files.items():
+        path = target / name
         if not _is_below(path, target) or not (source := _place(found)).is_file():
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, path)  # not its mode: what is in the cache is read-only
-    return bool(files)
+    return True
+
+
+def _files_of(md5: str) -> Mapping[str, str] | None:
+    """Return the digests of an out's files, by their paths in it; None where the cache lacks a folder's listing."""
+    return listing(md5) if md5.endswith(".dir") else {"": md5}
 
 
 def _from_commit(commit: str, out: str, target: Path) -> bool:

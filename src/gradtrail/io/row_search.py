@@ -102,9 +102,11 @@ def find_twin(find: Find, stage: Identity) -> Run | None:
 def find_alike(find: Find, stage: Identity) -> Run | None:
     """Return a finished row of the same stage and params whose outs are the same bytes, if there is one: code aside.
 
-    Code that was edited and wrote the same bytes is no other result, so its state is not worth a row made anew.
+    Code that was edited and wrote the same bytes is no other result, so its state is not worth a row made anew. The
+    metrics file does not count: it also has what the stage's functions cost, which edits of code change.
     """
-    tags = {"stage": stage.name} | {f"output/{out}": found for out, found in stage.out_digests().items()}
+    outs = {out: found for out, found in stage.out_digests().items() if out != f"metrics/{stage.name}.json"}
+    tags = {"stage": stage.name} | {f"output/{out}": found for out, found in outs.items()}
     params = {key: shown(value) for key, value in stage_params(stage).items()}
     return next((row for row in find(tags, finished=True) if row.data.params == params), None)
 
