@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gradtrail.core.bounds import ConfigError
 from gradtrail.io import recipes, synchronization
-from gradtrail.io.errors import UserError, one_line
+from gradtrail.io.errors import UserError, bad_ground, one_line
 from gradtrail.io.versions import write_installed_versions
 
 T = TypeVar("T")
@@ -119,4 +119,6 @@ def _with_store(action: Callable[[], T]) -> T:
     except UserError:
         raise
     except Exception as error:  # whatever the store does
+        if said := bad_ground(error):
+            raise UserError(said) from error
         raise UserError(f"MLflow's store failed: {one_line(error)[:200]}") from error

@@ -271,6 +271,31 @@ def on_a_terminal(project: Project, command: Sequence[str], answer: bytes) -> st
     return said.decode()
 
 
+@pytest.mark.parametrize("store", ["none", "its row"])
+def test_a_lock_without_its_files_makes_no_training_complete(project: Project, store: str) -> None:
+    """As in a fresh clone, where the training that the lock names was stopped before its first end."""
+    (train,) = project.rows_of("train")
+    checkpoint = project.folder / ".gradtrail/resume" / f"{train['tags']['state'][:32]}-cpu1" / "step_000000001"
+    checkpoint.mkdir(parents=True)
+    shutil.rmtree(project.folder / ".dvc/cache/files")
+    shutil.rmtree(project.folder / "models")
+    if store == "none":
+        (project.folder / "mlflow.db").unlink()
+    else:
+        sql(project, f"update runs set status = 'KILLED' where run_uuid = '{train['id']}'")  # noqa: S608
+    gc(project, "--yes")
+    assert checkpoint.exists()
+    assert store == "none" or train["id"] in ids(project)
+
+
+def test_what_git_cannot_read_is_not_taken_for_nothing(project: Project) -> None:
+    project.git("update-ref", "refs/heads/broken", "HEAD")
+    (project.folder / ".git/refs/heads/broken").write_text("1" * 40 + "\n")
+    before = ids(project)
+    assert "git cannot read all commits" in gc(project, "--yes", check=False)
+    assert ids(project) == before
+
+
 def test_on_a_terminal_it_asks(project: Project) -> None:
     (leftover := project.folder / ".outs/train").mkdir()
     command = (sys.executable, "-m", "gradtrail", "gc")

@@ -92,6 +92,34 @@ def test_a_commit_is_restored(project: Project) -> None:
 
 
 @pytest.mark.slow
+def test_a_changed_working_folder_is_stashed_first(project: Project) -> None:
+    """Git would keep the changes, and `dvc checkout` would fill in what they say."""
+    before, row = digests(project), of_learning_rate(project, "0.005")
+    project.set(LR, 0.5)
+    project.dvc("repro")
+    assert digests(project) != before
+    (command,) = commands(show(project, row["id"]))
+    assert command.startswith("git stash && git checkout ")
+    project.run("sh", "-c", command)
+    assert digests(project) == before
+
+
+@pytest.mark.slow
+def test_without_a_cache_it_is_made_again(project: Project, tmp_path: Path) -> None:
+    before, row = digests(project), of_learning_rate(project, "0.005")
+    shutil.rmtree(project.folder / ".dvc/cache")
+    shutil.rmtree(project.folder / "models")
+    (command,) = commands(show(project, row["id"]))
+    assert command == "dvc repro train"
+    project.run("sh", "-c", command)
+    assert digests(project) == before
+    project.dvc("remote", "add", "--local", "far", str(tmp_path))
+    shutil.rmtree(project.folder / ".dvc/cache")
+    shutil.rmtree(project.folder / "models")
+    assert commands(show(project, row["id"])) == ["dvc pull"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--temp",)])
 def test_an_experiment_is_restored(project: Project, options: tuple[str, ...]) -> None:
     before = digests(project)
@@ -121,6 +149,7 @@ def test_what_no_lock_names_is_made_again(project: Project, *, forget: bool) -> 
     project.set(LR, 0.5)
     source = project.folder / "src/gradtrail/core/third.py"
     source.write_text(source.read_text().replace("third", "third of another kind"))
+    (project.folder / "notes.txt").write_text("of no importance")
     project.dvc("repro")
     before, row = digests(project), project.rows_of("evaluate")[0]
     assert row["tags"]["git.dirty"] == "true"

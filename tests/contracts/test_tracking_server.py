@@ -25,7 +25,6 @@ STAGES = ["fetch", "train", "evaluate", "gradients"]
 LR, BINS = "train.adamw.learning_rate", "evaluate.calibration_bins"
 WARNING = "warning: MLflow's store failed ("
 ARTIFACTS = {  # of the small project's rows → the file that each is a copy of
-    "train": {"models/final.safetensors": "models/final.safetensors"},
     "evaluate": {"results/words.txt": "results/evaluate/words.txt"},
     "gradients": {"results/words.txt": "results/gradients/words.txt"},
 }

@@ -25,12 +25,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dvc_cache._configured_cache.cache_clear()
 
 
-def keep(stage: str, deps: dict[str, str], outs: dict[str, str], *, at: int) -> dict[str, Any]:
+def keep(
+    stage: str, deps: dict[str, str], outs: dict[str, str], *, at: int, params: dict[str, Any] | None = None
+) -> dict[str, Any]:
     section = {
         "cmd": f"run {stage}",
         "deps": [{"path": path, "md5": md5} for path, md5 in deps.items()],
         "outs": [{"path": path, "md5": md5} for path, md5 in outs.items()],
     }
+    section |= {"params": params} if params else {}
     path = Path(".dvc/cache/runs/00/0") / f"{at:064d}"
     path.parent.mkdir(parents=True, exist_ok=True)
     YAML().dump(section, path)
@@ -63,6 +66,22 @@ def test_of_makers_of_the_same_bytes_the_newest_that_fits_all_counts() -> None:
     keep("train", {"data": "d3", "train.py": "t"}, {"model": "m"}, at=5)  # of other data: not what was evaluated
     evaluate = keep("evaluate", {"data": "d", "model": "m"}, {"words": "w"}, at=6)
     assert found()[-1] == {"fetch": newest, "train": train, "evaluate": evaluate}
+
+
+def test_a_profile_belongs_to_the_newest_training_of_its_params() -> None:
+    """It reads nothing that the training wrote, and yet hangs below it; without one there is nothing to hang below."""
+    pipeline = PIPELINE | {"profile": StageSpec(cmd="run profile", deps=("data",), params={}, outs=("costs",))}
+    params = [{"params.yaml": {"train": {"seed": seed}}} for seed in (1, 2)]
+    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
+    profile = keep("profile", {"data": "d"}, {"costs": "c"}, at=2, params=params[0])
+    keep("train", {"data": "d", "train.py": "t"}, {"model": "m2"}, at=3, params=params[1])
+    keep("train", {"data": "d2", "train.py": "t"}, {"model": "m3"}, at=4, params=params[0])
+    locks = [snapshot.lock for snapshot in run_cache_snapshots([pipeline], lambda _: False)]
+    assert not [lock for lock in locks if "profile" in lock]
+    keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=5, params=params[0])
+    train = keep("train", {"data": "d", "train.py": "t2"}, {"model": "m"}, at=6, params=params[0])
+    locks = [snapshot.lock for snapshot in run_cache_snapshots([pipeline], lambda _: False)]
+    assert {"fetch": fetch, "train": train, "profile": profile} in locks
 
 
 def test_an_entry_whose_makers_are_unknown_is_left_out() -> None:

@@ -13,13 +13,15 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.io.dvc_cache import is_here, restore
+from gradtrail.io.errors import UserError
 from gradtrail.io.identity import Identity
 from gradtrail.io.origins import origin_of
 from gradtrail.io.recorded_states import entry_of, recorded_snapshots, sound_stages
-from gradtrail.io.row_labels import CHILDREN, is_of_this_host
+from gradtrail.io.row_labels import is_of_this_host
 from gradtrail.io.row_search import RowIndex, find_row, find_standing, is_whole
 from gradtrail.io.rows import REBUILT, StoredRow, close_dead_rows, is_referenced, open_row
 from gradtrail.io.snapshots import Snapshot
+from gradtrail.io.states import CHILDREN
 from gradtrail.io.store import open_store
 from gradtrail.io.sync_report import SyncReport
 from gradtrail.io.ties import PARENT, copy_headlines, has_headlines
@@ -163,7 +165,7 @@ def _make_row(client: MlflowClient, stage: Identity) -> str | None:
     try:
         stored = open_row(client, stage, origin_of(stage))
         stored.log_outs(stage)
-    except (LookupError, ValueError, TypeError):  # of files and params; the store's faults are others
+    except (LookupError, ValueError, TypeError, UserError):  # of files and params; the store's faults are others
         if stored and began:
             client.set_terminated(stored.run_id, began.info.status)
         elif stored:

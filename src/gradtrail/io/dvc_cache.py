@@ -1,11 +1,12 @@
 """Files from DVC's cache, by their digests, without DVC, whose import takes longer than most of what is asked here."""
 
 import configparser
+import contextlib
 import functools
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gradtrail.io.digests import digest
@@ -20,16 +21,26 @@ def cache_folder() -> Path:
     return _configured_cache(root() / ".dvc")
 
 
-@functools.cache
-def _configured_cache(own: Path) -> Path:
+def has_remote() -> bool:
+    """Whether DVC knows of a remote to pull from."""
+    configs = _configurations(root() / ".dvc")
+    return any(name.strip("'").startswith("remote ") for _, config in configs for name in config.sections())
+
+
+def _configurations(own: Path) -> Iterator[tuple[Path, configparser.ConfigParser]]:
+    """Yield DVC's configuration files, the later ones of more weight."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    found = own / "cache"
     for file in (Path(_SYSTEM_CONFIG), Path(home) / "dvc" / "config", own / "config", own / "config.local"):
         config = configparser.ConfigParser(interpolation=None, strict=False)
-        try:
+        with contextlib.suppress(configparser.Error, ValueError):  # DVC itself will say so
             config.read(file, encoding="utf-8")
-        except (configparser.Error, ValueError):  # DVC itself will say so
-            continue
+            yield file, config
+
+
+@functools.cache
+def _configured_cache(own: Path) -> Path:
+    found = own / "cache"
+    for file, config in _configurations(own):
         if folder := config.get("cache", "dir", fallback="").strip("\"' "):
             found = file.parent / folder
     return found

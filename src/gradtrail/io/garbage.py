@@ -25,7 +25,7 @@ from gradtrail.io.garbage_files import (
 )
 from gradtrail.io.git import git
 from gradtrail.io.moved_store import own_database
-from gradtrail.io.recorded_states import Recorded, last_stage, recorded_snapshots, sound_stages
+from gradtrail.io.recorded_states import Recorded, has_files, last_stage, recorded_snapshots, sound_stages
 from gradtrail.io.run_cache import entry_files
 from gradtrail.io.synchronization import sync
 from gradtrail.io.terminal import stdout_console
@@ -48,11 +48,14 @@ def collect_garbage(*, yes: bool) -> None:
         print("rows are left alone: those of a server, or of a database elsewhere, may be of other clones")
     elif _has_rows():
         sync()  # what has no row yet gets it: a row that stands for several states is then known as such
-    found = _find()
+    recorded = recorded_snapshots()
+    found = _find(recorded)
     if not found:
         print(f"nothing to remove. {_LAST_LINE}")
         return
     stdout_console().print(_as_table(found))
+    if recorded.num_unreadable:
+        print(f"not read, so what only they refer to is above: {recorded.num_unreadable} commits of another shape")
     if yes or _agrees():
         print(_remove({(one.what, one.name) for one in found}))
     elif not _is_terminal():
@@ -60,8 +63,7 @@ def collect_garbage(*, yes: bool) -> None:
     print(_LAST_LINE)
 
 
-def _find() -> list[Garbage]:
-    recorded = recorded_snapshots()
+def _find(recorded: Recorded) -> list[Garbage]:
     rows, states, complete = _of_rows(recorded) if _has_rows() else _without_rows(recorded)
     resumable = open_checkpoints(complete)
     keys = [*(snapshot.key for snapshot in recorded.snapshots), *(path.name for path in entry_files())]
@@ -75,7 +77,7 @@ def _of_rows(recorded: Recorded) -> tuple[list[Garbage], set[str], set[str]]:
 
     client, index = garbage_rows.open_index()
     kept = garbage_rows.referred(recorded, index)
-    complete = kept.states | {row.data.tags.get("state", "") for row in index({}, finished=True)}
+    complete = _made(recorded) | {row.data.tags.get("state", "") for row in index({}, finished=True)}
     to_go = garbage_rows.rows_to_go(index, kept, open_checkpoints(complete))
     if to_go:
         _require_records(recorded)
@@ -88,14 +90,20 @@ def _of_rows(recorded: Recorded) -> tuple[list[Garbage], set[str], set[str]]:
 def _without_rows(recorded: Recorded) -> tuple[list[Garbage], set[str], set[str]]:
     stages = [stage for snapshot in recorded.snapshots for stage in sound_stages(snapshot)]
     states = {stage.state for stage in [*stages, *map(last_stage, recorded.only_ran(lambda _: False))]}
-    return [], states, states
+    return [], states, _made(recorded)
+
+
+def _made(recorded: Recorded) -> set[str]:
+    """Return the trained states whose files are here: a lock may name others, that are yet to be made here."""
+    stages = (stage for snapshot in recorded.snapshots for stage in sound_stages(snapshot))
+    return {stage.state for stage in stages if stage.name == "train" and has_files(stage)}
 
 
 def _remove(shown: set[tuple[str, str]]) -> str:
     """Remove what was shown and is still to go; say what came of it."""
     database = _database()
     with FileLock(private_folder() / "sync.lock"):
-        chosen = [one for one in _find() if (one.what, one.name) in shown]
+        chosen = [one for one in _find(recorded_snapshots()) if (one.what, one.name) in shown]
         for one in chosen:
             one.remove()
         said = f"removed: {len(chosen)}, {decimal(sum(one.size_bytes for one in chosen))}"
@@ -146,6 +154,8 @@ def _require_ground() -> None:
     """
     if not (working_folder() / "dvc.yaml").is_file():
         raise UserError(f"{working_folder()}: no dvc.yaml here; run it in the repository's root")
+    if git("rev-parse", "--verify", "--quiet", "HEAD") and not git("rev-list", "--all", "--count"):
+        raise UserError("git cannot read all commits here, so nobody can tell what they refer to; try `git fsck`")
     has_git = any((folder / ".git").exists() for folder in (root(), *root().parents))
     if has_git and not git("rev-parse", "--git-dir"):
         raise UserError("git does not answer here, so nobody can tell what commits refer to; try `git status`")

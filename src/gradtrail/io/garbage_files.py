@@ -94,8 +94,8 @@ def remembered_of_nothing(keys: Collection[str]) -> Iterator[Garbage]:
     if files := needless(keys):
         yield Garbage(
             what="remembered",
-            name=f".gradtrail/parsed ({len(files)})",
-            why="of locks and run-cache entries that are nowhere",
+            name=".gradtrail/parsed",
+            why=f"{len(files)} of locks and run-cache entries that are nowhere",
             size_bytes=sum(map(size_of, files)),
             remove=functools.partial(_remove_files, files),
         )
@@ -112,8 +112,8 @@ def unused_locks(states: Collection[str]) -> Iterator[Garbage]:
     if files := [path for path in files if _is_free(path)]:
         yield Garbage(
             what="lock files",
-            name=f".gradtrail/locks ({len(files)})",
-            why="of states that nothing refers to",
+            name=".gradtrail/locks",
+            why=f"{len(files)} of states that nothing refers to",
             size_bytes=0,
             remove=functools.partial(_remove_locks, files),
         )

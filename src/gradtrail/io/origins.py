@@ -9,7 +9,7 @@ from gradtrail.io.errors import UserError
 from gradtrail.io.git import blobs, git
 from gradtrail.io.identity import Identity
 from gradtrail.io.params import read_yaml
-from gradtrail.io.snapshots import remembered
+from gradtrail.io.snapshots import PARAMS, remembered
 from gradtrail.io.states import values_of
 
 
@@ -50,7 +50,7 @@ def _parsed(content: bytes) -> dict[str, Any]:
             path.write_bytes(content)
             return read_yaml(path)
 
-    return remembered(hashlib.sha256(content).hexdigest(), parse)
+    return remembered(f"{PARAMS}{hashlib.sha256(content).hexdigest()}", parse)
 
 
 def _md5(content: bytes) -> str:

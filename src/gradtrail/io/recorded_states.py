@@ -10,7 +10,7 @@ from gradtrail.io.dvc_cache import is_here
 from gradtrail.io.identity import Identity
 from gradtrail.io.run_cache import run_cache_snapshots
 from gradtrail.io.snapshots import Snapshot, committed_snapshots, working_snapshot
-from gradtrail.io.states import entry_key
+from gradtrail.io.states import CHILDREN, entry_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Recorded:
             is_known: whether an entry, given by its key, needs no snapshot.
         """
         pipelines = [snapshot.pipeline for snapshot in reversed(self.snapshots)]
-        return [snapshot for snapshot in run_cache_snapshots(pipelines, is_known) if _has_files(last_stage(snapshot))]
+        return [snapshot for snapshot in run_cache_snapshots(pipelines, is_known) if has_files(last_stage(snapshot))]
 
 
 def recorded_snapshots() -> Recorded:
@@ -47,9 +47,11 @@ def recorded_snapshots() -> Recorded:
 
 
 def sound_stages(snapshot: Snapshot) -> Iterator[Identity]:
-    """Yield the stages of a snapshot whose states can be told, in the pipeline's order."""
+    """Yield the stages of a snapshot whose states can be told, and whose training is one, in the pipeline's order."""
     stages = (Identity(name, from_lock=True, snapshot=snapshot) for name in snapshot.pipeline)
-    yield from (stage for stage in stages if stage.is_sound)
+    sound = [stage for stage in stages if stage.is_sound]
+    has_training = any(stage.name == "train" for stage in sound)
+    yield from (stage for stage in sound if has_training or stage.name not in CHILDREN)
 
 
 def last_stage(snapshot: Snapshot) -> Identity:
@@ -62,5 +64,7 @@ def entry_of(stage: Identity) -> str:
     return entry_key(stage.name, stage.entry(stage.name))
 
 
-def _has_files(stage: Identity) -> bool:
-    return all(is_here(out, md5) for out, md5 in stage.out_digests().items())
+def has_files(stage: Identity, *, but_metrics: bool = False) -> bool:
+    """Whether DVC's cache, or the working folder, has all outs of a stage; if asked, but for its metrics file."""
+    passed_over = f"metrics/{stage.name}.json" if but_metrics else None
+    return all(is_here(out, md5) for out, md5 in stage.out_digests().items() if out != passed_over)

@@ -10,10 +10,11 @@ import psutil
 
 from gradtrail.io.git import git, git_bytes
 from gradtrail.io.identity import Identity
-from gradtrail.io.states import Entry, entry_key
+from gradtrail.io.states import CHILDREN, Entry, entry_key
 
-CHILDREN = ("evaluate", "gradients", "profile")  # their rows hang below the row of the training they belong to
+NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # lines of an artifact `git.diff` that are no diff
 _CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics")
+_FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _MAX_DIFF_BYTES = 2**20
 _CLOCK_SECONDS = 10  # by which two readings of when a process started may differ
 
@@ -95,9 +96,9 @@ def origin_tags() -> dict[str, str]:
 
 def working_diff() -> str:
     """Return what was changed since the commit, without what stages change themselves, cut off after 1 MiB."""
-    new = "".join(f"# not in git: {line[3:]}\n" for line in _changes().splitlines() if line.startswith("??"))
-    diff = new.encode() + git_bytes("diff", "HEAD", "--", ".", *_CHANGED_BY_STAGES)
-    cut = "\n# cut off here\n" if len(diff) > _MAX_DIFF_BYTES else ""
+    new = "".join(f"{NOT_IN_GIT}{line[3:]}\n" for line in _changes().splitlines() if line.startswith("??"))
+    diff = new.encode() + git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", ".", *_CHANGED_BY_STAGES)
+    cut = f"\n{CUT_OFF}\n" if len(diff) > _MAX_DIFF_BYTES else ""
     return diff[: _MAX_DIFF_BYTES - len(cut)].decode(errors="ignore") + cut
 
 

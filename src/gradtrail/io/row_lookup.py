@@ -9,8 +9,8 @@ from mlflow.entities import Run
 from gradtrail.io.digests import digest
 from gradtrail.io.dvc_cache import listing
 from gradtrail.io.errors import UserError, one_line
-from gradtrail.io.identity import Identity
-from gradtrail.io.snapshots import working_snapshot
+from gradtrail.io.recorded_states import sound_stages
+from gradtrail.io.snapshots import find_experiments, snapshot_of, working_snapshot
 from gradtrail.io.workspace import working_folder
 
 _OUTPUT = "output/"
@@ -22,19 +22,21 @@ def look_up(what: str, rows: Iterable[Run]) -> list[Run]:
 
     Args:
         what: a run's id or name, a state's key, the first four or more digits of an id or a key, the name of a DVC
-            experiment, which stands for what it trained if it trained, or the path of a file or folder, wherever it
+            experiment, which stands for its training, or the path of a file or folder, wherever it
             lies: what counts is its content.
         rows: of the store, the newest first.
 
     Raises:
         UserError: nothing is meant; one line.
     """
-    rows = list(rows)
+    rows = [row for row in rows if "state" in row.data.tags]
+    states = _states_of_experiment(what)
     tests: list[Callable[[Run], bool]] = [
         lambda row: what in (row.info.run_id, row.data.tags.get("state")),
         lambda row: what == row.info.run_name,
-        lambda row: what == row.data.tags.get("dvc.exp_name") and row.data.tags.get("stage") == "train",
-        lambda row: what == row.data.tags.get("dvc.exp_name"),
+        lambda row: row.data.tags["state"] in states and row.data.tags["stage"] == "train",
+        lambda row: what == row.data.tags.get("dvc.exp_name") and row.data.tags["stage"] == "train",
+        lambda row: row.data.tags["state"] in states or what == row.data.tags.get("dvc.exp_name"),
     ]
     if _BEGINNING.fullmatch(what):
         tests.append(lambda row: any(key.startswith(what) for key in (row.info.run_id, row.data.tags.get("state", ""))))
@@ -63,7 +65,9 @@ def writers(path: Path, rows: Iterable[Run]) -> list[Run]:
     if not found:
         raise UserError(f"{path}: no row's state wrote these bytes (md5 {wanted})")
     here = [row for row, out in found.values() if path.resolve() == (working_folder() / out).resolve()]
-    of_lock = [row for row in here if row.data.tags["state"] in _states_of_lock()]
+    working = working_snapshot()
+    current = {stage.state for stage in sound_stages(working)} if working else set()
+    of_lock = [row for row in here if row.data.tags["state"] in current]
     return of_lock or here or [row for row, _ in found.values()]
 
 
@@ -73,12 +77,11 @@ def outputs(row: Run) -> dict[str, str]:
     return {name.removeprefix(_OUTPUT): found for name, found in tags if name.startswith(_OUTPUT)}
 
 
-def _states_of_lock() -> set[str]:
-    working = working_snapshot()
-    if working is None:
-        return set()
-    stages = (Identity(name, from_lock=True, snapshot=working) for name in working.pipeline)
-    return {stage.state for stage in stages if stage.is_sound}
+def _states_of_experiment(name: str) -> set[str]:
+    """Return the states that the newest experiment of a name has, also where a row names another one."""
+    commits = [one.commit for one in find_experiments() if one.name == name]
+    snapshot = snapshot_of(commits[-1]) if commits else None
+    return {stage.state for stage in sound_stages(snapshot)} if snapshot else set()
 
 
 def _out_with(wanted: str, row: Run) -> str | None:

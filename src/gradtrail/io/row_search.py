@@ -7,7 +7,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
 from gradtrail.io.identity import Identity
-from gradtrail.io.row_labels import CHILDREN, flat_params, input_tags, is_alive, shown, stage_params
+from gradtrail.io.row_labels import flat_params, input_tags, is_alive, shown, stage_params
+from gradtrail.io.states import CHILDREN
 from gradtrail.io.store import experiment_id
 
 _EXPERIMENTS = ("data", "models")

@@ -137,17 +137,18 @@ def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
             about to run, so that the working folder says it.
     """
     experiment = experiment_id(client, _EXPERIMENTS.get(stage.name, "models"))
-    with store_lock(client.tracking_uri):
+    tags = process_tags() | dict(origin_tags() if origin is None else origin)
+    with store_lock(client.tracking_uri):  # until the row says who is at work on it: then nobody closes or removes it
         found = find_row(client, state=stage.state)
         run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
-    attempt = int(run.data.tags.get("attempts", 0)) + 1
-    if found:
-        client.update_run(run.info.run_id, status="RUNNING")
-        if REBUILT in found.data.tags:
-            client.delete_tag(run.info.run_id, REBUILT)
-    params = [Param(key, shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
-    tags = {"attempts": str(attempt)} | process_tags() | dict(origin_tags() if origin is None else origin)
-    client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
+        attempt = int(run.data.tags.get("attempts", 0)) + 1
+        tags |= {"attempts": str(attempt)}
+        params = [Param(key, shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
+        client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
+        if found:
+            client.update_run(run.info.run_id, status="RUNNING")
+    if found and REBUILT in found.data.tags:
+        client.delete_tag(run.info.run_id, REBUILT)
     client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
     if origin is None and tags.get("git.dirty") == "true":
         client.log_text(run.info.run_id, working_diff(), "git.diff")

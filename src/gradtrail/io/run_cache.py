@@ -13,7 +13,7 @@ from gradtrail.io.dvc_cache import cache_folder, digest_within
 from gradtrail.io.errors import UserError
 from gradtrail.io.params import read_yaml
 from gradtrail.io.snapshots import Snapshot, remembered
-from gradtrail.io.states import StageSpec, entry_key, has_shape, holds, locked_entry, makers
+from gradtrail.io.states import CHILDREN, StageSpec, entry_key, has_shape, holds, locked_entry, makers
 
 Section = dict[str, Any]
 Pipeline = Mapping[str, StageSpec]
@@ -70,18 +70,31 @@ def _lineage(name: str, section: Section, known: list[tuple[str, Section]], pipe
         if (newest := next(fitting, None)) is None:
             return {}
         lock[stage] = newest
+    if name in CHILDREN and "train" not in lock:  # it belongs to a training without reading what that wrote
+        if not (trainings := [one for made, one in known if made == "train" and _is_of_training(section, one)]):
+            return {}
+        lock["train"] = trainings[-1]
     return {stage: lock[stage] for stage in pipeline if stage in lock}
+
+
+def _is_of_training(section: Section, training: Section) -> bool:
+    """Whether a training has the params, and read the data, that an entry has in common with it."""
+    params, of_training = (locked_entry(one).params.get("params.yaml", {}) for one in (section, training))
+    return params.get("train") == of_training.get("train") and _reads_alike(training, locked_entry(section).data)
 
 
 def _fits(section: Section, wanted: Mapping[str, str]) -> bool:
     """Whether an entry wrote, of all that was read, the part that its outs hold, and read no other data itself."""
-    read = locked_entry(section).data
-    return all(wanted.get(dep, md5) == md5 for dep, md5 in read.items()) and all(
+    return _reads_alike(section, wanted) and all(
         digest_within(out, md5, dep) == found
         for dep, found in wanted.items()
         for out, md5 in _outs(section).items()
         if holds(out, dep)
     )
+
+
+def _reads_alike(section: Section, wanted: Mapping[str, str]) -> bool:
+    return all(wanted.get(dep, md5) == md5 for dep, md5 in locked_entry(section).data.items())
 
 
 def _outs(section: Section) -> dict[str, str]:

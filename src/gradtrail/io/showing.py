@@ -1,5 +1,6 @@
 """`gradtrail show`: from a row of MLflow to the files behind it, down to the raw data, and back."""
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from gradtrail.io.restoring import ways_to
 from gradtrail.io.row_labels import flat_params, shown
 from gradtrail.io.row_lookup import look_up, outputs
 from gradtrail.io.row_search import RowIndex
-from gradtrail.io.states import Entry, StageSpec, makers, read_pipeline
+from gradtrail.io.states import Entry, StageSpec, holds, makers, read_pipeline
 from gradtrail.io.store import open_store
 from gradtrail.io.terminal import stdout_console
 
@@ -50,15 +51,18 @@ def show(what: str) -> int:
             )
         return 2
     (row,) = found
-    lineage = _lineage(client, row)
+    lineage = json.loads(_artifact(client, row, "lineage.json") or "{}")
+    if row.data.tags["stage"] not in lineage:
+        raise UserError(f"{row.info.run_id}: its artifact lineage.json is missing or damaged")
+    diff = _artifact(client, row, "git.diff") if row.data.tags.get("git.dirty") == "true" else ""
     by_state = {each.data.tags.get("state", ""): each for each in index.rows()}
-    for line in _head(row, index):
+    for line in _head(row, index, diff):
         console.print(line, markup=False, soft_wrap=True)
     console.print(_chain(row, lineage, by_state))
     for title, lines in (
         ("differs from params.yaml", list(_changed_params(lineage))),
         ("wrote", list(_written(row))),
-        ("restore it", list(_restoring(row))),
+        ("restore it", list(_restoring(row, diff))),
     ):
         if lines:
             console.print(f"\n{title}", style="bold")
@@ -75,14 +79,14 @@ def _one_line(row: Run) -> str:
     return "  ".join([row.info.run_name, began, row.info.status, *origin, *figures])
 
 
-def _head(row: Run, index: RowIndex) -> Iterator[str]:
+def _head(row: Run, index: RowIndex, diff: str) -> Iterator[str]:
     tags = row.data.tags
     yield _one_line(row)
     yield f"  run        {row.info.run_id}"
     yield f"  state      {tags['state']}"
     if commit := tags.get("mlflow.source.git.commit"):
-        is_dirty = tags.get("git.dirty") == "true"
-        yield f"  commit     {commit}{', with changes: artifact git.diff' if is_dirty else ''}"
+        changes = ", with changes: artifact git.diff" if diff else ", with changes that nothing here has"
+        yield f"  commit     {commit}{changes if tags.get('git.dirty') == 'true' else ''}"
     if name := tags.get("dvc.exp_name"):
         yield f"  experiment {name}, of {tags.get('dvc.exp_baseline', 'an unknown baseline')[:_SHORT]}"
     for child in index({"train_state": tags["state"]}):
@@ -109,8 +113,9 @@ def _chain(row: Run, lineage: Lineage, by_state: Mapping[str, Run]) -> Tree:
         before = _makers(name, pipeline, lineage)
         for maker in before:
             branch(maker, node)
-        if not before and made:
-            _raw_data(made, node)
+        if not before:
+            for line in _raw_data(row, name, pipeline, lineage):
+                node.add(Text(line))
 
     tree = Tree(Text("\nmade by"), guide_style="dim")
     branch(row.data.tags["stage"], tree)
@@ -122,11 +127,14 @@ def _makers(name: str, pipeline: Mapping[str, StageSpec], lineage: Lineage) -> l
     return [maker for maker in reversed(makers(name, pipeline)) if maker in lineage] if name in pipeline else []
 
 
-def _raw_data(row: Run, node: Tree) -> None:
-    node.add(Text(f"{row.data.tags.get('dataset')}, sha256 {row.data.tags.get('dataset_digest')}"))
-    for out, md5 in outputs(row).items():
-        for name, found in (listing(md5) or {}).items():
-            node.add(Text(f"{out}/{name}  {found}"))
+def _raw_data(row: Run, name: str, pipeline: Mapping[str, StageSpec], lineage: Lineage) -> Iterator[str]:
+    """Yield what a first stage got: the data set, and the files that later ones read of it."""
+    yield f"{row.data.tags.get('dataset')}, sha256 {row.data.tags.get('dataset_digest')}"
+    outs = pipeline[name].outs if name in pipeline else ()
+    read = {dep: md5 for entry in lineage.values() for dep, md5 in entry["deps"].items()} | outputs(row)
+    for path, md5 in read.items():
+        if any(holds(out, path) for out in outs):
+            yield from (f"{path}/{file}  {found}" for file, found in (listing(md5) or {}).items())
 
 
 def _changed_params(lineage: Lineage) -> Iterator[str]:
@@ -146,18 +154,16 @@ def _written(row: Run) -> Iterator[str]:
         yield f"{out}  {md5}{where}"
 
 
-def _restoring(row: Run) -> Iterator[str]:
-    ways = ways_to(row)
+def _restoring(row: Run, diff: str) -> Iterator[str]:
+    ways = ways_to(row, diff)
     for way in ways:
         yield f"{' && '.join(way.commands)}   # {way.about}" if way.commands else f"# {way.about}"
     if not ways:
         yield "# no commit, no experiment and no lock is known that has it; the digests above name the files"
 
 
-def _lineage(client: MlflowClient, row: Run) -> Lineage:
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            path = client.download_artifacts(row.info.run_id, "lineage.json", folder)
-            return json.loads(Path(path).read_text(encoding="utf-8"))
-        except (MlflowException, OSError, ValueError) as error:
-            raise UserError(f"{row.info.run_id}: its artifact lineage.json is missing or damaged") from error
+def _artifact(client: MlflowClient, row: Run, name: str) -> str:
+    """Return an artifact's text; empty where the row has none of the name."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(MlflowException, OSError, ValueError):
+        return Path(client.download_artifacts(row.info.run_id, name, folder)).read_text(encoding="utf-8")
+    return ""

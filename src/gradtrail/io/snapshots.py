@@ -18,6 +18,7 @@ from gradtrail.io.states import StageSpec, read_lock, read_pipeline
 from gradtrail.io.workspace import private_folder, working_folder
 
 _EXPERIMENT = re.compile(r"refs/exps/([0-9a-f]{2})/([0-9a-f]{38,62})/(.+)")  # others there are DVC's own
+PARAMS = "params-"  # begins the key of a remembered params file: there are few of them
 _FORM = "1"  # of what is remembered
 
 
@@ -83,6 +84,12 @@ def working_snapshot() -> Snapshot | None:
     return _parsed(_blob_id(pipeline), _blob_id(lock), lambda: _parse(pipeline, lock))
 
 
+def snapshot_of(commit: str) -> Snapshot | None:
+    """Return a commit's; None where it lacks one of the files, or they are none."""
+    (pipeline,), (lock,) = blob_ids([commit], "dvc.yaml"), blob_ids([commit], "dvc.lock")
+    return _of_commit(commit, pipeline, lock) if pipeline and lock else None
+
+
 def committed_snapshots() -> tuple[list[Snapshot], int]:
     """Return those of commits and experiments, each once, the oldest first; and how many are not to be read."""
     history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", "dvc.lock")
@@ -113,9 +120,10 @@ def remembered(key: str, make: Callable[[], Any]) -> Any:
 
 
 def needless(keys: Iterable[str]) -> list[Path]:
-    """Return the files of all that is remembered by other keys than these."""
+    """Return the files of pipelines with locks, and of run-cache entries, remembered by other keys than these."""
     needed = {f"{key}-{_FORM}.json" for key in keys}
-    return sorted(path for path in _parsed_folder().glob("*.json") if path.name not in needed)
+    others = (path for path in _parsed_folder().glob("*.json") if path.name not in needed)
+    return sorted(path for path in others if not path.name.startswith(PARAMS))
 
 
 def _parsed_folder() -> Path:

@@ -18,6 +18,8 @@ from gradtrail.io.digests import digest
 from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.params import read_yaml, validate
 
+CHILDREN = ("evaluate", "gradients", "profile")  # stages that belong to a training: their rows hang below its row
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:

@@ -7,8 +7,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
 from gradtrail.io.metric_names import metric_name
-from gradtrail.io.row_labels import CHILDREN
 from gradtrail.io.row_search import Find
+from gradtrail.io.states import CHILDREN
 
 NOTE = "mlflow.note.content"  # what the UI shows as a run's description
 PARENT = "mlflow.parentRunId"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,13 @@ class Row:
         except Exception as error:  # whatever MLflow does, the outs stand
             self.stored = None
             _warn(error)
+            self._forget_monitor()
+
+    def _forget_monitor(self) -> None:
+        """Let the thread that takes system metrics end by itself, without waiting for it."""
+        if stop := self._stop_monitor:
+            self._stop_monitor = None
+            threading.Thread(target=stop, daemon=True).start()
 
 
 @contextlib.contextmanager
