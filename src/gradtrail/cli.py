@@ -43,6 +43,11 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
         return command
 
     add(_repro, "`dvc repro`, with its options; on the digits where MNIST is out of reach")
+    runs = add(_runs, "the trainings side by side: what differs, what came out, the best marked")
+    runs.add_argument("--sort-by", default="eval/accuracy", metavar="KEY", help="a metric or a param")
+    runs.add_argument("--sort-order", choices=("asc", "desc"), default="desc")
+    runs.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help="such as train.model=cnn")
+    runs.add_argument("--limit", type=int, metavar="N", help="rows at most")
     shown = add(_show, "what a row is made of, down to the raw data, what it wrote, and how its files come back")
     shown.add_argument("what", help="a row's id or name, a state, an experiment of DVC, or a file")
     add(_sync, "give every state, of all commits and experiments, its row in MLflow")
@@ -61,6 +66,17 @@ def _repro(arguments: argparse.Namespace) -> int:
     from gradtrail.io import reproduction  # it knows every stage's config
 
     return reproduction.reproduce(arguments.rest)
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from gradtrail.io.run_table import print_runs
+
+    where = dict(_pair(text) for text in arguments.where)
+    if arguments.limit is not None and arguments.limit < 1:
+        raise UserError(f"--limit: a whole number from 1; got {arguments.limit}")
+    ascending = arguments.sort_order == "asc"
+    _with_store(lambda: print_runs(sort_by=arguments.sort_by, ascending=ascending, where=where, limit=arguments.limit))
+    return 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -104,6 +120,13 @@ def _versions(_: argparse.Namespace) -> int:
     for package, version in write_installed_versions().items():
         print(f"{package} {version}")
     return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not (key and sign):
+        raise UserError(f"--where: KEY=VALUE, such as train.model=cnn; got {text!r}")
+    return key, value
 
 
 def _seeds(text: str) -> list[int]:
