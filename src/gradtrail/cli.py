@@ -7,6 +7,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from gradtrail.core.bounds import ConfigError
@@ -50,6 +51,14 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     runs.add_argument("--limit", type=int, metavar="N", help="rows at most")
     shown = add(_show, "what a row is made of, down to the raw data, what it wrote, and how its files come back")
     shown.add_argument("what", help="a row's id or name, a state, an experiment of DVC, or a file")
+    predicted = add(_predict, "what the weights say of pictures of digits, and what they saw")
+    predicted.add_argument("images", nargs="+", type=Path, metavar="IMAGE.png")
+    predicted.add_argument(
+        "--weights", type=Path, default=Path("models/final.safetensors"), help="(default: %(default)s)"
+    )
+    predicted.add_argument(
+        "--picture", type=Path, metavar="FILE.png", help="draw what was seen, with all probabilities"
+    )
     add(_sync, "give every state, of all commits and experiments, its row in MLflow")
     collect = add(_gc, "show, then remove, rows, artifacts and files that no state refers to")
     collect.add_argument("--yes", action="store_true", help="remove without asking")
@@ -83,6 +92,13 @@ def _show(arguments: argparse.Namespace) -> int:
     from gradtrail.io.showing import show
 
     return _with_store(lambda: show(arguments.what))
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from gradtrail.io.predicting import predict
+
+    predict(arguments.images, arguments.weights, arguments.picture)
+    return 0
 
 
 def _sync(_: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from projects import Project, copy_project
 
 from gradtrail.io.digests import digest
@@ -64,6 +65,20 @@ def test_figures_of_a_quick_training(project: Project) -> None:
     assert metrics_of(project, "preprocess")["noisy_labels"] > 0
     kept = sorted(path.name for path in (project.folder / "models/epochs").iterdir())
     assert kept == ["000.safetensors", "002.safetensors"]
+
+
+def test_pictures_of_the_test_split_get_the_labels_that_evaluation_gave_them(project: Project, tmp_path: Path) -> None:
+    images = np.load(project.folder / "data/processed/test.npz")["images"][:5]
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    names = [str(tmp_path / f"{number}.png") for number in range(5)]
+    options = ("--picture", str(tmp_path / "seen.png"))
+    env = {"PYTHONPATH": str(project.folder / "src")}
+    said = project.run(sys.executable, "-m", "gradtrail", "predict", *names, *options, env=env)
+    labels = [int(line.split(": ")[1].split()[0]) for line in said.splitlines()]
+    assert labels == pd.read_parquet(project.folder / "results/evaluate/predictions.parquet")["predicted"][:5].tolist()
+    with Image.open(tmp_path / "seen.png") as picture:
+        assert picture.height > 500
 
 
 def test_rows_hold_what_is_looked_at_and_name_the_rest_by_digest(project: Project) -> None:
