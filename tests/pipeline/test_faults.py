@@ -62,7 +62,8 @@ def refusal(project: Project, stage: str, *under: str) -> str:
     before = all_outs(project)
     process = project.start_stage(stage, *under)
     output, _ = process.communicate(timeout=120)
-    lines = [line for line in output.splitlines() if "warning: " not in line]
+    said = output.splitlines()
+    lines = [line for line in said if "warning: " not in line and not line.startswith("moved or copied from ")]
     assert process.returncode == 2, output
     assert len(lines) == 1, output
     assert lines[0].startswith(f"{stage}: ")
