@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from factories import ROOT
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from untrusted import MAX_BYTES, damaged, fuzz, on_linux, refusal, taken_bytes
@@ -117,6 +117,8 @@ def test_any_value_of_any_key_is_read_or_refused_under_its_section(keys: tuple[s
 
     @fuzz(8)
     @given(VALUES)
+    @example(10**400)  # which is no float
+    @example(-(10**400))
     def check(value: Any) -> None:
         content = replaced(PARAMS[section], keys[1:], value)
         line = refusal(lambda: validate(content, SECTIONS[section], f"params.yaml: {section}"))

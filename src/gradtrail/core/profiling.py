@@ -15,6 +15,8 @@ from gradtrail.core.scores import compile_score
 from gradtrail.core.train_config import TrainConfig
 from gradtrail.core.training import Program, compile_run_steps, make_program
 
+_LARGEST_BATCH_SIZE = 2**30
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
@@ -36,7 +38,7 @@ class ProfileConfig:
 
     def __post_init__(self) -> None:
         check("precisions: number of entries", len(self.precisions), at_least=1)
-        check("smallest_batch_size", self.smallest_batch_size, at_least=1)
+        check("smallest_batch_size", self.smallest_batch_size, at_least=1, at_most=_LARGEST_BATCH_SIZE)
         first = 1 << (self.smallest_batch_size - 1).bit_length()  # the first power of two that is not below it
         check("largest_batch_size", self.largest_batch_size, at_least=first)
         check("steps", self.steps, at_least=2)
