@@ -67,6 +67,7 @@ def test_figures_of_a_quick_training(project: Project) -> None:
     assert kept == ["000.safetensors", "002.safetensors"]
 
 
+@pytest.mark.slow
 def test_pictures_of_the_test_split_get_the_labels_that_evaluation_gave_them(project: Project, tmp_path: Path) -> None:
     images = np.load(project.folder / "data/processed/test.npz")["images"][:5]
     for number, image in enumerate(images):
