@@ -1,6 +1,7 @@
 """`gradtrail runs`: which rows it shows, in which order, and what it says of each."""
 
 import io
+from pathlib import Path
 
 import pytest
 from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from gradtrail.io import run_table
 from gradtrail.io.errors import UserError
+from gradtrail.io.params import read_yaml
 from gradtrail.io.run_table import fitting_table, in_order, print_runs
 
 
@@ -85,6 +87,12 @@ def test_a_param_of_a_kind_counts_only_for_rows_of_that_kind() -> None:
     assert "model" in lines[2]
     assert "hidden" not in lines[2], "only one row is a CNN, and all others have the same MLP"
     assert "status" in lines[2]
+
+
+def test_the_kinds_are_all_blocks_of_train_that_a_switch_chooses_among() -> None:
+    train = read_yaml(Path(__file__).resolve().parents[2] / "params.yaml")["train"]
+    blocks = {name for name, value in train.items() if isinstance(value, dict)}
+    assert blocks - {"augmentation", "loss_scaling"} <= run_table._KINDS
 
 
 def test_rows_are_filtered_and_limited(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

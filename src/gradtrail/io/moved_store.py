@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from gradtrail.io.workspace import SQLITE, root
+from gradtrail.io.workspace import SQLITE, database_path, root
 
 _FOLDER = "mlruns"
 _OURS = "select experiment_id, artifact_location from experiments where name in ('data', 'models') or experiment_id = 0"
@@ -31,7 +31,7 @@ _LOCATIONS = (  # table, column, which of its rows
 
 def own_database(uri: str) -> Path | None:
     """Return the database that a store's URI names, if it lies in this repository's root."""
-    path = Path(uri.removeprefix(SQLITE))
+    path = database_path(uri)
     return path if uri.startswith(SQLITE) and path.resolve().parent == root() else None
 
 
@@ -55,7 +55,7 @@ def lead_here(uri: str) -> None:
     Locations stay, with a warning, where the artifacts did not come along but are still in the former place. Whoever
     calls holds the store's lock.
     """
-    database = Path(uri.removeprefix(SQLITE))
+    database = database_path(uri)
     for former in sorted(_former_folders(database)):
         with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as store:
             store.execute("begin immediate")

@@ -26,7 +26,7 @@ from gradtrail.io.store import open_store
 from gradtrail.io.terminal import stdout_console
 
 _SHORT = 12  # digits of a key that tell one from another
-_HEADLINES = ("eval/accuracy", "val/accuracy", "train/loss")
+_HEADLINES = ("eval/accuracy", "train/validation_accuracy", "train/loss")
 Lineage = Mapping[str, Mapping[str, Any]]
 
 

@@ -15,7 +15,7 @@ from filelock import FileLock
 from gradtrail.io.errors import UserError
 from gradtrail.io.files import atomic_file
 from gradtrail.io.moved_store import is_moved, lead_here
-from gradtrail.io.workspace import SQLITE, private_folder, store_uri
+from gradtrail.io.workspace import SQLITE, database_path, private_folder, store_uri
 
 # Unless the person says otherwise, MLflow neither phones home nor waits minutes for a dead server, nor shows a bar for
 # each file. Read on import. A slow server gets the time it needs for a request; what a stage waits in all is limited
@@ -59,7 +59,7 @@ def store_lock(uri: str) -> FileLock:
 
     One object a file in a process, so that who holds it may take it again.
     """
-    path = Path(uri.removeprefix(SQLITE))
+    path = database_path(uri)
     file = path.with_name(f".{path.name}.lock") if uri.startswith(SQLITE) else private_folder() / "store.lock"
     return FileLock(file, is_singleton=True)
 
@@ -87,7 +87,7 @@ def _create_experiment(client: MlflowClient, name: str) -> Experiment:
 
 def _create_database(uri: str) -> None:
     """Make the database beside its place and rename it: nobody meets one that is half made."""
-    path = Path(uri.removeprefix(SQLITE))
+    path = database_path(uri)
     if _is_complete(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def _create_database(uri: str) -> None:
 
 def _artifact_folder(uri: str) -> Path:
     """Return the folder of the artifacts: beside the database, as several clones may share one."""
-    return Path(uri.removeprefix(SQLITE)).resolve().parent / "mlruns"
+    return database_path(uri).resolve().parent / "mlruns"
 
 
 def _is_complete(path: Path) -> bool:

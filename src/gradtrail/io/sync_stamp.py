@@ -20,7 +20,7 @@ from gradtrail.io.git import git
 from gradtrail.io.moved_store import is_moved
 from gradtrail.io.run_cache import entry_files
 from gradtrail.io.snapshots import find_experiments
-from gradtrail.io.workspace import SQLITE, private_folder, store_uri, working_folder
+from gradtrail.io.workspace import SQLITE, database_path, private_folder, store_uri, working_folder
 
 
 class Stamp:
@@ -52,7 +52,8 @@ class Stamp:
         _place().unlink(missing_ok=True)
 
     def _key(self, open_rows: Iterable[str]) -> str:
-        files = [Path(f"{self._uri.removeprefix(SQLITE)}{ending}") for ending in ("", "-wal")]
+        database = database_path(self._uri)
+        files = [database, database.with_name(f"{database.name}-wal")]
         store = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.exists()]
         content = json.dumps([self._uri, self._sources, store, sorted(open_rows)])
         return hashlib.sha256(content.encode()).hexdigest()
@@ -73,7 +74,7 @@ def _sources() -> Iterator[object]:
 
 
 def _open_rows(uri: str) -> list[str]:
-    path = Path(uri.removeprefix(SQLITE))
+    path = database_path(uri)
     query = "select run_uuid from runs where status = 'RUNNING' and lifecycle_stage = 'active'"
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as store:
         return [run for (run,) in store.execute(query)]

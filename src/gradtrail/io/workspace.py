@@ -28,6 +28,11 @@ def store_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root() / 'mlflow.db'}"
 
 
+def database_path(uri: str) -> Path:
+    """The database that the address of a store names, where it is a file here."""
+    return Path(uri.removeprefix(SQLITE))
+
+
 def private_folder() -> Path:
     """`.gradtrail/` in the root, made if need be: locks and caches. Git-ignored; may be deleted at any time."""
     folder = root() / ".gradtrail"
