@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ruamel.yaml import YAML
 
 from gradtrail.io.digests import digest
 
 ROOT = Path(__file__).resolve().parents[1]
+_LONGEST = 900  # seconds that no command takes: one that hangs is a failure, not a wait without end
 _COPIED = ("src", "pipeline", "dvc.yaml", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
 
 _SMALL_STAGE = '''
@@ -70,7 +72,7 @@ class Project:
 
     def run(self, *command: str, env: Mapping[str, str] | None = None, check: bool = True) -> str:
         """Run a command in the folder; return what it printed."""
-        result = subprocess.run(command, check=False, **self._options(env))
+        result = subprocess.run(command, check=False, timeout=_LONGEST, **self._options(env))
         assert not check or result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout}"
         return result.stdout
 
@@ -111,14 +113,34 @@ class Project:
         self.git("add", "-A")
         self.git("commit", "-qm", message)
 
+    def start_queue(self, jobs: int) -> None:
+        """Start workers of DVC's queue. They inherit its output, so that a pipe would wait for the last of them."""
+        command = (sys.executable, "-m", "dvc", "queue", "start", "--jobs", str(jobs))
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(command, check=True, timeout=_LONGEST, **(self._options(None) | streams))
+
     def wait_for_queue(self, seconds: float = 240) -> str:
-        """Return the status of DVC's queue once nothing waits or runs any more, or when the time is up."""
+        """Return the status of DVC's queue once nothing waits or runs any more, or when the time is up.
+
+        Workers that are still there are ended: of two, one now and then misses the word to stop, and waits for ever.
+        """
         deadline = time.monotonic() + seconds
         while True:
             status = self.dvc("queue", "status")
             if time.monotonic() > deadline or not any(state in status for state in ("Queued", "Running")):
+                for worker in self.processes("queue-worker"):
+                    worker.kill()
                 return status
             time.sleep(1)
+
+    def processes(self, argument: str) -> list[psutil.Process]:
+        """Return the processes with that argument that are at work in the project or a copy below it."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if argument in process.cmdline() and Path(process.cwd()).is_relative_to(self.folder):
+                    found.append(process)
+        return found
 
     def ran(self, output: str) -> list[str]:
         """Return the stages that DVC ran, from what it printed."""

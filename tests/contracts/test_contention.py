@@ -11,7 +11,7 @@ RATES = [f"0.{number}" for number in range(11, 31)]  # each of which writes othe
 @pytest.mark.slow
 def test_twenty_experiments_by_four_workers_leave_all_their_rows(project: Project) -> None:
     project.dvc("exp", "run", "--queue", "-S", f"{LR}={','.join(RATES)}")
-    project.dvc("queue", "start", "--jobs", "4")
+    project.start_queue(4)
     status = project.wait_for_queue(seconds=1200)
     assert status.count("Success") == len(RATES), status
     logs = [path.read_text(errors="replace") for path in (project.folder / ".dvc/tmp/exps/run").rglob("*.out")]

@@ -112,7 +112,7 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
     core = project.folder / "src/gradtrail/core/second.py"
     project.dvc("exp", "run", "--queue", "-S", "train.adamw.learning_rate=0.25,0.75")
     core.write_text("WORD = 'edited after queueing'\n")
-    project.dvc("queue", "start", "--jobs", "2")
+    project.start_queue(2)
     status = project.wait_for_queue()
     assert status.count("Success") == 2, status
     rows = [row for row in project.rows_of("train") if row["tags"].get("dvc.exp_name")]

@@ -103,7 +103,7 @@ def experiments(project: Project) -> None:
 
 def queue_of_two_workers(project: Project) -> None:
     project.dvc("exp", "run", "--queue", "-S", f"{CLIP}=0.25,0.75")
-    project.dvc("queue", "start", "--jobs", "2")
+    project.start_queue(2)
     status = project.wait_for_queue()
     assert status.count("Success") == 2, status
 

@@ -147,17 +147,6 @@ def committed(training: Training, tmp_path: Path) -> Project:
     return project
 
 
-def processes(project: Project) -> list[psutil.Process]:
-    """Return the trainings that are at work in the project or a copy below it."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            is_here = Path(process.cwd()).is_relative_to(project.folder)
-            if is_here and "pipeline.train" in process.cmdline():
-                found.append(process)
-    return found
-
-
 def written(row: dict[str, Any]) -> dict[str, str]:
     """Return the digests of what a row's process wrote, by path."""
     marked = {name: value for name, value in row["tags"].items() if name.startswith("output/")}
@@ -169,7 +158,7 @@ def kill_one(project: Project) -> None:
     deadline = time.monotonic() + 120
     while True:
         assert time.monotonic() < deadline
-        for process in processes(project):
+        for process in project.processes("pipeline.train"):
             with contextlib.suppress(psutil.Error):
                 locks = [Path(file.path) for file in process.open_files() if "/locks/train-" in file.path]
                 if any(sealed(30, lock.stem.removeprefix("train-"))(resume_folder(project)) for lock in locks):
@@ -200,9 +189,8 @@ def test_in_a_queue_with_four_workers_a_killed_one_goes_on_when_it_is_queued_aga
     committed.set("train.epochs", 60)
     committed.git("commit", "-qam", "longer")
     committed.dvc("exp", "run", "--queue", "-S", "train.seed=1,2,3,4", "train")
-    starting = committed.start(sys.executable, "-m", "dvc", "queue", "start", "--jobs", "4")
+    committed.start_queue(4)
     kill_one(committed)
-    starting.communicate(timeout=240)
     assert committed.wait_for_queue().count("Success") == 3
     assert len(list(resume_folder(committed).iterdir())) == 1, "the complete ones left nothing behind"
     (failed,) = (row for row in committed.rows_of("train") if row["status"] in ("RUNNING", "KILLED"))
