@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from closures import ROOT
-from projects import Project, copy_project
+from projects import ROOT, Project, copy_project
 
 
 @pytest.fixture

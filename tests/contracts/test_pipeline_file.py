@@ -4,9 +4,10 @@ import ast
 from pathlib import Path
 
 import pytest
-from closures import ROOT, import_closure
+from projects import ROOT
 from ruamel.yaml import YAML
 
+from gradtrail.io.import_closure import import_closure
 from gradtrail.io.states import read_pipeline
 
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
@@ -48,7 +49,7 @@ EXEMPT = frozenset(
 
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_code_deps_are_the_import_closure(stage: str) -> None:
-    closure = import_closure(ROOT / "pipeline" / f"{stage}.py", stop_at=EXEMPT)
+    closure = import_closure(ROOT / "pipeline" / f"{stage}.py", ROOT, stop_at=EXEMPT)
     listed = {dep for dep in PIPELINE[stage].deps if dep.endswith(".py")}
     assert sorted(listed) == sorted(closure), f"deps of {stage} in dvc.yaml should list the files that it imports"
 
@@ -83,7 +84,7 @@ def test_one_name_for_stage_script_section_and_metrics(stage: str) -> None:
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_versions_are_those_of_the_packages_that_the_stage_computes_with(stage: str) -> None:
     listed = set(PIPELINE[stage].params["versions.yaml"])
-    closure = import_closure(ROOT / "pipeline" / f"{stage}.py", stop_at=EXEMPT)
+    closure = import_closure(ROOT / "pipeline" / f"{stage}.py", ROOT, stop_at=EXEMPT)
     imported = {
         name.split(".")[0]
         for file in closure

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from closures import ROOT
+from projects import ROOT
 
 OLD = """#!/bin/sh
 # A Python that is too old: answers the version check as one would.

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from closures import ROOT, import_closure
 from dvc.repo import Repo
-from projects import Project, copy_project
+from projects import ROOT, Project, copy_project
 from ruamel.yaml import YAML
 from test_pipeline_file import EXEMPT
 
+from gradtrail.io.import_closure import import_closure
 from gradtrail.io.states import read_pipeline
 
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
@@ -91,5 +91,7 @@ def test_a_file_reruns_the_stages_that_import_it(project: Project, file: str) ->
     path.write_bytes(before + b"\n# edited\n")
     found = changed(project)
     path.write_bytes(before)
-    importers = {name for name in PIPELINE if file in import_closure(ROOT / "pipeline" / f"{name}.py", stop_at=EXEMPT)}
+    importers = {
+        name for name in PIPELINE if file in import_closure(ROOT / "pipeline" / f"{name}.py", ROOT, stop_at=EXEMPT)
+    }
     assert found == importers

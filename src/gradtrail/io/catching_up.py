@@ -15,6 +15,7 @@ from mlflow.entities import Run
 from gradtrail.io.dvc_cache import is_here, restore
 from gradtrail.io.errors import UserError
 from gradtrail.io.identity import Identity
+from gradtrail.io.logged_models import delete_models
 from gradtrail.io.origins import origin_of
 from gradtrail.io.recorded_states import entry_of, recorded_snapshots, sound_stages
 from gradtrail.io.row_labels import is_of_this_host
@@ -169,6 +170,7 @@ def _make_row(client: MlflowClient, stage: Identity) -> str | None:
         if stored and began:
             client.set_terminated(stored.run_id, began.info.status)
         elif stored:
+            delete_models(client, client.get_run(stored.run_id))
             client.delete_run(stored.run_id)
         return None
     stored.set_tags({REBUILT: "true"})
@@ -192,6 +194,7 @@ def _remove_duplicates(client: MlflowClient, index: RowIndex) -> int:
         for row in rows:
             if row is not kept and row.info.status != "RUNNING":
                 client.set_tag(row.info.run_id, DUPLICATE, kept.info.run_id)
+                delete_models(client, row)
                 client.delete_run(row.info.run_id)
                 index.drop(row.info.run_id)
                 removed += 1

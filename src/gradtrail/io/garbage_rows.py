@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import LoggedModel, Run
 from mlflow.tracking import _get_store
 
 from gradtrail.io.catching_up import DUPLICATE
 from gradtrail.io.garbage_files import PREFIX, Garbage, size_of
+from gradtrail.io.logged_models import models_of
 from gradtrail.io.moved_store import local_path
 from gradtrail.io.recorded_states import Recorded, entry_of, last_stage, sound_stages
 from gradtrail.io.row_labels import is_alive, is_of_this_host
@@ -28,6 +29,7 @@ from gradtrail.io.store import open_store, store_lock
 from gradtrail.io.ties import PARENT
 from gradtrail.io.workspace import SQLITE, root
 
+_MODELS = "models"  # folder in `mlruns/`, by MLflow's choice
 _SETTLING_SECONDS = 120  # from a row's end until DVC has surely noted the state
 
 
@@ -90,16 +92,17 @@ def as_garbage(client: MlflowClient, rows: list[Run]) -> Iterator[Garbage]:
 
 
 def ownerless_artifacts() -> Iterator[Garbage]:
-    """Yield folders of artifacts in `mlruns/` that no row has, in no database of the root."""
+    """Yield folders of artifacts in `mlruns/` that no row or model has, in no database of the root."""
     folder = root() / "mlruns"
     if folder.is_symlink() or not folder.is_dir():  # a folder elsewhere may be of several clones
         return
-    known = {run_id for database in root().iterdir() for run_id in _run_ids(database)}
-    for path in sorted(folder.iterdir()):
-        if len(path.name) == PREFIX and path.name.isalnum() and path.name not in known:
+    known = {found for database in root().iterdir() for found in _ids(database)}
+    for path in sorted([*folder.iterdir(), *folder.glob(f"{_MODELS}/*")]):
+        is_ours = len(path.name.removeprefix("m-")) == PREFIX and path.name.removeprefix("m-").isalnum()
+        if is_ours and path.name not in known:
             yield Garbage(
                 what="artifacts",
-                name=f"mlruns/{path.name}",
+                name=path.relative_to(root()).as_posix(),
                 why="no row has them",
                 size_bytes=size_of(path),
                 remove=functools.partial(shutil.rmtree, path),
@@ -126,18 +129,17 @@ def open_index() -> tuple[MlflowClient, RowIndex]:
 
 def _garbage(client: MlflowClient, row: Run, why: str) -> Garbage:
     run_id = row.info.run_id
-    folder = _own_folder(row)
     return Garbage(
         what="row",
         name=f"{row.info.run_name} ({run_id[:8]})",
         why=why,
-        size_bytes=size_of(folder) if folder else 0,
+        size_bytes=sum(map(size_of, _own_folders(row, list(models_of(client, row))))),
         remove=lambda: _purge(client, run_id),
     )
 
 
 def _purge(client: MlflowClient, run_id: str) -> None:
-    """Remove a row and its artifacts, unless a process opened it meanwhile.
+    """Remove a row, its models and its artifacts, unless a process opened it meanwhile.
 
     Deleted in MLflow's sense first: what is interrupted after that is found among the deleted rows the next time.
     """
@@ -147,16 +149,21 @@ def _purge(client: MlflowClient, run_id: str) -> None:
             return
         if row.info.lifecycle_stage == "active":
             client.delete_run(run_id)
-        if folder := _own_folder(row):
+        models = list(models_of(client, row))
+        for folder in _own_folders(row, models):
             shutil.rmtree(folder, ignore_errors=True)
-        _get_store(client.tracking_uri)._hard_delete_run(run_id)  # as `mlflow gc` does
+        store = _get_store(client.tracking_uri)  # what follows is as `mlflow gc` does it
+        for model in models:
+            store._hard_delete_logged_model(model.model_id)
+        store._hard_delete_run(run_id)
 
 
-def _own_folder(row: Run) -> Path | None:
-    """Return the folder of a row's artifacts in `mlruns/`; None where they lie elsewhere, and are others'."""
-    path = local_path(row.info.artifact_uri)
-    is_own = path is not None and path.parent == root() / "mlruns" / row.info.run_id
-    return path.parent if path is not None and is_own else None
+def _own_folders(row: Run, models: list[LoggedModel]) -> list[Path]:
+    """Return the folders in `mlruns/` of a row's artifacts and models; those that lie elsewhere are others'."""
+    places = {f"mlruns/{row.info.run_id}": row.info.artifact_uri}
+    places |= {f"mlruns/{_MODELS}/{model.model_id}": model.artifact_location for model in models}
+    paths = {root() / own: local_path(location) for own, location in places.items()}
+    return [own for own, path in paths.items() if path and path.parent == own]
 
 
 def _waits(row: Run, resumable: Collection[str]) -> bool:
@@ -172,8 +179,8 @@ def _is_open(row: Run) -> bool:
     return row.info.status == "RUNNING" and (is_elsewhere or is_alive(row.data.tags))
 
 
-def _run_ids(database: Path) -> set[str]:
-    """Return the rows of a database, deleted ones too; none of a file that is no database of MLflow's."""
+def _ids(database: Path) -> set[str]:
+    """Return the rows and models of a database, deleted ones too; none of a file that is no database of MLflow's."""
     if not database.is_file():
         return set()
     with database.open("rb") as file:
@@ -182,4 +189,5 @@ def _run_ids(database: Path) -> set[str]:
     with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as store:
         if not store.execute("select 1 from sqlite_master where name = 'runs'").fetchone():
             return set()
-        return {run_id for (run_id,) in store.execute("select run_uuid from runs")}
+        found = store.execute("select run_uuid from runs union select model_id from logged_models")
+        return {name for (name,) in found}

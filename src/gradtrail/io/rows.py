@@ -12,6 +12,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run,
 
 from gradtrail.io.curves import Curves, curves, noise_curves, read_tables
 from gradtrail.io.identity import Identity
+from gradtrail.io.logged_models import log_models
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.row_labels import (
     is_alive,
@@ -31,7 +32,8 @@ from gradtrail.io.ties import NOTE, PARENT, tie
 
 REBUILT = "rebuilt"
 _TABLE = ".parquet"  # of every example or step: nothing to be looked at in a browser
-_DATA, _WEIGHTS = "data/", "models/"  # where the outs lie that DVC's cache has, so that a row need not
+_DATA, _WEIGHTS = "data/", "models/"
+_EPOCHS = "models/epochs"
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
 
@@ -68,8 +70,8 @@ class StoredRow:
     def log_outs(self, stage: Identity) -> None:
         """Log what the stage wrote, from the files.
 
-        Data, weights and parquet tables, which DVC's cache has, by their digests, unless `runtime.copy_outs` asks for
-        weights and tables.
+        Weights as models. Data, weights of single epochs and parquet tables, which DVC's cache has, by their digests,
+        unless `runtime.copy_outs` asks for weights and tables.
         """
         metrics = stage.read_metrics()
         points = _curves(stage, metrics)
@@ -77,6 +79,9 @@ class StoredRow:
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
         self._log_results(stage.folder / "results" / stage.name, tables=stage.runtime.copy_outs)
         self._log_dataset(stage, metrics)
+        if stage.name == "train":
+            kept_epochs = stage.runtime.log_kept_epochs
+            log_models(self.client, self.client.get_run(self.run_id), stage.folder / "models", kept_epochs=kept_epochs)
         for out in stage.spec.outs if stage.runtime.copy_outs else ():
             if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of every epoch stay with DVC
                 self.log_files(stage.folder / out, "models")
@@ -157,7 +162,8 @@ def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
 
 def is_referenced(stage: Stage, out: str) -> bool:
     """Whether a row has a file or folder by its digest alone."""
-    return out.startswith(_DATA) or (out.startswith(_WEIGHTS) and not stage.runtime.copy_outs)
+    runtime = stage.runtime
+    return out.startswith(_DATA) or (out == _EPOCHS and not (runtime.copy_outs or runtime.log_kept_epochs))
 
 
 def close_dead_rows(client: MlflowClient, rows: Iterable[Run]) -> tuple[list[Run], list[Run]]:

@@ -24,6 +24,7 @@ class RuntimeConfig:
             brings.
         system_metrics: whether to log the use of processor and memory.
         copy_outs: whether a row in MLflow holds weights and parquet tables themselves, rather than their digests.
+        log_kept_epochs: whether the weights of the kept epochs are models in MLflow too, beside the final and the best.
         debug_nans: whether to stop at the first NaN, in the operation that made it.
         disable_jit: whether to run every operation by itself. Under both no outs are written, their bits being others.
         gpu_preallocate: whether JAX takes most of a GPU's memory at once.
@@ -42,6 +43,7 @@ class RuntimeConfig:
     tracking_seconds: float
     system_metrics: bool
     copy_outs: bool
+    log_kept_epochs: bool
     debug_nans: bool
     disable_jit: bool
     gpu_preallocate: bool

@@ -33,6 +33,7 @@ from mlflow.exceptions import MlflowException
 
 for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults reach us as exceptions, and are told once
+logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each model that is logged
 
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows
 _EXPERIMENT_TAGS = {

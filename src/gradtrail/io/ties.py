@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
+from gradtrail.io.logged_models import link_evaluation
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.row_search import Find
 from gradtrail.io.states import CHILDREN
@@ -34,12 +35,21 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     """
     now, prefix = int(time.time() * 1000), metric_name(child.data.tags["stage"], "")
     chosen = {name: v for name, v in child.data.metrics.items() if name.startswith(prefix) and name.count("/") == 1}
-    metrics = [Metric(name, value, now, 0) for name, value in chosen.items() if train.data.metrics.get(name) != value]
+    new = {name: value for name, value in chosen.items() if train.data.metrics.get(name) != value}
+    model = link_evaluation(client, child, train) if new and child.data.tags["stage"] == "evaluate" else None
+    about = {"model_id": model.model_id, "run_id": train.info.run_id} | _dataset(child) if model else {}
+    metrics = [Metric(name, value, now, 0, **about) for name, value in new.items()]
     note = child.data.tags.get(NOTE)
     tags = [RunTag(NOTE, note)] if note is not None and train.data.tags.get(NOTE) != note else []
     if metrics or tags:
         client.log_batch(train.info.run_id, metrics=metrics, tags=tags)
     return bool(metrics or tags)
+
+
+def _dataset(row: Run) -> dict[str, str]:
+    """Return the data set of a row, as a metric of a model names it."""
+    datasets = [found.dataset for found in row.inputs.dataset_inputs] if row.inputs else []
+    return {"dataset_name": datasets[0].name, "dataset_digest": datasets[0].digest} if datasets else {}
 
 
 def has_headlines(train: Run, stage: str) -> bool:

@@ -3,11 +3,11 @@
 import ast
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def import_closure(script: Path, *, stop_at: frozenset[str] = frozenset()) -> set[str]:
-    """Return the script and all files of the project that it reaches, relative to the root.
+def import_closure(script: Path, root: Path, *, stop_at: frozenset[str] = frozenset()) -> set[str]:
+    """Return the script and all files of the package that it reaches, relative to a folder that holds them.
 
     Modules in `stop_at` are neither listed nor followed. Empty `__init__.py` files say nothing and are left out.
     """
@@ -15,7 +15,7 @@ def import_closure(script: Path, *, stop_at: frozenset[str] = frozenset()) -> se
     waiting = [script]
     while waiting:
         path = waiting.pop()
-        name = path.relative_to(ROOT).as_posix()
+        name = path.relative_to(root).as_posix()
         if name in found | stop_at:
             continue
         found.add(name)
@@ -38,10 +38,10 @@ def _imported(path: Path) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text()))
+    visit(ast.parse(path.read_text(encoding="utf-8")))
     return names
 
 
 def _file_of(module: str) -> Path | None:
-    file = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")
-    return file if module.startswith("gradtrail.") and file.is_file() else None
+    file = PACKAGE.parent / Path(*module.split(".")).with_suffix(".py")
+    return file if module.startswith(f"{PACKAGE.name}.") and file.is_file() else None
