@@ -53,8 +53,7 @@ sync: env ## give every state, of all commits and experiments, its row in MLflow
 	@$(BIN)/gradtrail sync
 
 ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
-	-@$(BIN)/gradtrail sync
-	@$(BIN)/mlflow ui --workers 1 --port $(or $(PORT),5000) --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}"
+	@$(BIN)/gradtrail ui --port $(or $(PORT),5000)
 
 results: env ## what came out of the recipes that were run, as the README's table
 	@$(BIN)/gradtrail results

@@ -59,6 +59,8 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     predicted.add_argument(
         "--picture", type=Path, metavar="FILE.png", help="draw what was seen, with all probabilities"
     )
+    shown = add(_ui, "`sync`, then MLflow's UI; prints the link to the trainings side by side")
+    shown.add_argument("--port", type=int, default=5000)
     add(_sync, "give every state, of all commits and experiments, its row in MLflow")
     collect = add(_gc, "show, then remove, rows, artifacts and files that no state refers to")
     collect.add_argument("--yes", action="store_true", help="remove without asking")
@@ -104,6 +106,12 @@ def _predict(arguments: argparse.Namespace) -> int:
 def _sync(_: argparse.Namespace) -> int:
     print(_with_store(synchronization.sync).describe())
     return 0
+
+
+def _ui(arguments: argparse.Namespace) -> int:
+    from gradtrail.io.ui import serve
+
+    return _with_store(lambda: serve(arguments.port))
 
 
 def _gc(arguments: argparse.Namespace) -> int:

@@ -89,11 +89,24 @@ def test_influences_are_the_strongest_on_either_side_in_order() -> None:
             assert ANALYSIS.influence[row.train_example, column] == pytest.approx(row.influence)
 
 
+def test_the_histogram_of_norms_has_every_example_once_in_bins_that_no_run_changes() -> None:
+    rows = table()
+    rows.loc[0, "grad_norm"], rows.loc[1, "grad_norm"], rows.loc[2, "grad_norm"] = 0.0, 1e9, 1e-3 * 1.01
+    found = score_tables.norm_table(rows)
+    assert list(found) == ["log10_norm", "train", "validation", "test"]
+    np.testing.assert_allclose(found[list(SIZES)].sum(), 1)
+    np.testing.assert_allclose(np.diff(found["log10_norm"]), 0.25)
+    assert found["train"].iloc[0] >= 1 / 30
+    assert found["train"].iloc[-1] >= 1 / 30
+    assert found.loc[np.isclose(found["log10_norm"], -2.875), "train"].item() >= 1 / 30
+    pd.testing.assert_series_equal(found["log10_norm"], score_tables.norm_table(rows[3:])["log10_norm"])
+
+
 def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
     rows = table(wrong=6)
     score_tables.write_tables(tmp_path / "out", tables(rows))
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    names = ("largest", "suspects", "label_error_scores", "noise_scale", "classes", "influence")
+    names = ("largest", "suspects", "label_error_scores", "norms", "noise_scale", "classes", "influence")
     assert written == {"scores.parquet", *(f"{name}.csv" for name in names)}
     largest = pd.read_csv(tmp_path / "out" / "largest.csv")
     assert largest["grad_norm"].tolist() == pytest.approx(sorted(rows["grad_norm"])[::-1][:4], rel=1e-5)

@@ -10,7 +10,7 @@ from gradtrail.core.gradients_config import GradientsConfig
 from gradtrail.core.models import Model
 from gradtrail.core.noise_scale import NoiseScale
 from gradtrail.core.per_example_gradients import unknown_layers
-from gradtrail.io.score_tables import Tables
+from gradtrail.io.score_tables import Tables, typical_noise_scale
 
 _NAMED = 5  # examples that a sentence names
 
@@ -88,10 +88,9 @@ def _suspects(tables: Tables, metrics: dict[str, float]) -> str:
 
 def _noise(analysis: GradientAnalysis, batch_size: int) -> str:
     points = ", ".join(f"{_examples(found)} at epoch {epoch}" for epoch, found in analysis.noise_scales.items())
-    last = [found for found in analysis.noise_scales.values() if math.isfinite(found.value)]
-    if not last:
+    typical = typical_noise_scale(analysis)
+    if typical is None:
         return f"At no kept epoch does the mean gradient stand out from its noise ({points})."
-    typical = sorted(found.value for found in last)[len(last) // 2]
     verdict = (
         "smaller than that: its steps are mostly noise, and a larger one would make better steps"
         if batch_size < typical / 2

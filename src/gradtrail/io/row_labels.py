@@ -20,17 +20,23 @@ _CLOCK_SECONDS = 10  # by which two readings of when a process started may diffe
 
 
 def run_name(stage: Identity) -> str:
-    """Name a row so that a person can read it, such as `train mlp-256-128 adamw float32`."""
+    """Name a row so that a person can read it, such as `mnist mlp-256-128 adamw warmup_cosine float32`."""
     params = stage_params(stage)
     match stage.name:
         case "fetch" | "preprocess":
             return f"{stage.name} {params['fetch.dataset']}"
-        case "train" | "profile":
-            kind = params["train.model"]
-            widths = [*params.get(f"train.{kind}.channels", []), *params.get(f"train.{kind}.hidden", [])]
-            model = "-".join([kind, *map(str, widths)])
-            return f"{stage.name} {model} {params['train.optimizer']} {params['train.precision']}"
+        case "train":
+            how = [params[f"train.{part}"] for part in ("optimizer", "schedule", "precision")]
+            return " ".join([params["fetch.dataset"], _model_name(params), *how])
+        case "profile":
+            return f"profile {_model_name(params)} {params['train.optimizer']} {params['train.precision']}"
     return f"{stage.name} {params[f'{stage.name}.weights']}"
+
+
+def _model_name(params: Mapping[str, Any]) -> str:
+    kind = params["train.model"]
+    widths = [*params.get(f"train.{kind}.channels", []), *params.get(f"train.{kind}.hidden", [])]
+    return "-".join([kind, *map(str, widths)])
 
 
 def stage_params(stage: Identity) -> dict[str, Any]:

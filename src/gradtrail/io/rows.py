@@ -14,6 +14,7 @@ from gradtrail.io.curves import Curves, curves, noise_curves, read_tables
 from gradtrail.io.identity import Identity
 from gradtrail.io.logged_models import log_models
 from gradtrail.io.metric_names import metric_name
+from gradtrail.io.row_artifacts import log_results
 from gradtrail.io.row_labels import (
     is_alive,
     is_of_this_host,
@@ -25,16 +26,15 @@ from gradtrail.io.row_labels import (
     state_tags,
     working_diff,
 )
+from gradtrail.io.row_notes import NOTE, note, summary_in
 from gradtrail.io.row_search import StoredRows, find_row
 from gradtrail.io.stages import Stage
 from gradtrail.io.store import experiment_id, store_lock
-from gradtrail.io.ties import NOTE, PARENT, tie
+from gradtrail.io.ties import PARENT, tie
 
 REBUILT = "rebuilt"
-_TABLE = ".parquet"  # of every example or step: nothing to be looked at in a browser
 _DATA, _WEIGHTS = "data/", "models/"
 _EPOCHS = "models/epochs"
-_TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
 
 
@@ -77,7 +77,8 @@ class StoredRow:
         points = _curves(stage, metrics)
         numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
-        self._log_results(stage.folder / "results" / stage.name, tables=stage.runtime.copy_outs)
+        folder = stage.folder / "results" / stage.name
+        log_results(self.client, self.run_id, folder, tables=stage.runtime.copy_outs)
         self._log_dataset(stage, metrics)
         if stage.name == "train":
             kept_epochs = stage.runtime.log_kept_epochs
@@ -87,9 +88,8 @@ class StoredRow:
                 self.log_files(stage.folder / out, "models")
         tags = {f"output/{out}": found for out, found in stage.out_digests().items()}
         tags |= {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
-        summary = stage.folder / "results" / stage.name / "summary.md"
-        tags |= {NOTE: summary.read_text(encoding="utf-8")} if summary.is_file() else {}
         self.set_tags(tags)
+        self._write_note(folder / "summary.md")
 
     def tie(self) -> None:
         """Tie the row to others, and close those of processes that are no more."""
@@ -114,16 +114,11 @@ class StoredRow:
             self._logged[name] = {metric.step for metric in history}
         return self._logged[name]
 
-    def _log_results(self, folder: Path, *, tables: bool) -> None:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and (tables or path.suffix != _TABLE):
-                under = Path("results") / path.parent.relative_to(folder)
-                self.client.log_artifact(self.run_id, str(path), under.as_posix())
-        shown = {f"tables/{table.stem}.json": pd.read_csv(table) for table in sorted(folder.glob("*.csv"))}
-        for place, table in shown.items():  # not `log_table`, which appends to what an earlier attempt logged
-            self.client.log_dict(self.run_id, json.loads(table.to_json(orient="split", index=False)), place)
-        if shown:
-            self.set_tags({_TABLES_TAG: json.dumps([{"path": place, "type": "table"} for place in shown])})
+    def _write_note(self, summary: Path) -> None:
+        """Describe the row in words; what other rows have told of a training's gradients stays."""
+        data = self.client.get_run(self.run_id).data
+        words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
+        self.set_tags({NOTE: note(self.run_id, data.tags, data.metrics, words)})
 
     def _log_dataset(self, stage: Stage, metrics: Mapping[str, Any]) -> None:
         source = json.dumps({"uri": "data/raw" if stage.name in _EXPERIMENTS else "data/processed"})

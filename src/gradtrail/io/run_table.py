@@ -18,8 +18,8 @@ _SHORT = 8  # digits of a run's id
 _FIGURES = {  # metric → title, how it is written; where there is little room the last go first
     "train/validation_accuracy": ("validation, %", "{:.2%}"),
     "train/seconds": ("train, s", "{:.1f}"),
-    "compile/total_seconds": ("compile, s", "{:.1f}"),
-    "gradients/noise_scale": ("noise scale", "{:,.0f}"),
+    "train/compile_total_seconds": ("compile, s", "{:.1f}"),
+    "gradients/noise_scale_typical": ("noise scale", "{:,.0f}"),
 }
 
 
@@ -153,7 +153,7 @@ def _rank(value: str | float | None) -> tuple[int, float, str]:
 
 
 def _title(row: Run) -> str:
-    name = str(row.info.run_name).removeprefix("train ")
+    name = str(row.info.run_name)
     experiment = row.data.tags.get("dvc.exp_name")
     return f"{name} ({experiment})" if experiment else name
 

@@ -1,5 +1,6 @@
 """Per-example scores and what they come to as tables: all of them for later analyses, the telling ones for people."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,9 @@ def score_table(
     return table.assign(**{SUSPICION: suspicion(table)})
 
 
+_NORM_DECADES = (-6, 2)  # of the norms' histogram, as powers of ten
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tables:
     """All that the scores come to as tables: what is written, drawn and told in words."""
@@ -54,6 +58,7 @@ class Tables:
     largest: pd.DataFrame  # those with the largest gradients over all splits, the largest first
     suspects: Mapping[str, pd.DataFrame]  # by split, those whose labels look wrong, the most suspect first
     label_error_scores: pd.DataFrame  # of `detection_table`; empty where no label is known to be wrong
+    norms: pd.DataFrame  # of `norm_table`
     noise_scale: pd.DataFrame
     classes: pd.DataFrame
     influence: pd.DataFrame
@@ -70,6 +75,7 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
         largest=scores.iloc[largest(scores["grad_norm"].to_numpy(), config.num_largest)],
         suspects={name: rank_suspects(scores, name, config.num_suspects) for name in SUSPECT_SPLITS},
         label_error_scores=detection_table(_of(scores, "train")),
+        norms=norm_table(scores),
         noise_scale=noise_table(analysis),
         classes=class_table(analysis),
         influence=influence_table(scores, analysis),
@@ -84,6 +90,7 @@ def write_tables(folder: Path, tables: Tables) -> None:
         "largest": tables.largest[SHOWN],
         "suspects": pd.concat([part[SUSPECT] for part in tables.suspects.values()]),
         "label_error_scores": tables.label_error_scores,
+        "norms": tables.norms,
         "noise_scale": tables.noise_scale,
         "classes": tables.classes,
         "influence": tables.influence,
@@ -91,6 +98,21 @@ def write_tables(folder: Path, tables: Tables) -> None:
     for name, part in small.items():
         if len(part):
             part.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+
+
+def norm_table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return which share of each split's examples has a gradient of about which norm.
+
+    The bins are the same for all runs, so that they can be laid over each other: quarters of a power of ten,
+    `log10_norm` in their middle. What is smaller or larger than all of them counts for the first or the last.
+    """
+    edges = np.arange(_NORM_DECADES[0], _NORM_DECADES[1] + 1e-9, 0.25)
+    table = pd.DataFrame({"log10_norm": edges[:-1] + 0.125})
+    for split, part in scores.groupby("split", observed=True):
+        norms = np.log10(np.maximum(part["grad_norm"].to_numpy(np.float64), np.finfo(np.float64).tiny))
+        inside = np.clip(norms, edges[0], np.nextafter(edges[-1], -np.inf))
+        table[str(split)] = np.histogram(inside, edges)[0] / len(part)
+    return table
 
 
 def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
@@ -133,6 +155,12 @@ def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataF
     return pd.DataFrame(rows, columns=columns)
 
 
+def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
+    """Return the median over the kept epochs whose mean gradient stands out from its noise; None where none does."""
+    known = sorted(found.value for found in analysis.noise_scales.values() if math.isfinite(found.value))
+    return known[len(known) // 2] if known else None
+
+
 def measure(tables: Tables, analysis: GradientAnalysis, config: GradientsConfig) -> dict[str, float]:
     """Return the metrics: the summary of the training split by itself, that of others by split; then the analyses."""
     metrics: dict[str, float] = {"num_examples": len(tables.scores)}
@@ -148,6 +176,8 @@ def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, f
     """Return the metrics of the analyses of the training split; what is infinite is left out."""
     train = tables.train
     noise = {f"noise_scale_epoch_{epoch:03d}": found.value for epoch, found in analysis.noise_scales.items()}
+    if typical := typical_noise_scale(analysis):
+        noise["noise_scale_typical"] = typical
     first = epoch_column("grad_norm", min(analysis.noise_scales))
     found = {
         **noise,

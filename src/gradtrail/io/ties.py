@@ -7,11 +7,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
 from gradtrail.io.logged_models import link_evaluation
-from gradtrail.io.metric_names import metric_name
+from gradtrail.io.metric_names import is_headline, metric_name
+from gradtrail.io.row_notes import NOTE, note, summary_in
 from gradtrail.io.row_search import Find
 from gradtrail.io.states import CHILDREN
 
-NOTE = "mlflow.note.content"  # what the UI shows as a run's description
 PARENT = "mlflow.parentRunId"
 
 
@@ -33,14 +33,15 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     Returns:
         Whether there was something to copy.
     """
-    now, prefix = int(time.time() * 1000), metric_name(child.data.tags["stage"], "")
-    chosen = {name: v for name, v in child.data.metrics.items() if name.startswith(prefix) and name.count("/") == 1}
+    now, stage = int(time.time() * 1000), child.data.tags["stage"]
+    chosen = {name: value for name, value in child.data.metrics.items() if is_headline(name, stage)}
     new = {name: value for name, value in chosen.items() if train.data.metrics.get(name) != value}
-    model = link_evaluation(client, child, train) if new and child.data.tags["stage"] == "evaluate" else None
+    model = link_evaluation(client, child, train) if new and stage == "evaluate" else None
     about = {"model_id": model.model_id, "run_id": train.info.run_id} | _dataset(child) if model else {}
     metrics = [Metric(name, value, now, 0, **about) for name, value in new.items()]
-    note = child.data.tags.get(NOTE)
-    tags = [RunTag(NOTE, note)] if note is not None and train.data.tags.get(NOTE) != note else []
+    told = child.data.tags if stage == "gradients" else train.data.tags
+    words = note(train.info.run_id, train.data.tags, train.data.metrics | chosen, summary_in(told.get(NOTE, "")))
+    tags = [RunTag(NOTE, words)] if train.data.tags.get(NOTE) != words else []
     if metrics or tags:
         client.log_batch(train.info.run_id, metrics=metrics, tags=tags)
     return bool(metrics or tags)

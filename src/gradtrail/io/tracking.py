@@ -100,7 +100,8 @@ class Row:
 
     def outs(self) -> None:
         """Log everything that the stage wrote: metrics, curves, pictures, tables, digests, and the ties to others."""
-        self._waiting = {}  # the outs have all points
+        waiting, self._waiting = self._waiting, {}
+        self._attempt(lambda stored: stored.log_points(waiting))  # of the clock: the outs have all others
         self._attempt(lambda stored: stored.log_outs(self.stage))
         self._attempt(lambda stored: stored.tie())
 

@@ -80,6 +80,7 @@ def run(
                 params = on_host(engine.evaluation_params(state))
                 history.add(chunk, params, prediction.validate(predict, params, validation.images, validation.labels))
                 row.curves(histories.live_curves(history, engine.num_steps))
+                row.curves({"train/elapsed_seconds": {chunk.epoch: seconds()}})
             bar.update(chunk.step, message=history.describe())
             if request.number is not None:
                 checkpoints.save(chunk, history, seconds())

@@ -1,0 +1,106 @@
+"""How the trainings are best compared in MLflow's UI: which columns and which charts, as a shared view of its own.
+
+The UI keeps a view that somebody shares as a tag of the experiment, and shows it under a link that names it. Ours is
+written with the experiment, so that nobody has to arrange anything; a person's own arrangement stays theirs.
+"""
+
+import base64
+import json
+import zlib
+from typing import Any
+
+from mlflow import MlflowClient
+
+_NAME = "gradtrail"
+_TAG = f"mlflow.sharedViewState.{_NAME}"
+_COLUMNS = (
+    "attributes.`Dataset`",
+    "metrics.`eval/accuracy`",
+    "metrics.`eval/accuracy_low`",
+    "metrics.`eval/accuracy_high`",
+    "metrics.`train/seconds`",
+    "metrics.`train/compile_total_seconds`",
+    "metrics.`gradients/noise_scale_typical`",
+    *(f"params.`train.{name}`" for name in ("model", "optimizer", "schedule", "precision", "seed")),
+)
+_LINE, _BAR, _LOGARITHMIC = {"type": "LINE"}, {"type": "BAR"}, {"scaleType": "log"}
+_OVER_TIME = {"xAxisKey": "metric", "selectedXAxisMetricKey": "train/elapsed_seconds", "useGlobalXaxisKey": False}
+_CHARTS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # section → metric, what is special about its chart
+    "Learning curves": [
+        ("train/validation_accuracy", _LINE),
+        ("train/validation_accuracy", _LINE | _OVER_TIME),
+        ("train/validation_loss", _LINE),
+        ("train/loss", _LINE),
+        ("steps/grad_norm", _LINE | _LOGARITHMIC),
+        ("steps/learning_rate", _LINE),
+    ],
+    "What came out": [
+        ("eval/accuracy", _BAR),
+        ("eval/loss", _BAR),
+        ("eval/expected_calibration_error", _BAR),
+        ("train/seconds", _BAR),
+        ("train/compile_total_seconds", _BAR),
+        ("gradients/noise_scale", _LINE | _LOGARITHMIC),
+    ],
+}
+_CARD = {  # what the UI expects of every chart
+    "runsCountToCompare": 10,
+    "deleted": False,
+    "isGenerated": False,
+    "lineSmoothness": 0,
+    "xAxisScaleType": "linear",
+    "scaleType": "linear",
+    "range": {},
+    "xAxisKey": "step",
+    "selectedXAxisMetricKey": "",
+    "yAxisKey": "metric",
+    "yAxisExpressions": [],
+    "ignoreOutliers": False,
+    "useGlobalXaxisKey": True,
+    "useGlobalLineSmoothing": True,
+}
+
+
+def write_view(client: MlflowClient, experiment_id: str) -> None:
+    """Write the view to an experiment, unless it stands there."""
+    tag = as_tag()
+    if client.get_experiment(experiment_id).tags.get(_TAG) != tag:
+        client.set_experiment_tag(experiment_id, _TAG, tag)
+
+
+def as_tag() -> str:
+    """Return the view as the UI keeps it."""
+    return "deflate;" + base64.b64encode(zlib.compress(json.dumps(_state(), sort_keys=True).encode())).decode()
+
+
+def link(base: str, experiment_id: str) -> str:
+    """Return the link to the comparison, the UI's address given; `&compareRunsMode=CHART` shows the charts."""
+    return f"{base}/#/experiments/{experiment_id}/runs?viewStateShareKey={_NAME}"
+
+
+def _state() -> dict[str, Any]:
+    sections = list(_CHARTS)
+    return {
+        "selectedColumns": _COLUMNS,
+        "searchFilter": "tags.stage = 'train'",
+        "orderByKey": "metrics.`eval/accuracy`",
+        "orderByAsc": False,
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "isAccordionReordered": True,  # else the sections of all other figures, which the UI adds, go in between
+        "compareRunSections": [_section(number, name) for number, name in enumerate(sections)],
+        "compareRunCharts": [
+            _card(number, place, metric, special)
+            for number, name in enumerate(sections)
+            for place, (metric, special) in enumerate(_CHARTS[name])
+        ],
+    }
+
+
+def _section(number: int, name: str) -> dict[str, Any]:
+    state = {"display": True, "isReordered": True, "deleted": False, "isGenerated": False}
+    return {"uuid": f"section-{number}", "name": name} | state
+
+
+def _card(section: int, place: int, metric: str, special: dict[str, Any]) -> dict[str, Any]:
+    about = {"uuid": f"chart-{section}-{place}", "metricSectionId": f"section-{section}", "metricKey": metric}
+    return _CARD | about | {"selectedMetricKeys": [metric]} | special
