@@ -1,4 +1,4 @@
-"""The pages of `docs/` are true: their links lead to the lines that they name, and their commands do as they are typed."""
+"""The pages of `docs/` are true: links lead to the lines that they name, and commands do as they are typed."""
 
 import os
 import re
