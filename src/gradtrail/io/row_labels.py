@@ -25,7 +25,7 @@ def run_name(stage: Identity) -> str:
     match stage.name:
         case "fetch" | "preprocess":
             return f"{stage.name} {params['fetch.dataset']}"
-        case "train" | "profile":
+        case "train" | "profile" | "report":
             kind = params["train.model"]
             widths = [*params.get(f"train.{kind}.channels", []), *params.get(f"train.{kind}.hidden", [])]
             model = "-".join([kind, *map(str, widths)])

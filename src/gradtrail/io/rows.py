@@ -33,6 +33,7 @@ REBUILT = "rebuilt"
 _TABLE = ".parquet"  # of every example or step: nothing to be looked at in a browser
 _DATA, _WEIGHTS = "data/", "models/"  # where the outs lie that DVC's cache has, so that a row need not
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
+_PAGES = "reports/"  # where the outs lie that are one file each, for people
 _EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
 
 
@@ -76,6 +77,9 @@ class StoredRow:
         numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
         self._log_results(stage.folder / "results" / stage.name, tables=stage.runtime.copy_outs)
+        for out in stage.spec.outs:
+            if out.startswith(_PAGES):
+                self.client.log_artifact(self.run_id, str(stage.folder / out))
         self._log_dataset(stage, metrics)
         for out in stage.spec.outs if stage.runtime.copy_outs else ():
             if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of every epoch stay with DVC
