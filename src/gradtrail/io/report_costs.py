@@ -124,7 +124,7 @@ def _pictures(sources: Sources, costs: CsvTable) -> tuple[Picture, ...]:
     return (
         Picture(
             png=sources.picture("profile/costs"),
-            caption="Costs over the batch size",
+            caption="Costs over the batch size, in each form",
             alt=(
                 f"FLOPs and bytes an example, and memory, of {names} over batch sizes from "
                 f"{min(sizes, default=0):g} to {max(sizes, default=0):g}. A training step as configured takes "
@@ -133,7 +133,7 @@ def _pictures(sources: Sources, costs: CsvTable) -> tuple[Picture, ...]:
         ),
         Picture(
             png=sources.picture("profile/fusions"),
-            caption="What the compiler made of each program",
+            caption="What the compiler made of each program, by its form",
             alt=(
                 f"Bars of equations as traced, instructions as compiled and fusions among them, of {names}. A training "
                 f"step as configured has {count(step['jaxpr_equations'])} equations and "

@@ -138,12 +138,12 @@ def _pictures(sources: Sources, confusions: list[tuple[tuple[str, str], int]]) -
     return (
         Picture(
             png=sources.picture("evaluate/confusion"),
-            caption="Confusion matrix",
+            caption="Confusion matrix: right answers stand on the diagonal, without colour",
             alt=f"A matrix of labels and predictions, with {wrong} mistakes off its diagonal: {often or 'none'}.",
         ),
         Picture(
             png=sources.picture("evaluate/reliability"),
-            caption="Calibration",
+            caption="Calibration: above the dashed line more is right than the probabilities promise",
             alt=(
                 f"Accuracy over probability beside the diagonal of perfect calibration, from which it lies {error:.4f} "
                 f"away on average; below, how many examples each of {len(sources.table('evaluate/calibration').rows)} "
@@ -152,7 +152,7 @@ def _pictures(sources: Sources, confusions: list[tuple[tuple[str, str], int]]) -
         ),
         Picture(
             png=sources.picture("evaluate/mistakes"),
-            caption="Worst mistakes",
+            caption="Worst mistakes: label → prediction, and how probable that was",
             alt=f"Images of the {len(worst.rows)} most certain mistakes with label, prediction and probability.{named}",
         ),
     )

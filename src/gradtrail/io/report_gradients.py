@@ -10,7 +10,7 @@ def gradients_section(sources: Sources) -> Section:
     """Show what `summary.md` says, and the pictures that it speaks of."""
     pictures = (
         *(_histograms(sources), _relations(sources), _largest(sources)),
-        *(_suspects(sources, name) for name in sorted(sources.pictures) if name.startswith("gradients/suspects_")),
+        *(_suspects(sources, split) for split in dict.fromkeys(sources.table("gradients/suspects").text("split"))),
         *(_course(sources), _classes(sources), _influence(sources), *_detection(sources)),
     )
     return Section(
@@ -57,7 +57,7 @@ def _histograms(sources: Sources) -> Picture:
     named = ", ".join(f"{value:.3g} in the {split} split" for split, value in medians.items())
     return Picture(
         png=sources.picture("gradients/histograms"),
-        caption="Norms of single gradients",
+        caption="Norms of single gradients, by split and by whether the prediction is right",
         alt=f"Histograms of the gradient norm, by split and by whether the prediction is right. The median is {named}.",
     )
 
@@ -68,7 +68,7 @@ def _relations(sources: Sources) -> Picture:
     said = ", ".join(f"{value:+.2f} with {name}" for name, value in found.items())
     return Picture(
         png=sources.picture("gradients/relations"),
-        caption="What large gradients go with",
+        caption="What large gradients go with: a point for each example",
         alt=f"The gradient norm over loss, margin and norm of the image. The rank correlation is {said}.",
     )
 
@@ -83,20 +83,19 @@ def _largest(sources: Sources) -> Picture:
     ]
     return Picture(
         png=sources.picture("gradients/largest"),
-        caption="Largest gradients",
+        caption="Largest gradients: label → prediction, and the norm",
         alt=f"Images of the {len(table.rows)} examples with the largest gradients.{''.join(first[:1])}",
     )
 
 
-def _suspects(sources: Sources, name: str) -> Picture:
-    split = name.partition("_")[2]
+def _suspects(sources: Sources, split: str) -> Picture:
     table = sources.table("gradients/suspects")
     columns = (table.text(name) for name in ("split", "example_id", "label", "predicted"))
     found = [row[1:] for row in zip(*columns, strict=True) if row[0] == split]
     first = [f" The first is #{example}, given {label}, predicted {other}." for example, label, other in found[:1]]
     return Picture(
-        png=sources.picture(name),
-        caption=f"Labels that look wrong, {split} split",
+        png=sources.picture(f"gradients/suspects_{split}"),
+        caption=f"Labels of the {split} split that look wrong: given → predicted, and how probable the given one is",
         alt=f"Images of the {len(found)} examples of the {split} split whose labels look wrong.{''.join(first)}",
     )
 
@@ -107,7 +106,7 @@ def _course(sources: Sources) -> Picture:
     named = ", ".join(f"{examples(value)} at epoch {epoch}" for value, epoch in points)
     return Picture(
         png=sources.picture("gradients/course"),
-        caption="Gradients over the training",
+        caption="Gradients over the training: noise scale, and how alike the rankings are",
         alt=f"The noise scale over the epochs, {named}; and how the ranking by gradient norm changes.",
     )
 
@@ -118,7 +117,7 @@ def _classes(sources: Sources) -> Picture:
     ends = [f"class {name} holds {percent(share, 0)}" for share, name in (shares[-1:] + shares[:1])]
     return Picture(
         png=sources.picture("gradients/classes"),
-        caption="Gradients by class",
+        caption="Gradients by class: red goes the same way, blue against",
         alt=(
             f"Cosine and coherence of the gradients of each two classes, and each class's share of the mean gradient: "
             f"{', '.join(ends)}."
@@ -131,7 +130,7 @@ def _influence(sources: Sources) -> Picture:
     tests = list(dict.fromkeys(table.text("test_example")))
     return Picture(
         png=sources.picture("gradients/influence"),
-        caption="What helped and hurt test examples",
+        caption="Test examples, and the training examples that helped and hurt them most",
         alt=(
             f"Images of {len(tests)} test examples, #{', #'.join(tests)}, each with the training examples that helped "
             "and that hurt it most."
@@ -149,7 +148,7 @@ def _detection(sources: Sources) -> tuple[Picture, ...]:
     said = "".join(f" The best is {score}, with an average precision of {value:.3f}." for score, value in best)
     picture = Picture(
         png=sources.picture(name),
-        caption="Which score finds wrong labels",
+        caption="How well each score finds the labels that were made wrong",
         alt=f"Average precision and AUROC of {len(table.rows)} scores at finding the labels made wrong.{said}",
     )
     return (picture,)

@@ -42,11 +42,10 @@ class Table:
 
     @property
     def is_numeric(self) -> tuple[bool, ...]:
-        """Whether each column holds figures, so that they stand right-aligned."""
-        return tuple(
-            all(not cell or cell.lstrip(_SIGNS)[:1].isdigit() for cell in column)
-            for column in zip(*self.rows, strict=True)
-        ) or (False,) * len(self.header)
+        """Whether each column holds figures, of which some may be beyond measure: they stand right-aligned."""
+        columns = zip(*self.rows, strict=True)
+        found = tuple(any(cell.lstrip(_SIGNS)[:1].isdigit() for cell in column) for column in columns)
+        return found or (False,) * len(self.header)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +91,14 @@ def flops(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Write a number of bytes: 1580112 → 1.51 MiB."""
+    """Write a number of bytes: 5449580 → 5.20 MiB."""
     return _scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def _scaled(number: float, step: int, units: Sequence[str]) -> str:
+    if number < step:
+        return f"{number:.0f} {units[0]}"
     power = 0
     while number >= 999.5 and power < len(units) - 1:
         number, power = number / step, power + 1
-    return f"{number:.3g} {units[power]}"
+    return f"{number:#.3g}".rstrip(".") + f" {units[power]}"

@@ -72,7 +72,7 @@ def _samples(sources: Sources) -> Picture:
     train = count(sources.figure("preprocess", "train_examples"))
     return Picture(
         png=sources.picture("preprocess/samples"),
-        caption="Training examples by label",
+        caption="Training examples, a row for each label",
         alt=f"The first of {train} training images, in {classes} rows: a row for each label from 0 to {classes - 1}.",
     )
 
@@ -141,7 +141,7 @@ def _steps(sources: Sources) -> Picture:
     clipped = "" if clip is None else f", with a line at {clip}, to which the norm is clipped"
     return Picture(
         png=sources.picture("train/steps"),
-        caption="Step by step",
+        caption="Step by step: faintly each step, in full colour the running mean",
         alt=(
             f"Loss, gradient norm and learning rate over {count(sources.figure('train', 'steps'))} optimizer "
             f"steps{clipped}."
