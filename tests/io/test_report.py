@@ -296,6 +296,7 @@ def test_headings_are_in_order_ids_are_unique_and_contents_lead_somewhere(folder
     levels = [int(tag[1]) for tag, _ in reader.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
+    assert levels.count(2) == len(reader.all("section"))
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     assert max(levels) == 3
     ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
