@@ -8,10 +8,12 @@ from projects import ROOT
 from ruamel.yaml import YAML
 
 from gradtrail.io.import_closure import import_closure
-from gradtrail.io.states import read_pipeline
+from gradtrail.io.report_lineage import READS, WRITES
+from gradtrail.io.states import is_code, read_pipeline
 
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
 PARAMS = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
+VERSIONS = set(YAML(typ="safe", pure=True).load(ROOT / "versions.yaml"))
 
 # Code that a stage imports and that cannot change an out. That tracking, progress and the section `runtime` change no
 # byte is tested with the real stages; the others decide what a row in MLflow is called, or whether a stage starts.
@@ -47,17 +49,29 @@ EXEMPT = frozenset(
 )
 
 
+# What the page shows of digests follows from the code that computes them.
+SHOWN = {"report": frozenset({"src/gradtrail/io/digests.py"})}
+TEMPLATES = {"report": {"src/gradtrail/io/templates/report.html.j2"}}
+
+
+def code_of(stage: str) -> set[str]:
+    """The code that can change an out of a stage."""
+    closure = import_closure(ROOT / "pipeline" / f"{stage}.py", ROOT, stop_at=EXEMPT - SHOWN.get(stage, frozenset()))
+    return closure | TEMPLATES.get(stage, set())
+
+
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_code_deps_are_the_import_closure(stage: str) -> None:
-    closure = import_closure(ROOT / "pipeline" / f"{stage}.py", ROOT, stop_at=EXEMPT)
-    listed = {dep for dep in PIPELINE[stage].deps if dep.endswith(".py")}
-    assert sorted(listed) == sorted(closure), f"deps of {stage} in dvc.yaml should list the files that it imports"
+    listed = {dep for dep in PIPELINE[stage].deps if is_code(dep)}
+    assert sorted(listed) == sorted(code_of(stage)), (
+        f"deps of {stage} in dvc.yaml should list the files that it imports"
+    )
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_data_deps_are_outs_of_earlier_stages(stage: str) -> None:
     earlier = [out for name in list(PIPELINE)[: list(PIPELINE).index(stage)] for out in PIPELINE[name].outs]
-    data = [dep for dep in PIPELINE[stage].deps if not dep.endswith(".py")]
+    data = [dep for dep in PIPELINE[stage].deps if not is_code(dep)]
     assert all(any(dep == out or dep.startswith(f"{out}/") for out in earlier) for dep in data)
 
 
@@ -69,6 +83,8 @@ def test_params_are_the_sections_that_the_script_loads(stage: str) -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "stage.params"
     ]
     loaded = {ast.literal_eval(call.args[1]) if len(call.args) > 1 else stage for call in calls}
+    if stage == "report":  # which shows the params of all stages as they stand
+        loaded |= set(PIPELINE)
     assert set(PIPELINE[stage].params["params.yaml"]) == loaded
     assert "runtime" not in loaded
 
@@ -82,9 +98,12 @@ def test_one_name_for_stage_script_section_and_metrics(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
-def test_versions_are_those_of_the_packages_that_the_stage_computes_with(stage: str) -> None:
+def test_versions_are_those_of_the_packages_that_the_stage_computes_with_or_shows(stage: str) -> None:
     listed = set(PIPELINE[stage].params["versions.yaml"])
-    closure = import_closure(ROOT / "pipeline" / f"{stage}.py", ROOT, stop_at=EXEMPT)
+    if stage == "report":
+        assert listed == VERSIONS
+        return
+    closure = code_of(stage)
     imported = {
         name.split(".")[0]
         for file in closure
@@ -99,6 +118,18 @@ def test_versions_are_those_of_the_packages_that_the_stage_computes_with(stage: 
     }
     computing = imported & {"jax", "flax", "optax", "numpy"}
     assert listed == computing | ({"jaxlib"} if "jax" in computing else set())
+
+
+def test_the_lineage_that_the_report_shows_is_that_of_the_pipeline() -> None:
+    others = {name: spec for name, spec in PIPELINE.items() if name != "report"}
+    reads = {name: tuple(dep for dep in spec.deps if not is_code(dep)) for name, spec in others.items()}
+    assert reads == READS
+    assert {name: spec.outs for name, spec in others.items()} == WRITES
+
+
+def test_the_report_depends_on_every_file_whose_digest_it_shows() -> None:
+    data = {dep for dep in PIPELINE["report"].deps if not is_code(dep)}
+    assert data == {out for outs in WRITES.values() for out in outs}
 
 
 def test_every_section_belongs_to_a_stage_or_is_runtime() -> None:

@@ -8,9 +8,8 @@ import pytest
 from dvc.repo import Repo
 from projects import ROOT, Project, copy_project
 from ruamel.yaml import YAML
-from test_pipeline_file import EXEMPT
+from test_pipeline_file import code_of
 
-from gradtrail.io.import_closure import import_closure
 from gradtrail.io.states import read_pipeline
 
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
@@ -29,8 +28,18 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 LEAVES = dict(leaves(YAML(typ="safe", pure=True).load(ROOT / "params.yaml")))
-CODE = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "src").rglob("*.py") if file.name != "__init__.py")
-TELLING = {"src/gradtrail/core/losses.py", "src/gradtrail/core/noise_scale.py", "src/gradtrail/io/tracking.py"}
+CODE = sorted(
+    file.relative_to(ROOT).as_posix()
+    for suffix in ("*.py", "*.j2")
+    for file in (ROOT / "src").rglob(suffix)
+    if file.name != "__init__.py"
+)
+TELLING = {
+    "src/gradtrail/core/losses.py",
+    "src/gradtrail/core/noise_scale.py",
+    "src/gradtrail/io/templates/report.html.j2",
+    "src/gradtrail/io/tracking.py",
+}
 
 
 def one_of_each(keys: Iterable[str]) -> list[Any]:
@@ -91,7 +100,5 @@ def test_a_file_reruns_the_stages_that_import_it(project: Project, file: str) ->
     path.write_bytes(before + b"\n# edited\n")
     found = changed(project)
     path.write_bytes(before)
-    importers = {
-        name for name in PIPELINE if file in import_closure(ROOT / "pipeline" / f"{name}.py", ROOT, stop_at=EXEMPT)
-    }
+    importers = {name for name in PIPELINE if file in code_of(name)}
     assert found == importers

@@ -16,7 +16,7 @@ from projects import Project, copy_project, stop
 
 pytestmark = pytest.mark.slow
 
-STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile")
+STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile", "report")
 OUTS = {
     "fetch": ("data/raw", "metrics/fetch.json"),
     "preprocess": ("data/processed", "results/preprocess", "metrics/preprocess.json"),
@@ -24,6 +24,7 @@ OUTS = {
     "evaluate": ("results/evaluate", "metrics/evaluate.json"),
     "gradients": ("results/gradients", "metrics/gradients.json"),
     "profile": ("results/profile", "metrics/profile.json"),
+    "report": ("reports/report.html", "metrics/report.json"),
 }
 QUICK = {
     "fetch.dataset": "digits",
@@ -87,7 +88,7 @@ def is_running(project: Project, stage: str) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("stage", ["preprocess", "evaluate", "gradients", "profile"])
+@pytest.mark.parametrize("stage", ["preprocess", "evaluate", "gradients", "profile", "report"])
 def test_a_stage_that_is_asked_to_stop_does_and_starts_over(
     stage: str, number: signal.Signals, project: Project
 ) -> None:
@@ -162,7 +163,7 @@ def read_only(project: Project) -> Iterator[Project]:
         folder.chmod(0o755)
 
 
-@pytest.mark.parametrize("stage", ["preprocess", "train", "gradients"])
+@pytest.mark.parametrize("stage", ["preprocess", "train", "gradients", "report"])
 def test_a_read_only_folder_is_one_line(stage: str, read_only: Project) -> None:
     line = refusal(read_only, stage, *AS_ANYBODY)
     assert "Permission denied" in line
@@ -217,7 +218,7 @@ def test_a_model_too_large_for_the_machine_says_what_it_would_take(project: Proj
 
 def test_files_have_the_permissions_that_the_umask_leaves_and_none_is_executable(project: Project) -> None:
     def found() -> set[Path]:
-        folders = ("data", "models", "results", "metrics", "mlruns", ".gradtrail")
+        folders = ("data", "models", "results", "reports", "metrics", "mlruns", ".gradtrail")
         return {path for name in folders for path in (project.folder / name).rglob("*")} | {
             project.folder / "mlflow.db"
         }

@@ -19,7 +19,7 @@ from projects import Project, copy_project
 from gradtrail.io.digests import digest
 from gradtrail.io.states import read_pipeline
 
-STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile")
+STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile", "report")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_the_rows_in_mlflow(project: Project) -> None:
     assert train["metrics"]["gradients/rank_correlation_loss"] > 0
     assert train["params"]["preprocess.label_noise"] == "0.1"
     assert any(name.startswith("system/") for name in train["metrics"])
-    for stage in ("evaluate", "gradients", "profile"):
+    for stage in ("evaluate", "gradients", "profile", "report"):
         assert rows[stage]["tags"]["mlflow.parentRunId"] == train["id"]
     for stage, row in rows.items():
         assert row["tags"]["dataset"] == "digits", stage
@@ -187,6 +187,20 @@ def test_the_profile_row_has_times_in_figures_tables_and_pictures(project: Proje
     assert row["metrics"]["profile/jit/speedup"] > 0
     assert row["metrics"]["profile/batch/32/examples_per_second"] > 0
     assert row["metrics"]["xla/train_step/steady_call_seconds"] > 0
+
+
+def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(project: Project) -> None:
+    (row,) = project.rows_of("report")
+    assert row["name"] == "report mlp-32 adamw float16"
+    page = (project.folder / "reports/report.html").read_bytes()
+    assert (row["artifacts"] / "report.html").read_bytes() == page
+    assert metrics_of(project, "report")["size_bytes"] == len(page)
+    assert f"{metrics_of(project, 'evaluate')['accuracy']:.2%}" in page.decode()
+    assert "This is not MNIST." in page.decode()
+    assert "report.html" not in project.git("status", "--porcelain", "--untracked-files=all")
+    pictures = [path.stem for path in (project.folder / "results").rglob("*.png")]
+    assert "label_error_scores" in pictures
+    assert metrics_of(project, "report")["num_pictures"] == len(pictures)
 
 
 def test_running_a_state_again_doubles_no_table(project: Project) -> None:
@@ -259,17 +273,18 @@ def test_the_main_histories(project: Project, tmp_path: Path) -> None:
     first = dict.fromkeys(STAGES, 1)
     assert count(copy) == first
     copy.set(bins, 7)
-    assert copy.ran(copy.dvc("repro")) == ["evaluate"]
-    assert count(copy) == first | {"evaluate": 2}
+    assert copy.ran(copy.dvc("repro")) == ["evaluate", "report"]
+    assert count(copy) == first | {"evaluate": 2, "report": 2}
     copy.set("train.clip_norm", 0.5)
-    assert copy.ran(copy.dvc("repro")) == ["train", "evaluate", "gradients", "profile"]
-    all_rows = first | {"train": 2, "evaluate": 3, "gradients": 2, "profile": 2}
+    assert copy.ran(copy.dvc("repro")) == ["train", "evaluate", "gradients", "profile", "report"]
+    all_rows = first | {"train": 2, "evaluate": 3, "gradients": 2, "profile": 2, "report": 3}
     assert count(copy) == all_rows
     copy.git("checkout", "-q", "params.yaml")
     assert copy.ran(copy.dvc("repro")) == []
     copy.dvc("exp", "run", "--temp", "-S", f"{bins}=9")  # what was tried before, only DVC's run-cache knows of
     copy.dvc("repro", "--force", "--single-item", "evaluate")
     all_rows["evaluate"] += 1
+    all_rows["report"] += 1
     assert count(copy) == all_rows
     before = {row["tags"]["state"]: row["metrics"] for row in copy.rows()}
     (copy.folder / "mlflow.db").unlink()

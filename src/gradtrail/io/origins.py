@@ -10,7 +10,7 @@ from gradtrail.io.git import blobs, git
 from gradtrail.io.identity import Identity
 from gradtrail.io.params import read_yaml
 from gradtrail.io.snapshots import PARAMS, remembered
-from gradtrail.io.states import values_of
+from gradtrail.io.states import is_code, values_of
 
 
 def origin_of(stage: Identity) -> dict[str, str]:
@@ -29,7 +29,7 @@ def origin_of(stage: Identity) -> dict[str, str]:
 def commit_has(stage: Identity, commit: str) -> bool:
     """Whether a commit has the code and the params that a state, and all before it, was made with."""
     entries = [stage.entry(name) for name in stage.lineage]
-    code = {dep: md5 for entry in entries for dep, md5 in entry.deps.items() if dep.endswith(".py")}
+    code = {dep: md5 for entry in entries for dep, md5 in entry.deps.items() if is_code(dep)}
     found = blobs(commit, {*code, *(file for entry in entries for file in entry.params)})
     if any(dep not in found or _md5(found[dep]) != md5 for dep, md5 in code.items()):
         return False

@@ -22,6 +22,7 @@ from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.files import atomic_file
 from gradtrail.io.git import git
 from gradtrail.io.params import load_section, read_yaml
+from gradtrail.io.report import ReportConfig
 from gradtrail.io.runtime import RuntimeConfig
 from gradtrail.io.synchronization import sync
 
@@ -32,6 +33,7 @@ SECTIONS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "gradients": GradientsConfig,
     "profile": ProfileConfig,
+    "report": ReportConfig,
     "runtime": RuntimeConfig,
 }
 _PARAMS = Path("params.yaml")

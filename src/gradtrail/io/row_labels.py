@@ -28,8 +28,8 @@ def run_name(stage: Identity) -> str:
         case "train":
             how = [params[f"train.{part}"] for part in ("optimizer", "schedule", "precision")]
             return " ".join([params["fetch.dataset"], _model_name(params), *how])
-        case "profile":
-            return f"profile {_model_name(params)} {params['train.optimizer']} {params['train.precision']}"
+        case "profile" | "report":
+            return f"{stage.name} {_model_name(params)} {params['train.optimizer']} {params['train.precision']}"
     return f"{stage.name} {params[f'{stage.name}.weights']}"
 
 

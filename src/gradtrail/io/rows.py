@@ -35,6 +35,7 @@ from gradtrail.io.ties import PARENT, tie
 REBUILT = "rebuilt"
 _DATA, _WEIGHTS = "data/", "models/"
 _EPOCHS = "models/epochs"
+_PAGES = "reports/"  # where the outs lie that are one file each, for people
 _EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
 
 
@@ -79,6 +80,9 @@ class StoredRow:
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
         folder = stage.folder / "results" / stage.name
         log_results(self.client, self.run_id, folder, tables=stage.runtime.copy_outs)
+        for out in stage.spec.outs:
+            if out.startswith(_PAGES):
+                self.client.log_artifact(self.run_id, str(stage.folder / out))
         self._log_dataset(stage, metrics)
         if stage.name == "train":
             kept_epochs = stage.runtime.log_kept_epochs

@@ -21,7 +21,7 @@ from gradtrail.io.restoring import ways_to
 from gradtrail.io.row_labels import flat_params, shown
 from gradtrail.io.row_lookup import look_up, outputs
 from gradtrail.io.row_search import RowIndex
-from gradtrail.io.states import Entry, StageSpec, holds, makers, read_pipeline
+from gradtrail.io.states import Entry, StageSpec, holds, is_code, makers, read_pipeline
 from gradtrail.io.store import open_store
 from gradtrail.io.terminal import stdout_console
 
@@ -107,7 +107,7 @@ def _chain(row: Run, lineage: Lineage, by_state: Mapping[str, Run]) -> Tree:
             node.add(Text("see above"))
             return
         seen.add(name)
-        data = {dep: md5 for dep, md5 in entry["deps"].items() if not dep.endswith(".py")}
+        data = {dep: md5 for dep, md5 in entry["deps"].items() if not is_code(dep)}
         for dep, md5 in data.items():
             node.add(Text(f"{dep}  {md5}"))
         before = _makers(name, pipeline, lineage)

@@ -18,7 +18,8 @@ from gradtrail.io.digests import digest
 from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.params import read_yaml, validate
 
-CHILDREN = ("evaluate", "gradients", "profile")  # stages that belong to a training: their rows hang below its row
+CHILDREN = ("evaluate", "gradients", "profile", "report")  # of a training: their rows hang below its row
+_CODE = (".py", ".j2")  # what else a stage reads is data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,12 @@ class Entry:
     @property
     def data(self) -> dict[str, str]:
         """The deps that are no code."""
-        return {path: found for path, found in self.deps.items() if not path.endswith(".py")}
+        return {path: found for path, found in self.deps.items() if not is_code(path)}
 
     @property
     def code_digest(self) -> str:
         """One digest for all deps that are code."""
-        code = {path: found for path, found in self.deps.items() if path.endswith(".py")}
+        code = {path: found for path, found in self.deps.items() if is_code(path)}
         return _sha256_of(code)
 
 
@@ -166,7 +167,7 @@ def state_key(stage: str, pipeline: Mapping[str, StageSpec], entry_of: Callable[
 
 def has_shape(section: Mapping[str, Any], spec: StageSpec) -> bool:
     """Whether a section of a `dvc.lock` reads the data and writes the outs that a stage declares; code aside."""
-    data = {dep for dep in spec.deps if not dep.endswith(".py")}
+    data = {dep for dep in spec.deps if not is_code(dep)}
     return set(locked_entry(section).data) == data and {out["path"] for out in section["outs"]} == set(spec.outs)
 
 
@@ -187,6 +188,11 @@ def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> d
         return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
     except (KeyError, TypeError) as error:
         raise UserError(f"{name}: a key of {', '.join(keys)} is missing ({one_line(error)})") from None
+
+
+def is_code(dep: str) -> bool:
+    """Whether a dep is code or a template, and no data."""
+    return dep.endswith(_CODE)
 
 
 def holds(out: str, dep: str) -> bool:

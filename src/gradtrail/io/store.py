@@ -39,7 +39,7 @@ _KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its tw
 _EXPERIMENT_TAGS = {
     "data": _KIND | {"mlflow.note.content": "One row for each state of the data: fetched, and split."},
     "models": _KIND
-    | {"mlflow.note.content": "One row for each trained state; evaluation, gradients and profile below it."},
+    | {"mlflow.note.content": "One row for each trained state; evaluation, gradients, profile and report below it."},
 }
 
 

@@ -1,0 +1,27 @@
+"""Tell what came of a run on one page: metrics, tables, pictures and params of all stages → `reports/report.html`."""
+
+from pathlib import Path
+
+from gradtrail.io import report, report_sources
+from gradtrail.io.report import ReportConfig
+from gradtrail.io.stages import Stage, run_stage
+from gradtrail.io.tracking import tracked
+
+
+def main(stage: Stage) -> None:
+    config = stage.params(ReportConfig)
+    sources = report_sources.read_sources(Path())
+
+    with tracked(stage) as row:
+        sections = report.sections_of(sources)
+        page = report.render(config, sources, sections)
+
+        with stage.writing_outs() as new:
+            (new / "reports" / "report.html").write_text(page, encoding="utf-8")
+            stage.write_metrics(new, report.measure(sources, sections, page))
+
+        row.outs()
+
+
+if __name__ == "__main__":
+    run_stage(main, "report")
