@@ -66,6 +66,16 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     ready.add_argument("name", nargs="?")
     ready.add_argument("--seeds", default="0", help="of the training, such as 0,1,2")
     add(_results, "what came out of the recipes that were run, as a table in Markdown")
+    compared = add(_compare, "list the comparisons of comparisons.yaml, or make one: what is missing of it is run")
+    compared.add_argument("name", nargs="?")
+    compared.add_argument("--seeds", help="of the training, such as 0,1,2 (default: those of comparisons.yaml)")
+    compared.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs at a time; on two cores one is about as fast (default: 1)",
+    )
     gate = add(_gate, "compare what the configured functions cost with what was accepted")
     gate.add_argument("--accept", action="store_true", help="accept what they cost now")
     add(_versions, "record the installed packages in versions.yaml")
@@ -124,6 +134,18 @@ def _recipes(arguments: argparse.Namespace) -> int:
 def _results(_: argparse.Namespace) -> int:
     print(recipes.as_markdown(_with_store(recipes.collect_results)))
     return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from gradtrail.io import comparing  # it draws
+
+    if arguments.jobs < 1:
+        raise UserError(f"--jobs: a whole number from 1; got {arguments.jobs}")
+    if not arguments.name:
+        _with_store(comparing.list_comparisons)
+        return 0
+    seeds = None if arguments.seeds is None else _seeds(arguments.seeds)
+    return _with_store(lambda: comparing.compare(arguments.name, seeds, arguments.jobs))
 
 
 def _gate(arguments: argparse.Namespace) -> int:
