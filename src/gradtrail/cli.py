@@ -16,6 +16,7 @@ from gradtrail.io.errors import UserError, bad_ground, one_line
 from gradtrail.io.versions import write_installed_versions
 
 T = TypeVar("T")
+_JOBS = "runs at a time (default: 1); on two cores one is about as fast, and its times are not of two that share them"
 
 
 def main() -> None:
@@ -69,13 +70,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     compared = add(_compare, "list the comparisons of comparisons.yaml, or make one: what is missing of it is run")
     compared.add_argument("name", nargs="?")
     compared.add_argument("--seeds", help="of the training, such as 0,1,2 (default: those of comparisons.yaml)")
-    compared.add_argument(
-        "--jobs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="runs at a time; on two cores one is about as fast (default: 1)",
-    )
+    compared.add_argument("--jobs", type=int, default=1, metavar="N", help=_JOBS)
     gate = add(_gate, "compare what the configured functions cost with what was accepted")
     gate.add_argument("--accept", action="store_true", help="accept what they cost now")
     add(_versions, "record the installed packages in versions.yaml")

@@ -62,7 +62,7 @@ def list_comparisons() -> None:
 def compare(name: str, seeds: Sequence[int] | None, jobs: int) -> int:
     """Make what is missing of a comparison, print its table, and write it down in `reports/comparisons/`.
 
-    The working folder is brought up to date first: DVC ends an experiment in a fault where the cache lacks an out of it.
+    The working folder is brought up to date first: DVC ends an experiment in a fault where the cache lacks an out.
 
     Args:
         name: of the comparison.

@@ -78,8 +78,8 @@ def queue_experiments(command: Sequence[str]) -> list[str]:
         UserError: DVC refuses; its last line.
     """
     with stop_request() as stop:
-        options: Any = {"capture_output": True, "text": True, "check": False, "start_new_session": True}
-        done = subprocess.run([sys.executable, "-m", *command], env=_environment(), **options)
+        options: Any = {"capture_output": True, "text": True, "start_new_session": True}
+        done = subprocess.run([sys.executable, "-m", *command], check=False, env=_environment(), **options)
     stop.obey("stopped while experiments were queued")
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
