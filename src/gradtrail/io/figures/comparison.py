@@ -9,7 +9,6 @@ from matplotlib.lines import Line2D
 
 from gradtrail.io.comparison_summary import MORE, Summary
 from gradtrail.io.figures import style
-from gradtrail.io.significance import mean_interval
 
 _COLOURS = {"baseline": style.GREY, MORE: style.VERMILLION}  # every other verdict: blue
 _SPREAD = 0.14  # of the points of a variant, either way
@@ -35,25 +34,35 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
         axis.set_xticks(range(len(summaries)), labels=[summary.label for summary in summaries])
         axis.set_xlim(-0.5, len(summaries) - 0.5)
         axis.grid(visible=False, axis="x")
-    figure.legend(handles=_legend(summaries), loc="outside lower center", ncols=5, fontsize=9)
+    figure.legend(handles=_legend(summaries), loc="outside lower center", ncols=3, fontsize=9)
     style.save(figure, path)
 
 
 def _draw_accuracies(axis: Axes, summaries: Sequence[Summary]) -> None:
-    """Draw each run as a point, those of one seed joined by a line, and each variant's mean with its interval."""
+    """Draw each run as a point, those of one seed joined by a line, and each variant's mean.
+
+    The bar at a mean is the interval of its difference to the baseline, which is drawn as a line across: where the bar
+    does not reach the line, the difference is more than chance, but for the adjustment to many variants.
+    """
     _join_seeds(axis, summaries)
     for place, summary in enumerate(summaries):
         colour = _colour(summary)
         values = [100 * accuracy for accuracy in summary.accuracies]
         axis.plot(_places(place, summary), values, "o", color=colour, alpha=0.55, markersize=5)
-        mean, low, _ = mean_interval(values)
-        half = None if math.isnan(low) else mean - low
-        axis.errorbar(place, mean, half, fmt="D", color=colour, markersize=7, capsize=5, elinewidth=1.6)
+        axis.errorbar(
+            place, 100 * summary.mean, _half(summary), fmt="D", color=colour, markersize=7, capsize=5, elinewidth=1.6
+        )
         if summary.is_baseline:
-            axis.axhline(mean, color=colour, linestyle="--", linewidth=1)
+            axis.axhline(100 * summary.mean, color=colour, linestyle="--", linewidth=1)
     axis.set(title="test accuracy, %")
     axis.margins(y=0.12)
     axis.yaxis.set_major_formatter("{x:.2f}")
+
+
+def _half(summary: Summary) -> float | None:
+    """Return half the interval of a difference in points, where it is known."""
+    difference = summary.difference
+    return None if difference is None or math.isnan(difference.low) else 100 * (difference.mean - difference.low)
 
 
 def _join_seeds(axis: Axes, summaries: Sequence[Summary]) -> None:
@@ -78,11 +87,12 @@ def _draw_seconds(axis: Axes, summaries: Sequence[Summary]) -> None:
         timed = [(x, made.seconds) for x, made in zip(_places(place, summary), summary.runs, strict=True)]
         known = [(x, seconds) for x, seconds in timed if seconds is not None]
         axis.plot(*zip(*known, strict=True), "o", color=colour, markersize=5)
-        text = f"{summary.seconds:.1f} s" if summary.time_ratio in (None, 1) else f"× {summary.time_ratio:.2f}"
+        known_ratio = summary.time_ratio is not None and not summary.is_baseline
+        text = f"{summary.seconds:.1f} s" + (f"\n× {summary.time_ratio:.2f}" if known_ratio else "")
         highest = max(seconds for _, seconds in known)
         axis.annotate(text, (place, highest), (0, 6), textcoords="offset points", ha="center", fontsize=9)
-    axis.set(title="training, seconds (median and runs)", ylim=(0, None))
-    axis.margins(y=0.15)
+    longest = max(made.seconds or 0 for summary in summaries for made in summary.runs)
+    axis.set(title="training, seconds (median and runs)", ylim=(0, 1.2 * longest))
 
 
 def _places(place: int, summary: Summary) -> list[float]:
@@ -99,5 +109,7 @@ def _legend(summaries: Sequence[Summary]) -> list[Line2D]:
     verdicts = {summary.verdict: _colour(summary) for summary in summaries}
     marks = [Line2D([], [], marker="D", linestyle="", color=colour, label=name) for name, colour in verdicts.items()]
     run = Line2D([], [], marker="o", linestyle="-", color=style.GREY, alpha=0.5, label="a run; lines join a seed's")
-    mean = Line2D([], [], marker="D", linestyle="-", color=style.GREY, label="mean, 95 % interval")
+    mean = Line2D(
+        [], [], marker="D", linestyle="-", color=style.GREY, label="mean; bar: 95 % interval of the difference"
+    )
     return [*marks, mean, run]
