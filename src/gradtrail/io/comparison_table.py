@@ -137,7 +137,7 @@ _COLUMNS: dict[str, Callable[[Summary], str]] = {
     "variant": lambda summary: summary.label,
     "seeds": lambda summary: ", ".join(str(made.run.seed) for made in summary.runs),
     "test accuracy, %": lambda summary: _mean_and_spread(summary.accuracies),
-    "difference, points (95 %)": _difference,
+    "difference, points": _difference,
     "p": lambda summary: _p_value(summary.p_value),
     "verdict": lambda summary: summary.verdict,
     "test loss": lambda summary: f"{summary.loss:.4f}",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -12,11 +13,13 @@ from gradtrail.io.figures import style
 
 _COLOURS = {"baseline": style.GREY, MORE: style.VERMILLION}  # every other verdict: blue
 _SPREAD = 0.14  # of the points of a variant, either way
+_ASIDE = 0.16  # by which the points stand at the left, and the mean at the right
 _INCHES_A_VARIANT = 1.3
+_MOST_BESIDE = 4
 
 
 def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> None:
-    """Draw accuracies at the left, seconds of training at the right, where any were timed.
+    """Draw accuracies, and seconds of training where any were timed: side by side, or below where variants are many.
 
     Args:
         path: of the PNG.
@@ -24,13 +27,14 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
         title: the comparison and the data set.
     """
     are_timed = any(summary.seconds is not None for summary in summaries)
-    columns = 2 if are_timed else 1
+    num_panels, are_many = (2 if are_timed else 1), len(summaries) > _MOST_BESIDE
+    rows, columns = (num_panels, 1) if are_many else (1, num_panels)
     width = columns * max(4.4, 1.2 + _INCHES_A_VARIANT * len(summaries))
-    figure, axes = style.new_figure(title, columns=columns, size=(width, 4.8))
+    figure, axes = style.new_figure(title, rows=rows, columns=columns, size=(width, 0.8 + 4 * rows))
     _draw_accuracies(axes[0, 0], summaries)
     if are_timed:
-        _draw_seconds(axes[0, 1], summaries)
-    for axis in axes[0]:
+        _draw_seconds(axes[-1, -1], summaries)
+    for axis in axes.flat:
         axis.set_xticks(range(len(summaries)), labels=[summary.label for summary in summaries])
         axis.set_xlim(-0.5, len(summaries) - 0.5)
         axis.grid(visible=False, axis="x")
@@ -48,10 +52,9 @@ def _draw_accuracies(axis: Axes, summaries: Sequence[Summary]) -> None:
     for place, summary in enumerate(summaries):
         colour = _colour(summary)
         values = [100 * accuracy for accuracy in summary.accuracies]
-        axis.plot(_places(place, summary), values, "o", color=colour, alpha=0.55, markersize=5)
-        axis.errorbar(
-            place, 100 * summary.mean, _half(summary), fmt="D", color=colour, markersize=7, capsize=5, elinewidth=1.6
-        )
+        axis.plot(_places(place - _ASIDE, summary), values, "o", color=colour, alpha=0.55, markersize=5)
+        look: Any = {"fmt": "D", "color": colour, "markersize": 6, "capsize": 5, "elinewidth": 1.6}
+        axis.errorbar(place + _ASIDE, 100 * summary.mean, _half(summary), **look)
         if summary.is_baseline:
             axis.axhline(100 * summary.mean, color=colour, linestyle="--", linewidth=1)
     axis.set(title="test accuracy, %")
@@ -71,7 +74,7 @@ def _join_seeds(axis: Axes, summaries: Sequence[Summary]) -> None:
         points = [
             (x, 100 * made.accuracy)
             for place, summary in enumerate(summaries)
-            for x, made in zip(_places(place, summary), summary.runs, strict=True)
+            for x, made in zip(_places(place - _ASIDE, summary), summary.runs, strict=True)
             if made.run.seed == seed
         ]
         axis.plot(*zip(*points, strict=True), color=style.GREY, alpha=0.25, linewidth=1)
@@ -95,7 +98,7 @@ def _draw_seconds(axis: Axes, summaries: Sequence[Summary]) -> None:
     axis.set(title="training, seconds (median and runs)", ylim=(0, 1.2 * longest))
 
 
-def _places(place: int, summary: Summary) -> list[float]:
+def _places(place: float, summary: Summary) -> list[float]:
     """Return where the runs of a variant stand, side by side."""
     count = len(summary.runs)
     return [place + _SPREAD * (2 * number / (count - 1) - 1) if count > 1 else place for number in range(count)]
