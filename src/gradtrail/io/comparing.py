@@ -27,7 +27,7 @@ from gradtrail.io.comparisons import (
     require_seeds,
     wanted_runs,
 )
-from gradtrail.io.errors import UserError
+from gradtrail.io.errors import UserError, with_store
 from gradtrail.io.experiment_queue import ExperimentQueue, bring_up_to_date, queue_experiments
 from gradtrail.io.experiment_waiting import wait_for
 from gradtrail.io.figures.comparison import draw_comparison
@@ -42,6 +42,10 @@ from gradtrail.io.terminal import stdout_console
 from gradtrail.io.workspace import private_folder
 
 _REPORTS = Path("reports/comparisons")
+_LEFT_ALONE = (
+    "DVC's queue goes on by itself: `dvc queue status` shows it, `dvc queue stop --kill` stops it, "
+    "and the same command waits for the rest"
+)
 _CAPTION = (
     "Test accuracy: mean ± standard deviation over the seeds. Difference to the first line over the seeds that both "
     "have, with its 95 % confidence interval. p: two-sided paired t-test, adjusted by Holm for the number of variants; "
@@ -81,27 +85,45 @@ def compare(name: str, seeds: Sequence[int] | None, jobs: int) -> int:
         raise UserError("a comparison is made of DVC's experiments, which need git and a first commit")
     with _one_at_a_time():
         queue = ExperimentQueue()
-        tasks = queue.read()
-        earlier = {task: task for task in (*tasks.running, *tasks.waiting)}
-        wait_for(queue, earlier, jobs=jobs, title="experiments queued before")
-        if status := bring_up_to_date(STAGE):
-            return status
+        try:
+            return _bring_about(name, comparison, wanted, queue, jobs)
+        except KeyboardInterrupt:
+            if queue.read().is_open:
+                print(f"{name}: {_LEFT_ALONE}", file=sys.stderr)
+            raise
+
+
+def _bring_about(name: str, comparison: Comparison, wanted: Sequence[Wanted], queue: ExperimentQueue, jobs: int) -> int:
+    tasks = queue.read()
+    earlier = {task: task for task in (*tasks.running, *tasks.waiting)}
+    wait_for(queue, earlier, jobs=jobs, title="experiments queued before")
+    if status := bring_up_to_date(STAGE):
+        return status
+    made = _look_up(wanted, comparison)
+    missing = _lacking(wanted, made)
+    if missing:
+        failed = _make(queue, missing, comparison, name, jobs)
         made = _look_up(wanted, comparison)
-        missing = [run for run in wanted if run not in {each.run for each in made}]
-        if missing:
-            failed = _make(queue, missing, comparison, name, jobs)
-            made = _look_up(wanted, comparison)
-            missing = [run for run in missing if run not in {each.run for each in made}]
-            _tell_missing(missing, failed)
-        if made:
-            _report(name, comparison, made)
+        missing = _lacking(wanted, made)
+        _tell_missing(missing, failed)
+    if made:
+        _report(name, comparison, made)
     return 1 if missing else 0
+
+
+def _lacking(wanted: Sequence[Wanted], made: Sequence[MadeRun]) -> list[Wanted]:
+    found = {each.run for each in made}
+    return [run for run in wanted if run not in found]
 
 
 def _look_up(wanted: Sequence[Wanted], comparison: Comparison) -> list[MadeRun]:
     """Return the runs that were made; those that DVC restored, or whose rows were lost, get their rows first."""
-    sync()
-    return MadeRuns(RowIndex(open_store())).among(wanted, comparison)
+
+    def look_up() -> list[MadeRun]:
+        sync()
+        return MadeRuns(RowIndex(open_store())).among(wanted, comparison)
+
+    return with_store(look_up)
 
 
 def _make(

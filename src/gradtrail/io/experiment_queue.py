@@ -5,10 +5,12 @@ for, never workers: of two workers one now and then misses the word to stop and 
 the whole repository: starting it also starts what its owner has queued there.
 """
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ import psutil
 from gradtrail.io.errors import UserError, one_line
 from gradtrail.io.interruption import stop_request
 
+_MOST_READS = 4
+_PAUSE_SECONDS = 0.5
 _QUEUED = re.compile(r"^Queued experiment '([^']+)'", re.MULTILINE)
 
 
@@ -48,12 +52,26 @@ class ExperimentQueue:
     """The queue of the repository that we stand in."""
 
     def __init__(self) -> None:
-        from dvc.repo import Repo  # late: it takes half a second
+        from dvc.exceptions import DvcException  # late: it takes half a second
+        from dvc.repo import Repo
 
-        self._queue = Repo().experiments.celery_queue
+        try:
+            self._queue = Repo().experiments.celery_queue
+        except DvcException as error:
+            raise UserError(f"DVC's queue cannot be opened: {one_line(error)[:200]}") from error
 
     def read(self) -> Tasks:
-        """Return the tasks as they are now."""
+        """Return the tasks as they are now; workers that write meanwhile may make a file unreadable for a moment."""
+        for _ in range(_MOST_READS - 1):
+            with contextlib.suppress(Exception):  # whatever DVC makes of half a file
+                return self._read()
+            time.sleep(_PAUSE_SECONDS)
+        try:
+            return self._read()
+        except Exception as error:
+            raise UserError(f"DVC's queue cannot be read: {one_line(error)[:200]}") from error
+
+    def _read(self) -> Tasks:
         queue = self._queue
         return Tasks(
             waiting=tuple(_name(entry) for entry in queue.iter_queued()),
@@ -66,7 +84,9 @@ class ExperimentQueue:
         """Start workers, as many as are not there already. They outlive this process, and no pipe may wait for them."""
         streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = [sys.executable, "-m", "dvc", "queue", "start", "--jobs", str(jobs)]
-        subprocess.run(command, check=True, start_new_session=True, env=_environment(), **streams)
+        done = subprocess.run(command, check=False, start_new_session=True, env=_environment(), **streams)
+        if done.returncode:
+            raise UserError("DVC's queue does not start; `dvc queue start` says why")
 
 
 def queue_experiments(command: Sequence[str]) -> list[str]:

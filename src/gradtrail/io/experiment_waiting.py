@@ -10,10 +10,6 @@ from gradtrail.io.progress import ProgressBar, progress_bar
 _POLL_SECONDS = 2.0
 _UNATTENDED_SECONDS = 30.0  # after which there is no worker on its way any more
 _MOST_STARTS = 3
-_LEFT_ALONE = (
-    "the queue goes on by itself: `dvc queue status` shows it, `dvc queue stop --kill` stops it, "
-    "and the same command waits for the rest"
-)
 
 
 def wait_for(queue: ExperimentQueue, labels: Mapping[str, str], *, jobs: int, title: str) -> list[str]:
@@ -31,12 +27,8 @@ def wait_for(queue: ExperimentQueue, labels: Mapping[str, str], *, jobs: int, ti
     if not labels:
         return []
     queue.start(jobs)
-    try:
-        with progress_bar(title, len(labels), unit="steps") as bar:
-            return _Watch(labels, title, bar).until_done(queue, jobs)
-    except KeyboardInterrupt:
-        print(f"{title}: {_LEFT_ALONE}", file=sys.stderr)
-        raise
+    with progress_bar(title, len(labels), unit="steps") as bar:
+        return _Watch(labels, title, bar).until_done(queue, jobs)
 
 
 class _Watch:
