@@ -124,8 +124,10 @@ def _name(entry: Any) -> str:
 
 
 def _is_alive(file: Path) -> bool:
-    """Whether the process is there whose number a file has."""
+    """Whether the worker is there whose process a file names, and not another process that got its number since."""
     try:
-        return psutil.Process(int(file.read_text())).status() != psutil.STATUS_ZOMBIE
+        process = psutil.Process(int(file.read_text()))
+        has_ended = process.status() == psutil.STATUS_ZOMBIE
+        return not has_ended and any("queue" in word for word in process.cmdline())
     except (OSError, ValueError, psutil.Error):
         return False

@@ -10,6 +10,7 @@ from gradtrail.io.progress import ProgressBar, progress_bar
 _POLL_SECONDS = 2.0
 _UNATTENDED_SECONDS = 30.0  # after which there is no worker on its way any more
 _MOST_STARTS = 3
+_REMOVE = "`dvc queue status` shows them, `dvc queue kill NAME` ends one that only seems to run"
 
 
 def wait_for(queue: ExperimentQueue, labels: Mapping[str, str], *, jobs: int, title: str) -> list[str]:
@@ -50,6 +51,7 @@ class _Watch:
                 return [name for name in self._labels if name in tasks.failed]
             if self._is_deserted(tasks):
                 if not tasks.waiting or self._num_starts == _MOST_STARTS:
+                    print(f"{self._title}: no worker is left for {', '.join(self._open)}: {_REMOVE}", file=sys.stderr)
                     return [name for name in self._labels if name in tasks.failed or name in self._open]
                 self._num_starts += 1
                 queue.start(jobs)
