@@ -1,14 +1,17 @@
 """Comparisons change params that exist to values that are allowed, and queue no more than what is missing."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from factories import ROOT
 
+from gradtrail.cli import main
 from gradtrail.core.optimizers import OptimizerKind
 from gradtrail.core.schedules import ScheduleKind
 from gradtrail.io import comparisons
+from gradtrail.io.comparing import compare
 from gradtrail.io.comparisons import Comparison, Wanted, params_of, queue_commands, read_comparisons, require_seeds
 from gradtrail.io.errors import UserError
 from gradtrail.io.params import read_yaml, validate
@@ -84,3 +87,31 @@ def test_seeds_are_different_and_whole(seeds: list[int]) -> None:
     with pytest.raises(UserError, match=r"^--seeds: different whole numbers from 0"):
         require_seeds(seeds, "--seeds")
     assert require_seeds([3, 1], "--seeds") == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["clip"], "comparisons.yaml: no comparison clip; there are precision, "),
+        (["clipping", "--seeds", "1,1"], "--seeds: different whole numbers from 0, such as 0,1,2; got 1, 1"),
+        (["clipping", "--seeds", "one"], "--seeds: whole numbers with commas between them"),
+        (["clipping", "--jobs", "0"], "--jobs: a whole number from 1; got 0"),
+    ],
+)
+def test_on_the_command_line_a_mistake_is_one_line(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gradtrail", "compare", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gradtrail: {said}")
+
+
+def test_without_git_it_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("params.yaml", "comparisons.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"need git and a first commit$"):
+        compare("clipping", None, 1)

@@ -52,8 +52,10 @@ def test_equal_results_are_no_difference() -> None:
 
 @pytest.mark.parametrize("count", [2, 6])
 def test_differences_without_spread_count_by_their_signs(count: int) -> None:
-    values = [0.9 + 0.01 * number for number in range(count)]
-    found = paired_difference([value + 0.001 for value in values], values)  # but for the last bits
+    values = [round(0.4 + 0.1 * number, 2) for number in range(count)]
+    later = [round(value + 0.03, 2) for value in values]
+    assert np.ptp(np.subtract(later, values)) > 0, "the last bits differ"
+    found = paired_difference(later, values)
     assert found.p_value == stats.binomtest(count, count).pvalue
     assert math.isnan(found.low)
 

@@ -70,9 +70,8 @@ class _Watch:
 
     def _is_deserted(self, tasks: Tasks) -> bool:
         """Whether no worker has been there for so long that none will come: a new one takes a while to start."""
-        if tasks.is_attended:
-            self._attended = time.monotonic()
-        if time.monotonic() - self._attended < _UNATTENDED_SECONDS:
-            return False
-        self._attended = time.monotonic()
-        return True
+        now = time.monotonic()
+        is_deserted = not tasks.is_attended and now - self._attended >= _UNATTENDED_SECONDS
+        if tasks.is_attended or is_deserted:  # after which another is started, and gets its time
+            self._attended = now
+        return is_deserted
