@@ -1,4 +1,4 @@
-# repro · test · check · ui · bench: each sets up what it needs. `make help` says more.
+# repro · test · check · ui · compare · bench: each sets up what it needs. `make help` says more.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -9,7 +9,7 @@ export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help env repro test test-slow check gate format ui bench sync clean
+.PHONY: help env repro test test-slow check gate format ui results compare bench sync clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 
 results: env ## what came out of the recipes that were run, as the README's table
 	@$(BIN)/gradtrail results
+
+compare: env ## hold ways of training against each other: NAME=precision, SEEDS=0,1,2, JOBS=1; without NAME, what there is
+	@$(BIN)/gradtrail compare $(NAME) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
 bench: env ## time and memory of each stage, training and per-example gradients beside their peers, checkpoints, tracking
 	@$(BIN)/python -m benchmarks.pipeline

@@ -8,14 +8,13 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from gradtrail.core.bounds import ConfigError
 from gradtrail.io import recipes, synchronization
-from gradtrail.io.errors import UserError, bad_ground, one_line
+from gradtrail.io.errors import UserError, with_store
 from gradtrail.io.versions import write_installed_versions
 
-T = TypeVar("T")
+_JOBS = "runs at a time (default: 1); on two cores one is about as fast, and its times are not of two that share them"
 
 
 def main() -> None:
@@ -68,6 +67,10 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     ready.add_argument("name", nargs="?")
     ready.add_argument("--seeds", default="0", help="of the training, such as 0,1,2")
     add(_results, "what came out of the recipes that were run, as a table in Markdown")
+    compared = add(_compare, "list the comparisons of comparisons.yaml, or make one: what is missing of it is run")
+    compared.add_argument("name", nargs="?")
+    compared.add_argument("--seeds", help="of the training, such as 0,1,2 (default: those of comparisons.yaml)")
+    compared.add_argument("--jobs", type=int, default=1, metavar="N", help=_JOBS)
     gate = add(_gate, "compare what the configured functions cost with what was accepted")
     gate.add_argument("--accept", action="store_true", help="accept what they cost now")
     add(_versions, "record the installed packages in versions.yaml")
@@ -86,14 +89,14 @@ def _runs(arguments: argparse.Namespace) -> int:
     if arguments.limit is not None and arguments.limit < 1:
         raise UserError(f"--limit: a whole number from 1; got {arguments.limit}")
     ascending = arguments.sort_order == "asc"
-    _with_store(lambda: print_runs(sort_by=arguments.sort_by, ascending=ascending, where=where, limit=arguments.limit))
+    with_store(lambda: print_runs(sort_by=arguments.sort_by, ascending=ascending, where=where, limit=arguments.limit))
     return 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from gradtrail.io.showing import show
 
-    return _with_store(lambda: show(arguments.what))
+    return with_store(lambda: show(arguments.what))
 
 
 def _predict(arguments: argparse.Namespace) -> int:
@@ -104,7 +107,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _sync(_: argparse.Namespace) -> int:
-    print(_with_store(synchronization.sync).describe())
+    print(with_store(synchronization.sync).describe())
     return 0
 
 
@@ -117,7 +120,7 @@ def _ui(arguments: argparse.Namespace) -> int:
 def _gc(arguments: argparse.Namespace) -> int:
     from gradtrail.io.garbage import collect_garbage
 
-    _with_store(lambda: collect_garbage(yes=arguments.yes))
+    with_store(lambda: collect_garbage(yes=arguments.yes))
     return 0
 
 
@@ -130,8 +133,20 @@ def _recipes(arguments: argparse.Namespace) -> int:
 
 
 def _results(_: argparse.Namespace) -> int:
-    print(recipes.as_markdown(_with_store(recipes.collect_results)))
+    print(recipes.as_markdown(with_store(recipes.collect_results)))
     return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from gradtrail.io import comparing  # it draws
+
+    if arguments.jobs < 1:
+        raise UserError(f"--jobs: a whole number from 1; got {arguments.jobs}")
+    if not arguments.name:
+        with_store(comparing.list_comparisons)
+        return 0
+    seeds = None if arguments.seeds is None else _seeds(arguments.seeds)
+    return comparing.compare(arguments.name, seeds, arguments.jobs)
 
 
 def _gate(arguments: argparse.Namespace) -> int:
@@ -158,14 +173,3 @@ def _seeds(text: str) -> list[int]:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
         raise UserError(f"--seeds: whole numbers with commas between them, such as 0,1,2; got {text!r}") from None
-
-
-def _with_store(action: Callable[[], T]) -> T:
-    try:
-        return action()
-    except UserError:
-        raise
-    except Exception as error:  # whatever the store does
-        if said := bad_ground(error):
-            raise UserError(said) from error
-        raise UserError(f"MLflow's store failed: {one_line(error)[:200]}") from error

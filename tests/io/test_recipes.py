@@ -1,13 +1,12 @@
 """Recipes change params that exist to values that are allowed; their results are found by params, not by names."""
 
-from typing import Any
-
 import pytest
 from factories import ROOT
 
 from gradtrail.core.train_config import TrainConfig
 from gradtrail.io import recipes
 from gradtrail.io.errors import UserError
+from gradtrail.io.param_changes import changed, require_known
 from gradtrail.io.params import read_yaml, validate
 from gradtrail.io.recipes import Recipe, Result
 
@@ -26,21 +25,10 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *parents, last = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return tree
-
-
 @pytest.mark.parametrize("name", recipes.read_recipes(ROOT / "recipes.yaml"))
 def test_every_recipe_of_the_repository_is_a_valid_training(name: str) -> None:
     recipe = recipes.choose(name)
-    validate(nested(recipes.changed(PARAMS, recipe, name))["train"], TrainConfig, name)
+    validate(changed(PARAMS, recipe.set)["train"], TrainConfig, name)
 
 
 def test_a_command_is_a_line_that_a_person_could_type() -> None:
@@ -52,7 +40,7 @@ def test_a_command_is_a_line_that_a_person_could_type() -> None:
 
 def test_a_key_that_is_no_param_is_named() -> None:
     with pytest.raises(UserError, match=r"^mine\.train\.modle is no key of params\.yaml$"):
-        recipes.changed(PARAMS, Recipe(about="", set={"train.modle": "cnn"}), "mine")
+        require_known(PARAMS, {"train.modle": "cnn"}, "mine")
 
 
 def test_an_unknown_recipe_is_told_which_there_are() -> None:

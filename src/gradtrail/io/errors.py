@@ -1,7 +1,10 @@
 """Faults that a person can mend: reported as one line on stderr, with exit status 2, without a traceback."""
 
 import errno
+from collections.abc import Callable
+from typing import TypeVar
 
+T = TypeVar("T")
 _GROUND = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full
     *(errno.EACCES, errno.EPERM, errno.EROFS),  # closed
@@ -29,3 +32,15 @@ def bad_ground(fault: Exception) -> str:
 def one_line(fault: object) -> str:
     """Return what a fault says, as one line."""
     return " ".join(str(fault).split())
+
+
+def with_store(action: Callable[[], T]) -> T:
+    """Return what an action on MLflow's store returns; whatever the store does to it is one line, as a UserError."""
+    try:
+        return action()
+    except UserError:
+        raise
+    except Exception as error:  # whatever the store does
+        if said := bad_ground(error):
+            raise UserError(said) from error
+        raise UserError(f"MLflow's store failed: {one_line(error)[:200]}") from error

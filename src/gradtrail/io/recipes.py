@@ -4,7 +4,6 @@ A recipe is a set of changes to `params.yaml`. Its runs are found by their param
 state, by hand, in a queue or by this module, it counts once for each seed.
 """
 
-import json
 import shlex
 import statistics
 import subprocess
@@ -15,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gradtrail.io.errors import UserError
+from gradtrail.io.param_changes import PARAMS, SEED, as_options, changed, flatten, require_known
 from gradtrail.io.params import read_yaml, validate
 
 PATH = Path("recipes.yaml")
-SEED = "train.seed"
-_PARAMS = Path("params.yaml")
 _STAGE = "evaluate"  # as far as a recipe needs to run
 _SECTIONS = ("fetch.", "preprocess.", "train.")  # which the row of a training shows
 
@@ -66,41 +64,14 @@ def read_recipes(path: Path = PATH) -> dict[str, Recipe]:
     """
     recipes = {name: validate(content, Recipe, f"{path}: {name}") for name, content in read_yaml(path).items()}
     for name, recipe in recipes.items():
-        changed(read_yaml(_PARAMS), recipe, f"{path}: {name}.set")
+        require_known(read_yaml(PARAMS), recipe.set, f"{path}: {name}.set")
     return recipes
-
-
-def changed(params: Mapping[str, Any], recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return flat params, `train.mlp.hidden` → value, with a recipe's changes.
-
-    Raises:
-        UserError: a recipe sets what is no param; `name` stands before the key.
-    """
-    flat = flatten(params)
-    for key in recipe.set:
-        if key not in flat:
-            raise UserError(f"{name}.{key} is no key of {_PARAMS}")
-    return flat | recipe.set
-
-
-def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested params as one level, keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in params.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def command(recipe: Recipe, seed: int | None = None) -> list[str]:
     """Return the `dvc exp run` line of a recipe: in a copy of the workspace, as far as the evaluation."""
     seeded = {} if seed is None else {SEED: seed}
-    overrides = [f"{key}={_as_override(value)}" for key, value in {**recipe.set, **seeded}.items()]
-    return ["dvc", "exp", "run", "--temp", *(part for each in overrides for part in ("-S", each)), _STAGE]
-
-
-def _as_override(value: Any) -> str:
-    """Write a value as DVC's `-S` takes it: words as they are, the rest as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return ["dvc", "exp", "run", "--temp", *as_options({**recipe.set, **seeded}), _STAGE]
 
 
 def run_recipe(name: str, seeds: Iterable[int]) -> int:
@@ -133,12 +104,12 @@ def collect_results() -> list[Result]:
     from gradtrail.io.row_labels import shown
     from gradtrail.io.store import experiment_id, open_store
 
-    client, params = open_store(), read_yaml(_PARAMS)
+    client, params = open_store(), read_yaml(PARAMS)
     rows = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train' and metrics.`eval/accuracy` > 0")
     found = [(row.data.params, row.data.metrics) for row in rows]
     results = []
     for name, recipe in read_recipes().items():
-        wanted = {key: shown(value) for key, value in changed(params, recipe, name).items()}
+        wanted = {key: shown(value) for key, value in flatten(changed(params, recipe.set)).items()}
         results.append(summarize(name, recipe.about, wanted, found))
     return results
 

@@ -1,0 +1,134 @@
+"""`gradtrail compare` with DVC's queue and MLflow: what is missing is run, once, whatever came in between."""
+
+import contextlib
+import re
+import signal
+import sqlite3
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from projects import Project, make_small_project
+from ruamel.yaml import YAML
+
+LR = "train.adamw.learning_rate"
+_EDITS = {
+    "train": [
+        ("str(value)[:4]", "f\"{value} {read_yaml(Path('params.yaml'))['train']['seed']}\""),
+        ("    words =", "    if value == 0.5:\n        raise SystemExit('a rate too high')\n    words ="),
+    ],
+    "evaluate": [('"length"', '"accuracy": 0.9 + len(set(words[0])) / 1000, "loss": 0.5, "length"')],
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """The small project with a figure to compare, a rate that fails, and comparisons of rates."""
+    project = make_small_project(tmp_path / "project")
+    for stage, edits in _EDITS.items():
+        path = project.folder / "pipeline" / f"{stage}.py"
+        text = path.read_text()
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+    rates = {"low": {LR: 0.01}, "high": {LR: 0.02}}
+    comparisons = {
+        "rates": {"about": "which rate?", "seeds": [0, 1], "variants": rates},
+        "faulty": {"about": "which rate?", "seeds": [0], "variants": {"low": {LR: 0.01}, "too high": {LR: 0.5}}},
+    }
+    YAML().dump(comparisons, project.folder / "comparisons.yaml")
+    project.commit("comparisons")
+    yield project
+    for worker in project.processes("queue-worker"):
+        worker.kill()
+
+
+def command(*arguments: str) -> tuple[str, ...]:
+    return sys.executable, "-m", "gradtrail", "compare", *arguments
+
+
+def compare(project: Project, *arguments: str, check: bool = True) -> str:
+    return project.run(*command(*arguments), env={"PYTHONPATH": str(project.folder / "src")}, check=check)
+
+
+def experiments(project: Project) -> int:
+    """Return how many experiments DVC keeps."""
+    refs = project.git("for-each-ref", "--format=%(refname)", "refs/exps").splitlines()
+    return sum(ref.count("/") == 4 for ref in refs)
+
+
+def trained(project: Project) -> Counter[tuple[str, str]]:
+    """Return how often each rate and seed of the comparison was trained."""
+    rows = [row for row in project.rows_of("train") if row["params"][LR] != "0.005"]
+    return Counter({(row["params"][LR], row["params"]["train.seed"]): int(row["tags"]["attempts"]) for row in rows})
+
+
+def once(*seeds: str) -> dict[tuple[str, str], int]:
+    return {(rate, seed): 1 for rate in ("0.01", "0.02") for seed in seeds}
+
+
+@pytest.mark.slow
+def test_only_what_is_missing_is_run(project: Project) -> None:
+    first = compare(project, "rates")
+    assert re.search(r"rates: low, seed 0: done \(1 of 4\)\n(.*\n)*rates: high, seed 1: done \(4 of 4\)", first)
+    assert trained(project) == once("0", "1")
+    assert experiments(project) == 4
+    assert {path.suffix for path in (project.folder / "reports/comparisons").iterdir()} == {".png", ".csv", ".md"}
+
+    second = compare(project, "rates")
+    assert "done (" not in second
+    assert second.splitlines()[-8:] == first.splitlines()[-8:]
+
+    third = compare(project, "rates", "--seeds", "2,1,0")
+    assert third.count("seed 2: done") == third.count(": done (") == 2
+    assert trained(project) == once("0", "1", "2")
+
+    with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store, store:
+        (lost,) = (row["id"] for row in project.rows_of("train") if row["params"][LR] == "0.02" and is_seed(row, "1"))
+        store.execute("update runs set lifecycle_stage = 'deleted' where run_uuid = ?", (lost,))
+    assert "done (" not in compare(project, "rates"), "a row that was lost is made from what DVC kept"
+    assert trained(project) == once("0", "1", "2")
+    assert experiments(project) == 6
+
+    (project.folder / "src/gradtrail/core/second.py").write_text("WORD = 'changed'\n")
+    assert "low, high: 0 runs done, 4 missing" in compare(project), "what other code made does not count"
+
+
+def is_seed(row: dict[str, dict[str, str]], seed: str) -> bool:
+    return row["params"]["train.seed"] == seed
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_named_and_the_others_go_on(project: Project) -> None:
+    process = project.start(*command("faulty"), env={"PYTHONPATH": str(project.folder / "src")})
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, output
+    (name,) = re.findall(r"^too high, seed 0: failed; `dvc queue logs (.+)` shows why$", output, flags=re.MULTILINE)
+    assert "a rate too high" in project.dvc("queue", "logs", name)
+    assert "There is nothing to compare yet." in output
+    assert trained(project)[("0.01", "0")] == 1
+
+
+@pytest.mark.slow
+def test_an_interrupted_call_goes_on_and_two_at_once_run_nothing_twice(project: Project) -> None:
+    env = {"PYTHONPATH": str(project.folder / "src")}
+    process = project.start(*command("rates", "--seeds", "0"), env=env)
+    deadline = time.monotonic() + 200
+    while not project.processes("exec-run") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "DVC's queue goes on by itself: `dvc queue status` shows it, `dvc queue stop --kill` stops it" in output
+
+    both = [project.start(*command("rates", "--seeds", "0"), env=env) for _ in range(2)]
+    outputs = [each.communicate(timeout=300)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], outputs
+    assert sum("another comparison is being made; waiting" in output for output in outputs) == 1
+    assert any("experiments queued before: " in output for output in outputs)
+    assert trained(project) == once("0")
+    assert experiments(project) == 2
