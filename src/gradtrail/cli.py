@@ -114,7 +114,7 @@ def _sync(_: argparse.Namespace) -> int:
 def _ui(arguments: argparse.Namespace) -> int:
     from gradtrail.io.ui import serve
 
-    return _with_store(lambda: serve(arguments.port))
+    return with_store(lambda: serve(arguments.port))
 
 
 def _gc(arguments: argparse.Namespace) -> int:
