@@ -1,9 +1,18 @@
+"""One store for many processes: created once, and a request that another one crossed is made again."""
+
 import os
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
+
+from gradtrail.io.store import log_batch
 
 OPEN = "from gradtrail.io.store import experiment_id, open_store; print(experiment_id(open_store(), 'models'))"
 
@@ -19,3 +28,27 @@ def test_processes_that_create_the_store_at_once_agree(tmp_path: Path) -> None:
         assert store.execute("select count(*) from experiments where name = 'models'").fetchone() == (1,)
         (location,) = store.execute("select artifact_location from experiments where name = 'models'").fetchone()
     assert location == (tmp_path / "mlruns").as_uri()
+
+
+@pytest.mark.parametrize(
+    ("code", "refusals", "calls"), [(BAD_REQUEST, 0, 1), (BAD_REQUEST, 2, 3), (INTERNAL_ERROR, 1, 1)]
+)
+def test_what_the_database_refused_as_another_wrote_it_is_asked_again(code: int, refusals: int, calls: int) -> None:
+    faults = [MlflowException("crossed", error_code=code)] * refusals
+    client = Mock()
+    client.log_batch.side_effect = [*faults, None]
+    if code == BAD_REQUEST:
+        log_batch(client, "row", tags=[1])
+    else:
+        with pytest.raises(MlflowException):
+            log_batch(client, "row", tags=[1])
+    assert client.log_batch.call_count == calls
+    client.log_batch.assert_called_with("row", tags=[1])
+
+
+def test_what_is_refused_again_and_again_is_a_fault() -> None:
+    client = Mock()
+    client.log_batch.side_effect = MlflowException("bad", error_code=BAD_REQUEST)
+    with pytest.raises(MlflowException):
+        log_batch(client, "row", tags=[1])
+    assert client.log_batch.call_count == 3

@@ -9,6 +9,7 @@ import logging
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -35,6 +36,7 @@ for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool")
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults reach us as exceptions, and are told once
 logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each model that is logged
 
+_TRIES = 3  # at a request that another process crossed
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows
 _EXPERIMENT_TAGS = {
     "data": _KIND | {"mlflow.note.content": "One row for each state of the data: fetched, and split."},
@@ -63,6 +65,21 @@ def store_lock(uri: str) -> FileLock:
     path = database_path(uri)
     file = path.with_name(f".{path.name}.lock") if uri.startswith(SQLITE) else private_folder() / "store.lock"
     return FileLock(file, is_singleton=True)
+
+
+def log_batch(client: MlflowClient, run_id: str, **what: Any) -> None:
+    """Log metrics, params and tags of a row.
+
+    Two clones that open one row on a server at the same moment may both insert the same tag: the database refuses one,
+    and the server says that the request was bad. Asked again, it finds the tag, and sets it.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            client.log_batch(run_id, **what)
+            break
+        except MlflowException as error:
+            if error.error_code != "BAD_REQUEST" or not tries_left:
+                raise
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
