@@ -8,8 +8,6 @@ from mlflow import MlflowClient
 from mlflow.entities import RunTag
 from PIL import Image
 
-from gradtrail.io.store import log_batch
-
 _TABLE = ".parquet"  # of every example or step: nothing to be looked at in a browser
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _GALLERIES = {  # picture → the group of figures that it stands with
@@ -59,4 +57,4 @@ def _log_tables(client: MlflowClient, run_id: str, folder: Path) -> None:
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")
     if shown:
         said = json.dumps([{"path": f"tables/{name}.json", "type": "table"} for name in shown])
-        log_batch(client, run_id, tags=[RunTag(_TABLES_TAG, said)])
+        client.log_batch(run_id, tags=[RunTag(_TABLES_TAG, said)])

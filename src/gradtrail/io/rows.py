@@ -29,7 +29,7 @@ from gradtrail.io.row_labels import (
 from gradtrail.io.row_notes import NOTE, note, summary_in
 from gradtrail.io.row_search import StoredRows, find_row
 from gradtrail.io.stages import Stage
-from gradtrail.io.store import experiment_id, log_batch, store_lock
+from gradtrail.io.store import experiment_id, store_lock
 from gradtrail.io.ties import PARENT, tie
 
 REBUILT = "rebuilt"
@@ -64,7 +64,7 @@ class StoredRow:
             if step not in self._steps(name)
         ]
         for start in range(0, len(new), 1000):
-            log_batch(self.client, self.run_id, metrics=new[start : start + 1000])
+            self.client.log_batch(self.run_id, metrics=new[start : start + 1000])
         for metric in new:
             self._steps(metric.key).add(metric.step)
 
@@ -108,7 +108,7 @@ class StoredRow:
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set several tags at once."""
-        log_batch(self.client, self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def _steps(self, name: str) -> set[int]:
         """The steps at which the row has a value already: of an earlier attempt, or of this one."""
@@ -148,7 +148,7 @@ def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
         attempt = int(run.data.tags.get("attempts", 0)) + 1
         tags |= {"attempts": str(attempt)}
         params = [Param(key, shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
-        log_batch(client, run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
+        client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
         if found:
             client.update_run(run.info.run_id, status="RUNNING")
     if found and REBUILT in found.data.tags:

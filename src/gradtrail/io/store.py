@@ -5,11 +5,13 @@ processes that create the database at the same time crash. Artifacts lie in `mlr
 """
 
 import contextlib
+import functools
 import logging
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from filelock import FileLock
 
@@ -36,13 +38,44 @@ for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool")
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults reach us as exceptions, and are told once
 logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each model that is logged
 
-_TRIES = 3  # at a request that another process crossed
+_CROSSED = 2  # times that others may cross a request
+P = ParamSpec("P")
+T = TypeVar("T")
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows
 _EXPERIMENT_TAGS = {
     "data": _KIND | {"mlflow.note.content": "One row for each state of the data: fetched, and split."},
     "models": _KIND
     | {"mlflow.note.content": "One row for each trained state; evaluation, gradients, profile and report below it."},
 }
+
+
+def _asked_again(request: Callable[P, T]) -> Callable[P, T]:
+    """Return a request that is made again where another process crossed it."""
+
+    @functools.wraps(request)
+    def made(*args: P.args, **kwargs: P.kwargs) -> T:
+        for _ in range(_CROSSED):
+            try:
+                return request(*args, **kwargs)
+            except MlflowException as error:
+                if error.error_code != "BAD_REQUEST":
+                    raise
+        return request(*args, **kwargs)
+
+    return made
+
+
+class StoreClient(MlflowClient):
+    """A client of a store that others write to as well.
+
+    Two clones that open one row on a server at the same moment may both insert the same tag or data set: the database
+    refuses one, and the server says that the request was bad. Asked again, it finds what is there.
+    """
+
+    log_batch = _asked_again(MlflowClient.log_batch)
+    log_inputs = _asked_again(MlflowClient.log_inputs)
+    log_outputs = _asked_again(MlflowClient.log_outputs)
+    set_tag = _asked_again(MlflowClient.set_tag)
 
 
 def open_store() -> MlflowClient:
@@ -54,7 +87,7 @@ def open_store() -> MlflowClient:
         with store_lock(uri):
             lead_here(uri)
     mlflow.set_tracking_uri(uri)
-    return MlflowClient(uri)
+    return StoreClient(uri)
 
 
 def store_lock(uri: str) -> FileLock:
@@ -65,21 +98,6 @@ def store_lock(uri: str) -> FileLock:
     path = database_path(uri)
     file = path.with_name(f".{path.name}.lock") if uri.startswith(SQLITE) else private_folder() / "store.lock"
     return FileLock(file, is_singleton=True)
-
-
-def log_batch(client: MlflowClient, run_id: str, **what: Any) -> None:
-    """Log metrics, params and tags of a row.
-
-    Two clones that open one row on a server at the same moment may both insert the same tag: the database refuses one,
-    and the server says that the request was bad. Asked again, it finds the tag, and sets it.
-    """
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            client.log_batch(run_id, **what)
-            break
-        except MlflowException as error:
-            if error.error_code != "BAD_REQUEST" or not tries_left:
-                raise
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:

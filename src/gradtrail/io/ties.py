@@ -11,7 +11,6 @@ from gradtrail.io.metric_names import is_headline, metric_name
 from gradtrail.io.row_notes import NOTE, note, summary_in
 from gradtrail.io.row_search import Find
 from gradtrail.io.states import CHILDREN
-from gradtrail.io.store import log_batch
 
 PARENT = "mlflow.parentRunId"
 
@@ -44,7 +43,7 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     words = note(train.info.run_id, train.data.tags, train.data.metrics | chosen, summary_in(told.get(NOTE, "")))
     tags = [RunTag(NOTE, words)] if train.data.tags.get(NOTE) != words else []
     if metrics or tags:
-        log_batch(client, train.info.run_id, metrics=metrics, tags=tags)
+        client.log_batch(train.info.run_id, metrics=metrics, tags=tags)
     return bool(metrics or tags)
 
 
