@@ -73,6 +73,22 @@ def test_each_is_logged_once_and_what_changed_anew(client: MlflowClient, weights
     assert all(model.params == {"train.seed": "7"} for model in models_of(client, row))
 
 
+def test_the_figures_of_their_epoch_stand_on_them_and_no_point_stands_twice(
+    client: MlflowClient, weights: Path
+) -> None:
+    row = new_row(client)
+    curve = [Metric("train/validation_accuracy", epoch / 10, 5, epoch) for epoch in range(3)]
+    client.log_batch(row.info.run_id, metrics=curve)
+    log_models(client, row, weights, kept_epochs=False)
+    found = {
+        model.tags["weights"]: [(m.key, m.value, m.dataset_name) for m in model.metrics]
+        for model in models_of(client, row)
+    }
+    key = "train/validation_accuracy"
+    assert found == {"final": [(key, 0.0, dataset_info().name)], "best": [(key, 0.1, dataset_info().name)]}
+    assert len(client.get_metric_history(row.info.run_id, key)) == 3
+
+
 def test_one_that_was_begun_only_is_made_anew(client: MlflowClient, weights: Path) -> None:
     row = new_row(client)
     tags = {"weights": "final", "weights_digest": "0"}

@@ -109,7 +109,7 @@ def _made(run: Wanted, train: Run, evaluation: Run) -> MadeRun:
         accuracy=evaluation.data.metrics["eval/accuracy"],
         loss=evaluation.data.metrics["eval/loss"],
         seconds=train.data.metrics.get("train/seconds"),
-        compile_seconds=train.data.metrics.get("compile/total_seconds"),
+        compile_seconds=train.data.metrics.get("train/compile_total_seconds"),
         dataset=f"{tags['dataset']} {tags['dataset_digest'][:8]}",
         row=train.info.run_id,
     )

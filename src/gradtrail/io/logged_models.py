@@ -19,16 +19,20 @@ from mlflow.entities import (
     LoggedModelInput,
     LoggedModelOutput,
     LoggedModelStatus,
+    Metric,
     Run,
 )
 
 from gradtrail.io.digests import digest
 from gradtrail.io.errors import UserError
 from gradtrail.io.import_closure import PACKAGE, import_closure
+from gradtrail.io.row_notes import NOTE
 from gradtrail.io.weights import WeightsInfo, read_weights
 
 WEIGHTS = "weights"  # tag of a logged model: final, best or a kept epoch
 _DIGEST = "weights_digest"
+_VALIDATION = ("train/validation_accuracy", "train/validation_loss")
+DIGEST_LENGTH = 32  # of a data set, in MLflow: it takes no more
 _LOADER = "gradtrail.io.served_model"
 _PACKAGES = ("flax", "jax", "jaxlib", "jaxtyping", "filelock", "numpy", "pydantic", "ruamel.yaml", "safetensors")
 
@@ -115,12 +119,37 @@ def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
         params=run.data.params,
         model_type="classifier",
     )
+    client.set_logged_model_tags(logged.model_id, {NOTE: _how_to_use(logged.model_id, about)})
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "model"
         save(saved, path, about, {"run_id": run.info.run_id, "model_id": logged.model_id})
         client.log_model_artifacts(logged.model_id, str(saved))
     client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
+    _name_validation(client, run, logged.model_id, about)
     client.log_outputs(run.info.run_id, [LoggedModelOutput(logged.model_id, step=about.epoch)])
+
+
+def _how_to_use(model_id: str, about: WeightsInfo) -> str:
+    height, width = about.model.image_shape
+    return (
+        f'`mlflow.pyfunc.load_model("models:/{model_id}").predict(images)` takes an array (images, {height}, {width}), '
+        "uint8 or floats from 0 to 1, bright ink on 0, and returns `label` and `probabilities`. "
+        f"Weights after epoch {about.epoch}, trained on {about.dataset.label}."
+    )
+
+
+def _name_validation(client: MlflowClient, run: Run, model_id: str, about: WeightsInfo) -> None:
+    """Let the validation figures of the weights' epoch, which the row has, stand on the model too."""
+    of = {"model_id": model_id, "run_id": run.info.run_id}
+    of |= {"dataset_name": about.dataset.name, "dataset_digest": about.dataset.digest[:DIGEST_LENGTH]}
+    metrics = [
+        Metric(point.key, point.value, point.timestamp, point.step, **of)
+        for name in _VALIDATION
+        for point in client.get_metric_history(run.info.run_id, name)
+        if point.step == about.epoch
+    ]
+    if metrics:  # the very points of the row, so that it has none of them twice
+        client.log_batch(run.info.run_id, metrics=metrics)
 
 
 def _is_ready(client: MlflowClient, model: LoggedModel) -> bool:

@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
+from gradtrail.io.param_changes import flatten
 from gradtrail.io.report_costs import costs_section
 from gradtrail.io.report_evaluation import evaluation_section, interval
 from gradtrail.io.report_gradients import examples, gradients_section, typical_noise
@@ -117,14 +118,6 @@ def _lineage(sources: Sources) -> list[StageLineage]:
         )
         for stage in WRITES
     ]
-
-
-def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested params as one level, keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in params.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _value(value: Any) -> str:

@@ -10,6 +10,7 @@ import psutil
 
 from gradtrail.io.git import git, git_bytes
 from gradtrail.io.identity import Identity
+from gradtrail.io.param_changes import PARAMS, flatten
 from gradtrail.io.states import CHILDREN, Entry, entry_key
 
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # lines of an artifact `git.diff` that are no diff
@@ -46,8 +47,7 @@ def stage_params(stage: Identity) -> dict[str, Any]:
 
 def flat_params(entry: Entry) -> dict[str, Any]:
     """Return the params that a stage reads, flat."""
-    sections = entry.params.get("params.yaml", {})
-    return {key: leaf for section, value in sections.items() for key, leaf in _flatten(section, value).items()}
+    return flatten(entry.params.get(str(PARAMS), {}))
 
 
 def shown(value: Any) -> str:
@@ -111,12 +111,6 @@ def working_diff() -> str:
 def _changes() -> str:
     """Return git's list of changed files, but `dvc.lock` and `metrics/`, which stages change themselves."""
     return git("status", "--porcelain", "--", ".", *_CHANGED_BY_STAGES)
-
-
-def _flatten(key: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {key: value}
-    return {name: leaf for part, inner in value.items() for name, leaf in _flatten(f"{key}.{part}", inner).items()}
 
 
 def _user() -> str:

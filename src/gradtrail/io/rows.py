@@ -12,7 +12,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run,
 
 from gradtrail.io.curves import Curves, curves, noise_curves, read_tables
 from gradtrail.io.identity import Identity
-from gradtrail.io.logged_models import log_models
+from gradtrail.io.logged_models import DIGEST_LENGTH, log_models
 from gradtrail.io.metric_names import metric_name
 from gradtrail.io.row_artifacts import log_results
 from gradtrail.io.row_labels import (
@@ -126,7 +126,7 @@ class StoredRow:
 
     def _log_dataset(self, stage: Stage, metrics: Mapping[str, Any]) -> None:
         source = json.dumps({"uri": "data/raw" if stage.name in _EXPERIMENTS else "data/processed"})
-        dataset = Dataset(metrics["dataset"], metrics["dataset_digest"][:32], "local", source)
+        dataset = Dataset(metrics["dataset"], metrics["dataset_digest"][:DIGEST_LENGTH], "local", source)
         context = "training" if stage.name == "train" else stage.name
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
