@@ -80,7 +80,14 @@ def test_what_something_refers_to_stays_and_all_else_goes(project: Project) -> N
     shown = gc(project)
     assert "nothing was removed: this is no terminal" in shown
     assert ids(project) == in_folder | lost
-    for name in ("train mlp", "no row has them", "deleted in MLflow", ".outs/train", ".gradtrail/parsed", "locks"):
+    for name in (
+        "mlp-256-128 adamw",
+        "no row has them",
+        "deleted in MLflow",
+        ".outs/train",
+        ".gradtrail/parsed",
+        "locks",
+    ):
         assert name in shown, shown
     assert all(path.exists() for path in leftovers)
     assert "removed: " in gc(project, "--yes")

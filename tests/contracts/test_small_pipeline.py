@@ -30,7 +30,7 @@ def test_rows_hang_together(finished: Project) -> None:
         (child,) = finished.rows_of(stage)
         assert child["tags"]["mlflow.parentRunId"] == train["id"]
         assert child["tags"]["input/models/final.safetensors"] == train["tags"]["output/models/final.safetensors"]
-    assert train["name"] == "train mlp-256-128 adamw float32"
+    assert train["name"] == "mlp-256-128 adamw warmup_cosine float32 digits"
     assert train["metrics"]["eval/length"] == 2
     assert train["metrics"]["gradients/length"] == 4
     assert train["params"]["fetch.dataset"] == "digits"

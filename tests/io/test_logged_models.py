@@ -1,6 +1,8 @@
 """Weights as models of MLflow: which ones, once each, and loaded without this repository."""
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 import venv
@@ -15,8 +17,9 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric, Run
 
 from gradtrail.core.models import Model
+from gradtrail.io.garbage_rows import as_garbage, ownerless_artifacts
 from gradtrail.io.logged_models import link_evaluation, log_models, models_of
-from gradtrail.io.store import open_store
+from gradtrail.io.store import experiment_id, open_store
 from gradtrail.io.ties import copy_headlines
 from gradtrail.io.weights import WeightsInfo, read_weights, write_weights
 
@@ -145,6 +148,26 @@ print(gradtrail.__file__)
     labels, place = done.stdout.splitlines()
     assert json.loads(labels) == expected_labels(weights / "final.safetensors")
     assert place.startswith(model.artifact_location.removeprefix("file://")), "it brings the code that it needs"
+
+
+@pytest.mark.slow
+def test_with_its_row_a_model_goes_for_good(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    client = open_store()
+    row = client.create_run(experiment_id(client, "models"), tags={"stage": "train", "state": "0" * 64})
+    log_models(client, row, weights, kept_epochs=False)
+    client.delete_run(row.info.run_id)
+    (garbage,) = as_garbage(client, [])
+    assert garbage.size_bytes > sum((weights / f"{name}.safetensors").stat().st_size for name in ("final", "best"))
+    (tmp_path / "mlruns" / "models" / f"m-{'0' * 32}").mkdir()
+    (forgotten,) = ownerless_artifacts()
+    for found in (garbage, forgotten):
+        found.remove()
+    assert list((tmp_path / "mlruns" / "models").iterdir()) == []
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        assert store.execute("select count(*) from logged_models").fetchone() == (0,)
+        assert store.execute("select count(*) from runs").fetchone() == (0,)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from closures import ROOT
+from projects import ROOT
 from ruamel.yaml import YAML
 
 from gradtrail.io import report, report_sources

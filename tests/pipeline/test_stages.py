@@ -116,7 +116,7 @@ def test_the_rows_in_mlflow(project: Project) -> None:
     assert len(project.rows()) == len(STAGES)
     assert {row["status"] for row in rows.values()} == {"FINISHED"}
     train = rows["train"]
-    assert train["name"] == "digits mlp-32 adamw warmup_cosine float16"
+    assert train["name"] == "mlp-32 adamw warmup_cosine float16 digits"
     assert train["metrics"]["eval/accuracy"] == pytest.approx(metrics_of(project, "evaluate")["accuracy"])
     assert train["metrics"]["gradients/rank_correlation_loss"] > 0
     assert train["params"]["preprocess.label_noise"] == "0.1"

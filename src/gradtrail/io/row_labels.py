@@ -21,14 +21,14 @@ _CLOCK_SECONDS = 10  # by which two readings of when a process started may diffe
 
 
 def run_name(stage: Identity) -> str:
-    """Name a row so that a person can read it, such as `mnist mlp-256-128 adamw warmup_cosine float32`."""
+    """Name a row so that a person can read it, such as `mlp-256-128 adamw warmup_cosine float32 mnist`."""
     params = stage_params(stage)
     match stage.name:
         case "fetch" | "preprocess":
             return f"{stage.name} {params['fetch.dataset']}"
         case "train":
             how = [params[f"train.{part}"] for part in ("optimizer", "schedule", "precision")]
-            return " ".join([params["fetch.dataset"], _model_name(params), *how])
+            return " ".join([_model_name(params), *how, params["fetch.dataset"]])
         case "profile" | "report":
             return f"{stage.name} {_model_name(params)} {params['train.optimizer']} {params['train.precision']}"
     return f"{stage.name} {params[f'{stage.name}.weights']}"
