@@ -16,7 +16,7 @@ IMAGES, LABELS = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
 MASK = jnp.ones(9, bool)
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn"])
+@pytest.mark.parametrize("kind", ["linear", "mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_products_and_the_largest_eigenvalue_are_those_of_the_hessian(kind: str) -> None:
     model = Model(model_config(kind=kind))
     params = model.init(key=jax.random.key(0))

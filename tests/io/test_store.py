@@ -35,9 +35,9 @@ def test_processes_that_create_the_store_at_once_agree(tmp_path: Path) -> None:
     [(BAD_REQUEST, 0, 1), (BAD_REQUEST, 2, 3), (BAD_REQUEST, 9, 3), (INTERNAL_ERROR, 1, 1)],
 )
 def test_what_the_database_refused_as_another_wrote_it_is_asked_again(
-    code: int, refusals: int, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, refusals: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = StoreClient(f"sqlite:///{tmp_path}/mlflow.db")
+    client = StoreClient("http://127.0.0.1:9")
     request = Mock(side_effect=[*[MlflowException("crossed", error_code=code)] * refusals, None])
     monkeypatch.setattr(client._tracking_client, "log_batch", request)
     stands = contextlib.nullcontext() if refusals < calls else pytest.raises(MlflowException, match="crossed")
