@@ -67,6 +67,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         subprocess.run(("rm", "-rf", name), cwd=project.folder, check=True)
     project.git("init", "-q")
     project.run("make", "repro")
+    project.run(sys.executable, "-m", "gradtrail", "gate", "--accept")  # of these params
     project.commit("a project")
     return project
 
