@@ -6,6 +6,7 @@ The import hook must be in place before anything of `gradtrail` is imported; so 
 import functools
 import inspect
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ import pytest
 import sklearn.datasets  # type: ignore[import-untyped]
 from hypothesis import settings
 from jaxtyping import install_import_hook
+
+# A shell that runs the tests in the background has this ignored, and whatever they start would inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.devices()  # which reads the flags; what the tests start shall not inherit them
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].removesuffix(" --xla_backend_optimization_level=0")
