@@ -61,6 +61,7 @@ METRICS: dict[str, dict[str, Any]] = {
         **{f"{split}grad_norm_median": 0.2 for split in ("", "validation_", "test_")},
         **{f"rank_correlation_{name}": 0.5 for name in ("loss", "margin", "input_norm")},
         "num_examples": 70000,
+        "noise_scale_typical": 382509,
     },
     "profile": {
         "train_step_flops": 134147512,

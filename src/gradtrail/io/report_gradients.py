@@ -27,11 +27,9 @@ def gradients_section(sources: Sources) -> Section:
 
 
 def typical_noise(sources: Sources) -> float:
-    """Return the median of the noise scales that can be measured, in examples; infinity where none can."""
-    found = sorted(
-        value for value in sources.table("gradients/noise_scale").numbers("noise_scale") if math.isfinite(value)
-    )
-    return found[len(found) // 2] if found else math.inf
+    """Return the typical noise scale, in examples; infinity where none could be measured."""
+    key = "noise_scale_typical"
+    return sources.figure("gradients", key) if key in sources.metrics["gradients"] else math.inf
 
 
 def examples(number: float) -> str:

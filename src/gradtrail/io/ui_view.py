@@ -1,7 +1,7 @@
 """How the trainings are best compared in MLflow's UI: which columns and which charts, as a shared view of its own.
 
-The UI keeps a view that somebody shares as a tag of the experiment, and shows it under a link that names it. Ours is
-written with the experiment, so that nobody has to arrange anything; a person's own arrangement stays theirs.
+The UI keeps a view that somebody shares as a tag of the experiment, and shows it under a link that names it. `gradtrail
+ui` writes ours, so that nobody has to arrange anything; a person's own arrangement stays theirs.
 """
 
 import base64
