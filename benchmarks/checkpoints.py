@@ -17,15 +17,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gradtrail.core import prediction, training
-from gradtrail.core.compilation import Compiler
-from gradtrail.core.models import Model
-from gradtrail.core.train_config import TrainConfig
-from gradtrail.io import datasets, training_runs
-from gradtrail.io.identity import Identity
-from gradtrail.io.resume import ResumeFolder
-from gradtrail.io.store_calls import StoreCalls
-from gradtrail.io.tracking import Row
+from gradtrail.core.nn import inference
+from gradtrail.core.nn.models import Model
+from gradtrail.core.train import loop
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.common import dataset
+from gradtrail.stages.train import loop as training_runs
+from gradtrail.stages.train.checkpointing import ResumeFolder
+from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.mlflow.calls import StoreCalls
+from gradtrail.tracking.mlflow.run import Row
 
 OFTEN_SECONDS = 2.0
 NEVER = float("inf")
@@ -45,12 +47,12 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     """Return the seconds of a training without checkpoints, of one checkpoint, and its share at the default cadence."""
     stage = Identity("train")
     config, runtime = dataclasses.replace(stage.params(TrainConfig), epochs=epochs, keep_epochs=()), stage.runtime
-    info = datasets.read_info(Path("data/processed"))
-    train, validation = (datasets.read_split(Path(f"data/processed/{name}.npz"), info) for name in datasets.SPLITS[:2])
+    info = dataset.read_info(Path("data/processed"))
+    train, validation = (dataset.read_split(Path(f"data/processed/{name}.npz"), info) for name in dataset.SPLITS[:2])
     model = Model(config.model_config(info.image_shape, info.num_classes))
     compiler = Compiler(time.perf_counter)
-    engine = training.compile_engine(training.make_program(config, model, len(train)), compiler=compiler)
-    predict = prediction.compile_predict(model, prediction.VALIDATION_BATCH_SIZE, compiler=compiler)
+    engine = loop.compile_engine(loop.make_program(config, model, len(train)), compiler=compiler)
+    predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
 
     def seconds(every_seconds: float) -> tuple[float, int]:
         with tempfile.TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ from rich.table import Table
 from benchmarks.per_example_peers import ScoreTask, Way
 from benchmarks.training import NETWORKS, machine, run_peer
 from benchmarks.training_tasks import ModelName
-from gradtrail.io.progress import progress_bar
+from gradtrail.support.progress import progress_bar
 
 PASSES = 2
 EXAMPLES = 60_000  # in the table

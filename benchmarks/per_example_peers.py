@@ -43,7 +43,7 @@ def mean(task: ScoreTask) -> Round:
     import jax
     import jax.numpy as jnp
 
-    from gradtrail.core import losses
+    from gradtrail.core.nn import losses
 
     model, params = _model(task)
 
@@ -58,7 +58,7 @@ def vmap(task: ScoreTask) -> Round:
     """Set up the definition: the gradient of each example, and its norm."""
     import jax
 
-    from gradtrail.core import per_example_gradients
+    from gradtrail.core.per_example import norms as per_example_gradients
 
     model, params = _model(task)
 
@@ -72,11 +72,11 @@ def vmap(task: ScoreTask) -> Round:
 
 def this_project(task: ScoreTask) -> Round:
     """Set up the pass of the `gradients` stage: norm, layer by layer too, EL2N, loss, margin and the rest."""
-    from gradtrail.core.compilation import Compiler
-    from gradtrail.core.gradient_passes import compile_passes
-    from gradtrail.io.accelerator import memory_budget
-    from gradtrail.io.params import load_section
-    from gradtrail.io.runtime import RuntimeConfig
+    from gradtrail.core.gradients.passes import compile_passes
+    from gradtrail.core.xla.compiler import Compiler
+    from gradtrail.stages.common.params import load_section
+    from gradtrail.stages.common.runtime import RuntimeConfig
+    from gradtrail.stages.common.setup import memory_budget
 
     model, params = _model(task)
     budget = 2**20 * task.batch_size or memory_budget(load_section("runtime", RuntimeConfig))
@@ -148,7 +148,7 @@ def torch_func(task: ScoreTask) -> Round:
 def _model(task: ScoreTask) -> tuple[Any, Any]:
     import jax
 
-    from gradtrail.core.models import Model
+    from gradtrail.core.nn.models import Model
 
     peer = Peer(loop="ours", model=task.model, batch_size=TRAINING_BATCH, precision="float32")
     config = project_train_config(Task(peer=peer, examples=task.examples, rounds=task.rounds))

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gradtrail.io.states import read_pipeline
+from gradtrail.stages.common.pipeline_file import read_pipeline
 
 NO_OP = "nothing to do"
 

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from ruamel.yaml import YAML
 
-from gradtrail.io.dvc_cache import cache_folder
-from gradtrail.io.states import read_pipeline
+from gradtrail.stages.common.pipeline_file import read_pipeline
+from gradtrail.tracking.lineage.dvc_cache import cache_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Clone:
         """Bring back the store without rows; return the size of its database."""
         database, kept = self.folder / "mlflow.db", self.folder / ".gradtrail" / "empty.db"
         if not kept.exists():
-            self.python("-c", "from gradtrail.io.store import open_store; open_store()")
+            self.python("-c", "from gradtrail.tracking.mlflow.client import open_store; open_store()")
             shutil.copy(database, kept)
         shutil.copy(kept, database)
         for row in (self.folder / "mlruns").glob("*/"):

@@ -43,7 +43,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.training_tasks import ModelName, Peer, Precision, Task, available_cores, flops_per_step
-from gradtrail.io.progress import progress_bar
+from gradtrail.support.progress import progress_bar
 
 PASSES = 2
 CNN_EXAMPLES = 2_560  # in a round

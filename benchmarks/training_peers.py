@@ -32,7 +32,7 @@ from benchmarks.training_tasks import (
 )
 
 if TYPE_CHECKING:
-    from gradtrail.core.train_config import TrainConfig
+    from gradtrail.core.train.config import TrainConfig
 
 Round = Callable[[], object]
 
@@ -105,18 +105,18 @@ def ours(task: Task) -> Round:
     """Set up the compiled loop of this project, on uint8 images, with the step's records."""
     import jax
 
-    from gradtrail.core import training
-    from gradtrail.core.compilation import Compiler
-    from gradtrail.core.models import Model
+    from gradtrail.core.nn.models import Model
+    from gradtrail.core.train import loop
+    from gradtrail.core.xla.compiler import Compiler
 
     images, labels = make_data(task.examples)
     config = project_train_config(task)
     model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES), remat=config.remat)
-    program = training.make_program(config, model, task.examples)
-    engine = training.compile_engine(program, compiler=Compiler(time.perf_counter))
+    program = loop.make_program(config, model, task.examples)
+    engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
     state = engine.init(jax.random.key(config.seed))
-    examples = training.on_device(images, labels)
-    chunks = training.train(engine, state, examples, steps_per_call=engine.steps_per_epoch)
+    examples = loop.on_device(images, labels)
+    chunks = loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch)
     return lambda: jax.block_until_ready(next(chunks).state)
 
 
@@ -217,12 +217,12 @@ def torch_network(model: ModelName) -> Any:
 
 def project_train_config(task: Task) -> "TrainConfig":
     """Return the params of the project with everything replaced that the work of a step depends on."""
-    from gradtrail.core.augmentation import AugmentationConfig
-    from gradtrail.core.models import CNNConfig, MLPConfig
-    from gradtrail.core.optimizers import AdamConfig
-    from gradtrail.core.schedules import ConstantConfig
-    from gradtrail.core.train_config import TrainConfig
-    from gradtrail.io.params import load_section
+    from gradtrail.core.data.augmentation import AugmentationConfig
+    from gradtrail.core.nn.models import CNNConfig, MLPConfig
+    from gradtrail.core.train.config import TrainConfig
+    from gradtrail.core.train.optimizers import AdamConfig
+    from gradtrail.core.train.schedules import ConstantConfig
+    from gradtrail.stages.common.params import load_section
 
     return replace(
         load_section("train", TrainConfig),

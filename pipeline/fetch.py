@@ -3,11 +3,12 @@
 import os
 from pathlib import Path
 
-from gradtrail.io import datasets, raw_data
-from gradtrail.io.data_sources import FetchConfig, acquire
-from gradtrail.io.stages import Stage, run_stage
-from gradtrail.io.tracking import tracked
-from gradtrail.io.workspace import private_folder
+from gradtrail.stages.artifacts import idx
+from gradtrail.stages.common import dataset
+from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.fetch.sources import FetchConfig, acquire
+from gradtrail.support.paths import private_folder
+from gradtrail.tracking.mlflow.run import tracked
 
 
 def main(stage: Stage) -> None:
@@ -20,9 +21,9 @@ def main(stage: Stage) -> None:
             raw.mkdir()
             folder = Path(mnist_dir) if mnist_dir else None
             acquire(config, raw, folder=folder, parts=private_folder() / "downloads", runtime=runtime)
-            info = raw_data.describe_raw(raw, config.dataset)
-            datasets.write_info(raw, info)
-            stage.write_metrics(new, {**info.as_metrics(), **raw_data.measure_raw(raw, info)})
+            info = idx.describe_raw(raw, config.dataset)
+            dataset.write_info(raw, info)
+            stage.write_metrics(new, {**info.as_metrics(), **idx.measure_raw(raw, info)})
         row.outs()
 
 

@@ -2,25 +2,27 @@
 
 from pathlib import Path
 
-from gradtrail.core import gradient_analysis, gradient_passes
-from gradtrail.core.compilation import cost_metrics
-from gradtrail.core.gradients_config import GradientsConfig
-from gradtrail.io import datasets, gradient_summary, score_tables, trajectories
-from gradtrail.io.accelerator import memory_budget, set_up_jax
-from gradtrail.io.compile_profiles import compiling
-from gradtrail.io.figures import gradients as figures
-from gradtrail.io.progress import progress_bar
-from gradtrail.io.stages import Stage, run_stage
-from gradtrail.io.tracking import tracked
+from gradtrail.core.gradients import analysis as gradient_analysis
+from gradtrail.core.gradients import passes as gradient_passes
+from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.xla.compiler import cost_metrics
+from gradtrail.stages.common import dataset
+from gradtrail.stages.common.setup import memory_budget, set_up_jax
+from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.gradients import figures, inputs, summary
+from gradtrail.stages.gradients import tables as score_tables
+from gradtrail.support.progress import progress_bar
+from gradtrail.tracking.mlflow.compile_report import compiling
+from gradtrail.tracking.mlflow.run import tracked
 
 
 def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
-    info = datasets.read_info(Path("data/processed"))
-    splits = datasets.read_splits(Path("data/processed"), info)
-    model, about, trajectory = trajectories.read_trajectory(Path("models"), Path("results/train"), config.weights, info)
-    dynamics = trajectories.read_dynamics(Path("results/train"), splits["train"])
-    gradient_summary.tell_unknown_layers(model)
+    info = dataset.read_info(Path("data/processed"))
+    splits = dataset.read_splits(Path("data/processed"), info)
+    model, about, trajectory = inputs.read_trajectory(Path("models"), Path("results/train"), config.weights, info)
+    dynamics = inputs.read_dynamics(Path("results/train"), splits["train"])
+    summary.tell_unknown_layers(model)
     set_up_jax(stage.runtime)
 
     with tracked(stage) as row, compiling(row) as compiler:
@@ -45,7 +47,7 @@ def main(stage: Stage) -> None:
             metrics = score_tables.measure(tables, analysis, config)
             score_tables.write_tables(results, tables)
             figures.draw(results, tables, analysis, splits, title, trajectory.batch_size)
-            words = gradient_summary.in_words(title, tables, analysis, metrics, config, trajectory.batch_size)
+            words = summary.in_words(title, tables, analysis, metrics, config, trajectory.batch_size)
             (results / "summary.md").write_text(words, encoding="utf-8")
             stage.write_metrics(new, {**info.as_metrics(), **metrics, **cost_metrics(passes.functions)})
 

@@ -2,25 +2,26 @@
 
 from pathlib import Path
 
-from gradtrail.core.preprocessing import PreprocessConfig, prepare
-from gradtrail.io import datasets, raw_data
-from gradtrail.io.figures import preprocess as figures
-from gradtrail.io.stages import Stage, run_stage
-from gradtrail.io.tracking import tracked
+from gradtrail.core.data.preprocessing import PreprocessConfig, prepare
+from gradtrail.stages.artifacts import idx
+from gradtrail.stages.common import dataset
+from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.preprocess import figures
+from gradtrail.tracking.mlflow.run import tracked
 
 
 def main(stage: Stage) -> None:
     config = stage.params(PreprocessConfig)
-    info = datasets.read_info(Path("data/raw"))
-    raw = raw_data.read_raw(Path("data/raw"), info)
+    info = dataset.read_info(Path("data/raw"))
+    raw = idx.read_raw(Path("data/raw"), info)
 
     with tracked(stage) as row:
         splits = prepare(raw.images, raw.labels, raw.test_images, raw.test_labels, config, num_classes=info.num_classes)
 
         with stage.writing_outs() as new:
-            datasets.write_processed(new / "data" / "processed", splits, info)
+            dataset.write_processed(new / "data" / "processed", splits, info)
             figures.draw(new / "results" / "preprocess", splits, info.label, info.num_classes)
-            stage.write_metrics(new, {**info.as_metrics(), **datasets.measure_splits(splits)})
+            stage.write_metrics(new, {**info.as_metrics(), **dataset.measure_splits(splits)})
 
         row.outs()
 

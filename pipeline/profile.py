@@ -4,22 +4,21 @@ import contextlib
 import functools
 from pathlib import Path
 
-from gradtrail.core import profiling
-from gradtrail.core.profiling import ProfileConfig, Variant
-from gradtrail.core.train_config import TrainConfig
-from gradtrail.io import cost_tables, datasets, timings
-from gradtrail.io.accelerator import set_up_jax
-from gradtrail.io.compile_cache import nothing_kept
-from gradtrail.io.compile_profiles import compiling
-from gradtrail.io.figures import profile as figures
-from gradtrail.io.progress import progress_bar
-from gradtrail.io.stages import Stage, run_stage
-from gradtrail.io.tracking import tracked
+from gradtrail.core.profile import variants as profiling
+from gradtrail.core.profile.variants import ProfileConfig, Variant
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.stages.common import dataset
+from gradtrail.stages.common.setup import nothing_kept, set_up_jax
+from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.profile import figures, tables, timings
+from gradtrail.support.progress import progress_bar
+from gradtrail.tracking.mlflow.compile_report import compiling
+from gradtrail.tracking.mlflow.run import tracked
 
 
 def main(stage: Stage) -> None:
     config, train_config = stage.params(ProfileConfig), stage.params(TrainConfig, "train")
-    info = datasets.read_info(Path("data/processed"))
+    info = dataset.read_info(Path("data/processed"))
     set_up_jax(stage.runtime)
     model = train_config.model_config(info.image_shape, info.num_classes)
     title, configured = f"{model.name} on {info.label}", Variant.of(train_config)
@@ -56,12 +55,12 @@ def main(stage: Stage) -> None:
                 bar.advance(message="drew the times")
 
         with stage.writing_outs() as new:
-            costs = cost_tables.cost_table(compiled)
+            costs = tables.cost_table(compiled)
             folder = new / "results" / "profile"
-            cost_tables.write_tables(folder, costs, cost_tables.doubling_table(costs, configured))
+            tables.write_tables(folder, costs, tables.doubling_table(costs, configured))
             figures.draw_costs(folder / "costs.png", costs, configured, title)
             figures.draw_fusions(folder / "fusions.png", costs, configured, title)
-            stage.write_metrics(new, {**info.as_metrics(), **cost_tables.measure(costs, configured)})
+            stage.write_metrics(new, {**info.as_metrics(), **tables.measure(costs, configured)})
 
         row.outs()
 

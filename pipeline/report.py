@@ -2,15 +2,16 @@
 
 from pathlib import Path
 
-from gradtrail.io import report, report_sources
-from gradtrail.io.report import ReportConfig
-from gradtrail.io.stages import Stage, run_stage
-from gradtrail.io.tracking import tracked
+from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.report import inputs
+from gradtrail.stages.report import page as report
+from gradtrail.stages.report.page import ReportConfig
+from gradtrail.tracking.mlflow.run import tracked
 
 
 def main(stage: Stage) -> None:
     config = stage.params(ReportConfig)
-    sources = report_sources.read_sources(Path())
+    sources = inputs.read_sources(Path())
 
     with tracked(stage) as row:
         sections = report.sections_of(sources)

@@ -69,12 +69,12 @@ for name in dir(optax.schedules):
         setattr(optax.schedules, name, lenient_schedule(getattr(optax.schedules, name)))
 
 with install_import_hook("gradtrail.core", "typechecking.check"):
-    from gradtrail.core import gradient_analysis, history, machine_rates, timing  # noqa: F401 - between them, all of core
-    from gradtrail.core.evaluation import evaluate  # noqa: F401
-    from gradtrail.core.examples import Split
-    from gradtrail.core.loss_scaling import LossScale
-    from gradtrail.core.preprocessing import prepare  # noqa: F401
-    from gradtrail.core.train_step import BatchGradient, Examples, RowRecord, Rows, Shared, StepRecord, TrainState
+    from gradtrail.core.common.split import Split
+    from gradtrail.core.data.preprocessing import prepare  # noqa: F401
+    from gradtrail.core.evaluate.metrics import evaluate  # noqa: F401
+    from gradtrail.core.profile import benchmark  # noqa: F401 - between them, all of core
+    from gradtrail.core.train.loss_scaling import LossScale
+    from gradtrail.core.train.step import BatchGradient, Examples, RowRecord, Rows, Shared, StepRecord, TrainState
 
 # JAX rebuilds these with shapes, flags or bare objects for arrays
 for pytree in (BatchGradient, Examples, LossScale, RowRecord, Rows, Shared, StepRecord, TrainState):

@@ -10,17 +10,19 @@ import jax
 import numpy as np
 import pandas as pd
 
-from gradtrail.core.augmentation import AugmentationConfig
-from gradtrail.core.class_structure import ClassStructure
-from gradtrail.core.compilation import Compiler
-from gradtrail.core.examples import Split
-from gradtrail.core.gradient_analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
-from gradtrail.core.gradients_config import GradientsConfig
-from gradtrail.core.loss_scaling import LossScalingConfig
-from gradtrail.core.machine_rates import MachineRates
-from gradtrail.core.models import CNNConfig, MLPConfig, Model, ModelConfig
-from gradtrail.core.noise_scale import NoiseScale
-from gradtrail.core.optimizers import (
+from gradtrail.core.common.split import Split
+from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.gradients.analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
+from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.diagnostics import ClassStructure
+from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig
+from gradtrail.core.per_example.noise_scale import NoiseScale
+from gradtrail.core.profile.benchmark import MachineRates, StepTimes
+from gradtrail.core.profile.variants import ProfileConfig, Variant
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program, on_device, train
+from gradtrail.core.train.loss_scaling import LossScalingConfig
+from gradtrail.core.train.optimizers import (
     AdamConfig,
     AdamWConfig,
     LionConfig,
@@ -29,8 +31,7 @@ from gradtrail.core.optimizers import (
     ScheduleFreeConfig,
     SGDConfig,
 )
-from gradtrail.core.profiling import ProfileConfig, Variant
-from gradtrail.core.schedules import (
+from gradtrail.core.train.schedules import (
     ConstantConfig,
     CosineConfig,
     ExponentialConfig,
@@ -39,12 +40,10 @@ from gradtrail.core.schedules import (
     PiecewiseConfig,
     WarmupCosineConfig,
 )
-from gradtrail.core.timing import StepTimes
-from gradtrail.core.train_config import TrainConfig
-from gradtrail.core.train_step import Examples, TrainState
-from gradtrail.core.training import Chunk, Engine, compile_engine, make_program, on_device, train
-from gradtrail.io.datasets import DatasetInfo
-from gradtrail.io.timings import Timings
+from gradtrail.core.train.step import Examples, TrainState
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.profile.timings import Timings
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (4, 3)  # of images: height and width differ, so that no test passes with them swapped

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from ruamel.yaml import YAML
 
-from gradtrail.io.digests import digest
+from gradtrail.stages.common.digests import digest
 
 ROOT = Path(__file__).resolve().parents[1]
 _LONGEST = 900  # seconds that no command takes: one that hangs is a failure, not a wait without end
@@ -33,9 +33,9 @@ import functools
 from pathlib import Path
 
 from gradtrail.core.{core} import WORD
-from gradtrail.io.params import read_yaml
-from gradtrail.io.stages import Stage, run_stage
-from gradtrail.io.tracking import tracked
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.tracking.mlflow.run import tracked
 
 READS, PARAM, WRITES = {reads!r}, {param!r}, {writes!r}
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from gradtrail.io.errors import UserError
+from gradtrail.support.errors import UserError
 
 MAX_LINE = 1000
 MAX_BYTES = 64 << 20

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gradtrail.core.bounds import ConfigError
-from gradtrail.io import recipes, synchronization
-from gradtrail.io.errors import UserError, with_store
-from gradtrail.io.versions import write_installed_versions
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.experiments.sweep import recipes
+from gradtrail.stages.common.versions import write_installed_versions
+from gradtrail.support.errors import UserError, with_store
+from gradtrail.tracking.sync import sync
 
 _JOBS = "runs at a time (default: 1); on two cores one is about as fast, and its times are not of two that share them"
 
@@ -77,13 +78,13 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _repro(arguments: argparse.Namespace) -> int:
-    from gradtrail.io import reproduction  # it knows every stage's config
+    from gradtrail.experiments import repro  # it knows every stage's config
 
-    return reproduction.reproduce(arguments.rest)
+    return repro.reproduce(arguments.rest)
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    from gradtrail.io.run_table import print_runs
+    from gradtrail.experiments.list_runs import print_runs
 
     where = dict(_pair(text) for text in arguments.where)
     if arguments.limit is not None and arguments.limit < 1:
@@ -94,31 +95,31 @@ def _runs(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from gradtrail.io.showing import show
+    from gradtrail.experiments.show.main import show
 
     return with_store(lambda: show(arguments.what))
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from gradtrail.io.predicting import predict
+    from gradtrail.experiments.predict import predict
 
     predict(arguments.images, arguments.weights, arguments.picture)
     return 0
 
 
 def _sync(_: argparse.Namespace) -> int:
-    print(with_store(synchronization.sync).describe())
+    print(with_store(sync.sync).describe())
     return 0
 
 
 def _ui(arguments: argparse.Namespace) -> int:
-    from gradtrail.io.ui import serve
+    from gradtrail.experiments.ui import serve
 
     return with_store(lambda: serve(arguments.port))
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    from gradtrail.io.garbage import collect_garbage
+    from gradtrail.tracking.gc.gc import collect_garbage
 
     with_store(lambda: collect_garbage(yes=arguments.yes))
     return 0
@@ -138,7 +139,7 @@ def _results(_: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from gradtrail.io import comparing  # it draws
+    from gradtrail.experiments.sweep import main as comparing  # it draws
 
     if arguments.jobs < 1:
         raise UserError(f"--jobs: a whole number from 1; got {arguments.jobs}")
@@ -150,7 +151,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _gate(arguments: argparse.Namespace) -> int:
-    from gradtrail.io.gate import run_gate
+    from gradtrail.experiments.cost_gate import run_gate
 
     return run_gate(accept=arguments.accept)
 

@@ -104,7 +104,7 @@ def test_what_something_refers_to_stays_and_all_else_goes(project: Project) -> N
 
 DELETED_ROW = """
 from mlflow.entities import Metric
-from gradtrail.io.store import experiment_id, open_store
+from gradtrail.tracking.mlflow.client import experiment_id, open_store
 client = open_store()
 row = client.create_run(experiment_id(client, "models"), tags={"state": "0"}, run_name="unloved")
 for number in range(5):
@@ -134,8 +134,8 @@ def make_leftovers(project: Project) -> list[Path]:
 
 OPEN_ROWS = """
 import time
-from gradtrail.io.row_labels import process_tags
-from gradtrail.io.store import experiment_id, open_store
+from gradtrail.tracking.mlflow.tags import process_tags
+from gradtrail.tracking.mlflow.client import experiment_id, open_store
 client = open_store()
 for tags in ({"process": "elsewhere:1"}, process_tags()):
     client.create_run(experiment_id(client, "models"), tags={"state": "0", "stage": "train"} | tags)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from projects import Project
 
-from gradtrail.io.digests import digest
+from gradtrail.stages.common.digests import digest
 
 NAME = "neuer Ordner ü"
 DOWNLOAD = """
 from pathlib import Path
-from gradtrail.io.digests import digest
-from gradtrail.io.row_search import RowIndex
-from gradtrail.io.store import open_store
+from gradtrail.stages.common.digests import digest
+from gradtrail.tracking.mlflow.search import RowIndex
+from gradtrail.tracking.mlflow.client import open_store
 client = open_store()
 for row in RowIndex(client).rows():
     print(row.info.run_id, digest(Path(client.download_artifacts(row.info.run_id, ""))))

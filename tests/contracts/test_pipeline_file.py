@@ -7,9 +7,9 @@ import pytest
 from projects import ROOT
 from ruamel.yaml import YAML
 
-from gradtrail.io.import_closure import import_closure
-from gradtrail.io.report_lineage import READS, WRITES
-from gradtrail.io.states import is_code, read_pipeline
+from gradtrail.stages.common.pipeline_file import is_code, read_pipeline
+from gradtrail.stages.report.inputs import READS, WRITES
+from gradtrail.tracking.mlflow.models import import_closure
 
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
 PARAMS = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
@@ -40,7 +40,7 @@ EXEMPT = frozenset(
         "states",
         "store",
         "store_calls",
-        "timings",  # go to MLflow alone; `core/timing.py` and `figures/timings.py` serve nothing else
+        "timings",  # go to MLflow alone; `core/profile/benchmark.py` and `figures/timings.py` serve nothing else
         "traces",
         "tracking",
         "versions",
@@ -50,7 +50,7 @@ EXEMPT = frozenset(
 
 
 # What the page shows of digests follows from the code that computes them.
-SHOWN = {"report": frozenset({"src/gradtrail/io/digests.py"})}
+SHOWN = {"report": frozenset({"src/gradtrail/stages/common/digests.py"})}
 TEMPLATES = {"report": {"src/gradtrail/io/templates/report.html.j2"}}
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 from projects import Project
 
-from gradtrail.io.identity import Identity
+from gradtrail.tracking.lineage.state import Identity
 
 STAGES = ["fetch", "train", "evaluate", "gradients"]
 

@@ -16,7 +16,7 @@ import pytest
 from projects import Project, stop
 from ruamel.yaml import YAML
 
-from gradtrail.io.digests import digest
+from gradtrail.stages.common.digests import digest
 
 LR, CLIP, BINS, TOP = (
     "train.adamw.learning_rate",
@@ -222,7 +222,7 @@ def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_pat
 
 
 STRANGE_ROWS = """
-from gradtrail.io.store import experiment_id, open_store
+from gradtrail.tracking.mlflow.client import experiment_id, open_store
 client = open_store()
 (row,) = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train'")
 twin = client.create_run(row.info.experiment_id, tags=row.data.tags)

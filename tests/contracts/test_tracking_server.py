@@ -18,7 +18,7 @@ from projects import Project, copy_project, make_small_project, stop
 from ruamel.yaml import YAML
 from servers import Proxy, TrackingServer, free_port, silent_port, tracking_server
 
-from gradtrail.io.metric_names import metric_name
+from gradtrail.tracking.mlflow.naming import metric_name
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from projects import ROOT, Project, copy_project
 from ruamel.yaml import YAML
 from test_pipeline_file import code_of
 
-from gradtrail.io.states import read_pipeline
+from gradtrail.stages.common.pipeline_file import read_pipeline
 
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
 READERS = {
@@ -35,10 +35,10 @@ CODE = sorted(
     if file.name != "__init__.py"
 )
 TELLING = {
-    "src/gradtrail/core/losses.py",
-    "src/gradtrail/core/noise_scale.py",
+    "src/gradtrail/core/nn/losses.py",
+    "src/gradtrail/core/per_example/noise_scale.py",
     "src/gradtrail/io/templates/report.html.j2",
-    "src/gradtrail/io/tracking.py",
+    "src/gradtrail/tracking/mlflow/run.py",
 }
 
 

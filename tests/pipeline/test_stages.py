@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 from projects import Project, copy_project
 
-from gradtrail.io.digests import digest
-from gradtrail.io.states import read_pipeline
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.pipeline_file import read_pipeline
 
 STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile", "report")
 

@@ -1,0 +1,93 @@
+"""Random changes to images that leave their class as it is; inside the compiled step, drawn anew in every one."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from gradtrail.core.common.validation import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationConfig:
+    """How far an image may be changed; everything is drawn evenly between the negative and the positive value.
+
+    Attributes:
+        shift: of the image, in pixels, along both axes.
+        rotation: about the centre, in degrees.
+        scale: relative change of size; 0.1 for 90 % to 110 %.
+        shear: of the rows, in degrees.
+        cutout: side of a square that is blanked, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre lies
+            anywhere in the image.
+    """
+
+    shift: float
+    rotation: float
+    scale: float
+    shear: float
+    cutout: int
+
+    def __post_init__(self) -> None:
+        check("shift", self.shift, at_least=0)
+        check("rotation", self.rotation, at_least=0, at_most=180)
+        check("scale", self.scale, at_least=0, below=1)
+        check("shear", self.shear, at_least=0, below=90)
+        check("cutout", self.cutout, at_least=0)
+
+    @property
+    def moves(self) -> bool:
+        """Whether pixels move."""
+        return bool(self.shift or self.rotation or self.scale or self.shear)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything changes."""
+        return any(dataclasses.astuple(self))
+
+
+def augment(
+    images: Float[Array, "batch height width"], config: AugmentationConfig, *, key: Key[Array, " batch"]
+) -> Float[Array, "batch height width"]:
+    """Change each image by its own key; what comes from beyond an edge is 0."""
+
+    def change(image: Array, key: Array) -> Array:
+        transform_key, cutout_key = jax.random.split(key)
+        if config.moves:
+            image = _transformed(image, config, key=transform_key)
+        return _cut_out(image, config.cutout, key=cutout_key) if config.cutout else image
+
+    return jax.vmap(change)(images, key)
+
+
+def _transformed(image: Array, config: AugmentationConfig, *, key: Array) -> Array:
+    """Resample an image at affinely moved positions, linearly between pixels."""
+    down, right, turn, size, slant = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
+    angle = turn * math.radians(config.rotation)
+    scale = 1.0 + size * config.scale
+    shear = jnp.tan(slant * math.radians(config.shear))
+    cosine, sine = jnp.cos(angle) / scale, jnp.sin(angle) / scale
+    rows, columns = _centred_grid(image.shape)
+    from_rows = cosine * rows - sine * columns - down * config.shift
+    from_columns = (sine + shear * cosine) * rows + (cosine - shear * sine) * columns - right * config.shift
+    centre = [(side - 1) / 2 for side in image.shape]
+    positions = [from_rows + centre[0], from_columns + centre[1]]
+    return jax.scipy.ndimage.map_coordinates(image, positions, order=1, mode="constant", cval=0.0)
+
+
+def _cut_out(image: Array, side: int, *, key: Array) -> Array:
+    """Blank a square."""
+    height, width = image.shape
+    centre_row, centre_column = jax.random.uniform(key, (2,)) * jnp.array([height, width], jnp.float32)
+    rows = jnp.arange(height, dtype=jnp.float32)[:, None] + 0.5
+    columns = jnp.arange(width, dtype=jnp.float32)[None, :] + 0.5
+    inside = (jnp.abs(rows - centre_row) < side / 2) & (jnp.abs(columns - centre_column) < side / 2)
+    return jnp.where(inside, 0.0, image)
+
+
+def _centred_grid(shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Return each pixel's position relative to the image's centre."""
+    rows, columns = (jnp.arange(side, dtype=jnp.float32) - (side - 1) / 2 for side in shape)
+    return rows[:, None] * jnp.ones_like(columns)[None], columns[None] * jnp.ones_like(rows)[:, None]

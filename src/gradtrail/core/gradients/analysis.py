@@ -1,0 +1,224 @@
+"""Everything that the gradients of single examples tell of a trained model: one walk over its kept weights."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Float, Int
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.diagnostics import ClassStructure, checkpoint_weights, class_structure, largest_eigenvalue
+from gradtrail.core.gradients.passes import ChunkGradients, GradientPasses, Pass, chunk_gradients, mean_hessian_product
+from gradtrail.core.gradients.scores import largest
+from gradtrail.core.nn.models import HostParams, Params
+from gradtrail.core.per_example.noise_scale import NoiseScale, from_chunks
+
+Scores = dict[str, np.ndarray]
+FOLLOWED = ("grad_norm", "el2n", "loss", "probability", "margin")  # scores that are kept of every epoch
+MEAN = "_mean"  # after the name of a score: its mean over the kept epochs of training
+_SEED = 0  # of the bootstrap and of the power iteration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """The weights of a training at some epochs, and how it went from one to the next.
+
+    Attributes:
+        params: epoch → parameters; 0 is before training.
+        scored: the epoch whose weights are looked at most closely.
+        learning_rates: of every step.
+        steps_per_epoch: as many went into each epoch.
+        batch_size: of each step but the last of an epoch.
+    """
+
+    params: Mapping[int, Params | HostParams]
+    scored: int
+    learning_rates: Float[np.ndarray, " steps"]
+    steps_per_epoch: int
+    batch_size: int
+
+    @functools.cached_property
+    def weights(self) -> dict[int, float]:
+        """How much the gradients of each epoch count for the whole training."""
+        epochs = sorted(self.params)
+        found = checkpoint_weights(epochs, self.learning_rates, self.steps_per_epoch)
+        return dict(zip(epochs, found.tolist(), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientAnalysis:
+    """What was found.
+
+    Attributes:
+        scores: split → score → a value for each example.
+        noise_scales: epoch → the gradient noise scale of the training split.
+        classes: of the training split.
+        influenced: the test examples whose influences were taken, as positions in the split.
+        influence: of each training example on each of those: positive where it lowered the loss.
+        curvature: largest eigenvalue of the Hessian of the mean training loss, where it was asked for.
+    """
+
+    scores: dict[str, Scores]
+    noise_scales: dict[int, NoiseScale]
+    classes: ClassStructure
+    influenced: Int[np.ndarray, " influenced"]
+    influence: Float[np.ndarray, "examples influenced"]
+    curvature: float | None
+
+
+def epoch_column(name: str, epoch: int) -> str:
+    """Return the name of a score at an epoch, such as `el2n_epoch_005`."""
+    return f"{name}_epoch_{epoch:03d}"
+
+
+def num_influenced(config: GradientsConfig, num_test_examples: int) -> int:
+    """Return how many test examples have their influences taken."""
+    return min(len(config.test_examples) or config.num_influenced, num_test_examples)
+
+
+def analyze(
+    passes: GradientPasses,
+    trajectory: Trajectory,
+    splits: Mapping[str, Split],
+    config: GradientsConfig,
+    num_classes: int,
+    *,
+    advance: Callable[[int], None] = lambda _: None,
+) -> GradientAnalysis:
+    """Walk over the kept weights.
+
+    Args:
+        passes: compiled for the model, and for `num_influenced` examples.
+        trajectory: of the training.
+        splits: `train` and `test` among them.
+        config: what is asked.
+        num_classes: of the labels.
+        advance: hears of every example that a pass is done with, `num_visits` in all.
+
+    Raises:
+        ConfigError: a chosen test example does not exist.
+    """
+    train, test = splits["train"], splits["test"]
+    by_epoch: dict[int, dict[str, Scores]] = {}
+    noise_scales: dict[int, NoiseScale] = {}
+    influence = np.zeros((len(train), num_influenced(config, len(test))))
+
+    def score(epoch: int) -> dict[str, Scores]:
+        params = passes.place(trajectory.params[epoch])
+        return {name: passes.score(params, part.images, part.labels, advance=advance) for name, part in splits.items()}
+
+    by_epoch[trajectory.scored] = score(trajectory.scored)
+    influenced = _choose(config, test, by_epoch[trajectory.scored]["test"])
+    for epoch, on_host in sorted(trajectory.params.items()):
+        params = passes.place(on_host)
+        if epoch not in by_epoch:
+            by_epoch[epoch] = score(epoch)
+        chunks = chunk_gradients(passes, params, train, num_classes, advance=advance)
+        squares = chunks.squares(by_epoch[epoch]["train"]["grad_norm"])
+        products = chunks.products()
+        noise_scales[epoch] = from_chunks(
+            products, squares, chunks.sizes, chunks.classes, samples=config.bootstrap_samples, seed=_SEED
+        )
+        others = passes.signals(params, test.images[influenced], test.labels[influenced])
+        found = passes.products((params, others), train.images, train.labels, advance=advance)["products"]
+        influence += trajectory.weights[epoch] * found.astype(np.float64)
+        if epoch == trajectory.scored:
+            classes = _class_structure(chunks, products, squares, num_classes)
+            aligned = _align(passes, params, splits, chunks, by_epoch[epoch], num_classes, advance)
+    scores = {name: _followed(by_epoch, trajectory, name) | aligned[name] for name in splits}
+    return GradientAnalysis(
+        scores=scores,
+        noise_scales=noise_scales,
+        classes=classes,
+        influenced=influenced,
+        influence=influence.astype(np.float32),
+        curvature=_curvature(
+            passes.hessian, passes.place(trajectory.params[trajectory.scored]), train, config.curvature_iterations
+        ),
+    )
+
+
+def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
+    """Return how often `analyze` tells of an example."""
+    everywhere, in_training, epochs = sum(map(len, splits.values())), len(splits["train"]), len(trajectory.params)
+    return (epochs + 1) * everywhere + 2 * epochs * in_training
+
+
+def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndarray, " influenced"]:
+    """Return the test examples whose influences are taken: those chosen, or those with the largest loss."""
+    if not config.test_examples:
+        return largest(scores["loss"], num_influenced(config, len(test)))
+    positions = {int(name): position for position, name in enumerate(test.example_id)}
+    for name in config.test_examples:
+        if name not in positions:
+            raise ConfigError(
+                f"gradients.test_examples: no example {name} in the test split, which has {len(test)} "
+                f"of {test.example_id.min()} to {test.example_id.max()}"
+            )
+    return np.array([positions[name] for name in config.test_examples])
+
+
+def _followed(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Trajectory, split: str) -> Scores:
+    """Return the scores at the closest look, those of every epoch, their means over training, and self-influence."""
+    found = {epoch: scores[split] for epoch, scores in sorted(by_epoch.items())}
+    trained = [epoch for epoch in found if epoch > 0] or list(found)
+    columns = dict(found[trajectory.scored])
+    for name in FOLLOWED:
+        columns |= {epoch_column(name, epoch): scores[name] for epoch, scores in found.items()}
+        total = np.sum([found[epoch][name] for epoch in trained], axis=0, dtype=np.float64)
+        columns[f"{name}{MEAN}"] = np.asarray(total / len(trained), np.float32)
+    squares = [
+        trajectory.weights[epoch] * scores["grad_norm"].astype(np.float64) ** 2 for epoch, scores in found.items()
+    ]
+    columns["self_influence"] = np.sum(squares, axis=0).astype(np.float32)
+    return columns
+
+
+def _curvature(hessian: Pass | None, params: Params | HostParams, train: Split, iterations: int) -> float | None:
+    if hessian is None or not iterations:
+        return None
+    product = functools.partial(mean_hessian_product, hessian, params, split=train)
+    return largest_eigenvalue(product, params, iterations, key=jax.random.key(_SEED))
+
+
+def _class_structure(
+    chunks: ChunkGradients, products: np.ndarray, squares: np.ndarray, num_classes: int
+) -> ClassStructure:
+    member = np.equal.outer(np.arange(num_classes), chunks.classes).astype(np.float64)
+    return class_structure(member @ products @ member.T, member @ squares, (member @ chunks.sizes).astype(np.int64))
+
+
+def _align(
+    passes: GradientPasses,
+    params: Params | HostParams,
+    splits: Mapping[str, Split],
+    chunks: ChunkGradients,
+    scores: Mapping[str, Scores],
+    num_classes: int,
+    advance: Callable[[int], None],
+) -> dict[str, Scores]:
+    """Return the cosine of each example's gradient with the mean training gradient, and with that of its class."""
+    found = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
+    _, unravel = ravel_pytree(params)
+    total = _unit(chunks.total())
+    for label in range(num_classes):
+        directions = passes.place(jax.vmap(unravel)(jnp.asarray(np.stack([total, _unit(chunks.of_class(label))]))))
+        for name, split in splits.items():
+            rows = np.flatnonzero(split.labels == label)
+            if len(rows):
+                whole = (params, directions)
+                found[name][rows] = passes.dots(whole, split.images[rows], split.labels[rows], advance=advance)["dots"]
+    tiny = np.finfo(np.float32).tiny
+    cosines = {name: dots / np.maximum(scores[name]["grad_norm"], tiny)[:, None] for name, dots in found.items()}
+    return {name: {"alignment": each[:, 0], "class_alignment": each[:, 1]} for name, each in cosines.items()}
+
+
+def _unit(vector: np.ndarray) -> Float[np.ndarray, " parameters"]:
+    norm = np.linalg.norm(vector)
+    return (vector / norm if norm > 0 else vector).astype(np.float32)

@@ -1,0 +1,122 @@
+"""How the gradients of the classes go together; NumPy on the host.
+
+The curvature of the loss: products with the Hessian, and its largest eigenvalue, without the Hessian.
+
+Which training examples moved the loss of an example, by the inner products of their gradients.
+
+A step on example z with learning rate η lowers the loss of z' by about η ⟨∇ℓ(z), ∇ℓ(z')⟩; TracIn sums this over a
+training, and takes kept weights in place of all (Pruthi et al., arXiv 2002.08484, equation 1 and section 3.2). It is
+derived for plain gradient descent; other optimizers rescale the steps.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, Key
+
+from gradtrail.core.nn.models import HostParams, Params
+
+Classes = Float[np.ndarray, "classes classes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassStructure:
+    """The mean gradients of the classes, beside each other; NaN where a class has no example.
+
+    Attributes:
+        cosine: between the mean gradients of two classes.
+        coherence: mean inner product of the gradients of two different examples, one of each class, over the product
+            of the classes' root mean square norms: 1 where all point one way, 0 where they have nothing in common.
+        share: part of each class in the mean gradient of all, ⟨Gc, G⟩ / ‖G‖², by size of the class; they sum to 1, and
+            a class that pulls against the rest has a negative one.
+    """
+
+    cosine: Classes
+    coherence: Classes
+    share: Float[np.ndarray, " classes"]
+
+    @property
+    def within(self) -> float:
+        """Mean coherence of a class with itself."""
+        return float(np.nanmean(np.diag(self.coherence)))
+
+    @property
+    def across(self) -> float:
+        """Mean coherence of two different classes."""
+        others = ~np.eye(len(self.coherence), dtype=bool)
+        return float(np.nanmean(self.coherence[others])) if np.isfinite(self.coherence[others]).any() else 0.0
+
+
+def class_structure(
+    products: Classes, squares: Float[np.ndarray, " classes"], sizes: Int[np.ndarray, " classes"]
+) -> ClassStructure:
+    """Sum up the classes.
+
+    Args:
+        products: inner products of the classes' summed gradients, float64.
+        squares: sum over each class's examples of their gradients' squared norms.
+        sizes: examples of each class.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        norms = np.sqrt(np.diag(products))
+        cosine = products / np.outer(norms, norms)
+        pairs = np.outer(sizes, sizes) - np.diag(sizes)
+        root_mean_square = np.sqrt(squares / sizes)
+        coherence = (products - np.diag(squares)) / pairs / np.outer(root_mean_square, root_mean_square)
+        share = np.sum(products, axis=1) / np.sum(products)
+    return ClassStructure(cosine=cosine, coherence=coherence, share=share)
+
+
+_TINY = 1e-30  # below every norm that is no zero
+
+
+def hessian_product(grad: Callable[[Params], Params], params: Params, direction: Params) -> Params:
+    """Return the Hessian at `params` times a direction: the derivative of the gradient along it.
+
+    Forward over reverse mode (Pearlmutter, Neural Computation 6(1), 1994): about twice the cost of a gradient.
+    """
+    return jax.jvp(grad, (params,), (direction,))[1]
+
+
+def largest_eigenvalue(
+    product: Callable[[Params], Params], params: Params | HostParams, iterations: int, *, key: Key[Array, ""]
+) -> float:
+    """Return the Hessian's eigenvalue of largest magnitude, by power iteration.
+
+    Args:
+        product: direction → the Hessian times it.
+        params: whose shapes the direction has.
+        iterations: products taken; from one to the next the error falls by the ratio of the two largest eigenvalues.
+        key: of the direction to begin with.
+    """
+    direction = _unit(optax.tree.random_like(key, params, jax.random.normal))
+    eigenvalue = jnp.float32(0)
+    for _ in range(iterations):
+        along = product(direction)
+        eigenvalue = optax.tree.vdot(direction, along)
+        direction = _unit(along)
+    return float(eigenvalue)
+
+
+def _unit(direction: Params) -> Params:
+    norm = optax.tree.norm(direction)
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(norm, _TINY), direction)
+
+
+def checkpoint_weights(
+    epochs: Sequence[int], learning_rates: Float[np.ndarray, " steps"], steps_per_epoch: int
+) -> Float[np.ndarray, " checkpoints"]:
+    """Return how much each kept epoch counts: the sum of the learning rates of the steps that lie nearest to it.
+
+    Args:
+        epochs: of the kept weights, ascending; 0 is before training.
+        learning_rates: of every step of the training.
+        steps_per_epoch: as many went into each epoch.
+    """
+    after = (np.arange(len(learning_rates)) + 0.5) / steps_per_epoch  # where a step lies, in epochs
+    nearest = np.argmin(np.abs(after[:, None] - np.asarray(epochs, float)[None]), axis=1)
+    return np.bincount(nearest, weights=learning_rates.astype(np.float64), minlength=len(epochs))

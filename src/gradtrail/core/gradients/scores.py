@@ -1,0 +1,103 @@
+"""Orders and ranks; NumPy on the host.
+
+The scores of single examples: what a pass over the data finds of each, and what they say together.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt8
+
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.per_example.norms import squared_grad_norms
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+
+
+def ranks(values: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " examples"]:
+    """Return ranks from 1; equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[inverse]
+
+
+def rank_correlation(left: Float[np.ndarray, " examples"], right: Float[np.ndarray, " examples"]) -> float:
+    """Return Spearman's ρ, -1 to 1; 0 where one side is constant."""
+    a, b = (ranks(values) - (len(values) + 1) / 2 for values in (left, right))
+    scale = np.sqrt(np.sum(a**2) * np.sum(b**2))
+    return float(np.sum(a * b) / scale) if scale > 0 else 0.0
+
+
+def largest(values: Float[np.ndarray, " examples"], count: int) -> Int[np.ndarray, " count"]:
+    """Return the indices of the `count` largest values, the largest first; equal values in order of index."""
+    return np.argsort(-values, kind="stable")[:count]
+
+
+LAYER = "grad_norm_"  # before the name of a layer: the norm of the gradient of its parameters alone
+
+
+def score_batch(
+    model: Model,
+    params: Params,
+    images: UInt8[Array, "batch height width"],
+    labels: Int[Array, " batch"],
+    *,
+    label_smoothing: float,
+) -> dict[str, Array]:
+    """Return the scores of each example of a batch.
+
+    Returns:
+        float32 unless said otherwise, of shape (batch,) each: `grad_norm`, ‖∇ℓᵢ‖₂ over all parameters (GraNd, Paul et
+        al., arXiv 2107.07075), and `grad_norm_<layer>` over those of a layer; `el2n`; `loss` in nats; `probability` of
+        the label; `margin` in logits; `entropy` of the prediction in nats; `input_norm` of the pixels scaled to 0..1;
+        `predicted`, the class, int32.
+    """
+    by_layer, logits = squared_grad_norms(model, params, images, labels, label_smoothing=label_smoothing)
+    pixels = images.reshape(images.shape[0], -1).astype(jnp.float32) / 255.0
+    return {
+        "grad_norm": jnp.sqrt(sum(by_layer.values(), start=jnp.float32(0))),
+        **{f"{LAYER}{name}": jnp.sqrt(squares) for name, squares in by_layer.items()},
+        "el2n": losses.el2n(logits, labels),
+        "loss": losses.cross_entropy(logits, labels, label_smoothing=label_smoothing),
+        "probability": losses.label_probability(logits, labels),
+        "margin": losses.margin(logits, labels),
+        "entropy": losses.entropy(logits),
+        "input_norm": jnp.linalg.norm(pixels, axis=1),
+        "predicted": jnp.argmax(logits, axis=1).astype(jnp.int32),
+    }
+
+
+def compile_score(model: Model, label_smoothing: float, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
+    """Compile `score_batch` for one size of batch: params, images, labels → scores."""
+    images = jax.ShapeDtypeStruct((batch_size, *model.config.image_shape), jnp.uint8)
+    labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    function = functools.partial(score_batch, model, label_smoothing=label_smoothing)
+    return compiler.compile("score", function, model.abstract_params(), images, labels)
+
+
+def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[str, float]:
+    """Answer in numbers which examples of a split have the largest gradients, and why.
+
+    Args:
+        scores: `grad_norm`, `el2n`, `loss`, `margin`, `input_norm` and `correct` of each example.
+        top_fraction: share of the split that counts as the largest.
+
+    Returns:
+        Median, mean and maximum of the norm; Spearman's rank correlation of the norm with each other score; the share
+        of misclassified examples among the largest and among all; the share of all gradient norm that the largest hold.
+    """
+    norm, wrong = scores["grad_norm"].astype(np.float64), ~scores["correct"]
+    top = largest(norm, max(1, round(top_fraction * len(norm))))
+    others = ("loss", "margin", "input_norm", "el2n")
+    return {
+        "grad_norm_median": float(np.median(norm)),
+        "grad_norm_mean": float(np.mean(norm)),
+        "grad_norm_max": float(np.max(norm)),
+        **{f"rank_correlation_{name}": rank_correlation(norm, scores[name]) for name in others},
+        "misclassified_among_largest": float(np.mean(wrong[top])),
+        "misclassified_overall": float(np.mean(wrong)),
+        "norm_held_by_largest": float(np.sum(norm[top]) / max(np.sum(norm), np.finfo(np.float64).tiny)),
+    }

@@ -1,0 +1,154 @@
+"""Convolution and pooling as the compiled loop wants them: patches times a matrix, with the batch as the last axis.
+
+XLA's CPU backend runs a convolution inside a loop without its fast kernels (jax issue 12868), a matrix product with
+them. With the batch last, every shift of an image moves whole rows of memory, and so does every pooling window.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from gradtrail.core.nn.precision import Precision, contract, transposed
+
+
+def convolve(
+    inputs: Float[Array, "channels height width batch"],
+    kernel: Float[Array, "size size channels features"],
+    precision: Precision,
+) -> Float[Array, "features height width batch"]:
+    """Convolve with stride 1 and zeros beyond the edges; float32, operands rounded to `precision`, sums in float32.
+
+    As for `matmul`, the same holds backward, and a low precision has a reverse-mode derivative only.
+    """
+    return _convolve(inputs, kernel) if precision == "float32" else _low_convolve(inputs, kernel, precision)
+
+
+def patches(
+    inputs: Shaped[Array, "channels height width batch"], size: int
+) -> Shaped[Array, "{size}*{size}*channels height*width*batch"]:
+    """Return what the kernel sees of each pixel as a column, zeros beyond the edges; `size` is odd."""
+    channels, height, width, batch = inputs.shape
+    padded = jnp.pad(inputs, _padding(size))
+    shifts = itertools.product(range(size), range(size))
+    shifted = [padded[:, row : row + height, column : column + width] for row, column in shifts]
+    return jnp.concatenate(shifted).reshape(size * size * channels, height * width * batch)
+
+
+def by_example(
+    inputs: Float[Array, "channels height width batch"],
+    cotangent: Float[Array, "features height width batch"],
+    size: int,
+) -> tuple[Float[Array, "batch {size}*{size}*channels pixels"], Float[Array, "batch pixels features"]]:
+    """Return `patches` and the cotangents of each example by itself, whose product is the gradient of its kernel.
+
+    The rows of an image follow each other with `size` - 1 pixels of edge between them, where the cotangent is zero: so
+    each shift of the image is one piece of memory, and these copies cost next to nothing beside the product.
+    """
+    edge = size // 2
+    images, deltas = jnp.moveaxis(inputs, -1, 0), jnp.transpose(cotangent, (3, 1, 2, 0))
+    batch, channels, height, width = images.shape
+    stride = width + size - 1
+    pixels = height * stride
+    flat = jnp.pad(images, [(0, 0), (0, 0), (edge, edge + 1), (edge, edge)]).reshape(batch, channels, -1)
+    starts = (row * stride + column for row, column in itertools.product(range(size), range(size)))
+    columns = jnp.concatenate([flat[:, :, start : start + pixels] for start in starts], axis=1)
+    between = jnp.pad(deltas, [(0, 0), (0, 0), (0, size - 1), (0, 0)]).reshape(batch, pixels, -1)
+    return jax.lax.optimization_barrier((columns, between))
+
+
+def max_pool(
+    inputs: Float[Array, "channels height width batch"],
+) -> Float[Array, "channels height//2 width//2 batch"]:
+    """Return the largest of each window of 2 × 2; an odd last row or column is left out.
+
+    Where several are largest, each has its equal share of the gradient, as for `jnp.max`. Reverse-mode derivatives
+    only, and forward-mode ones of those.
+    """
+    height, width = inputs.shape[1] // 2 * 2, inputs.shape[2] // 2 * 2
+    return _max_pool(inputs[:, :height, :width])
+
+
+@jax.custom_vjp
+def _max_pool(inputs: Array) -> Array:
+    return functools.reduce(jnp.maximum, _corners(inputs))
+
+
+def _max_pool_forward(inputs: Array) -> tuple[Array, tuple[Array, Array]]:
+    largest = functools.reduce(jnp.maximum, _corners(inputs))
+    return largest, (inputs, largest)
+
+
+def _max_pool_backward(residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array]:
+    """Spread the cotangent over the windows: XLA's own derivative of strided slices takes five times as long."""
+    inputs, largest = residuals
+    ties = sum((corner == largest).astype(inputs.dtype) for corner in _corners(inputs))
+    return (jnp.where(inputs == _spread(largest), _spread(cotangent / ties), 0.0),)
+
+
+_max_pool.defvjp(_max_pool_forward, _max_pool_backward)
+
+
+def _corners(inputs: Array) -> list[Array]:
+    """Return the four pixels of every window of 2 × 2."""
+    return [inputs[:, row::2, column::2] for row in (0, 1) for column in (0, 1)]
+
+
+def _spread(pooled: Array) -> Array:
+    """Repeat each pixel over its window."""
+    return jnp.repeat(jnp.repeat(pooled, 2, axis=1), 2, axis=2)
+
+
+def _convolve(inputs: Array, kernel: Array) -> Array:
+    matrix = jax.lax.optimization_barrier(patches(inputs, len(kernel)))
+    return (_as_matrix(kernel).T @ matrix).reshape(-1, *inputs.shape[1:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _low_convolve(inputs: Array, kernel: Array, precision: Precision) -> Array:
+    return _low_convolve_forward(inputs, kernel, precision)[0]
+
+
+def _low_convolve_forward(inputs: Array, kernel: Array, precision: Precision) -> tuple[Array, tuple[Array, Array]]:
+    inputs, kernel = inputs.astype(precision), kernel.astype(precision)
+    outputs = contract(transposed(_as_matrix(kernel)), _low_patches(inputs, len(kernel)), 1, 0)
+    return outputs.reshape(-1, *inputs.shape[1:]), (inputs, kernel)
+
+
+def _low_convolve_backward(
+    precision: Precision, residuals: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
+    inputs, kernel = residuals
+    size = len(kernel)
+    cotangent = cotangent.astype(precision).reshape(kernel.shape[-1], -1)
+    of_kernel = contract(_low_patches(inputs, size), cotangent, 1, 1).reshape(kernel.shape)
+    of_patches = contract(_as_matrix(kernel), cotangent, 1, 0)
+    return _sum_patches(of_patches, inputs.shape, size), of_kernel
+
+
+_low_convolve.defvjp(_low_convolve_forward, _low_convolve_backward)
+
+
+def _sum_patches(columns: Array, shape: tuple[int, ...], size: int) -> Array:
+    """Add up what each pixel got as part of several patches: the transpose of `patches`."""
+    zeros = jax.ShapeDtypeStruct(shape, columns.dtype)
+    (summed,) = jax.linear_transpose(functools.partial(patches, size=size), zeros)(columns)
+    return summed
+
+
+def _low_patches(inputs: Array, size: int) -> Array:
+    """Move 16-bit numbers as integers: XLA's CPU backend would convert each float to float32 and back on the way."""
+    moved = patches(jax.lax.bitcast_convert_type(inputs, jnp.uint16), size)
+    return jax.lax.optimization_barrier(jax.lax.bitcast_convert_type(moved, inputs.dtype))
+
+
+def _as_matrix(kernel: Array) -> Array:
+    """Return the kernel with a column for each feature, and rows in the order of `patches`."""
+    return kernel.reshape(-1, kernel.shape[-1])
+
+
+def _padding(size: int) -> list[tuple[int, int]]:
+    edge = (size // 2, size // 2)
+    return [(0, 0), edge, edge, (0, 0)]

@@ -1,0 +1,54 @@
+"""What a model says of each example."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, UInt8
+
+from gradtrail.core.common import batching
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+
+VALIDATION_BATCH_SIZE = 1000
+
+
+def predict_batch(
+    model: Model, params: Params, images: UInt8[Array, "batch height width"], labels: Int[Array, " batch"]
+) -> dict[str, Array]:
+    """Return `probabilities` (batch, classes), `loss` and `correct` (batch) of one batch, float32.
+
+    The loss is the cross-entropy in nats, without label smoothing.
+    """
+    logits = model.apply(params, images)
+    return {
+        "probabilities": jax.nn.softmax(logits),
+        "loss": losses.cross_entropy(logits, labels),
+        "correct": losses.correct(logits, labels).astype(logits.dtype),
+    }
+
+
+def compile_predict(model: Model, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
+    """Compile `predict_batch` for one size of batch: params, images, labels → rows."""
+    images = jax.ShapeDtypeStruct((batch_size, *model.config.image_shape), jnp.uint8)
+    labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    function = functools.partial(predict_batch, model)
+    return compiler.compile("predict", function, model.abstract_params(), images, labels)
+
+
+def validate(
+    predict: Callable[..., dict[str, Array]],
+    params: Params,
+    images: UInt8[np.ndarray, "examples height width"],
+    labels: Int[np.ndarray, " examples"],
+) -> dict[str, float]:
+    """Return mean `loss` and `accuracy` over a split; `predict` is compiled for `VALIDATION_BATCH_SIZE` rows."""
+    parts = batching.map_batches(functools.partial(predict, params), VALIDATION_BATCH_SIZE, images, labels)
+    rows = batching.join(list(parts))
+    return {
+        "loss": float(np.mean(rows["loss"], dtype=np.float64)),
+        "accuracy": float(np.mean(rows["correct"], dtype=np.float64)),
+    }

@@ -1,0 +1,232 @@
+"""The layers that networks are made of, as Flax NNX modules that know their precision.
+
+Dense layers have the batch first, convolutions last (see `convolution`).
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key, PyTree
+
+from gradtrail.core.nn.convolution import by_example, convolve
+from gradtrail.core.nn.precision import Precision, matmul, rounded
+
+EPSILON = 1e-5  # added to a variance before its root is taken
+
+_he_normal = nnx.initializers.he_normal()
+
+
+class Layer(nnx.Module):
+    """What has parameters, and sends every example through by itself, whatever else is in the batch.
+
+    The figures of every example's own gradient, all float32, take the inputs of the layer and the cotangent of its
+    outputs, from losses of which each depends on its own example alone. Where a layer knows no better way they come
+    from the gradients themselves, and those from their definition.
+    """
+
+    batch_axis = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the layer has its own way to its gradients."""
+        return type(self).grads is not Layer.grads
+
+    def grads(self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."]) -> Float[Array, "batch parameters"]:
+        """Return the gradient of each example with respect to the parameters, flat, as `flattened` has them."""
+        graphdef, state = nnx.split(self)
+
+        def grad(one: Array, of_one: Array) -> Array:
+            batch = jnp.expand_dims(one, self.batch_axis)
+            _, pull_back = jax.vjp(lambda state: nnx.merge(graphdef, state)(batch), state)
+            return flattened(pull_back(jnp.expand_dims(of_one, self.batch_axis))[0])
+
+        return jax.vmap(grad, in_axes=self.batch_axis)(inputs, cotangent)
+
+    def squared_grad_norms(self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."]) -> Float[Array, " batch"]:
+        """Return the squared L2 norm of each example's gradient."""
+        return _squared_norm(self.grads(inputs, cotangent))
+
+    def grad_dots(
+        self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."], directions: PyTree[Float[Array, "..."]]
+    ) -> Float[Array, "batch directions"]:
+        """Return the inner product of each example's gradient with each direction.
+
+        `directions` is a pytree like the parameters, with a leading axis of directions.
+        """
+        return self.grads(inputs, cotangent) @ jax.vmap(flattened)(directions).T
+
+    def grad_products(
+        self,
+        inputs: Float[Array, "..."],
+        cotangent: Float[Array, "..."],
+        other_inputs: Float[Array, "..."],
+        other_cotangent: Float[Array, "..."],
+    ) -> Float[Array, "batch others"]:
+        """Return the inner product of each example's gradient with that of each of some other examples."""
+        return self.grads(inputs, cotangent) @ self.grads(other_inputs, other_cotangent).T
+
+
+Tap: TypeAlias = Callable[[Layer, Array], Array]
+
+
+def untapped(layer: Layer, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Send inputs through a layer. Whoever wants to see what goes in and comes out hands in another function."""
+    outputs: Array = layer(inputs)
+    return outputs
+
+
+class Dense(Layer):
+    """A linear map and a bias; weights drawn as by He et al. (arXiv 1502.01852), biases zero."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, precision: Precision, *, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(_he_normal(rngs.params(), (num_inputs, num_outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(num_outputs))
+        self.precision = precision
+
+    def __call__(self, inputs: Float[Array, "batch inputs"]) -> Float[Array, "batch outputs"]:
+        return matmul(inputs, self.kernel[...], self.precision) + self.bias[...][None]
+
+    def grads(self, inputs: Array, cotangent: Array) -> Array:
+        """Return a δᵀ for each example, after the gradient of its bias, δ."""
+        low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+        of_kernel = low_inputs[:, :, None] * low[:, None, :]
+        return jnp.concatenate([cotangent, of_kernel.reshape(len(inputs), -1)], axis=1)
+
+    def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
+        """Return (‖a‖² + 1) ‖δ‖² for each example (Goodfellow, arXiv 1510.01799): its gradient is the product a δᵀ."""
+        of_kernel = _squared_norm(rounded(inputs, self.precision)) * _squared_norm(rounded(cotangent, self.precision))
+        return of_kernel + _squared_norm(cotangent)
+
+    def grad_dots(self, inputs: Array, cotangent: Array, directions: PyTree) -> Array:
+        """Return aᵀ V δ for each example: the direction in place of the weights, and no gradient formed."""
+        low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+
+        def dot(direction: PyTree) -> Array:
+            return jnp.sum((low_inputs @ direction["kernel"]) * low, axis=1) + cotangent @ direction["bias"]
+
+        return jax.vmap(dot, out_axes=1)(directions)
+
+    def grad_products(self, inputs: Array, cotangent: Array, other_inputs: Array, other_cotangent: Array) -> Array:
+        """Return (A A'ᵀ) ∘ (Δ Δ'ᵀ), and ΔΔ'ᵀ for the biases."""
+        of_inputs = rounded(inputs, self.precision) @ rounded(other_inputs, self.precision).T
+        of_outputs = rounded(cotangent, self.precision) @ rounded(other_cotangent, self.precision).T
+        return of_inputs * of_outputs + cotangent @ other_cotangent.T
+
+
+class Convolution(Layer):
+    """A convolution with stride 1, zeros beyond the edges, and a bias; initial weights as those of `Dense`."""
+
+    batch_axis = -1
+
+    def __init__(self, size: int, num_inputs: int, num_outputs: int, precision: Precision, *, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(_he_normal(rngs.params(), (size, size, num_inputs, num_outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(num_outputs))
+        self.precision = precision
+
+    def __call__(self, inputs: Float[Array, "inputs height width batch"]) -> Float[Array, "outputs height width batch"]:
+        return convolve(inputs, self.kernel[...], self.precision) + self.bias[...][:, None, None, None]
+
+    def grads(self, inputs: Array, cotangent: Array) -> Array:
+        """Sum up the products of what each pixel saw with its cotangent, example by example."""
+        columns, deltas = self._by_example(inputs, cotangent)
+        of_kernel = jnp.einsum("bip,bpo->bio", columns, deltas)
+        of_bias = jnp.sum(cotangent, axis=(1, 2)).T
+        return jnp.concatenate([of_bias, of_kernel.reshape(len(of_bias), -1)], axis=1)
+
+    def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
+        """Sum up the gradient of each example, or pairs of its pixels, whichever is less work.
+
+        With patches A and cotangents Δ of all pixels of an example, the gradient is A Δᵀ, and its squared norm also the
+        sum of (AᵀA) ∘ (ΔᵀΔ): the ghost norm of Bu et al. (arXiv 2205.10683).
+        """
+        pixels, inner, outer = inputs[0, ..., 0].size, self.kernel[..., 0].size, len(cotangent)
+        if inner * outer <= pixels * (inner + outer):
+            return _squared_norm(self.grads(inputs, cotangent))
+        columns, deltas = self._by_example(inputs, cotangent)
+        pairs = jnp.einsum("bip,biq->bpq", columns, columns) * jnp.einsum("bpo,bqo->bpq", deltas, deltas)
+        return jnp.sum(pairs, axis=(1, 2)) + jnp.sum(jnp.square(jnp.sum(cotangent, axis=(1, 2))), axis=0)
+
+    def _by_example(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
+        low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
+        return by_example(*low, len(self.kernel[...]))
+
+
+class GroupNorm(Layer):
+    """Normalizes each example's channels in groups, over the group and all pixels (Wu and He, arXiv 1803.08494)."""
+
+    batch_axis = -1
+
+    def __init__(self, num_channels: int, num_groups: int):
+        self.scale = nnx.Param(jnp.ones(num_channels))
+        self.bias = nnx.Param(jnp.zeros(num_channels))
+        self.num_groups = num_groups
+
+    def __call__(self, inputs: Float[Array, "channels height width batch"]) -> Array:
+        return _scaled(self._standardize(inputs), self.scale[...], self.bias[...])
+
+    def grads(self, inputs: Array, cotangent: Array) -> Array:
+        """Return the sums over pixels that are the gradients of bias and scale."""
+        return _affine_grads(self._standardize(inputs), cotangent)
+
+    def _standardize(self, inputs: Array) -> Array:
+        grouped = inputs.reshape(self.num_groups, -1, *inputs.shape[1:])
+        return _standardized(grouped, (1, 2, 3)).reshape(inputs.shape)
+
+
+class LayerNorm(Layer):
+    """Normalizes each pixel of each example over its channels (Ba et al., arXiv 1607.06450)."""
+
+    batch_axis = -1
+
+    def __init__(self, num_channels: int):
+        self.scale = nnx.Param(jnp.ones(num_channels))
+        self.bias = nnx.Param(jnp.zeros(num_channels))
+
+    def __call__(self, inputs: Float[Array, "channels height width batch"]) -> Array:
+        return _scaled(_standardized(inputs, (0,)), self.scale[...], self.bias[...])
+
+    def grads(self, inputs: Array, cotangent: Array) -> Array:
+        """Return the sums over pixels that are the gradients of bias and scale."""
+        return _affine_grads(_standardized(inputs, (0,)), cotangent)
+
+
+def dropout(
+    inputs: Float[Array, "batch features"], rate: float, key: Key[Array, " batch"] | None
+) -> Float[Array, "batch features"]:
+    """Set a share of the inputs to zero and scale the rest to the same mean (Srivastava et al., JMLR 15, 2014).
+
+    Args:
+        inputs: activations.
+        rate: share that is set to zero, in [0, 1).
+        key: one for each example, so that what an example loses depends on no other; None to leave all as it is.
+    """
+    if key is None or not rate:
+        return inputs
+    kept = jax.vmap(lambda one: jax.random.bernoulli(one, 1.0 - rate, inputs.shape[1:]))(key)
+    return jnp.where(kept, inputs / (1.0 - rate), 0.0)
+
+
+def flattened(state: PyTree[Float[Array, "..."]]) -> Float[Array, " parameters"]:
+    """Return a layer's parameters, or what is like them, as one vector: by name, the bias first."""
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(state)])
+
+
+def _standardized(inputs: Array, axes: tuple[int, ...]) -> Array:
+    centered = inputs - jnp.mean(inputs, axis=axes, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=axes, keepdims=True) + EPSILON)
+
+
+def _scaled(inputs: Array, scale: Array, bias: Array) -> Array:
+    return inputs * scale[:, None, None, None] + bias[:, None, None, None]
+
+
+def _squared_norm(rows: Array) -> Array:
+    """Return the squared L2 norm of each entry of the leading axis."""
+    return jnp.sum(jnp.square(rows), axis=tuple(range(1, rows.ndim)))
+
+
+def _affine_grads(standardized: Array, cotangent: Array) -> Array:
+    return jnp.concatenate([jnp.sum(cotangent, axis=(1, 2)), jnp.sum(standardized * cotangent, axis=(1, 2))]).T

@@ -1,0 +1,313 @@
+"""The networks, as pure functions of their parameters.
+
+A network is a Flax NNX module; a `Model` holds its static part, so that everything else handles parameters as a plain
+pytree of arrays and composes `jax.jit`, `grad` and `vmap` freely.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key, PyTree, UInt8
+
+from gradtrail.core.common.batching import normalize
+from gradtrail.core.common.validation import ConfigError, check
+from gradtrail.core.nn.convolution import max_pool
+from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm, Tap, dropout, untapped
+from gradtrail.core.nn.precision import Precision
+from gradtrail.core.nn.remat import rematerialized
+
+Params: TypeAlias = PyTree[Float[Array, "..."]]
+HostParams: TypeAlias = PyTree[Float[np.ndarray, "..."]]
+AbstractParams: TypeAlias = PyTree[Float[jax.ShapeDtypeStruct, "..."]]
+ModelKind = Literal["linear", "mlp", "cnn"]
+NormKind = Literal["none", "group", "layer"]
+WeightsKind = Literal["final", "best"]
+_MAX_LAYERS = 256  # more would be described, and compiled, for minutes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPConfig:
+    """A multilayer perceptron with ReLU.
+
+    Attributes:
+        hidden: width of each hidden layer, from the input on.
+        dropout: share of each hidden layer's units that a training step leaves out.
+    """
+
+    hidden: tuple[int, ...]
+    dropout: float
+
+    def __post_init__(self) -> None:
+        check("hidden: number of layers", len(self.hidden), at_least=1, at_most=_MAX_LAYERS)
+        for width in self.hidden:
+            check("hidden", width, at_least=1)
+        check("dropout", self.dropout, at_least=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNNConfig:
+    """Stacks of convolution, norm and ReLU, each ended by max pooling of 2 × 2; then dense layers.
+
+    Attributes:
+        channels: of each stack, from the input on.
+        convolutions: in each stack.
+        kernel_size: of each convolution, odd, in pixels.
+        norm: after each convolution.
+        groups: of channels, for `norm: group`.
+        hidden: width of each dense layer but the last, which has the classes.
+        dropout: share of the inputs of each dense layer that a training step leaves out.
+    """
+
+    channels: tuple[int, ...]
+    convolutions: int
+    kernel_size: int
+    norm: NormKind
+    groups: int
+    hidden: tuple[int, ...]
+    dropout: float
+
+    def __post_init__(self) -> None:
+        check("channels: number of stacks", len(self.channels), at_least=1)
+        for count in (*self.channels, *self.hidden):
+            check("channels" if count in self.channels else "hidden", count, at_least=1)
+        check("convolutions", self.convolutions, at_least=1)
+        num_layers = len(self.channels) * self.convolutions + len(self.hidden)
+        check("channels, convolutions and hidden: number of layers", num_layers, at_most=_MAX_LAYERS)
+        check("kernel_size", self.kernel_size, at_least=1)
+        check("groups", self.groups, at_least=1)
+        check("dropout", self.dropout, at_least=0, below=1)
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, got {self.kernel_size}")
+        if self.norm == "group" and any(count % self.groups for count in self.channels):
+            raise ValueError(f"groups must divide every one of channels {list(self.channels)}, got {self.groups}")
+
+    def num_features(self, image_shape: tuple[int, int]) -> int:
+        """Return what the stacks leave of an image, as one number of inputs for the dense layers.
+
+        Raises:
+            ConfigError: they leave nothing.
+        """
+        height, width = (side // 2 ** len(self.channels) for side in image_shape)
+        if not height * width:
+            raise ConfigError(
+                f"cnn.channels: {len(self.channels)} stacks, each of which halves the image, "
+                f"leave nothing of {image_shape[0]} × {image_shape[1]} pixels"
+            )
+        return self.channels[-1] * height * width
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything that determines a network and the shapes of its parameters; stored beside the weights.
+
+    Attributes:
+        kind: `linear` is softmax regression.
+        mlp: given if and only if `kind` is `mlp`.
+        cnn: given if and only if `kind` is `cnn`.
+        image_shape: height and width in pixels.
+    """
+
+    kind: ModelKind
+    mlp: MLPConfig | None
+    cnn: CNNConfig | None
+    precision: Precision
+    image_shape: tuple[int, int]
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        for kind, part in (("mlp", self.mlp), ("cnn", self.cnn)):
+            if (self.kind == kind) != (part is not None):
+                raise ValueError(f"{kind} must be given if and only if kind is {kind}, which is {self.kind}")
+        for side in self.image_shape:
+            check("image_shape", side, at_least=1)
+        check("num_classes", self.num_classes, at_least=1)
+        if self.cnn:
+            self.cnn.num_features(self.image_shape)
+
+    @property
+    def name(self) -> str:
+        """A short name to read in a table, such as `mlp-256-128`."""
+        stacks = self.cnn.channels if self.cnn else ()
+        return "-".join([self.kind, *map(str, (*stacks, *self._hidden))])
+
+    @property
+    def layer_widths(self) -> tuple[int, ...]:
+        """Inputs of the first dense layer, units of each hidden one, and classes."""
+        num_pixels = self.image_shape[0] * self.image_shape[1]
+        num_inputs = self.cnn.num_features(self.image_shape) if self.cnn else num_pixels
+        return (num_inputs, *self._hidden, self.num_classes)
+
+    @property
+    def dropout(self) -> float:
+        """Share of units that a training step leaves out."""
+        return self.mlp.dropout if self.mlp else self.cnn.dropout if self.cnn else 0.0
+
+    @property
+    def _hidden(self) -> tuple[int, ...]:
+        return self.mlp.hidden if self.mlp else self.cnn.hidden if self.cnn else ()
+
+
+class Head(nnx.Module):
+    """Dense layers with ReLU between them: the whole of a perceptron, the end of a convolutional network."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.layers = nnx.List(
+            Dense(num_inputs, num_outputs, config.precision, rngs=rngs)
+            for num_inputs, num_outputs in itertools.pairwise(config.layer_widths)
+        )
+        self.dropout = config.dropout
+
+    def classify(self, features: Float[Array, "batch features"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
+        """Return the logits; `key` decides which hidden units are left out."""
+        for index, layer in enumerate(self.layers[:-1]):
+            features = dropout(jax.nn.relu(tap(layer, features)), self.dropout, _folded(key, index))
+        return tap(self.layers[-1], features)
+
+
+class Perceptron(Head):
+    """Softmax regression or a multilayer perceptron."""
+
+    def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
+        return self.classify(images.reshape(images.shape[0], -1), key, tap)
+
+
+class Block(nnx.Module):
+    """A convolution, its norm and ReLU, and max pooling where it ends a stack."""
+
+    def __init__(
+        self, num_inputs: int, num_outputs: int, cnn: CNNConfig, precision: Precision, *, pools: bool, rngs: nnx.Rngs
+    ):
+        self.convolution = Convolution(cnn.kernel_size, num_inputs, num_outputs, precision, rngs=rngs)
+        self.norm = _make_norm(num_outputs, cnn)
+        self.pools = pools
+
+    def __call__(self, inputs: Float[Array, "channels height width batch"], tap: Tap) -> Array:
+        outputs = tap(self.convolution, inputs)
+        if self.norm is not None:
+            outputs = tap(self.norm, outputs)
+        return jax.nn.relu(max_pool(outputs) if self.pools else outputs)  # in this order ReLU has a quarter of the work
+
+
+class ConvolutionalNetwork(Head):
+    """Stacks of convolutions, then dense layers.
+
+    Args:
+        remat: whether the backward pass computes each block again in place of keeping what it holds.
+    """
+
+    def __init__(self, config: ModelConfig, cnn: CNNConfig, *, remat: bool, rngs: nnx.Rngs):
+        widths = [1, *(count for count in cnn.channels for _ in range(cnn.convolutions))]
+        self.blocks = nnx.List(
+            Block(*pair, cnn, config.precision, pools=index % cnn.convolutions == 0, rngs=rngs)
+            for index, pair in enumerate(itertools.pairwise(widths), start=1)
+        )
+        self.remat = remat
+        super().__init__(config, rngs=rngs)
+
+    def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
+        activations = jnp.moveaxis(images, 0, -1)[None]
+        for block in self.blocks:
+            again = self.remat and tap is untapped
+            activations = _rematerialized(block)(activations) if again else block(activations, tap)
+        features = activations.reshape(-1, len(images)).T
+        return self.classify(dropout(features, self.dropout, _folded(key, len(self.layers))), key, tap)
+
+
+class Model:
+    """A network's pure functions.
+
+    Args:
+        config: the network.
+        remat: whether a backward pass computes activations again in place of keeping them: less
+            memory, more work. Of each convolution; dense layers hold too little for it to matter.
+    """
+
+    def __init__(self, config: ModelConfig, *, remat: bool = False):
+        self.config = config
+        self._remat = remat
+        self._graphdef = nnx.graphdef(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
+
+    def init(self, *, key: Key[Array, ""]) -> Params:
+        """Draw the parameters: nested dicts of float32 arrays."""
+        network = self._make_network(nnx.Rngs(params=key))
+        return nnx.to_pure_dict(nnx.state(network, nnx.Param))
+
+    def apply(
+        self,
+        params: Params,
+        images: UInt8[Array, "batch height width"] | Float[Array, "batch height width"],
+        *,
+        key: Key[Array, " batch"] | None = None,
+        tap: Callable[[str, Layer, Array], Array] | None = None,
+    ) -> Float[Array, "batch classes"]:
+        """Return the logits, float32.
+
+        Args:
+            params: as `init` gives them.
+            images: uint8 pixels, or float32 in 0..1.
+            key: for dropout, one for each example; None to leave nothing out, as for evaluation.
+            tap: takes the name of a layer, the layer and its inputs, and returns its outputs; called for every layer
+                that has parameters, in place of it. Switches rematerialization off.
+        """
+        pixels = normalize(images) if images.dtype == jnp.uint8 else images
+        network: Any = nnx.merge(self._graphdef, nnx.State(params))
+        if tap is None:
+            return network(pixels, key, untapped)
+        names = {id(layer): name for name, layer in _layers(network).items()}
+        return network(pixels, key, lambda layer, inputs: tap(names[id(layer)], layer, inputs))
+
+    def layers(self) -> dict[str, Layer]:
+        """Return every layer that has parameters by its name, such as `layers/0`, with abstract arrays."""
+        return _layers(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
+
+    def by_layer(self, params: Params) -> dict[str, Params]:
+        """Return the parts of a pytree like the parameters that belong to each layer."""
+        parts = {}
+        for name in self.layers():
+            part = params
+            for step in name.split("/"):
+                part = part[int(step) if step.isdigit() else step]
+            parts[name] = part
+        return parts
+
+    def abstract_params(self) -> AbstractParams:
+        """Return the parameters' shapes and dtypes, as `jax.ShapeDtypeStruct`."""
+        return jax.eval_shape(lambda: self.init(key=jax.random.key(0)))
+
+    def _make_network(self, rngs: nnx.Rngs) -> Perceptron | ConvolutionalNetwork:
+        if self.config.cnn:
+            return ConvolutionalNetwork(self.config, self.config.cnn, remat=self._remat, rngs=rngs)
+        return Perceptron(self.config, rngs=rngs)
+
+
+def num_parameters(params: Params | HostParams | AbstractParams) -> int:
+    """Count the scalars in a pytree of arrays or of abstract arrays."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def _layers(network: nnx.Module) -> dict[str, Layer]:
+    """Return the layers of a network in its order, by the names that its parameters begin with."""
+    modules = nnx.iter_modules(network)
+    return {"/".join(map(str, path)): module for path, module in modules if isinstance(module, Layer)}
+
+
+def _make_norm(num_channels: int, cnn: CNNConfig) -> GroupNorm | LayerNorm | None:
+    if cnn.norm == "group":
+        return GroupNorm(num_channels, cnn.groups)
+    return LayerNorm(num_channels) if cnn.norm == "layer" else None
+
+
+def _rematerialized(block: Block) -> Callable[[Array], Array]:
+    graphdef, state = nnx.split(block)
+    function = rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, untapped))
+    return lambda inputs: function(state, inputs)
+
+
+def _folded(key: Key[Array, " batch"] | None, index: int) -> Key[Array, " batch"] | None:
+    return None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, index)

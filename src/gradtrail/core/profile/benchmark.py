@@ -1,0 +1,334 @@
+"""What the machine can do at best at this moment: matrix products and copies, to hold a function's rates against.
+
+How long the functions of a variant take: steps without jit, one by one and in one loop; calls of the others.
+
+Times are medians after a warm-up, from arguments that are ready to results that are, on random examples of the data
+set's shapes. The clock is the caller's. Out of scope: whether a variant fits into memory.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from gradtrail.core.common.sharding import replicated
+from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
+from gradtrail.core.train.loop import Program
+from gradtrail.core.train.step import Examples, TrainState
+from gradtrail.core.xla.compile_events import asked_for
+
+_SIDE = 768  # of the matrices
+_COPIED_BYTES = 32 * 2**20  # beyond the caches of most processors
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineRates:
+    """Rates of the first local device, or of all cores of a processor.
+
+    Attributes:
+        flops_per_second: of a product of float32 matrices, 2 n³ FLOPs each.
+        bytes_per_second: of a copy, read and written.
+    """
+
+    flops_per_second: float
+    bytes_per_second: float
+
+
+def measure_rates(clock: Callable[[], float]) -> MachineRates:
+    """Measure both rates, as medians after a warm-up; `clock` returns seconds."""
+    matrix = jnp.full((_SIDE, _SIDE), 1 / _SIDE, jnp.float32)  # its own square
+    vector = jnp.ones(_COPIED_BYTES // 4, jnp.float32)
+    return MachineRates(
+        flops_per_second=2 * _SIDE**3 / _median_seconds(_square, matrix, clock),
+        bytes_per_second=2 * _COPIED_BYTES / _median_seconds(_negate, vector, clock),
+    )
+
+
+@jax.jit
+def _square(matrix: jax.Array) -> jax.Array:
+    return matrix @ matrix
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _negate(vector: jax.Array) -> jax.Array:  # in its place: memory that the system hands out anew is slower
+    return -vector
+
+
+def _median_seconds(function: Callable[[jax.Array], jax.Array], array: jax.Array, clock: Callable[[], float]) -> float:
+    seconds = []
+    for _ in range(_ROUNDS + 1):
+        started = clock()
+        array = jax.block_until_ready(function(array))
+        seconds.append(clock() - started)
+    return statistics.median(seconds[1:])
+
+
+ROUNDS = 5  # of a loop or of calls, for a median
+_LEAST_CALLS = 2
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionTime:
+    """How long a function of a variant takes.
+
+    Attributes:
+        seconds: of a call; of `train_step`, of a step in the loop.
+        examples_per_second: at that pace.
+        flops_per_second: by the static cost of a call or step.
+        bytes_per_second: likewise, by `CompiledVariant.touched_bytes`.
+        arithmetic_intensity: FLOPs for each of those bytes.
+    """
+
+    function: str
+    variant: Variant
+    seconds: float
+    examples_per_second: float
+    flops_per_second: float
+    bytes_per_second: float
+    arithmetic_intensity: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """The same steps of the configured training in three ways, in seconds a step.
+
+    Attributes:
+        without_jit: every operation by itself.
+        steps_without_jit: how many of them were timed.
+        first_without_jit: the step before them, in which each operation is compiled, or fetched, by itself.
+        steps_with_jit: in a round of each of the other two.
+        one_by_one: a call of the compiled function for each step, as a Python loop makes them.
+        scanned: one call for all of them, a loop on the device.
+        compile_seconds: of tracing, lowering and compiling.
+    """
+
+    without_jit: float
+    steps_without_jit: int
+    first_without_jit: float
+    steps_with_jit: int
+    one_by_one: float
+    scanned: float
+    compile_seconds: float
+
+    @property
+    def jit_speedup(self) -> float:
+        """How many times faster a step is with jit, called one by one."""
+        return self.without_jit / self.one_by_one
+
+    @property
+    def scan_speedup(self) -> float:
+        """How many times faster a step is in the loop than called by itself."""
+        return self.one_by_one / self.scanned
+
+    @property
+    def steps_until_it_pays(self) -> float:
+        """Steps after which compiling has cost less than it spared; infinity for never."""
+        return steps_until_it_pays(self.compile_seconds, slow=self.without_jit, fast=self.one_by_one)
+
+
+def steps_until_it_pays(overhead: float, *, slow: float, fast: float) -> float:
+    """Return the least n of at least 1 with overhead + n · fast ≤ n · slow; infinity where there is none."""
+    if slow <= fast:
+        return 1.0 if overhead <= 0 and slow == fast else math.inf
+    return max(1.0, math.ceil(overhead / (slow - fast)))
+
+
+def in_turns(
+    calls: Sequence[Callable[[], Any]], clock: Clock, *, seconds: float, most: int = ROUNDS
+) -> list[list[float]]:
+    """Return the seconds of each call, made over and over in turns, so that what else the machine does hits all alike.
+
+    Args:
+        calls: each returns arrays; it is over when they are ready.
+        clock: returns seconds.
+        seconds: that the repetitions of a call take at most; two are made anyway.
+        most: repetitions of each.
+    """
+    taken: list[list[float]] = [[] for _ in calls]
+    for turn in range(max(most, _LEAST_CALLS)):
+        for call, mine in zip(calls, taken, strict=True):
+            if turn < _LEAST_CALLS or sum(mine) < seconds:
+                mine.append(_timed(call, clock))
+    return taken
+
+
+def _timed(call: Callable[[], Any], clock: Clock) -> float:
+    started = clock()
+    jax.block_until_ready(call())
+    return clock() - started
+
+
+class Bench:
+    """Where variants are timed, on random examples from random states; nothing is compiled for it.
+
+    Args:
+        config: how long to time.
+        num_classes: of the labels.
+        clock: returns seconds.
+    """
+
+    def __init__(self, config: ProfileConfig, num_classes: int, clock: Clock):
+        self._config = config
+        self._num_classes = num_classes
+        self._clock = clock
+        self._examples: Examples | None = None
+
+    def time_functions(self, variants: Sequence[CompiledVariant]) -> list[FunctionTime]:
+        """Return the time of each function of each variant, all taken in turns."""
+        works = [(each, name, self._work(each, name)) for each in variants for name in each.functions]
+        counts = [self._fitting(work) for *_, work in works]
+        rounds = [functools.partial(work, count) for (*_, work), count in zip(works, counts, strict=True)]
+        seconds = self._medians(rounds)
+        return [
+            _function_time(each, name, taken / count)
+            for (each, name, _), taken, count in zip(works, seconds, counts, strict=True)
+        ]
+
+    def time_steps(self, compiled: CompiledVariant) -> StepTimes:
+        """Return the times of the same steps in three ways."""
+        first, without_jit = self._time_without_jit(compiled)
+        loop = self._loop(compiled)
+        count = self._fitting(loop.scanned)
+        ways = (functools.partial(loop.one_by_one, count), functools.partial(loop.scanned, count))
+        one_by_one, scanned = self._medians(ways)
+        return StepTimes(
+            without_jit=statistics.median(without_jit),
+            steps_without_jit=len(without_jit),
+            first_without_jit=first,
+            steps_with_jit=count,
+            one_by_one=one_by_one / count,
+            scanned=scanned / count,
+            compile_seconds=compiled.functions["train_step"].times.total_seconds,
+        )
+
+    def _work(self, compiled: CompiledVariant, name: str) -> Callable[[int], Any]:
+        """Return what makes so many calls of a function, one after the other, or steps of the loop."""
+        loop = self._loop(compiled)
+        if name == "train_step":
+            return loop.scanned
+        function, arguments = compiled.functions[name], (loop.state.params, *loop.batch())
+        return lambda count: [jax.block_until_ready(function(*arguments)) for _ in range(count)][-1]
+
+    def _fitting(self, work: Callable[[int], Any]) -> int:
+        """Warm up; return how many calls or steps a round may have."""
+        work(1)
+        count = 1
+        while True:  # a few calls tell the pace of many better than one does
+            taken = _timed(functools.partial(work, count), self._clock)
+            fitting = int(count * self._config.seconds / ROUNDS / taken) if taken > 0 else self._config.steps
+            fitting = max(1, min(self._config.steps, fitting))
+            if fitting <= 4 * count:
+                return fitting
+            count *= 4
+
+    def _medians(self, calls: Sequence[Callable[[], Any]]) -> list[float]:
+        taken = in_turns(calls, self._clock, seconds=self._config.seconds)
+        return [statistics.median(each) for each in taken]
+
+    def _time_without_jit(self, compiled: CompiledVariant) -> tuple[float, list[float]]:
+        """Return the seconds of the first step, and of each of those after it."""
+        loop, clock = self._loop(compiled), self._clock
+        with jax.disable_jit(), asked_for():
+            first = _timed(loop.step_without_jit, clock)
+            (rest,) = in_turns([loop.step_without_jit], clock, seconds=self._config.seconds, most=self._config.steps)
+        return first, rest
+
+    def _loop(self, compiled: CompiledVariant) -> "_Loop":
+        program = compiled.program
+        everywhere = replicated(program.mesh)
+        if self._examples is None:
+            self._examples = jax.block_until_ready(jax.device_put(self._random_examples(program), everywhere))
+        state = jax.device_put(random_state(program), everywhere)
+        order = jax.device_put(_order(len(self._examples.labels), compiled), everywhere)
+        return jax.block_until_ready(_Loop(compiled, state, self._examples, order))
+
+    def _random_examples(self, program: Program) -> Examples:
+        rng, shape = np.random.default_rng(0), program.examples.images.shape
+        images = rng.integers(0, 256, shape, dtype=np.uint8)
+        return Examples(images=images, labels=rng.integers(0, self._num_classes, shape[0], dtype=np.int32))
+
+
+class _Loop:
+    """A training that goes on and on over one order of random examples; every call takes the state of the last one."""
+
+    def __init__(self, compiled: CompiledVariant, state: TrainState, examples: Examples, order: Array):
+        self.program = compiled.program
+        self.state = state
+        self._run = compiled.functions["train_step"]
+        self._examples = examples
+        self._order = order
+        self._records = jax.device_put(self.program.records(), replicated(self.program.mesh))
+        self._done = 0
+
+    def batch(self) -> tuple[Array, Array]:
+        """Return images and labels of one batch."""
+        rows = np.asarray(self._order[0])
+        return jax.block_until_ready((self._examples.images[rows], self._examples.labels[rows]))
+
+    def scanned(self, count: int) -> Array:
+        """Make so many steps in one call, or one for each epoch; return something that is ready when they are."""
+        length = self.program.steps_per_epoch
+        for start in range(0, count, length):
+            self._call(self._run, 0, min(length, count - start))
+        return self.state.step
+
+    def one_by_one(self, count: int) -> Array:
+        """Make the same steps in a call each, which does not wait for the one before."""
+        for index in range(count):
+            start = index % self.program.steps_per_epoch
+            self._call(self._run.call, start, start + 1)
+        return self.state.step
+
+    def _call(self, run: Callable[..., Any], start: int, stop: int) -> None:
+        arguments = (self._examples, self._order, np.int32(start), np.int32(stop))
+        self.state, self._records = run(self.state, self._records, *arguments)
+
+    def step_without_jit(self) -> Array:
+        """Make the next step, in a block in which `jit` is disabled."""
+        indices = self._order[self._done % self.program.steps_per_epoch]
+        self.state, record = self.program.step(self.state, self._examples, indices)
+        self._done += 1
+        return jax.block_until_ready((self.state, record))[0].step
+
+
+def random_state(program: Program) -> TrainState:
+    """Return a state of the right shapes, of small positive numbers, whose roots and logarithms are finite."""
+    rng = np.random.default_rng(0)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> Any:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.key(0)
+        if np.issubdtype(leaf.dtype, np.floating):
+            return rng.uniform(1e-3, 0.02, leaf.shape).astype(leaf.dtype)
+        return np.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(draw, jax.eval_shape(program.init, jax.random.key(0)))
+
+
+def _function_time(compiled: CompiledVariant, name: str, seconds: float) -> FunctionTime:
+    cost, touched = compiled.functions[name].cost, compiled.touched_bytes(name)
+    return FunctionTime(
+        function=name,
+        variant=compiled.variant,
+        seconds=seconds,
+        examples_per_second=compiled.variant.batch_size / seconds,
+        flops_per_second=cost.flops / seconds,
+        bytes_per_second=touched / seconds,
+        arithmetic_intensity=cost.flops / max(touched, 1),
+    )
+
+
+def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
+    """Return the batches of an epoch in random order; the last one is filled up, so that all take equally long."""
+    shape = (compiled.program.steps_per_epoch, compiled.variant.batch_size)
+    shuffled = np.random.default_rng(0).permutation(num_examples).astype(np.int32)
+    return np.resize(shuffled, shape)

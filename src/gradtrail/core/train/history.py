@@ -1,0 +1,211 @@
+"""What a training leaves behind: the record of its steps and epochs, and the weights worth keeping, on the host."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradtrail.core.common.batching import PADDING
+from gradtrail.core.common.pytrees import above, below, leaves_by_name, numbered
+from gradtrail.core.nn.models import HostParams, Params
+from gradtrail.core.nn.precision import Precision
+from gradtrail.core.train.dynamics import LearningDynamics
+from gradtrail.core.train.loop import Chunk
+from gradtrail.core.train.step import RowRecord, StepRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRecord:
+    """Figures of one epoch.
+
+    Attributes:
+        epoch: from 1.
+        loss: mean over the epoch's steps, in nats, label smoothing included, those skipped left out.
+        accuracy: likewise, while the weights were changing, dropout and augmentation included.
+        validation_loss: after the epoch, without label smoothing.
+        validation_accuracy: after the epoch.
+    """
+
+    epoch: int
+    loss: float
+    accuracy: float
+    validation_loss: float
+    validation_accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptWeights:
+    """Parameters on the host, and the number of epochs behind them."""
+
+    epoch: int
+    params: HostParams
+
+
+class History:
+    """Collects a training as it goes on.
+
+    Args:
+        keep_epochs: epochs whose weights are kept; 0 is before training.
+        params: the initial weights, on the host.
+        precision: of the training, for what is said of a fault.
+
+    Attributes:
+        epochs: one record for each epoch done.
+        steps: the records of each epoch's steps.
+        dynamics: how each example fared; None before the first epoch.
+        kept: the weights of the epochs asked for.
+        final: the weights of the last epoch done.
+        best: the weights of the epoch with the highest validation accuracy, the first of equals.
+    """
+
+    def __init__(self, keep_epochs: Collection[int], params: HostParams, *, precision: Precision = "float32"):
+        self._precision = precision
+        self._keep_epochs = frozenset(keep_epochs)
+        self.epochs: list[EpochRecord] = []
+        self.steps: list[StepRecord] = []
+        self.dynamics: LearningDynamics | None = None
+        self.final = self.best = KeptWeights(epoch=0, params=params)
+        self.kept = [self.final] if 0 in self._keep_epochs else []
+
+    def add(self, chunk: Chunk, params: HostParams, validation: dict[str, float]) -> EpochRecord:
+        """Add an epoch.
+
+        Args:
+            chunk: its last one.
+            params: to evaluate and keep, as they are after it.
+            validation: `loss` and `accuracy` of `params`.
+
+        Raises:
+            FloatingPointError: a loss or gradient is not finite; the message is one line. A step that was skipped for
+                that reason is no fault, an epoch of nothing else is.
+        """
+        self.check(chunk)
+        records: StepRecord = jax.device_get(chunk.records)
+        done = np.isfinite(records.loss) & np.isfinite(records.grad_norm)
+        if not done.any():
+            raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
+        record = EpochRecord(
+            epoch=chunk.epoch,
+            loss=float(np.mean(records.loss[done], dtype=np.float64)),
+            accuracy=float(np.mean(records.accuracy[done], dtype=np.float64)),
+            validation_loss=validation["loss"],
+            validation_accuracy=validation["accuracy"],
+        )
+        self.final = KeptWeights(epoch=chunk.epoch, params=params)
+        if not self.epochs or record.validation_accuracy > self.best_record.validation_accuracy:
+            self.best = self.final
+        if chunk.epoch in self._keep_epochs:
+            self.kept.append(self.final)
+        self.epochs.append(record)
+        self.steps.append(dataclasses.replace(records, rows=None))
+        self._follow(records.rows)
+        return record
+
+    def check(self, chunk: Chunk) -> None:
+        """Raise FloatingPointError if a loss or gradient of the epoch so far is not finite, in a step not skipped."""
+        if chunk.records.skipped is not None:
+            return
+        done = np.isfinite(np.asarray(chunk.records.loss)) & np.isfinite(np.asarray(chunk.records.grad_norm))
+        if not done.all():  # what is not done yet is 0
+            records = jax.device_get(chunk.records)
+            raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
+
+    def _follow(self, rows: RowRecord | None) -> None:
+        if rows is None:
+            return
+        if self.dynamics is None:
+            self.dynamics = LearningDynamics(int(np.count_nonzero(rows.indices != PADDING)))
+        self.dynamics.add(rows)
+
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """Return everything as named arrays, of which `from_arrays` makes an equal history."""
+        arrays = {"epochs": np.array([dataclasses.astuple(record) for record in self.epochs], np.float64)}
+        for field in dataclasses.fields(StepRecord):
+            columns = [getattr(part, field.name) for part in self.steps]
+            if columns and columns[0] is not None:
+                arrays[f"steps.{field.name}"] = np.stack(columns)
+        if self.dynamics is not None:
+            arrays |= above("dynamics", self.dynamics.as_arrays())
+        for name, weights in {"final": self.final, "best": self.best, **above("kept", numbered(self.kept))}.items():
+            params = above("params", leaves_by_name(weights.params))
+            arrays |= above(name, {"epoch": np.array(weights.epoch), **params})
+        return arrays
+
+    @classmethod
+    def from_arrays(
+        cls,
+        keep_epochs: Collection[int],
+        params: HostParams,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        precision: Precision = "float32",
+    ) -> "History":
+        """Return the history that `as_arrays` told of; `params` are the initial weights.
+
+        Raises:
+            LookupError, ValueError: it told of no such history.
+        """
+        found = cls(keep_epochs, params, precision=precision)
+        names = [field.name for field in dataclasses.fields(EpochRecord)]
+        rows = arrays["epochs"].reshape(-1, len(names)).tolist() if "epochs" in arrays else []
+        found.epochs = [EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}) for row in rows]
+        fields = [field.name for field in dataclasses.fields(StepRecord)]
+        columns = {name: arrays.get(f"steps.{name}") for name in fields}
+        if any(column.ndim != 2 or len(column) != len(rows) for column in columns.values() if column is not None):
+            raise ValueError(f"steps are not of {len(rows)} epochs")
+        for number in range(len(rows)):
+            values: dict[str, Any] = {
+                name: column if column is None else column[number] for name, column in columns.items()
+            }
+            found.steps.append(StepRecord(**values))
+        dynamics = below("dynamics", arrays)
+        found.dynamics = LearningDynamics.from_arrays(dynamics) if dynamics else None
+        structure = jax.tree.structure(params)
+
+        def weights(name: str) -> KeptWeights:
+            mine = below(name, arrays)
+            leaves = below("params", mine)
+            found = jax.tree.unflatten(structure, [leaves[number] for number in sorted(leaves)])
+            if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
+                raise ValueError(f"weights {name} are of another model")
+            return KeptWeights(epoch=int(mine["epoch"]), params=found)
+
+        found.final, found.best = weights("final"), weights("best")
+        numbers = sorted({name.partition(".")[0] for name in below("kept", arrays)})
+        found.kept = [weights(f"kept.{number}") for number in numbers]
+        return found
+
+    def has_stalled(self, patience: int | None) -> bool:
+        """Return whether the best epoch lies `patience` epochs back; never where that is None."""
+        return patience is not None and self.final.epoch - self.best.epoch >= patience
+
+    def describe(self) -> str:
+        """Say in a few words where the training stands."""
+        if not self.epochs:
+            return "first epoch"
+        last = self.epochs[-1]
+        return f"epoch {last.epoch} · loss {last.loss:.4f} · validation {last.validation_accuracy:.2%}"
+
+    @property
+    def best_record(self) -> EpochRecord:
+        """The record of the epoch with the best weights."""
+        return self.epochs[self.best.epoch - 1]
+
+
+def on_host(params: Params) -> HostParams:
+    """Copy parameters to the host: on a CPU `device_get` may share the memory that the next step overwrites."""
+    return jax.tree.map(np.array, params)
+
+
+def _describe_divergence(epoch: int, records: StepRecord, done: np.ndarray, precision: Precision) -> str:
+    """Say in one line where a training came apart."""
+    step = int(np.argmin(done))
+    last = f"the last finite loss was {records.loss[step - 1]:.4g}" if step else "and so are all after it"
+    what = "loss" if not np.isfinite(records.loss[step]) else "gradient"
+    return (
+        f"training diverged: the {what} of step {step + 1} in epoch {epoch} is not finite, {last}, at learning rate "
+        f"{records.learning_rate[step]:.4g} in {precision}; try a lower learning rate, or train.clip_norm"
+    )

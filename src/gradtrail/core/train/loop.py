@@ -1,0 +1,276 @@
+"""Training as a compiled program: shuffling, batching and stepping happen on the device; the host only collects.
+
+A step is a pure function of a state, which is a pytree. `train` is a generator that hands out what happened; files,
+logs and checkpoints are the caller's.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, UInt8
+
+from gradtrail.core.common import batching
+from gradtrail.core.common.sharding import check_divisible, make_mesh, placed, replicated
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.step import (
+    Examples,
+    Step,
+    StepRecord,
+    TrainState,
+    empty_records,
+    make_init,
+    make_step,
+    params_to_evaluate,
+)
+from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
+
+
+def on_device(
+    images: UInt8[np.ndarray, "examples height width"],
+    labels: Int[np.ndarray, " examples"],
+    mesh: Mesh | None = None,
+) -> Examples:
+    """Copy a split to every device of `mesh`, as it is: uint8 pixels and int32 labels."""
+    everywhere = replicated(mesh or make_mesh())
+    return Examples(images=jax.device_put(images, everywhere), labels=jax.device_put(labels, everywhere))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The functions of one training, yet to be compiled; those of `Engine`.
+
+    Attributes:
+        mesh: the devices that share each batch.
+        records: no argument → the empty records of an epoch.
+        step: one step of `run_steps`.
+        averages: whether `evaluation_params` has something to compute.
+        examples: shapes and dtypes of the training split, an abstract `Examples`.
+    """
+
+    epochs: int
+    steps_per_epoch: int
+    mesh: Mesh
+    init: Callable[..., TrainState]
+    records: Callable[[], StepRecord]
+    evaluation_params: Callable[[TrainState], Params]
+    averages: bool
+    order: Callable[..., Array]
+    run_steps: Callable[..., tuple[TrainState, StepRecord]]
+    step: Step
+    examples: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The compiled functions of one training.
+
+    Attributes:
+        init: key → state.
+        order: key, epoch → the epoch's batches, as indices of shape (steps, batch).
+        run_steps: state, records, examples, order, start, stop → state and records after the steps in [start, stop).
+            Donates state and records.
+        evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
+        records: no argument → the empty records of an epoch.
+    """
+
+    epochs: int
+    steps_per_epoch: int
+    init: CompiledFunction
+    order: CompiledFunction
+    run_steps: CompiledFunction
+    evaluation_params: Callable[[TrainState], Params]
+    records: Callable[[], StepRecord]
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def functions(self) -> list[CompiledFunction]:
+        """All of them, for the profile."""
+        functions = (self.init, self.order, self.run_steps, self.evaluation_params)
+        return [function for function in functions if isinstance(function, CompiledFunction)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Some steps of training.
+
+    Attributes:
+        epoch: the epoch these steps belong to, from 1.
+        ends_epoch: whether they are its last ones.
+        step: optimizer steps done since the beginning.
+        state: after these steps. Valid until the next chunk is asked for: its memory is then reused.
+        records: of the epoch so far; entries of steps not yet done are 0.
+    """
+
+    epoch: int
+    ends_epoch: bool
+    step: int
+    state: TrainState
+    records: StepRecord
+
+
+def run_steps(
+    step: Step,
+    state: TrainState,
+    records: StepRecord,
+    examples: Examples,
+    order: Int[Array, "steps batch"],
+    start: Int[Array, ""],
+    stop: Int[Array, ""],
+) -> tuple[TrainState, StepRecord]:
+    """Make the steps of an epoch in [start, stop), in one loop on the device.
+
+    The bounds are arguments of the loop, not of the compiler: one program serves every cut of the epoch, so that where
+    it is cut changes no bit of the result.
+    """
+
+    def body(index: Array, carry: tuple[TrainState, StepRecord]) -> tuple[TrainState, StepRecord]:
+        state, records = carry
+        state, record = step(state, examples, order[index])
+        return state, jax.tree.map(lambda column, value: column.at[index].set(value), records, record)
+
+    return jax.lax.fori_loop(start, stop, body, (state, records))
+
+
+def run_steps_one_by_one(
+    step: Step,
+    state: TrainState,
+    records: StepRecord,
+    examples: Examples,
+    order: Int[Array, "steps batch"],
+    start: SupportsIndex,
+    stop: SupportsIndex,
+) -> tuple[TrainState, StepRecord]:
+    """Make the same steps from Python: where one makes a NaN, JAX looks into that one, as it cannot into a loop."""
+    step = jax.jit(step)
+    for index in range(start, stop):
+        state, record = step(state, examples, order[index])
+        records = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)  # noqa: B023
+    return state, records
+
+
+def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mesh | None = None) -> Program:
+    """Return the functions of a training, yet to be compiled.
+
+    Args:
+        config: the training.
+        model: the network.
+        num_examples: size of the training split.
+        mesh: the devices that share each batch, by default all of this process.
+
+    Raises:
+        ConfigError: a batch does not go evenly over the devices; one line that names the key.
+    """
+    mesh = mesh or make_mesh()
+    check_divisible(config.batch_size // config.accumulation_steps, mesh, _batch_name(config))
+    steps_per_epoch = batching.num_batches(num_examples, config.batch_size)
+    num_steps = config.epochs * steps_per_epoch
+    step = make_step(config, model, num_steps, mesh)
+
+    def order(key: Array, epoch: Array) -> Array:
+        return batching.shuffled_batches(num_examples, config.batch_size, key=jax.random.fold_in(key, epoch))
+
+    def examples() -> Examples:
+        images = jnp.zeros((num_examples, *model.config.image_shape), jnp.uint8)
+        return Examples(images=images, labels=jnp.zeros(num_examples, jnp.int32))
+
+    return Program(
+        epochs=config.epochs,
+        steps_per_epoch=steps_per_epoch,
+        mesh=mesh,
+        init=make_init(config, model, num_steps),
+        records=functools.partial(empty_records, config, steps_per_epoch),
+        evaluation_params=functools.partial(params_to_evaluate, config),
+        averages=config.optimizer == "schedule_free",
+        order=order,
+        run_steps=functools.partial(run_steps, step),
+        step=step,
+        examples=jax.eval_shape(examples),
+    )
+
+
+def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
+    """Compile a training."""
+    everywhere = replicated(program.mesh)
+    key, index, state = _abstract_arguments(program)
+    compile_here = functools.partial(compiler.compile, out_shardings=everywhere)
+    evaluation_params: Callable[[TrainState], Params] = program.evaluation_params
+    if program.averages:
+        evaluation_params = compile_here("evaluation_params", evaluation_params, state)
+    return Engine(
+        epochs=program.epochs,
+        steps_per_epoch=program.steps_per_epoch,
+        init=compile_here("init", program.init, key),
+        order=compile_here("order", program.order, key, index),
+        run_steps=compile_run_steps(program, compiler=compiler),
+        evaluation_params=evaluation_params,
+        records=lambda: jax.device_put(program.records(), everywhere),
+    )
+
+
+def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFunction:
+    """Compile the loop of optimizer steps by itself; its static cost is that of one step."""
+    debugging: Any = jax.config  # whose switches mypy does not know
+    if debugging.jax_debug_nans:
+        one_by_one = functools.partial(run_steps_one_by_one, program.step)
+        return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
+    everywhere = replicated(program.mesh)
+    key, index, state = _abstract_arguments(program)
+    records = placed(jax.eval_shape(program.records), everywhere)
+    order = placed(jax.eval_shape(program.order, key, index), everywhere)
+    arguments = (state, records, placed(program.examples, everywhere), order, index, index)
+    return compiler.compile(
+        "train_step",
+        program.run_steps,
+        *arguments,
+        donate_argnums=(0, 1),
+        out_shardings=everywhere,
+        trips_of=lambda *called: int(called[-1]) - int(called[-2]),
+    )
+
+
+def train(
+    engine: Engine, state: TrainState, examples: Examples, *, steps_per_call: int, records: StepRecord | None = None
+) -> Iterator[Chunk]:
+    """Train, and hand out what happened after every `steps_per_call` steps and at the end of each epoch.
+
+    Args:
+        engine: compiled for these shapes.
+        state: where to begin, `engine.init(key)` or the state of an earlier chunk; its memory is reused.
+        examples: the training split.
+        steps_per_call: how often the caller hears; changes no bit of the result.
+        records: of the epoch that `state` is in the middle of; None where it is at the beginning of one.
+    """
+    done = int(state.step)
+    key = jnp.copy(state.key)
+    while done < engine.num_steps:
+        epoch, first = divmod(done, engine.steps_per_epoch)
+        order = engine.order(key, np.int32(epoch))
+        records = engine.records() if records is None else records
+        for start in range(first, engine.steps_per_epoch, steps_per_call):
+            stop = min(start + steps_per_call, engine.steps_per_epoch)
+            state, records = engine.run_steps(state, records, examples, order, np.int32(start), np.int32(stop))
+            done = epoch * engine.steps_per_epoch + stop
+            ends_epoch = stop == engine.steps_per_epoch
+            yield Chunk(epoch=epoch + 1, ends_epoch=ends_epoch, step=done, state=state, records=records)
+        records = None
+
+
+def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
+    """Return the shapes of a key, of an index and of the state, on the program's devices."""
+    key, index = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
+    return placed((key, index, jax.eval_shape(program.init, key)), replicated(program.mesh))
+
+
+def _batch_name(config: TrainConfig) -> str:
+    return "batch_size" if config.accumulation_steps == 1 else "batch_size / accumulation_steps"

@@ -1,0 +1,85 @@
+"""Dynamic loss scaling: keeps the small cotangents of float16 from vanishing (Micikevicius et al., arXiv 1710.03740).
+
+The loss is multiplied by a scale and the gradients divided by it. A step whose gradients are not finite is left out and
+lowers the scale; a run of finite ones raises it.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from gradtrail.core.common.validation import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScalingConfig:
+    """How the scale begins and moves; read with `precision: float16` only.
+
+    Attributes:
+        initial: the first scale.
+        growth_factor: the scale is multiplied by it after `growth_interval` finite steps in a row.
+        backoff_factor: the scale is multiplied by it after a step that is not finite.
+        growth_interval: number of steps.
+        minimum: the scale never falls below it.
+    """
+
+    initial: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    minimum: float
+
+    def __post_init__(self) -> None:
+        check("minimum", self.minimum, above=0)
+        check("initial", self.initial, at_least=self.minimum)
+        check("growth_factor", self.growth_factor, above=1)
+        check("backoff_factor", self.backoff_factor, above=0, below=1)
+        check("growth_interval", self.growth_interval, at_least=1)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["scale", "finite_steps", "skipped_steps"], meta_fields=[]
+)
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """The scale, and what decides its next value.
+
+    Attributes:
+        scale: float32.
+        finite_steps: in a row, since the scale last changed; int32.
+        skipped_steps: since the beginning; int32.
+    """
+
+    scale: Float[Array, ""]
+    finite_steps: Int[Array, ""]
+    skipped_steps: Int[Array, ""]
+
+
+def initial_scale(config: LossScalingConfig) -> LossScale:
+    """Return the scale before the first step."""
+    return LossScale(scale=jnp.float32(config.initial), finite_steps=jnp.int32(0), skipped_steps=jnp.int32(0))
+
+
+def all_finite(tree: PyTree[Float[Array, "..."]]) -> Bool[Array, ""]:
+    """Return whether there is no infinity and no NaN."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+def adjusted(config: LossScalingConfig, state: LossScale, finite: Bool[Array, ""]) -> LossScale:
+    """Return the scale after a step.
+
+    It grows on exactly the `growth_interval`-th finite step in a row, and keeps its value where growing would overflow.
+    """
+    count = jnp.where(finite, state.finite_steps + 1, 0)
+    due = count >= config.growth_interval
+    grown = state.scale * config.growth_factor
+    raised = jnp.where(due & jnp.isfinite(grown), grown, state.scale)
+    lowered = jnp.maximum(state.scale * config.backoff_factor, config.minimum)
+    return LossScale(
+        scale=jnp.where(finite, raised, lowered),
+        finite_steps=jnp.where(due, 0, count),
+        skipped_steps=state.skipped_steps + jnp.where(finite, 0, 1),
+    )

@@ -1,0 +1,231 @@
+"""From gradients to updates: clipping and the optimizers of Optax, each with its own highest learning rate."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import jax
+import optax
+from jaxtyping import PyTree
+from optax import contrib
+
+from gradtrail.core.common.validation import check
+from gradtrail.core.nn.models import Params
+from gradtrail.core.train.schedules import ConstantConfig, ScheduleConfig, make_schedule
+
+OptimizerKind = Literal["sgd", "adam", "adamw", "lion", "muon", "schedule_free"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGDConfig:
+    """Stochastic gradient descent.
+
+    Attributes:
+        learning_rate: the highest that the schedule reaches.
+        momentum: decay of the running sum of gradients; 0 for none.
+        nesterov: look ahead by one step of momentum.
+    """
+
+    learning_rate: float
+    momentum: float
+    nesterov: bool
+
+    def __post_init__(self) -> None:
+        check("learning_rate", self.learning_rate, above=0)
+        check("momentum", self.momentum, at_least=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamConfig:
+    """Adam (Kingma and Ba, arXiv 1412.6980).
+
+    Attributes:
+        learning_rate: the highest that the schedule reaches.
+        b1: decay of the first moment.
+        b2: decay of the second moment.
+        eps: added to the root of the second moment.
+    """
+
+    learning_rate: float
+    b1: float
+    b2: float
+    eps: float
+
+    def __post_init__(self) -> None:
+        check("learning_rate", self.learning_rate, above=0)
+        check("b1", self.b1, at_least=0, below=1)
+        check("b2", self.b2, at_least=0, below=1)
+        check("eps", self.eps, above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(AdamConfig):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+
+    Attributes:
+        weight_decay: per step, times the learning rate; biases and norms are exempt.
+    """
+
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("weight_decay", self.weight_decay, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LionConfig:
+    """The sign of an interpolated momentum (Chen et al., arXiv 2302.06675); its rate is that of Adam over 3 to 10.
+
+    Attributes:
+        learning_rate: the highest that the schedule reaches.
+        b1: share of the momentum in the update.
+        b2: decay of the momentum.
+        weight_decay: per step, times the learning rate; biases and norms are exempt.
+    """
+
+    learning_rate: float
+    b1: float
+    b2: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        check("learning_rate", self.learning_rate, above=0)
+        check("b1", self.b1, at_least=0, below=1)
+        check("b2", self.b2, at_least=0, below=1)
+        check("weight_decay", self.weight_decay, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig:
+    """Momentum made orthogonal for kernels, Adam for all else (Jordan et al., kellerjordan.github.io/posts/muon).
+
+    Attributes:
+        learning_rate: of the kernels, the highest that the schedule reaches.
+        adam_learning_rate: of biases and norms, likewise.
+        beta: decay of the momentum.
+        weight_decay: per step, times the learning rate; biases and norms are exempt.
+    """
+
+    learning_rate: float
+    adam_learning_rate: float
+    beta: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        check("learning_rate", self.learning_rate, above=0)
+        check("adam_learning_rate", self.adam_learning_rate, above=0)
+        check("beta", self.beta, at_least=0, below=1)
+        check("weight_decay", self.weight_decay, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFreeConfig:
+    """AdamW that averages in place of a falling rate (Defazio et al., arXiv 2405.15682), so `schedule` is not read.
+
+    It trains at one point and is evaluated at another, the average: see `evaluation_params`.
+
+    Attributes:
+        learning_rate: reached after the warm-up, then constant.
+        warmup_fraction: share of all steps that rise from 0.
+        b1: share of the average in the point where gradients are taken.
+        b2: decay of the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: per step, times the learning rate; biases and norms are exempt.
+    """
+
+    learning_rate: float
+    warmup_fraction: float
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+
+    def __post_init__(self) -> None:
+        check("learning_rate", self.learning_rate, above=0)
+        check("warmup_fraction", self.warmup_fraction, at_least=0, below=1)
+        check("b1", self.b1, above=0, below=1)
+        check("b2", self.b2, at_least=0, below=1)
+        check("eps", self.eps, above=0)
+        check("weight_decay", self.weight_decay, at_least=0)
+
+
+RuleConfig: TypeAlias = SGDConfig | AdamConfig | AdamWConfig | LionConfig | MuonConfig | ScheduleFreeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How gradients become updates.
+
+    Attributes:
+        rule: its class is the kind of optimizer.
+        schedule: of the learning rate; schedule-free brings its own.
+        clip_norm: the global norm that gradients are scaled down to; None for no clipping.
+    """
+
+    rule: RuleConfig
+    schedule: ScheduleConfig
+    clip_norm: float | None
+
+
+def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+    """Return the learning rate as a function of the optimizer step, counted from 0, in a training of `num_steps`."""
+    schedule = config.schedule
+    if isinstance(config.rule, ScheduleFreeConfig):
+        schedule = ConstantConfig(warmup_fraction=config.rule.warmup_fraction)
+    return make_schedule(schedule, config.rule.learning_rate, num_steps)
+
+
+def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    """Return the transformation from gradients to updates: clipping, then the optimizer under its schedule."""
+    clipping = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    return optax.chain(clipping, _make_rule(config, num_steps))
+
+
+def evaluation_params(config: OptimizerConfig, opt_state: PyTree, params: Params) -> Params:
+    """Return the parameters to evaluate: schedule-free's average, else those that are trained."""
+    if isinstance(config.rule, ScheduleFreeConfig):
+        averaged: Params = contrib.schedule_free_eval_params(opt_state[-1], params)
+        return averaged
+    return params
+
+
+def _make_rule(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    rate = learning_rate(config, num_steps)
+    match config.rule:
+        case SGDConfig() as rule:
+            return optax.sgd(rate, momentum=rule.momentum or None, nesterov=rule.nesterov)
+        case AdamWConfig() as rule:
+            return optax.adamw(
+                rate, b1=rule.b1, b2=rule.b2, eps=rule.eps, weight_decay=rule.weight_decay, mask=_is_kernel
+            )
+        case AdamConfig() as rule:
+            return optax.adam(rate, b1=rule.b1, b2=rule.b2, eps=rule.eps)
+        case LionConfig() as rule:
+            return optax.lion(rate, b1=rule.b1, b2=rule.b2, weight_decay=rule.weight_decay, mask=_is_kernel)
+        case MuonConfig() as rule:
+            return contrib.muon(
+                rate,
+                beta=rule.beta,
+                weight_decay=rule.weight_decay,
+                adam_learning_rate=make_schedule(config.schedule, rule.adam_learning_rate, num_steps),
+                muon_weight_dimension_numbers=_kernel_axes,
+            )
+        case ScheduleFreeConfig() as rule:
+            base = optax.adamw(rate, b1=0.0, b2=rule.b2, eps=rule.eps, weight_decay=rule.weight_decay, mask=_is_kernel)
+            return contrib.schedule_free(base, rate, b1=rule.b1)
+
+
+def _is_kernel(params: Params) -> PyTree[bool]:
+    """Weight decay pulls on kernels, not on biases and norms."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def _kernel_axes(params: Params) -> PyTree:
+    """Tell Muon to take a kernel for the matrix from all that goes in to what comes out."""
+
+    def axes(leaf: jax.Array) -> contrib.MuonDimensionNumbers | None:
+        if leaf.ndim < 2:
+            return None
+        return contrib.MuonDimensionNumbers(reduction_axis=tuple(range(leaf.ndim - 1)), output_axis=leaf.ndim - 1)
+
+    return jax.tree.map(axes, params)

@@ -1,0 +1,330 @@
+"""One optimizer step, as a pure function of a state, a batch and a key."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
+
+from gradtrail.core.common import batching
+from gradtrail.core.common.sharding import share_out
+from gradtrail.core.data.augmentation import augment
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.loss_scaling import LossScale, adjusted, all_finite, initial_scale
+from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["step", "params", "opt_state", "key", "average", "loss_scale"],
+    meta_fields=[],
+)
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """Everything that training carries from step to step.
+
+    Attributes:
+        step: steps done, int32, those included that were skipped.
+        params: those that are trained; see `evaluation_params` for those to evaluate.
+        key: of the whole run; never consumed, only folded with the step or the epoch.
+        average: the moving average of the parameters, where one is asked for.
+        loss_scale: where the loss is scaled.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    opt_state: PyTree
+    key: Key[Array, ""]
+    average: Params | None
+    loss_scale: LossScale | None
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["indices", "probability", "correct"], meta_fields=[])
+@dataclass(frozen=True, kw_only=True)
+class RowRecord:
+    """What the forward pass of a step said of each row of its batch, before the update.
+
+    Attributes:
+        indices: of the examples in the training split, int32, or `batches.PADDING`.
+        probability: of the label, float32.
+        correct: whether the largest logit was the label's.
+    """
+
+    indices: Int[Array, "*steps batch"]
+    probability: Float[Array, "*steps batch"]
+    correct: Bool[Array, "*steps batch"]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "num_examples",
+        "loss",
+        "accuracy",
+        "grad_norm",
+        "learning_rate",
+        "part_grad_norm",
+        "loss_scale",
+        "skipped",
+        "rows",
+    ],
+    meta_fields=[],
+)
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """What is recorded of a step, float32 unless said otherwise; of several steps, with a leading axis.
+
+    Attributes:
+        num_examples: in the batch, int32.
+        loss: mean over the batch, in nats, label smoothing included.
+        accuracy: share of the batch, before the update.
+        grad_norm: global L2 norm of the mean gradient, before clipping.
+        learning_rate: of this step.
+        part_grad_norm: root mean square of the norms of the mean gradients of the batch's parts, where it is worked
+            in several: beside `grad_norm`, it tells the gradient noise scale. Each device has its own parts.
+        loss_scale: that multiplied this step's loss, where the loss is scaled.
+        skipped: whether this step changed nothing, its gradients not being finite; bool, where the loss is scaled.
+        rows: of the examples of the batch; None in a history, which has summed them up.
+    """
+
+    num_examples: Int[Array, "*steps"]
+    loss: Float[Array, "*steps"]
+    accuracy: Float[Array, "*steps"]
+    grad_norm: Float[Array, "*steps"]
+    learning_rate: Float[Array, "*steps"]
+    part_grad_norm: Float[Array, "*steps"] | None
+    loss_scale: Float[Array, "*steps"] | None
+    skipped: Bool[Array, "*steps"] | None
+    rows: RowRecord | None
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["images", "labels"], meta_fields=[])
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """A split on the device.
+
+    Attributes:
+        images: pixels, 0 to 255.
+        labels: class of each, int32.
+    """
+
+    images: UInt8[Array, "examples height width"]
+    labels: Int[Array, " examples"]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["params", "scale", "count", "examples"], meta_fields=[]
+)
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the gradient of every row of a batch needs.
+
+    Attributes:
+        scale: of the loss; None for none.
+        count: rows of the batch that are no padding, float32.
+    """
+
+    params: Params
+    scale: Float[Array, ""] | None
+    count: Float[Array, ""]
+    examples: Examples
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["indices", "key"], meta_fields=[])
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A batch, or a part of one.
+
+    Attributes:
+        indices: of the examples, int32, or `batches.PADDING`.
+        key: of each row, for dropout and augmentation, where there is any.
+    """
+
+    indices: Int[Array, " batch"]
+    key: Key[Array, " batch"] | None
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["loss", "accuracy", "grads", "squared_norms"], meta_fields=[]
+)
+@dataclass(frozen=True, kw_only=True)
+class BatchGradient:
+    """Sums over rows, each over the number of examples in the whole batch.
+
+    Attributes:
+        loss: in nats.
+        accuracy: share that was right.
+        grads: of the loss times its scale.
+        squared_norms: sum of the squared norms of the parts of `grads` that were added up, where there are several.
+    """
+
+    loss: Float[Array, ""]
+    accuracy: Float[Array, ""]
+    grads: Params
+    squared_norms: Float[Array, ""] | None
+
+
+_NOISE = 2**32 - 1  # folded into the run's key for what a step draws; an epoch's order folds in the epoch's number
+
+Step = Callable[[TrainState, Examples, Int[Array, " batch"]], tuple[TrainState, StepRecord]]
+
+
+def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Array], TrainState]:
+    """Return the function from a key to the state before the first step of `num_steps`."""
+    optimizer = make_optimizer(config.optimizer_config(), num_steps)
+
+    def init(key: Array) -> TrainState:
+        weights_key, run_key = jax.random.split(key)
+        params = model.init(key=weights_key)
+        return TrainState(
+            step=jnp.int32(0),
+            params=params,
+            opt_state=optimizer.init(params),
+            key=run_key,
+            average=None if config.average_decay is None else jax.tree.map(jnp.copy, params),
+            loss_scale=initial_scale(config.loss_scaling) if config.scales_loss else None,
+        )
+
+    return init
+
+
+def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> Step:
+    """Return the pure function that makes one step of `num_steps`.
+
+    It takes the state, the training split, and the indices of the batch's examples in it, which may be
+    `batches.PADDING`. The batch is shared out over the devices of `mesh`.
+    """
+    optimizer = make_optimizer(config.optimizer_config(), num_steps)
+    rate = learning_rate(config.optimizer_config(), num_steps)
+    gradient = share_out(_make_gradient(config, model), mesh)
+    num_parts = config.accumulation_steps * mesh.size
+    is_noisy = config.augmentation.enabled or bool(model.config.dropout)
+
+    def step(state: TrainState, examples: Examples, indices: Array) -> tuple[TrainState, StepRecord]:
+        scale = None if state.loss_scale is None else state.loss_scale.scale
+        count = jnp.sum(indices != batching.PADDING).astype(jnp.float32)
+        shared = Shared(params=state.params, scale=scale, count=count, examples=examples)
+        keys = _row_keys(state, len(indices)) if is_noisy else None
+        found, rows = gradient(shared, Rows(indices=indices, key=keys))
+        grads = found.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, found.grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        applied = state.step if state.loss_scale is None else state.step - state.loss_scale.skipped_steps
+        average = _averaged(config, state.average, params, applied)
+        moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=average)
+        record = StepRecord(
+            num_examples=count.astype(jnp.int32),
+            loss=found.loss,
+            accuracy=found.accuracy,
+            grad_norm=optax.tree.norm(grads),
+            learning_rate=jnp.asarray(rate(applied), jnp.float32),
+            part_grad_norm=_root_mean_square(found.squared_norms, num_parts, scale),
+            loss_scale=None,
+            skipped=None,
+            rows=rows,
+        )
+        if state.loss_scale is not None:
+            finite = all_finite(grads)
+            moved = jax.tree.map(functools.partial(jnp.where, finite), moved, state)
+            loss_scale = adjusted(config.loss_scaling, state.loss_scale, finite)
+            moved = dataclasses.replace(moved, loss_scale=loss_scale)
+            record = dataclasses.replace(record, loss_scale=scale, skipped=~finite)
+        return dataclasses.replace(moved, step=state.step + 1), record
+
+    return step
+
+
+def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
+    """Return the parameters that stand for the training so far: the average, where there is one."""
+    if state.average is not None:
+        return state.average
+    return evaluation_params(config.optimizer_config(), state.opt_state, state.params)
+
+
+def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
+    """Return records of `num_steps` steps to be filled in."""
+    by_row = (num_steps, config.batch_size)
+    figures = {name: jnp.zeros(num_steps) for name in ("loss", "accuracy", "grad_norm", "learning_rate")}
+    scaling = config.scales_loss
+    return StepRecord(
+        num_examples=jnp.zeros(num_steps, jnp.int32),
+        **figures,
+        part_grad_norm=jnp.zeros(num_steps) if config.accumulation_steps > 1 else None,
+        loss_scale=jnp.zeros(num_steps) if scaling else None,
+        skipped=jnp.zeros(num_steps, bool) if scaling else None,
+        rows=RowRecord(
+            indices=jnp.full(by_row, batching.PADDING), probability=jnp.zeros(by_row), correct=jnp.zeros(by_row, bool)
+        ),
+    )
+
+
+def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows], tuple[BatchGradient, RowRecord]]:
+    """Return the function that works on a batch, or on a device's part of it, in `accumulation_steps` parts."""
+    in_parts = config.accumulation_steps > 1
+
+    def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        def loss_fn(params: Params) -> tuple[Array, tuple[Array, Array, RowRecord]]:
+            (images, labels), mask = batching.gather((shared.examples.images, shared.examples.labels), rows.indices)
+            if rows.key is not None and config.augmentation.enabled:
+                images = augment(batching.normalize(images), config.augmentation, key=_of_purpose(rows.key, 0))
+            key = None if rows.key is None else _of_purpose(rows.key, 1)
+            logits = model.apply(params, images, key=key)
+            loss = losses.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
+            mean_loss = batching.masked_sum(loss, mask) / shared.count
+            correct = losses.correct(logits, labels)
+            accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / shared.count
+            probability = losses.label_probability(logits, labels)
+            record = RowRecord(indices=rows.indices, probability=probability, correct=correct)
+            return mean_loss if shared.scale is None else mean_loss * shared.scale, (mean_loss, accuracy, record)
+
+        grads, (loss, accuracy, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
+        squared_norms = jnp.square(optax.tree.norm(grads)) if in_parts else None
+        return BatchGradient(loss=loss, accuracy=accuracy, grads=grads, squared_norms=squared_norms), record
+
+    def accumulated(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+            found, record = part(shared, rows)
+            return jax.tree.map(jnp.add, total, found), record
+
+        parts = jax.tree.map(lambda leaf: leaf.reshape(config.accumulation_steps, -1), rows)
+        one, _ = jax.eval_shape(part, shared, jax.tree.map(lambda leaf: leaf[0], parts))
+        total, records = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, one), parts)
+        return total, jax.tree.map(jnp.ravel, records)
+
+    return accumulated if in_parts else part
+
+
+def _root_mean_square(
+    squared_norms: Float[Array, ""] | None, num_parts: int, scale: Float[Array, ""] | None
+) -> Float[Array, ""] | None:
+    """Return it of the norms of the parts' mean gradients; each part is divided by the size of the whole batch yet."""
+    if squared_norms is None:
+        return None
+    norm = jnp.sqrt(num_parts * squared_norms)
+    return norm if scale is None else norm / scale
+
+
+def _row_keys(state: TrainState, batch_size: int) -> Key[Array, " batch"]:
+    """Return a key for each row of this step's batch, wherever the row is worked on."""
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, _NOISE), state.step), batch_size)
+
+
+def _of_purpose(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]:
+    return jax.vmap(jax.random.fold_in, (0, None))(key, purpose)
+
+
+def _averaged(config: TrainConfig, average: Params | None, params: Params, step: Int[Array, ""]) -> Params | None:
+    """Move the average towards `params`; early on in longer strides, so that it soon forgets the initial weights."""
+    if config.average_decay is None:
+        return None
+    step = step.astype(jnp.float32)
+    decay = jnp.minimum(config.average_decay, (1.0 + step) / (10.0 + step))
+    averaged: Params = optax.incremental_update(params, average, 1.0 - decay)
+    return averaged

@@ -1,0 +1,279 @@
+"""Holds static costs against accepted ones: what changed beyond a tolerance.
+
+`make gate`: the static costs of the configured functions against the accepted ones in the repository.
+
+Nothing is read but `params.yaml`: the functions are compiled for shapes of MNIST, and run on blank images for a few
+steps, so that a compilation that only a call brings about is seen too.
+"""
+
+import json
+import platform
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from gradtrail.core.evaluate.metrics import EvaluateConfig
+from gradtrail.core.gradients import analysis, passes
+from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.nn import inference
+from gradtrail.core.nn.models import Model
+from gradtrail.core.train import loop
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.xla.compile_events import CompileLog, compile_log, differences
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.common.files import write_json
+from gradtrail.stages.common.params import load_section, read_yaml
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.progress import stdout_console
+
+Costs = Mapping[str, Mapping[str, int]]  # function → figure → value
+
+TOLERANCES = {
+    "flops": 0.01,
+    "transcendentals": 0.01,
+    "bytes_accessed": 0.02,
+    "total_bytes": 0.01,
+    "hlo_instructions": 0.05,
+    "jaxpr_equations": 0.0,
+    "argument_bytes": 0.0,
+    "output_bytes": 0.0,
+    "donated_buffers": 0.0,
+    "float64_instructions": 0.0,
+    "compilations": 0.0,
+}
+"""By figure, the share of the accepted value by which it may differ, either way."""
+
+OF_VERSION = frozenset(
+    {"jaxpr_equations", "argument_bytes", "output_bytes", "donated_buffers", "float64_instructions", "compilations"}
+)
+"""What the same versions of jax and jaxlib must find on any processor."""
+
+OF_PROGRAM = frozenset({"argument_bytes", "output_bytes", "float64_instructions"})
+"""What any version must find on any processor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A figure that is not what was accepted; None where the function is new, or gone."""
+
+    function: str
+    figure: str
+    before: int | None
+    after: int | None
+
+    @property
+    def ratio(self) -> float:
+        """After by before; NaN where there is none."""
+        return self.after / self.before if self.before and self.after is not None else float("nan")
+
+
+def costs_of(compiler: Compiler) -> dict[str, dict[str, int]]:
+    """Return the figures that are compared, of each function that was compiled."""
+    return {
+        name: {
+            figure: compiler.compilations[name] if figure == "compilations" else getattr(function.cost, figure)
+            for figure in TOLERANCES
+        }
+        for name, function in compiler.functions.items()
+    }
+
+
+def find_changes(accepted: Costs, found: Costs, figures: Collection[str]) -> list[Change]:
+    """Return every figure of every function that differs by more than its tolerance, in the order of the functions."""
+    return [
+        Change(function=function, figure=figure, before=before, after=after)
+        for function in dict.fromkeys([*accepted, *found])
+        for figure in TOLERANCES
+        if figure in figures
+        and _differ(
+            figure,
+            before := accepted.get(function, {}).get(figure),
+            after := found.get(function, {}).get(figure),
+        )
+    ]
+
+
+def _differ(figure: str, before: int | None, after: int | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) > TOLERANCES[figure] * abs(before)
+
+
+ACCEPTED = Path("benchmarks/accepted_costs.json")
+_SECTIONS = ("train", "evaluate", "gradients")
+_IMAGE_SHAPE, _NUM_CLASSES, _NUM_EXAMPLES = (28, 28), 10, 55_000  # of MNIST, its training part
+_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Costs, and where and of which params they are.
+
+    Attributes:
+        machine: `jax`, `jaxlib`, `platform`, `processor`.
+        params: the sections of `params.yaml` that decide them.
+    """
+
+    machine: Mapping[str, str]
+    params: Mapping[str, Any]
+    costs: Costs
+
+
+def run_gate(*, accept: bool) -> int:
+    """Compare, or accept what is; return the exit status, 1 for a change."""
+    console, found = stdout_console(), measure()
+    if accept:
+        write_json(ACCEPTED, vars(found))
+        console.print(f"{ACCEPTED}: {len(found.costs)} functions accepted")
+        return 0
+    accepted = read_record(ACCEPTED)
+    figures = _comparable(accepted.machine, found.machine)
+    if len(figures) < len(TOLERANCES):
+        console.print(
+            f"accepted on {_described(accepted.machine)}; here is {_described(found.machine)}: "
+            f"comparing only {', '.join(sorted(figures))}"
+        )
+    if changed := _changed_params(accepted.params, found.params):
+        console.print(f"other params than those that were accepted: {', '.join(changed)}")
+    changes = find_changes(accepted.costs, found.costs, figures)
+    if not changes:
+        console.print(f"gate: {len(found.costs)} functions cost what was accepted")
+        return 0
+    console.print(as_table(changes))
+    console.print("`gradtrail gate --accept` accepts what is; commit the file with the reason")
+    return 1
+
+
+def measure() -> Record:
+    """Compile the functions of the stages that train, evaluate and analyse, by `params.yaml`; run them a little."""
+    config, runtime = load_section("train", TrainConfig), load_section("runtime", RuntimeConfig)
+    costs = measure_training(config)
+    costs |= measure_evaluation(config, load_section("evaluate", EvaluateConfig))
+    costs |= measure_gradients(config, load_section("gradients", GradientsConfig), runtime)
+    params = read_yaml(Path("params.yaml"))
+    return Record(machine=_machine(), params={name: params[name] for name in _SECTIONS}, costs=costs)
+
+
+def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
+    """Return the costs of the functions of `train`, by `train/<function>`."""
+    with compile_log() as log:
+        compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
+        engine = loop.compile_engine(loop.make_program(config, model, _NUM_EXAMPLES), compiler=compiler)
+        predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
+        state = engine.init(jax.random.key(config.seed))
+        examples = loop.on_device(*_blank(_NUM_EXAMPLES))
+        for _, chunk in zip(range(_STEPS), loop.train(engine, state, examples, steps_per_call=1), strict=False):
+            state = chunk.state
+        predict(engine.evaluation_params(state), *_blank(inference.VALIDATION_BATCH_SIZE))
+    return _costs("train", compiler, log)
+
+
+def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig) -> dict[str, dict[str, int]]:
+    """Return the costs of the functions of `evaluate`."""
+    with compile_log() as log:
+        compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
+        inference.compile_predict(model, evaluate.batch_size, compiler=compiler)
+    return _costs("evaluate", compiler, log)
+
+
+def measure_gradients(
+    config: TrainConfig, gradients: GradientsConfig, runtime: RuntimeConfig
+) -> dict[str, dict[str, int]]:
+    """Return the costs of the functions of `gradients`."""
+    from gradtrail.stages.common.setup import memory_budget  # late: it asks for the devices
+
+    with compile_log() as log:
+        compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
+        passes.compile_passes(
+            model,
+            config.label_smoothing,
+            analysis.num_influenced(gradients, _NUM_EXAMPLES),
+            curvature=gradients.curvature_iterations > 0,
+            memory_budget=memory_budget(runtime),
+            compiler=compiler,
+        )
+    return _costs("gradients", compiler, log)
+
+
+def read_record(path: Path) -> Record:
+    """Read accepted costs; raise UserError where there are none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Record(machine=content["machine"], params=content["params"], costs=content["costs"])
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `gradtrail gate --accept` writes it") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: no record of accepted costs: {one_line(error)}") from None
+
+
+def as_table(changes: list[Change]) -> Table:
+    """Return the changes as a table of before and after."""
+    table = Table(title="costs beyond their tolerance")
+    for title in ("function", "figure"):
+        table.add_column(title, overflow="fold")  # a name is never cut off
+    for title in ("accepted", "found", "ratio", "tolerance"):
+        table.add_column(title, justify="right")
+    for change in changes:
+        before, after = ("-" if value is None else f"{value:,}" for value in (change.before, change.after))
+        ratio = f"{change.ratio:.3f}" if np.isfinite(change.ratio) else "-"
+        table.add_row(change.function, change.figure, before, after, ratio, f"{TOLERANCES[change.figure]:.0%}")
+    return table
+
+
+def _compiler() -> Compiler:
+    return Compiler(lambda: 0.0)
+
+
+def _blank(count: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((count, *_IMAGE_SHAPE), np.uint8), np.zeros(count, np.int32)
+
+
+def _costs(stage: str, compiler: Compiler, log: CompileLog) -> dict[str, dict[str, int]]:
+    """Return the figures of each function; and as a function by itself, what calls of others were compiled for."""
+    retraced = log.retraced()
+    if retraced:
+        told = "; ".join(f"{name}: {differences(signatures)}" for name, signatures in retraced.items())
+        Console(stderr=True).print(f"{stage}: compiled for more than one signature: {told}")
+    found = {f"{stage}/{name}": figures for name, figures in costs_of(compiler).items()}
+    return found | {f"{stage}/retraced": {"compilations": sum(map(len, retraced.values()))}}
+
+
+def _comparable(accepted: Mapping[str, str], found: Mapping[str, str]) -> frozenset[str]:
+    if accepted == found:
+        return frozenset(TOLERANCES)
+    same_version = all(accepted.get(name) == found.get(name) for name in ("jax", "jaxlib"))
+    return OF_VERSION if same_version else OF_PROGRAM
+
+
+def _changed_params(accepted: Mapping[str, Any], found: Mapping[str, Any], prefix: str = "") -> list[str]:
+    changed = []
+    for key in dict.fromkeys([*accepted, *found]):
+        before, after = accepted.get(key), found.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            changed += _changed_params(before, after, f"{prefix}{key}.")
+        elif before != after:
+            changed.append(f"{prefix}{key}")
+    return changed
+
+
+def _machine() -> dict[str, str]:
+    device = jax.local_devices()[0]
+    return {
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "platform": device.platform,
+        "processor": platform.machine() if device.platform == "cpu" else device.device_kind,
+        "devices": str(jax.local_device_count()),
+    }
+
+
+def _described(machine: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in machine.items())

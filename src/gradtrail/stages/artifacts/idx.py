@@ -1,0 +1,173 @@
+"""The IDX format of MNIST: a big-endian header, then the bytes of one uint8 array.
+
+A header is untrusted: it is compared with the number of bytes that are really there before any of them is taken for
+an array. Out of scope: other element types than uint8, other numbers of dimensions than 1 and 3, and gzip.
+
+The data set as `fetch` leaves it in `data/raw`: four IDX files, whatever the data set.
+"""
+
+import hashlib
+import json
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradtrail.stages.common.dataset import DatasetInfo, require_unchanged, sha256
+from gradtrail.support.errors import UserError
+
+_UINT8_CODE = 0x08
+_ALLOWED_NDIMS = (1, 3)
+_MAX_SIZE = 2**32 - 1
+
+Shape = tuple[int | None, ...]
+
+
+def read_idx(path: Path, *, shape: Shape) -> npt.NDArray[np.uint8]:
+    """Read an IDX file of uint8.
+
+    Args:
+        path: the file, uncompressed.
+        shape: the sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
+
+    Returns:
+        Array of `shape`, uint8, writable.
+
+    Raises:
+        UserError: the file is missing, unreadable or no regular file, or its header does not declare `shape`, or the
+            data are shorter or longer than the header declares. Refused before memory of the declared size is taken.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; an IDX file is needed")
+    try:
+        with path.open("rb") as file:
+            header = file.read(_header_bytes(len(shape)))
+            sizes = _check_header(header, os.fstat(file.fileno()).st_size, name=str(path), shape=shape)
+            return np.fromfile(file, dtype=np.uint8, count=math.prod(sizes)).reshape(sizes)
+    except OSError as fault:
+        raise UserError(f"{path}: cannot be read ({fault.strerror})") from fault
+
+
+def parse_idx(data: bytes, *, name: str, shape: Shape) -> npt.NDArray[np.uint8]:
+    """Parse the bytes of an IDX file of uint8.
+
+    Args:
+        data: header and elements.
+        name: what an error calls them.
+        shape: the sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
+
+    Returns:
+        Array of `shape`, uint8: a read-only view of `data`.
+
+    Raises:
+        UserError: `data` are no IDX bytes of `shape`; the message says what was found and what is allowed.
+    """
+    start = _header_bytes(len(shape))
+    sizes = _check_header(data[:start], len(data), name=name, shape=shape)
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(sizes)
+
+
+def encode_idx(array: npt.NDArray[Any]) -> bytes:
+    """Encode an array as the bytes of an IDX file.
+
+    Args:
+        array: uint8 with 1 or 3 dimensions, each of size 1 to 2**32 - 1, in any memory layout.
+
+    Returns:
+        The bytes that `parse_idx` turns back into an equal array; equal arrays give equal bytes.
+
+    Raises:
+        ValueError: another dtype, number of dimensions or size.
+    """
+    if array.dtype != np.uint8 or array.ndim not in _ALLOWED_NDIMS:
+        raise ValueError(f"array is {array.dtype} with {array.ndim} dimensions; IDX here is uint8 with 1 or 3")
+    if not all(1 <= size <= _MAX_SIZE for size in array.shape):
+        raise ValueError(f"array has shape {array.shape}; each size must be 1 to {_MAX_SIZE}")
+    return struct.pack(f">HBB{array.ndim}I", 0, _UINT8_CODE, array.ndim, *array.shape) + array.tobytes()
+
+
+def _header_bytes(ndim: int) -> int:
+    """Return the length of a header: the magic number and one 32-bit size for each dimension."""
+    if ndim not in _ALLOWED_NDIMS:
+        raise ValueError(f"shape has {ndim} dimensions; IDX here has 1 or 3")
+    return 4 + 4 * ndim
+
+
+def _check_header(header: bytes, num_bytes: int, *, name: str, shape: Shape) -> tuple[int, ...]:
+    """Return the sizes that `header` declares, once they agree with `shape` and with the file's length in bytes."""
+    if len(header) < _header_bytes(len(shape)):
+        raise UserError(f"{name}: only {len(header)} bytes; the header alone has {_header_bytes(len(shape))}")
+    zeros, code, ndim = struct.unpack_from(">HBB", header)
+    if (zeros, code, ndim) != (0, _UINT8_CODE, len(shape)):
+        allowed = f"0x{_UINT8_CODE << 8 | len(shape):08x} (uint8, {len(shape)} dimensions)"
+        raise UserError(f"{name}: magic number is 0x{header[:4].hex()}; allowed is {allowed}")
+    sizes: tuple[int, ...] = struct.unpack_from(f">{ndim}I", header, 4)
+    _check_sizes(sizes, name=name, shape=shape)
+    declared = len(header) + math.prod(sizes)  # Python's integers: the product cannot overflow
+    if num_bytes != declared:
+        raise UserError(f"{name}: {num_bytes} bytes; a header with sizes {sizes} needs exactly {declared}")
+    return sizes
+
+
+def _check_sizes(sizes: tuple[int, ...], *, name: str, shape: Shape) -> None:
+    """Raise unless every size is the one in `shape`, or at least 1 where that is None."""
+    for size, wanted in zip(sizes, shape, strict=True):
+        if size != wanted if wanted is not None else size < 1:
+            allowed = tuple("any from 1" if one is None else one for one in shape)
+            raise UserError(f"{name}: header declares sizes {sizes}; allowed are {allowed}")
+
+
+RAW_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawData:
+    """The four arrays of a raw folder, uint8, in the original order."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+def read_raw(folder: Path, info: DatasetInfo) -> RawData:
+    """Read the IDX files of a folder that was described; raise UserError where one is not what it was."""
+    for name in RAW_FILES:
+        require_unchanged(folder / name, info)
+    return _read(folder)
+
+
+def _read(folder: Path) -> RawData:
+    """Read the IDX files of a folder; raise UserError where one is damaged or they do not fit together."""
+    images, labels, test_images, test_labels = (
+        read_idx(folder / name, shape=(None, None, None) if "images" in name else (None,)) for name in RAW_FILES
+    )
+    for part, length, name in ((images, len(labels), RAW_FILES[0]), (test_images, len(test_labels), RAW_FILES[2])):
+        if len(part) != length:
+            raise UserError(f"{folder / name}: {len(part)} images, but {length} labels")
+    return RawData(images=images, labels=labels, test_images=test_images, test_labels=test_labels)
+
+
+def describe_raw(folder: Path, name: str) -> DatasetInfo:
+    """Describe the IDX files of a folder."""
+    raw = _read(folder)
+    files = {file: sha256(folder / file) for file in RAW_FILES}
+    return DatasetInfo(
+        name=name,
+        digest=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
+        image_shape=(raw.images.shape[1], raw.images.shape[2]),
+        num_classes=int(raw.labels.max()) + 1,
+        examples={"train": len(raw.labels), "test": len(raw.test_labels)},
+        files=files,
+    )
+
+
+def measure_raw(folder: Path, info: DatasetInfo) -> dict[str, float]:
+    """Return the metrics of a raw folder."""
+    counts = {f"{name}_examples": count for name, count in info.examples.items()}
+    return {**counts, "bytes": sum((folder / name).stat().st_size for name in RAW_FILES)}

@@ -1,0 +1,107 @@
+"""Weights on disk: one safetensors file holds the parameters and says of which model, so that it reads by itself."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from gradtrail.core.common.validation import check
+from gradtrail.core.nn.models import Model, ModelConfig, Params
+from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.common.params import validate
+from gradtrail.support.errors import UserError, one_line
+
+_KEY = "gradtrail"  # a single key: the format keeps several in no fixed order, and equal weights must be equal bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsInfo:
+    """What a weights file says of itself.
+
+    Attributes:
+        label_smoothing: of the loss that the training minimized.
+        dataset: what it was trained on.
+        epoch: epochs of training behind these weights; 0 for the initial ones.
+    """
+
+    model: ModelConfig
+    label_smoothing: float
+    dataset: DatasetInfo
+    epoch: int
+
+    def __post_init__(self) -> None:
+        check("label_smoothing", self.label_smoothing, at_least=0, below=1)
+        check("epoch", self.epoch, at_least=0)
+
+
+def write_weights(path: Path, params: Params, info: WeightsInfo) -> None:
+    """Write parameters, float32, in the byte-stable, pickle-free safetensors format."""
+    tensors = {_name(key): np.asarray(leaf) for key, leaf in jax.tree.leaves_with_path(params)}
+    metadata = {**dataclasses.asdict(info), "digest": _digest(tensors)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(save(tensors, metadata={_KEY: json.dumps(metadata, sort_keys=True)}))
+
+
+def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
+    """Read a weights file.
+
+    Returns:
+        The model, its parameters as arrays on the host, and what the file says of itself.
+
+    Raises:
+        UserError: the file is missing, damaged, or holds other tensors than its model has or than were written.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = json.loads((file.metadata() or {})[_KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (SafetensorError, OSError, ValueError, KeyError, RecursionError, AttributeError) as error:
+        # the last: a dtype that NumPy does not have
+        raise UserError(f"{path}: no weights file of this project: {one_line(error)}") from None
+    written = metadata.pop("digest", None) if isinstance(metadata, dict) else None
+    info = validate(metadata, WeightsInfo, f"{path}: {_KEY}")
+    model = Model(info.model)
+    params = _restore(path, model.abstract_params(), tensors)
+    if _digest(tensors) != written:
+        raise UserError(f"{path}: its tensors are not those that were written; `dvc repro` makes it anew")
+    return model, params, info
+
+
+def require_same_data(path: Path, info: WeightsInfo, dataset: DatasetInfo) -> None:
+    """Raise UserError unless the weights in a file were trained on this data set, with these splits."""
+    if info.dataset != dataset:
+        raise UserError(f"{path}: trained on other data ({info.dataset.label}) than there is now ({dataset.label})")
+
+
+def _restore(path: Path, abstract: Params, tensors: dict[str, np.ndarray]) -> Params:
+    """Arrange tensors like `abstract`, checking that names, shapes and dtypes agree."""
+    expected = {_name(key): leaf for key, leaf in jax.tree.leaves_with_path(abstract)}
+    for name in sorted(expected.keys() | tensors.keys()):
+        found, wanted = tensors.get(name), expected.get(name)
+        if found is None or wanted is None or found.shape != wanted.shape or found.dtype != wanted.dtype:
+            raise UserError(f"{path}: tensor {name} is {_describe(found)}, its model has {_describe(wanted)}")
+    return jax.tree.map_with_path(lambda key, _: tensors[_name(key)], abstract)
+
+
+def _digest(tensors: dict[str, np.ndarray]) -> str:
+    """Return the SHA-256 of all tensors, by name."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode() + np.ascontiguousarray(tensors[name]).tobytes())
+    return found.hexdigest()
+
+
+def _name(key: tuple[jax.tree_util.DictKey, ...]) -> str:
+    return "/".join(str(part.key) for part in key)
+
+
+def _describe(tensor: np.ndarray | jax.ShapeDtypeStruct | None) -> str:
+    return "absent" if tensor is None else f"{tensor.dtype}{tuple(tensor.shape)}"

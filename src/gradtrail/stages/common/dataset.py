@@ -1,0 +1,185 @@
+"""Which data set it is, and its splits as `preprocess` leaves them in `data/processed`."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.common.validation import check
+from gradtrail.stages.common.files import write_json
+from gradtrail.stages.common.params import validate
+from gradtrail.support.errors import UserError, one_line
+
+SPLITS = ("train", "validation", "test")
+_INFO = "dataset.json"
+_MAX_CLASSES = 256  # labels are bytes in the raw files
+_HEADER_BYTES = 128
+_HEADER = re.compile(  # NumPy itself takes more than it writes, and stumbles over some of it
+    rb"\x93NUMPY\x01\x00v\x00\{'descr': '[<|][biufcSUO]\d{0,4}', 'fortran_order': (True|False), "
+    rb"'shape': \((\d{1,15}, ?)*(\d{1,15})?\), \} *\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """Which data set this is; it follows the data into every metrics file, run and figure.
+
+    Attributes:
+        name: `mnist` or `digits`.
+        digest: sha256 over the digests of the raw files, hexadecimal.
+        image_shape: height and width in pixels.
+        num_classes: labels are 0 to num_classes - 1.
+        examples: number of examples in each part.
+        files: SHA-256 of each file that holds the data, by name.
+    """
+
+    name: str
+    digest: str
+    image_shape: tuple[int, int]
+    num_classes: int
+    examples: dict[str, int]
+    files: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for side in self.image_shape:
+            check("image_shape", side, at_least=1)
+        check("num_classes", self.num_classes, at_least=1, at_most=_MAX_CLASSES)
+        for name, count in self.examples.items():
+            check(f"examples.{one_line(name)}", count, at_least=0)
+
+    @property
+    def label(self) -> str:
+        """What to call it under a figure."""
+        return f"{self.name} {self.digest[:8]}"
+
+    def as_metrics(self) -> dict[str, str]:
+        """Return the part that goes into every metrics file."""
+        return {"dataset": self.name, "dataset_digest": self.digest}
+
+
+def write_info(folder: Path, info: DatasetInfo) -> None:
+    """Write the description beside the data."""
+    write_json(folder / _INFO, dataclasses.asdict(info))
+
+
+def read_info(folder: Path) -> DatasetInfo:
+    """Read the description beside the data."""
+    path = folder / _INFO
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable as JSON: {one_line(error)}") from None
+    return validate(content, DatasetInfo, f"{path}: dataset")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def require_unchanged(path: Path, info: DatasetInfo) -> None:
+    """Raise UserError unless a file of data has the bytes that its description was written for."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; `dvc repro` makes it")
+    if sha256(path) != info.files.get(path.name):
+        raise UserError(f"{path}: not the bytes that {path.with_name(_INFO)} was written for; `dvc repro` makes both")
+
+
+def write_split(path: Path, split: Split) -> None:
+    """Write a split as an uncompressed `.npz`: `np.load(path)["images"]` reads it back."""
+    np.savez(
+        path, allow_pickle=False, **{field.name: getattr(split, field.name) for field in dataclasses.fields(split)}
+    )
+
+
+def read_split(path: Path, info: DatasetInfo) -> Split:
+    """Read a split; raise UserError where the file is damaged or does not fit the data set."""
+    require_unchanged(path, info)
+    names = [field.name for field in dataclasses.fields(Split)]
+    try:
+        with zipfile.ZipFile(path) as archive:
+            arrays = {name: _read_array(archive, f"{name}.npy") for name in names}
+    except (OSError, ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path}: damaged: {one_line(error)[:200]}") from None
+    _check_arrays(path, arrays, info)
+    return Split(**arrays)
+
+
+def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+    """Read all splits of a processed folder."""
+    return {name: read_split(folder / f"{name}.npz", info) for name in SPLITS}
+
+
+def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Read an array of an uncompressed `.npz`.
+
+    Raises:
+        ValueError: it is compressed, holds objects, or its header is not as NumPy writes it or declares another number
+            of bytes than there are. Refused before memory of the declared size is taken.
+    """
+    member = archive.getinfo(name)
+    if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+        raise ValueError(f"{name} is compressed")
+    with archive.open(member) as stream:
+        if not _HEADER.fullmatch(stream.read(_HEADER_BYTES)):
+            raise ValueError(f"{name} has no header of an array")
+        stream.seek(0)
+        np.lib.format.read_magic(stream)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        declared = stream.tell() + math.prod(shape) * dtype.itemsize
+        if declared != member.file_size and not dtype.hasobject:
+            raise ValueError(f"{name} declares {declared} bytes, but has {member.file_size}")
+        stream.seek(0)
+        return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+def _check_arrays(path: Path, arrays: dict[str, np.ndarray], info: DatasetInfo) -> None:
+    rows = arrays["labels"].shape[:1]
+    expected: dict[str, tuple[tuple[int, ...], type]] = {"images": ((*rows, *info.image_shape), np.uint8)}
+    expected |= dict.fromkeys(("labels", "true_labels", "example_id"), (rows, np.int32))
+    for name, (shape, dtype) in expected.items():
+        array = arrays[name]
+        if array.shape != shape or array.dtype != dtype:
+            raise UserError(f"{path}: {name} is {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}")
+    for name in ("labels", "true_labels"):
+        if arrays[name].size == 0 or arrays[name].min() < 0 or arrays[name].max() >= info.num_classes:
+            raise UserError(f"{path}: {name} must be 0 to {info.num_classes - 1}, at least one of them")
+
+
+def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo) -> None:
+    """Write all splits and the description to a new folder; raise UserError where a split has no example."""
+    for name, split in splits.items():
+        if len(split) == 0:
+            raise UserError(
+                f"params.yaml: preprocess.validation_fraction leaves no {name} example; found "
+                f"{ {part: len(found) for part, found in splits.items()} }, every split needs at least one"
+            )
+    folder.mkdir()
+    for name, split in splits.items():
+        write_split(folder / f"{name}.npz", split)
+    examples = {name: len(split) for name, split in splits.items()}
+    files = {path.name: sha256(path) for path in folder.iterdir()}
+    write_info(folder, dataclasses.replace(info, examples=examples, files=files))
+
+
+def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
+    """Return the metrics of the splits: sizes, wrong labels, mean and spread of the training pixels in 0..1."""
+    train = splits["train"]
+    return {
+        **{f"{name}_examples": len(split) for name, split in splits.items()},
+        "noisy_labels": int(np.sum(train.labels != train.true_labels)),
+        "pixel_mean": float(np.mean(train.images, dtype=np.float64) / 255),
+        "pixel_std": float(np.std(train.images, dtype=np.float64) / 255),
+    }

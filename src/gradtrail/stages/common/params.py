@@ -1,0 +1,128 @@
+"""Loads one section of `params.yaml` into the dataclass that describes it.
+
+Knows no config class: a stage passes its own, so that this module adds nothing to a stage's dependencies.
+YAML is read as YAML 1.2, where `1e-3` is a number.
+"""
+
+import itertools
+import json
+import math
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode
+
+from gradtrail.support.errors import UserError, one_line
+
+Section = TypeVar("Section")
+ExtraValues: TypeAlias = Literal["forbid", "ignore"]
+
+_MAX_FILE_BYTES = 2**18  # which take seconds to read; those of a project have some thousands
+_MAX_CONTENT_BYTES = 2**24  # a few lines of aliases may stand for gigabytes
+_MAX_LINE = 500  # characters of an error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML 1.2 file whose top level is a mapping; raise UserError in one line where it is not."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise UserError(f"{path}: more than {_MAX_FILE_BYTES:,} bytes, too long for a file of params")
+    try:
+        content = _parse(data.decode("utf-8"))
+    except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # the last four: of odd values
+        raise UserError(f"{path}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected sections by name, got {type(content).__name__}")
+    return content
+
+
+def load_section(section: str, into: type[Section], path: Path = Path("params.yaml")) -> Section:
+    """Validate a section of the params file.
+
+    Args:
+        section: name of a top-level key.
+        into: a frozen dataclass whose fields are the section's keys. All are required; unknown keys are refused.
+        path: the params file.
+
+    Returns:
+        An instance of `into`.
+
+    Raises:
+        UserError: one line that names the key, what was found, and what is allowed.
+    """
+    content = read_yaml(path)
+    if section not in content:
+        found = one_line(", ".join(map(str, content)))[:_MAX_LINE]
+        raise UserError(f"{path}: section '{section}' is missing; found {found}")
+    return validate(content[section], into, f"{path}: {section}")
+
+
+def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues = "forbid") -> Section:
+    """Validate plain data (from YAML or JSON) against a dataclass; `name` stands before the key in errors.
+
+    `extra` says what becomes of keys that the dataclass does not have.
+    """
+    try:
+        # By way of JSON, where strictness still takes a list for a tuple; "10" is no number and true is no 1.
+        return TypeAdapter(_strict(into, extra)).validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        raise UserError(_one_line(error.errors()[0], name)[:_MAX_LINE]) from None
+    except (TypeError, ValueError, RecursionError) as error:  # a list as a key, an integer of thousands of digits
+        raise UserError(f"{name} holds what no param may be: {one_line(error)[:_MAX_LINE]}") from None
+
+
+def _parse(text: str) -> Any:
+    """Return the content of a YAML document; raise ValueError where its aliases make too much of it."""
+    yaml = YAML(typ="safe", pure=True)
+    with warnings.catch_warnings(action="ignore"):  # an anchor set twice: several lines
+        document = yaml.compose(text)
+    if document is None:
+        return None
+    if _content_bytes(document, {}) > _MAX_CONTENT_BYTES:
+        raise ValueError(f"its aliases stand for more than {_MAX_CONTENT_BYTES:,} bytes, or for themselves")
+    return yaml.constructor.construct_document(document)
+
+
+def _content_bytes(node: Any, known: dict[int, float]) -> float:
+    """Return about how many bytes a node takes with every alias written out; infinity where it holds itself."""
+    if not isinstance(node.value, list):
+        return sys.getsizeof(node.value)
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = itertools.chain(*node.value) if isinstance(node, MappingNode) else node.value
+        known[id(node)] = sys.getsizeof(node.value) + sum(_content_bytes(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _strict(cls: type[Section], extra: ExtraValues) -> type[Section]:
+    """Mark `cls` and the dataclasses that it holds for pydantic: exact types, finite numbers."""
+    for field_type in getattr(cls, "__annotations__", {}).values():
+        for part in (field_type, *getattr(field_type, "__args__", ())):
+            if isinstance(part, type) and hasattr(part, "__dataclass_fields__"):
+                _strict(part, extra)
+    return with_config(ConfigDict(extra=extra, strict=True, allow_inf_nan=False))(cls)
+
+
+def _one_line(error: ErrorDetails, name: str) -> str:
+    """Say what is wrong in one line: where, what is allowed, what was found."""
+    key = ".".join([name, *(one_line(part) for part in error["loc"])])
+    match error["type"]:
+        case "missing":
+            return f"{key} is missing"
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            return f"{key} is no known key"
+        case "value_error":  # raised by a config's own __post_init__, whose message names the key
+            return f"{name}.{error['ctx']['error']}" if not error["loc"] else f"{key}.{error['ctx']['error']}"
+    return f"{key}: {error['msg']}, got {error['input']!r}"

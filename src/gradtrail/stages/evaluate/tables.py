@@ -1,0 +1,48 @@
+"""Predictions as tables: every example for later analyses, the worst mistakes and the classes for people and plots."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.evaluate.metrics import Evaluation
+
+
+def write_tables(folder: Path, split: Split, result: Evaluation, num_mistakes: int) -> None:
+    """Write a split's tables to a new folder.
+
+    `predictions.parquet`: every example with its label, prediction, loss and the probability of each class.
+    `mistakes.csv`: the wrong predictions, the most certain first. `classes.csv`: label and prediction of every example,
+    for DVC's confusion plot. `calibration.csv`: the bins of the reliability diagram. `per_class.csv`.
+    """
+    folder.mkdir(parents=True)
+    predictions = prediction_table(split, result)
+    predictions.to_parquet(folder / "predictions.parquet", index=False)
+    predictions[["label", "predicted"]].to_csv(folder / "classes.csv", index=False)
+    mistakes = predictions.loc[
+        result.mistakes[:num_mistakes], ["example_id", "label", "predicted", "probability", "loss"]
+    ]
+    _write_csv(folder / "mistakes.csv", mistakes)
+    _write_csv(folder / "calibration.csv", pd.DataFrame(vars(result.reliability)).dropna())
+    by_class = pd.DataFrame(vars(result.per_class))
+    _write_csv(folder / "per_class.csv", by_class.rename_axis("class").reset_index())
+
+
+def prediction_table(split: Split, result: Evaluation) -> pd.DataFrame:
+    """Return a row for each example, in order."""
+    table = pd.DataFrame(
+        {
+            "example_id": split.example_id,
+            "label": split.labels,
+            "predicted": result.predicted.astype(np.int32),
+            "probability": result.probability,
+            "loss": result.example_loss,
+        }
+    )
+    columns = {f"probability_{label}": column for label, column in enumerate(result.probabilities.T)}
+    return table.assign(**columns)
+
+
+def _write_csv(path: Path, table: pd.DataFrame) -> None:
+    table.to_csv(path, index=False, float_format="%.6g")

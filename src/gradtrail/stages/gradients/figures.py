@@ -1,0 +1,188 @@
+"""Pictures of per-example gradients: how they are spread, whose are large or suspect, and how they go together."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
+from gradtrail.core.gradients.scores import rank_correlation
+from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.gradients.tables import SUSPICION, Tables
+
+
+def draw(
+    folder: Path,
+    tables: Tables,
+    analysis: GradientAnalysis,
+    splits: Mapping[str, Split],
+    title: str,
+    batch_size: int,
+) -> None:
+    """Draw all pictures of the `gradients` stage into a folder; `batch_size` is that of the training."""
+    draw_histograms(folder / "histograms.png", tables.scores, title)
+    draw_relations(folder / "relations.png", tables.scores, title)
+    draw_largest(folder / "largest.png", tables.largest, splits, title)
+    draw_course(folder / "course.png", tables, analysis, title, batch_size)
+    draw_classes(folder / "classes.png", analysis, title)
+    for name, ranked in tables.suspects.items():
+        draw_suspects(folder / f"suspects_{name}.png", ranked, splits, title)
+    draw_influence(folder / "influence.png", tables.influence, splits, title)
+    if len(tables.label_error_scores):
+        draw_detection(folder / "label_error_scores.png", tables.label_error_scores, title)
+
+
+def draw_histograms(path: Path, scores: pd.DataFrame, title: str) -> None:
+    """Draw the spread of the gradient norm by split, and by whether the prediction is right."""
+    figure, axes = plotting.new_figure(f"Per-example gradient norm · {title}", columns=2, size=(11, 4.2))
+    edges = _log_bins(scores["grad_norm"])
+    for split, part in scores.groupby("split", observed=True):
+        colour = plotting.SPLIT_COLOURS[str(split)]
+        axes[0, 0].hist(
+            part["grad_norm"],
+            edges,
+            weights=np.full(len(part), 100 / len(part)),
+            histtype="step",
+            color=colour,
+            label=str(split),
+            linewidth=1.6,
+        )
+    for is_correct, name, colour in ((True, "right", plotting.BLUE), (False, "wrong", plotting.VERMILLION)):
+        norms = scores.loc[scores["correct"] == is_correct, "grad_norm"]
+        axes[0, 1].hist(norms, edges, histtype="stepfilled", alpha=0.6, color=colour, label=f"{name} ({len(norms):,})")
+    axes[0, 0].set_ylabel("% of the split")
+    axes[0, 1].set_ylabel("examples")
+    for axis in axes.flat:
+        axis.set(xscale="log", yscale="log", xlabel="‖∇ℓᵢ‖")
+        axis.legend()
+    plotting.save(figure, path)
+
+
+def draw_relations(path: Path, scores: pd.DataFrame, title: str) -> None:
+    """Draw the gradient norm over loss, margin and input norm."""
+    figure, axes = plotting.new_figure(f"What large gradients go with · {title}", columns=3, size=(13, 4.2))
+    for axis, column, label in zip(
+        axes.flat, ("loss", "margin", "input_norm"), ("loss in nats", "margin in logits", "input norm"), strict=True
+    ):
+        for is_correct, name, colour in ((True, "right", plotting.BLUE), (False, "wrong", plotting.VERMILLION)):
+            part = scores[scores["correct"] == is_correct]
+            axis.plot(part[column], part["grad_norm"], ",", color=colour, alpha=0.5)
+            axis.plot([], [], "o", color=colour, label=name)
+        axis.set(yscale="log", xlabel=label, ylabel="‖∇ℓᵢ‖")
+        axis.legend(loc="lower right")
+    plotting.save(figure, path)
+
+
+def draw_largest(path: Path, largest: pd.DataFrame, splits: Mapping[str, Split], title: str) -> None:
+    """Draw the examples with the largest gradients, the largest first."""
+    named = zip(largest["split"].astype(str), largest["example_id"].astype(int), strict=True)
+    images = [_image(splits[split], example_id) for split, example_id in named]
+    captions = [
+        f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}  ‖g‖ {row.grad_norm:.1f}"
+        for row in largest.itertuples()
+    ]
+    plotting.gallery(np.stack(images), captions, f"Largest gradients: label → prediction · {title}", path, columns=8)
+
+
+def draw_course(path: Path, tables: Tables, analysis: GradientAnalysis, title: str, batch_size: int) -> None:
+    """Draw the noise scale over the kept epochs, and how the ranking by gradient norm changes."""
+    figure, axes = plotting.new_figure(f"Gradients over the training · {title}", columns=2, size=(11, 4.2))
+    noise = tables.noise_scale
+    known = noise[np.isfinite(noise["noise_scale"])]
+    top = 3 * max(known["noise_scale"].max() if len(known) else 1, batch_size)
+    lines = [known["noise_scale"] - known["low"], known["high"].clip(upper=top) - known["noise_scale"]]
+    axes[0, 0].errorbar(
+        known["epoch"], known["noise_scale"], yerr=np.maximum(lines, 0), fmt="o-", color=plotting.BLUE, capsize=4
+    )
+    axes[0, 0].axhline(batch_size, color=plotting.GREY, linestyle="--", label=f"batch size {batch_size}")
+    axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖², examples")
+    axes[0, 0].legend()
+    train, epochs = tables.train, list(analysis.noise_scales)
+    others = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
+    others["suspicion of the label"] = SUSPICION
+    for (label, other), colour in zip(others.items(), plotting.CYCLE, strict=False):
+        correlations = [_rank_correlation(train, epoch_column("grad_norm", epoch), other) for epoch in epochs]
+        axes[0, 1].plot(epochs, correlations, "o-", color=colour, label=label)
+    axes[0, 1].set(xlabel="epoch", ylabel="rank correlation with ‖∇ℓᵢ‖ at that epoch", ylim=(-1.05, 1.05))
+    axes[0, 1].legend()
+    plotting.save(figure, path)
+
+
+def draw_classes(path: Path, analysis: GradientAnalysis, title: str) -> None:
+    """Draw cosines of the classes' mean gradients, coherence of their examples, and shares of the whole gradient."""
+    classes = analysis.classes
+    figure, axes = plotting.new_figure(f"Gradients by class · {title}", columns=3, size=(14, 4.6))
+    panels = {"cosine of the mean gradients": classes.cosine, "coherence of single gradients": classes.coherence}
+    for axis, (name, matrix) in zip(axes[0], panels.items(), strict=False):
+        limit = float(np.nanmax(np.abs(matrix))) or 1.0
+        drawn = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axis.grid(visible=False)
+        axis.set(title=name, xlabel="class", ylabel="class", xticks=range(len(matrix)), yticks=range(len(matrix)))
+        figure.colorbar(drawn, ax=axis, shrink=0.8)
+    axes[0, 2].bar(range(len(classes.share)), 100 * classes.share, color=plotting.BLUE)
+    axes[0, 2].axhline(0, color=plotting.GREY, linewidth=1)
+    axes[0, 2].set(title="share of the mean gradient", xlabel="class", ylabel="%", xticks=range(len(classes.share)))
+    plotting.save(figure, path)
+
+
+def draw_suspects(path: Path, suspects: pd.DataFrame, splits: Mapping[str, Split], title: str) -> None:
+    """Draw the examples of a split whose labels look wrong, the most suspect first."""
+    images, captions = [], []
+    for row in _rows(suspects):
+        images.append(_image(splits[row.split], row.example_id))
+        truth = "" if row.label == row.true_label else f" (is {row.true_label})"
+        captions.append(f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}{truth}  {row.probability:.0%}")
+    name = f"Labels that look wrong: given → predicted, how probable the given one is · {title}"
+    plotting.gallery(np.stack(images), captions, name, path, columns=8)
+
+
+def draw_influence(path: Path, influence: pd.DataFrame, splits: Mapping[str, Split], title: str) -> None:
+    """Draw each chosen test example in a row, with the training examples that helped and that hurt it most."""
+    images, captions = [], []
+    for name, rows in influence.groupby("test_example", sort=False):
+        images.append(_image(splits["test"], int(str(name))))
+        captions.append(f"test #{name}\n{rows['label'].iloc[0]} → {rows['predicted'].iloc[0]}")
+        for row in _rows(rows):
+            images.append(_image(splits["train"], row.train_example))
+            captions.append(f"{row.effect} #{row.train_example}\n{row.train_label}  {_signed(row.influence)}")
+    columns = 1 + int(influence.groupby("test_example").size().iloc[0])
+    plotting.gallery(np.stack(images), captions, f"What helped and hurt test examples · {title}", path, columns=columns)
+
+
+def draw_detection(path: Path, detection: pd.DataFrame, title: str) -> None:
+    """Draw how well each score finds the labels that noise made wrong."""
+    figure, axes = plotting.new_figure(
+        f"Which score finds wrong labels · {title}", size=(9, 0.24 * len(detection) + 1.4)
+    )
+    names = [f"{row.score} {row.epoch and f'({row.epoch})'}" for row in _rows(detection)]
+    places = np.arange(len(names))[::-1]
+    axes[0, 0].plot(detection["average_precision"], places, "o", color=plotting.BLUE, label="average precision")
+    axes[0, 0].plot(detection["auroc"], places, "|", color=plotting.VERMILLION, label="AUROC", markersize=9)
+    axes[0, 0].set(yticks=places, xlim=(0, 1.01))
+    axes[0, 0].set_yticklabels(names, fontsize=8)
+    axes[0, 0].legend(loc="lower left")
+    plotting.save(figure, path)
+
+
+def _rows(table: pd.DataFrame) -> list[Any]:
+    return list(table.itertuples())
+
+
+def _signed(value: float) -> str:
+    return f"{value:+,.0f}" if abs(value) >= 10 else f"{value:+.2g}"
+
+
+def _rank_correlation(table: pd.DataFrame, left: str, right: str) -> float:
+    return rank_correlation(table[left].to_numpy(), table[right].to_numpy())
+
+
+def _image(split: Split, example_id: int) -> np.ndarray:
+    return split.images[np.flatnonzero(split.example_id == example_id)[0]]
+
+
+def _log_bins(values: pd.Series, count: int = 80) -> np.ndarray:
+    positive = values[values > 0]
+    return np.geomspace(positive.min(), positive.max() * 1.0001, count) if len(positive) else np.linspace(0.1, 1, count)

@@ -1,0 +1,138 @@
+"""What a training left behind for analyses of its course: the kept weights, the rates, and how each example fared."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.gradients.analysis import Trajectory
+from gradtrail.core.nn.models import Model, Params, WeightsKind
+from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
+from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.support.errors import UserError, one_line
+
+DYNAMICS = {
+    "example_id": pa.int32(),
+    "forgetting_events": pa.int32(),
+    "first_correct_epoch": pa.int32(),
+    "mean_probability": pa.float32(),
+    "probability_std": pa.float32(),
+}
+_STEPS = {"num_examples": pa.int32(), "learning_rate": pa.float32()}
+_MAX_ROWS = 2**24  # equal ones take a few bytes on disk, however many they are
+
+
+def read_trajectory(
+    models: Path, results: Path, scored: WeightsKind, dataset: DatasetInfo
+) -> tuple[Model, WeightsInfo, Trajectory]:
+    """Read the weights to score and those of the kept epochs, and the learning rates.
+
+    Raises:
+        UserError: a file is missing or damaged, or the weights are not of one model, trained on `dataset`.
+    """
+    path = models / f"{scored}.safetensors"
+    model, params, about = read_weights(path)
+    require_same_data(path, about, dataset)
+    by_epoch: dict[int, Params] = {}
+    for path in sorted((models / "epochs").glob("*.safetensors")):
+        other, kept, kept_about = read_weights(path)
+        if other.config != model.config:
+            raise UserError(
+                f"{path}: weights of {other.config.name}, beside {model.config.name} in {scored}.safetensors"
+            )
+        require_same_data(path, kept_about, dataset)
+        by_epoch[kept_about.epoch] = kept
+    by_epoch |= {about.epoch: params}
+    epochs = _count_epochs(results / "epochs.csv")
+    steps = _read_steps(results / "steps.parquet", epochs)
+    if max(by_epoch) > epochs:
+        raise UserError(f"{models}: weights after epoch {max(by_epoch)}, but {results} tells of {epochs} epochs")
+    trajectory = Trajectory(
+        params=by_epoch,
+        scored=about.epoch,
+        learning_rates=steps["learning_rate"],
+        steps_per_epoch=len(steps["learning_rate"]) // epochs,
+        batch_size=int(steps["num_examples"].max()),
+    )
+    return model, about, trajectory
+
+
+def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
+    """Read how each training example fared, in the order of the split.
+
+    Raises:
+        UserError: the file is missing or damaged, or is about other examples.
+    """
+    path = results / "dynamics.parquet"
+    table = _read_parquet(path, DYNAMICS)
+    if not np.array_equal(table.pop("example_id"), train.example_id):
+        raise UserError(f"{path}: holds other examples than the training split; `dvc repro` makes both")
+    if not all(np.isfinite(values).all() for values in table.values()):
+        raise UserError(f"{path}: holds figures that are not finite")
+    return table
+
+
+def _read_steps(path: Path, epochs: int) -> dict[str, np.ndarray]:
+    """Read the steps of a training, as many in each of its epochs."""
+    steps = _read_parquet(path, _STEPS)
+    rates, sizes = steps["learning_rate"], steps["num_examples"]
+    if not len(rates) or len(rates) % epochs:
+        raise UserError(f"{path}: {len(rates)} steps are not as many in each of {epochs} epochs")
+    if sizes.max() < 1 or not np.isfinite(rates).all():
+        raise UserError(f"{path}: every step has a learning rate, and some step has examples")
+    return steps
+
+
+def _count_epochs(path: Path) -> int:
+    """Return how many epochs a training had, at least 1."""
+    try:
+        epochs = pd.read_csv(path)["epoch"].tolist()
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(path, error) from None
+    if not epochs or epochs != list(range(1, len(epochs) + 1)):
+        raise UserError(f"{path}: no table of this project: the column epoch counts from 1")
+    return len(epochs)
+
+
+def _read_parquet(path: Path, columns: Mapping[str, pa.DataType]) -> dict[str, np.ndarray]:
+    """Read columns of these types; what the file says of itself is checked before memory is taken for its rows."""
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_parquet(file, columns)
+            table = file.read(columns=list(columns), use_threads=False)
+            table.validate(full=True)
+            if any(table[name].null_count for name in columns):
+                raise ValueError("values are missing")
+            return {name: table[name].to_numpy() for name in columns}
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise _damaged(path, error) from None
+
+
+def _check_parquet(file: pq.ParquetFile, columns: Mapping[str, pa.DataType]) -> None:
+    """Raise ValueError unless a file declares these columns, and not too many rows.
+
+    Of the groups of rows only the numbers are looked at: Arrow aborts the process over statistics that are damaged.
+    """
+    groups = [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
+    if max(file.metadata.num_rows, *groups, sum(groups)) > _MAX_ROWS:
+        raise ValueError(f"more than {_MAX_ROWS:,} rows")
+    for name, expected in columns.items():
+        found = file.schema_arrow.field(name)
+        if found.type != expected:
+            raise ValueError(f"column {name} is {found.type}, not {expected}")
+
+
+def _missing(path: Path) -> UserError:
+    return UserError(f"{path}: no such file; `dvc repro` makes it")
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: no table of this project: {one_line(error)[:200]}")

@@ -1,0 +1,101 @@
+"""Pictures of static costs: what each function computes, moves and holds in each form, and what became of its program.
+
+Drawn from a table with a row for each function of each variant; see `cost_tables`.
+"""
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from gradtrail.core.profile.variants import Variant
+from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.profile.tables import of_configured
+
+_MARKERS = ("s", "^", "D", "v")
+FUNCTIONS = {"train_step": plotting.BLUE, "predict": plotting.GREEN, "score": plotting.VERMILLION}
+
+
+def draw_costs(path: Path, costs: pd.DataFrame, configured: Variant, title: str) -> None:
+    """Draw FLOPs and bytes an example, and memory, of each function over the batch size; other forms as points."""
+    columns = {
+        "thousands of FLOPs an example": costs["flops"] / costs["batch_size"] / 1e3,
+        "KiB an example, read and written": costs["touched_bytes"] / costs["batch_size"] / 2**10,
+        "memory in between, MiB": costs["temporary_bytes"] / 2**20,
+        "memory with arguments and results, MiB": costs["total_bytes"] / 2**20,
+    }
+    figure, axes = plotting.new_figure(f"Static costs by the compiler · {title}", rows=2, columns=2, size=(11, 8))
+    for axis, (label, values) in zip(axes.flat, columns.items(), strict=True):
+        _draw_over_batch_size(axis, costs.assign(drawn=values), configured)
+        axis.set(title=label, xlabel="batch size", ylim=(0, 1.1 * max(values.max(), 1e-9)))
+        axis.yaxis.set_major_formatter("{x:,g}")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=4)
+    plotting.save(figure, path)
+
+
+def draw_fusions(path: Path, costs: pd.DataFrame, configured: Variant, title: str) -> None:
+    """Draw equations as traced, instructions as compiled, and fusions among them, of each function and form."""
+    counts = {
+        "jaxpr_equations": "equations\nas traced",
+        "hlo_instructions": "instructions\nas compiled",
+        "hlo_fusions": "fusions\namong them",
+    }
+    figure, axes = plotting.new_figure(f"What the compiler made of each program · {title}", columns=3, size=(13, 4.4))
+    for axis, function in zip(axes[0], FUNCTIONS, strict=True):
+        part = costs[costs["function"] == function]
+        shown = forms_to_compare(part, configured)
+        height = 0.8 / max(len(shown), 1)
+        for index, row in enumerate(shown.to_dict("records")):
+            places = [place + index * height for place in range(len(counts))]
+            colour = plotting.CYCLE[index % len(plotting.CYCLE)]
+            drawn = axis.bar(places, [row[name] for name in counts], height, color=colour, label=row["form"])
+            axis.bar_label(drawn, fmt="{:,.0f}", fontsize=8, padding=2, rotation=90 if len(shown) > 3 else 0)
+        axis.set_xticks([place + 0.4 - height / 2 for place in range(len(counts))], labels=counts.values())
+        axis.set(title=function)
+        axis.margins(y=0.15)
+        axis.grid(visible=False, axis="x")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=len(labels))
+    plotting.save(figure, path)
+
+
+def forms_to_compare(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
+    """Return the rows at the configured batch size, the configured form first; the column `form` names each."""
+    shown = pd.concat([of_configured(table, configured, but=""), _other_forms(table, configured)])
+    labels = [_form_label(row, configured) or f"configured: {configured.precision}" for row in shown.to_dict("records")]
+    return shown.assign(form=labels)
+
+
+def _other_forms(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
+    """Return the rows at the configured batch size whose precision or remat is another."""
+    here = table[table["batch_size"] == configured.batch_size]
+    return here[(here["precision"] != configured.precision) | (here["remat"] != configured.remat)]
+
+
+def _form_label(row: dict, configured: Variant) -> str:
+    """Say in what a row differs from the configured variant, batch size aside."""
+    if row["remat"] != configured.remat:
+        return "with remat" if row["remat"] else "without remat"
+    return "" if row["precision"] == configured.precision else str(row["precision"])
+
+
+def set_batch_sizes(axis: Axes, batch_sizes: pd.Series) -> None:
+    """Make the x axis logarithmic, with a tick at each batch size."""
+    sizes = sorted(batch_sizes.unique())
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, labels=map(str, sizes))
+    axis.minorticks_off()
+
+
+def _draw_over_batch_size(axis: Axes, table: pd.DataFrame, configured: Variant) -> None:
+    for function, colour in FUNCTIONS.items():
+        mine = table[table["function"] == function]
+        line = of_configured(mine, configured, but="batch_size").sort_values("batch_size")
+        axis.plot(line["batch_size"], line["drawn"], "o-", color=colour, label=function)
+        for row, marker in zip(_other_forms(mine, configured).to_dict("records"), _MARKERS, strict=False):
+            label = f"{function}, {_form_label(row, configured)}"
+            axis.plot(
+                row["batch_size"], row["drawn"], marker, color=colour, label=label, fillstyle="none", markersize=9
+            )
+    set_batch_sizes(axis, table["batch_size"])

@@ -1,0 +1,70 @@
+"""Static costs of compiled functions as tables and as metrics."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from gradtrail.core.profile.variants import CompiledVariant, Variant
+
+_KEYS = ["function", "precision", "batch_size", "remat"]
+_COSTS = ("flops", "bytes_accessed", "temporary_bytes", "total_bytes")
+DOUBLED = ("flops", "touched_bytes", "temporary_bytes", "total_bytes")
+_PROGRAM = ("jaxpr_equations", "hlo_instructions", "hlo_fusions")
+
+
+def cost_table(compiled: Sequence[CompiledVariant]) -> pd.DataFrame:
+    """Return a row for each function of each variant: its `StaticCost`, and the bytes that a call touches."""
+    rows = [
+        {"function": name, **dataclasses.asdict(each.variant), **dataclasses.asdict(function.cost)}
+        | {"touched_bytes": each.touched_bytes(name)}
+        for each in compiled
+        for name, function in each.functions.items()
+    ]
+    columns = [*_KEYS, *(key for key in rows[0] if key not in _KEYS)]
+    return pd.DataFrame(rows, columns=columns).sort_values(_KEYS, ignore_index=True)
+
+
+def doubling_table(table: pd.DataFrame, configured: Variant, columns: Sequence[str] = DOUBLED) -> pd.DataFrame:
+    """Return by what factor each doubling of the batch multiplies some columns of a table, function by function.
+
+    Returns:
+        Columns `function`, `batch_size` and `doubled`, and a factor for each of `columns`; NaN where there was none
+        before. A row for each two batch sizes of the table of which one is twice the other.
+    """
+    part = of_configured(table, configured, but="batch_size")[["function", "batch_size", *columns]]
+    doubled = part.assign(batch_size=part["batch_size"] / 2)
+    pairs = part.merge(doubled, on=["function", "batch_size"], suffixes=("", "_doubled"))
+    factors = {name: pairs[f"{name}_doubled"] / pairs[name].replace(0, np.nan) for name in columns}
+    keys = {"function": pairs["function"], "batch_size": pairs["batch_size"], "doubled": 2 * pairs["batch_size"]}
+    return pd.DataFrame(keys | factors).sort_values(["function", "batch_size"], ignore_index=True)
+
+
+def of_configured(table: pd.DataFrame, configured: Variant, *, but: str) -> pd.DataFrame:
+    """Return the rows of a table that differ from the configured variant in nothing, or in the column `but` alone."""
+    fixed = {key: value for key, value in dataclasses.asdict(configured).items() if key != but}
+    same = np.logical_and.reduce([table[key] == value for key, value in fixed.items()])
+    return table[same]
+
+
+def write_tables(folder: Path, costs: pd.DataFrame, doubling: pd.DataFrame) -> None:
+    """Write `costs.csv` and `doubling.csv` to a new folder."""
+    folder.mkdir(parents=True)
+    costs.to_csv(folder / "costs.csv", index=False)
+    doubling.round(6).to_csv(folder / "doubling.csv", index=False)
+
+
+def measure(costs: pd.DataFrame, configured: Variant) -> dict[str, int]:
+    """Return costs and program sizes of the configured variant as flat metrics, `<function>_<figure>`.
+
+    Besides, `train_step_with_remat_<figure>` (or `without`): of the training step with remat the other way.
+    """
+    named = {str(row["function"]): row for row in of_configured(costs, configured, but="").to_dict("records")}
+    found = {f"{name}_{figure}": int(row[figure]) for name, row in named.items() for figure in (*_COSTS, *_PROGRAM)}
+    other = dataclasses.replace(configured, remat=not configured.remat)
+    switched = of_configured(costs, other, but="").to_dict("records")
+    way = "with_remat" if other.remat else "without_remat"
+    figures = ("flops", "temporary_bytes")
+    return found | {f"train_step_{way}_{figure}": int(row[figure]) for row in switched for figure in figures}

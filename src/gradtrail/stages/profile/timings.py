@@ -1,0 +1,216 @@
+"""How long the variants of a profile take, for its row in MLflow: figures, tables and pictures. Changes no out.
+
+Nothing is timed where nobody would see it: without tracking, and under a debug switch, which changes what runs.
+"""
+
+import dataclasses
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+
+from gradtrail.core.profile.benchmark import Bench, FunctionTime, MachineRates, StepTimes, measure_rates
+from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
+from gradtrail.stages.common.setup import nothing_kept
+from gradtrail.stages.profile import time_figures as figures
+from gradtrail.stages.profile.tables import doubling_table, of_configured
+from gradtrail.support.memory import available_bytes, give_back
+from gradtrail.tracking.mlflow.run import Row
+
+_MIB = 2**20
+DOUBLED = ("seconds", "examples_per_second", "temporary_mib", "total_mib")
+PIECES = 3  # of work: the variants, the steps in three ways, the pictures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """What was timed.
+
+    Attributes:
+        functions: a row for each function of each variant.
+        times: where the time goes; of the configured functions.
+        steps: the configured training step in three ways.
+        rates: of the machine, before the functions or after them.
+    """
+
+    functions: pd.DataFrame
+    times: pd.DataFrame
+    steps: StepTimes
+    rates: MachineRates
+
+
+def wanted(row: Row) -> bool:
+    """Return whether to time at all."""
+    runtime = row.stage.runtime
+    return row.stored is not None and not (runtime.debug_nans or runtime.disable_jit)
+
+
+def take(
+    config: ProfileConfig,
+    compiled: Sequence[CompiledVariant],
+    num_classes: int,
+    *,
+    clock: Callable[[], float],
+    advance: Callable[[str], None],
+) -> Timings:
+    """Time all variants that fit into memory; those that do not cost a warning.
+
+    Args:
+        config: how long.
+        compiled: the configured variant first.
+        num_classes: of the data set.
+        clock: returns seconds.
+        advance: is told of each piece of work that is done.
+    """
+    bench = Bench(config, num_classes, clock)
+    rates = [measure_rates(clock)]
+    times = bench.time_functions([each for each in compiled if _fits(each)])
+    rates.append(measure_rates(clock))
+    advance("timed all variants")
+    give_back()
+    with nothing_kept():  # hundreds of operations without jit, each of which is compiled sooner than it is kept
+        steps = bench.time_steps(compiled[0])
+    give_back()
+    advance("timed the same steps in three ways")
+    roof = _highest(rates)
+    table = function_table(times, compiled, roof)
+    return Timings(functions=table, times=time_table(compiled[0], table), steps=steps, rates=roof)
+
+
+def function_table(
+    times: Sequence[FunctionTime], compiled: Sequence[CompiledVariant], rates: MachineRates
+) -> pd.DataFrame:
+    """Return a row for each function of each variant: pace, shares of the machine's rates, memory."""
+    functions = {(each.variant, name): function for each in compiled for name, function in each.functions.items()}
+    rows = []
+    for time in times:
+        function = functions[time.variant, time.function]
+        figures_of = {
+            key: value for key, value in dataclasses.asdict(time).items() if key not in ("function", "variant")
+        }
+        rows.append(
+            {"function": time.function, **dataclasses.asdict(time.variant), **figures_of}
+            | {"share_of_matmul_rate": time.flops_per_second / rates.flops_per_second}
+            | {"share_of_copy_rate": time.bytes_per_second / rates.bytes_per_second}
+            | {"temporary_mib": function.cost.temporary_bytes / _MIB, "total_mib": function.cost.total_bytes / _MIB}
+        )
+    return pd.DataFrame(rows)
+
+
+def step_table(steps: StepTimes) -> pd.DataFrame:
+    """Return a row for each way of making the same steps."""
+    rows = [
+        ("without jit", steps.without_jit, steps.first_without_jit, steps.steps_without_jit),
+        ("jit, one by one", steps.one_by_one, steps.compile_seconds, steps.steps_with_jit),
+        ("jit, in a loop on the device", steps.scanned, steps.compile_seconds, steps.steps_with_jit),
+    ]
+    return pd.DataFrame(rows, columns=["way", "seconds_per_step", "seconds_before", "steps"])
+
+
+def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame:
+    """Return where the time of each configured function goes until an epoch is done, in seconds.
+
+    Returns:
+        Columns `function`, `trace`, `lower`, `compile`, `first call`, `calls` (in an epoch) and `an epoch`.
+    """
+    pace = of_configured(table, configured.variant, but="").set_index("function")["seconds"]
+    calls = configured.program.steps_per_epoch
+    rows = [
+        {
+            "function": name,
+            "trace": function.times.trace_seconds,
+            "lower": function.times.lower_seconds,
+            "compile": function.times.compile_seconds,
+            "first call": function.calls.first if function.calls else np.nan,
+            "calls": calls,
+            "an epoch": calls * pace[name],
+        }
+        for name, function in configured.functions.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def metrics(timings: Timings, configured: Variant) -> dict[str, float]:
+    """Return what was timed as metrics; a number of steps that no training reaches is left out."""
+    steps, table = timings.steps, timings.functions[timings.functions["function"] == "train_step"]
+    found = {
+        "jit/seconds_per_step": steps.one_by_one,
+        "jit/seconds_per_step_without": steps.without_jit,
+        "jit/steps_timed_without": steps.steps_without_jit,
+        "jit/first_step_seconds_without": steps.first_without_jit,
+        "jit/speedup": steps.jit_speedup,
+        "jit/compile_seconds": steps.compile_seconds,
+        "jit/steps_until_it_pays": steps.steps_until_it_pays,
+        "scan/seconds_per_step": steps.scanned,
+        "scan/speedup": steps.scan_speedup,
+    }
+    for row in of_configured(table, configured, but="precision").to_dict("records"):
+        found |= _figures(f"precision/{row['precision']}", row)
+    for row in of_configured(table, configured, but="batch_size").to_dict("records"):
+        found |= _figures(f"batch/{row['batch_size']}", row)
+    for row in of_configured(table, configured, but="remat").to_dict("records"):
+        found |= _figures(f"remat/{'on' if row['remat'] else 'off'}", row)
+    return {name: float(value) for name, value in found.items() if np.isfinite(value)}
+
+
+def log(row: Row, timings: Timings, configured: Variant, title: str) -> None:
+    """Log figures, tables and pictures to a row."""
+    row.metrics(metrics(timings, configured))
+    with tempfile.TemporaryDirectory() as name:
+        write(Path(name), timings, configured, f"{title} · {_device()}")
+        row.files(Path(name), "timings")
+
+
+def write(folder: Path, timings: Timings, configured: Variant, title: str) -> None:
+    """Write tables and pictures to a folder."""
+    doubling = doubling_table(timings.functions, configured, DOUBLED)
+    timings.functions.to_csv(folder / "functions.csv", index=False)
+    doubling.to_csv(folder / "doubling.csv", index=False)
+    timings.times.to_csv(folder / "where_the_time_goes.csv", index=False)
+    step_table(timings.steps).to_csv(folder / "steps.csv", index=False)
+    figures.draw_steps(folder / "jit.png", timings.steps, title)
+    figures.draw_batch_sizes(folder / "batch_sizes.png", timings.functions, doubling, configured, title)
+    figures.draw_forms(folder / "precision_and_remat.png", timings.functions, configured, title)
+    figures.draw_roofline(folder / "roofline.png", timings.functions, configured, timings.rates, title)
+    figures.draw_times(folder / "where_the_time_goes.png", timings.times, title)
+
+
+def _figures(prefix: str, row: dict) -> dict[str, float]:
+    return {
+        f"{prefix}/{name}": row[key]
+        for name, key in {
+            "examples_per_second": "examples_per_second",
+            "seconds_per_step": "seconds",
+            "temporary_mib": "temporary_mib",
+        }.items()
+    }
+
+
+def _fits(compiled: CompiledVariant) -> bool:
+    needed = max(function.cost.total_bytes for function in compiled.functions.values())
+    if needed <= available_bytes():
+        return True
+    print(
+        f"profile: warning: {compiled.variant.label}: not timed; takes {needed // _MIB:,} MiB, more than are free",
+        file=sys.stderr,
+    )
+    return False
+
+
+def _highest(rates: Sequence[MachineRates]) -> MachineRates:
+    """Return the highest of each rate: whatever else the machine does, it lowers them."""
+    return MachineRates(
+        flops_per_second=max(each.flops_per_second for each in rates),
+        bytes_per_second=max(each.bytes_per_second for each in rates),
+    )
+
+
+def _device() -> str:
+    device = jax.local_devices()[0]
+    return f"{os.cpu_count()} cores" if device.platform == "cpu" else str(device.device_kind)

@@ -1,0 +1,149 @@
+"""A training's history as tables: an epoch a row for people and plots, a step a row for analyses, curves for MLflow."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+from jaxtyping import Int
+
+from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
+from gradtrail.core.per_example import noise_scale
+from gradtrail.core.train.dynamics import LearningDynamics
+from gradtrail.core.train.history import EpochRecord, History
+from gradtrail.core.train.loop import Chunk
+from gradtrail.core.train.step import StepRecord
+from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
+from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.tracking.mlflow.artifacts import Curves, curves
+
+_DIGITS = "%.9g"
+WINDOWS = 20  # parts of a training over which the noise scale is averaged
+
+
+def epoch_table(epochs: Sequence[EpochRecord]) -> pd.DataFrame:
+    """Return a row for each epoch, as `epochs.csv` has it: figures of 9 digits."""
+    columns = [field.name for field in dataclasses.fields(EpochRecord)]
+    records = (dataclasses.asdict(record) for record in epochs)
+    return pd.DataFrame(
+        [{key: _rounded(value) for key, value in record.items()} for record in records], columns=columns
+    )
+
+
+def step_table(steps: Sequence[StepRecord], *, before: int = 0) -> pd.DataFrame:
+    """Return a row for each step, counted from 1 after the steps `before`; loss scales where there are any."""
+    fields = (field.name for field in dataclasses.fields(StepRecord) if field.name != "rows")
+    columns = [name for name in fields if getattr(steps[0], name) is not None]
+    table = pd.DataFrame({name: np.concatenate([getattr(part, name) for part in steps]) for name in columns})
+    table.insert(0, "step", np.arange(1, len(table) + 1, dtype=np.int32) + np.int32(before))
+    return table
+
+
+def parameter_table(params: HostParams) -> pd.DataFrame:
+    """Return a row for each array of a network's parameters, and their sum."""
+    rows = [
+        (jax.tree_util.keystr(key, simple=True, separator="/"), " × ".join(map(str, leaf.shape)), leaf.size)
+        for key, leaf in jax.tree.leaves_with_path(params)
+    ]
+    return pd.DataFrame([*rows, ("all", "", num_parameters(params))], columns=["parameter", "shape", "number"])
+
+
+def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " examples"]) -> pd.DataFrame:
+    """Return a row for each training example: how it fared from epoch to epoch."""
+    return pd.DataFrame(
+        {
+            "example_id": example_id,
+            "forgetting_events": dynamics.forgetting_events,
+            "first_correct_epoch": dynamics.first_correct,
+            "mean_probability": dynamics.mean_probability,
+            "probability_std": dynamics.probability_std,
+        }
+    )
+
+
+def write_tables(folder: Path, history: History, example_id: Int[np.ndarray, " examples"]) -> None:
+    """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet`; `example_id` of the split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    epoch_table(history.epochs).to_csv(folder / "epochs.csv", index=False, float_format=_DIGITS)
+    parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)
+    step_table(history.steps).to_parquet(folder / "steps.parquet", index=False)
+    if history.dynamics is not None:
+        dynamics_table(history.dynamics, example_id).to_parquet(folder / "dynamics.parquet", index=False)
+
+
+def write_all_weights(
+    folder: Path, history: History, config: ModelConfig, label_smoothing: float, dataset: DatasetInfo
+) -> None:
+    """Write the weights that a training leaves behind: `final`, `best`, and `epochs/NNN` for those kept."""
+    (folder / "epochs").mkdir(parents=True)  # an out even where no epoch is kept
+    kept = {f"epochs/{weights.epoch:03d}": weights for weights in history.kept}
+    for name, weights in {"final": history.final, "best": history.best, **kept}.items():
+        info = WeightsInfo(model=config, label_smoothing=label_smoothing, dataset=dataset, epoch=weights.epoch)
+        write_weights(folder / f"{name}.safetensors", weights.params, info)
+
+
+def live_curves(history: History, planned_steps: int) -> Curves:
+    """Return the part of a training's curves that its last epoch adds."""
+    steps_before = sum(len(part.loss) for part in history.steps[:-1])
+    return curves(epoch_table(history.epochs[-1:]), step_table(history.steps[-1:], before=steps_before), planned_steps)
+
+
+def curves_of_steps(chunk: Chunk, steps_per_epoch: int, planned_steps: int) -> Curves:
+    """Return the curves of the steps done in an epoch that is not complete."""
+    before = (chunk.epoch - 1) * steps_per_epoch
+    steps = step_table([jax.device_get(chunk.records)], before=before)
+    return curves(epoch_table([]), steps[steps["step"] <= chunk.step], planned_steps)
+
+
+def measure(history: History, planned_steps: int) -> dict[str, float]:
+    """Return the metrics of a training: its size, the last epoch's figures, and which epoch was best.
+
+    `planned_steps` are those of all epochs asked for; early stopping may have left some undone.
+    """
+    last = {key: value for key, value in dataclasses.asdict(history.epochs[-1]).items() if key != "epoch"}
+    return {
+        **last,
+        "num_parameters": num_parameters(history.final.params),
+        "epochs": len(history.epochs),
+        "steps": sum(len(part.loss) for part in history.steps),
+        "planned_steps": planned_steps,
+        "best_epoch": history.best.epoch,
+        "best_validation_accuracy": history.best_record.validation_accuracy,
+        **_measure_scaling(history.steps),
+    }
+
+
+def measure_time(history: History, seconds: float) -> dict[str, float]:
+    """Return how long the loop of a training took, validation included and compilation not, all and by epoch."""
+    return {"seconds": seconds, "seconds_per_epoch": seconds / len(history.epochs)}
+
+
+def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> dict[str, float]:
+    """Return the mean over the training of the gradient noise scale, in examples.
+
+    From the norms of the gradients of whole batches and of their `num_parts` parts; nothing where the batches are not
+    worked in parts. Steps whose batch was not full, or that were skipped, are left out.
+    """
+    if history.steps[0].part_grad_norm is None:
+        return {}
+    table = step_table(history.steps)
+    norms = table.loc[table["num_examples"] == batch_size, ["part_grad_norm", "grad_norm"]].to_numpy()
+    part_norm, norm = norms[np.isfinite(norms).all(axis=1)].T
+    sizes = {"small_size": batch_size / num_parts, "large_size": batch_size}
+    found = noise_scale.over_training(*noise_scale.from_two_batch_sizes(part_norm, norm, **sizes), windows=WINDOWS)
+    known = found[np.isfinite(found)]
+    return {"noise_scale": float(np.mean(known))} if known.size else {}
+
+
+def _measure_scaling(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Return how often a step was skipped and the last loss scale; nothing where the loss was not scaled."""
+    if steps[-1].loss_scale is None:
+        return {}
+    skipped = sum(int(np.sum(part.skipped)) for part in steps if part.skipped is not None)
+    return {"skipped_steps": skipped, "loss_scale": float(steps[-1].loss_scale[-1])}
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(_DIGITS % value)

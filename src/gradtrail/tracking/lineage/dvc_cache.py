@@ -1,0 +1,143 @@
+"""Files from DVC's cache, by their digests, without DVC, whose import takes longer than most of what is asked here."""
+
+import configparser
+import contextlib
+import functools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gradtrail.stages.common.digests import digest
+from gradtrail.support.git import git_bytes
+from gradtrail.support.paths import root, working_folder
+
+_SYSTEM_CONFIG = "/etc/xdg/dvc/config"
+
+
+def cache_folder() -> Path:
+    """Return the folder of DVC's cache, as its configuration files have it: the last one that says so counts."""
+    return _configured_cache(root() / ".dvc")
+
+
+def has_remote() -> bool:
+    """Whether DVC knows of a remote to pull from."""
+    configs = _configurations(root() / ".dvc")
+    return any(name.strip("'").startswith("remote ") for _, config in configs for name in config.sections())
+
+
+def _configurations(own: Path) -> Iterator[tuple[Path, configparser.ConfigParser]]:
+    """Yield DVC's configuration files, the later ones of more weight."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    for file in (Path(_SYSTEM_CONFIG), Path(home) / "dvc" / "config", own / "config", own / "config.local"):
+        config = configparser.ConfigParser(interpolation=None, strict=False)
+        with contextlib.suppress(configparser.Error, ValueError):  # DVC itself will say so
+            config.read(file, encoding="utf-8")
+            yield file, config
+
+
+@functools.cache
+def _configured_cache(own: Path) -> Path:
+    found = own / "cache"
+    for file, config in _configurations(own):
+        if folder := config.get("cache", "dir", fallback="").strip("\"' "):
+            found = file.parent / folder
+    return found
+
+
+def file_folder() -> Path:
+    """Return the folder that holds the files, below it a folder for each first two digits of a digest."""
+    return cache_folder() / "files" / "md5"
+
+
+def listing(md5: str) -> Mapping[str, str] | None:
+    """Return the digest of each file in a folder with this digest, by its path there; None where the cache lacks it."""
+    try:
+        return {entry["relpath"]: entry["md5"] for entry in json.loads(_place(md5).read_bytes())}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def digest_within(out: str, md5: str, dep: str) -> str | None:
+    """Return the digest of a dep that is an out or lies in it; None where the cache does not tell."""
+    return md5 if dep == out else (listing(md5) or {}).get(dep.removeprefix(f"{out}/"))
+
+
+def is_here(out: str, md5: str) -> bool:
+    """Whether the cache, or the working folder as it is now, has an out with this digest."""
+    files = _files_of(md5)
+    in_cache = files is not None and all(_place(found).is_file() for found in files.values())
+    return in_cache or _is_in_working_folder(out, md5)
+
+
+def restore(out: str, md5: str, to: Path, commit: str) -> bool:
+    """Put an out with this digest into the folder `to`: from the cache, a commit, or the working folder as it is now.
+
+    Returns:
+        Whether it was found. What was put there has the digest.
+    """
+    target = to / out
+    if not _is_below(target, to):
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    found = _from_cache(md5, target) and digest(target) == md5
+    found = found or (_from_commit(commit, out, _removed(target)) and digest(target) == md5)
+    return found or _from_working_folder(out, md5, _removed(target))
+
+
+def _from_cache(md5: str, target: Path) -> bool:
+    if (files := _files_of(md5)) is None:
+        return False
+    if md5.endswith(".dir"):
+        target.mkdir(exist_ok=True)
+    for name, found in files.items():
+        path = target / name
+        if not _is_below(path, target) or not (source := _place(found)).is_file():
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)  # not its mode: what is in the cache is read-only
+    return True
+
+
+def _files_of(md5: str) -> Mapping[str, str] | None:
+    """Return the digests of an out's files, by their paths in it; None where the cache lacks a folder's listing."""
+    return listing(md5) if md5.endswith(".dir") else {"": md5}
+
+
+def _from_commit(commit: str, out: str, target: Path) -> bool:
+    content = git_bytes("cat-file", "blob", f"{commit}:./{out}") if commit else b""
+    target.write_bytes(content)
+    return content != b""
+
+
+def _from_working_folder(out: str, md5: str, target: Path) -> bool:
+    if not _is_in_working_folder(out, md5):
+        return False
+    source = working_folder() / out
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=shutil.copyfile)
+    else:
+        shutil.copyfile(source, target)
+    return True
+
+
+def _is_in_working_folder(out: str, md5: str) -> bool:
+    path = working_folder() / out
+    return _is_below(path, working_folder()) and path.exists() and digest(path) == md5
+
+
+def _place(md5: str) -> Path:
+    return file_folder() / md5[:2] / md5[2:]
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    """Whether a path that a file names leads nowhere else."""
+    return Path(os.path.normpath(path)).is_relative_to(folder)
+
+
+def _removed(path: Path) -> Path:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,163 @@
+"""Which state a stage makes, or made, and what came before it: from `dvc.yaml`, `dvc.lock` and the files.
+
+By default those of the working folder; those of a snapshot, where one is given.
+
+One process at a time makes a state: two would write the same bytes twice, and every point of a curve.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.pipeline_file import (
+    Entry,
+    StageSpec,
+    has_shape,
+    holds,
+    live_entry,
+    locked_entry,
+    makers,
+    read_lock,
+    state_key,
+)
+from gradtrail.stages.common.stage import Stage
+from gradtrail.support.paths import private_folder, working_folder
+from gradtrail.tracking.lineage.dvc_cache import digest_within
+from gradtrail.tracking.lineage.snapshots import Snapshot
+
+
+@dataclass(frozen=True)
+class Identity(Stage):
+    """A stage, and the identity of its state.
+
+    Attributes:
+        from_lock: whether it is the state that `dvc.lock` has, rather than the one that the stage is about to make.
+        snapshot: whose state it is; None for the working folder's.
+        place: the folder that has its files; None for the working folder.
+    """
+
+    from_lock: bool = False
+    snapshot: Snapshot | None = None
+    place: Path | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder that deps and outs are relative to."""
+        return self.place or working_folder()
+
+    @cached_property
+    def pipeline(self) -> dict[str, StageSpec]:
+        """All stages."""
+        return self.snapshot.pipeline if self.snapshot else super().pipeline
+
+    def entry(self, name: str) -> Entry:
+        """Return what determines the outs of a stage.
+
+        Of the stage that is about to run, as the files are now. Of a stage before it, as `dvc.lock` has it where its
+        outs are still those of the lock: what made them counts, not what code or params have become since. Otherwise
+        as the files are now.
+        """
+        if name not in self._entries:
+            locked = self._locked_entry(name)
+            self._entries[name] = locked or live_entry(self.pipeline[name], self.folder)
+        return self._entries[name]
+
+    def state_of(self, name: str) -> str:
+        """Return the key of a stage's state, made or about to be made."""
+        return state_key(name, self.pipeline, self.entry)
+
+    @property
+    def state(self) -> str:
+        """Key of the state that this stage is about to make."""
+        return self.state_of(self.name)
+
+    @property
+    def lineage(self) -> list[str]:
+        """This stage and all before it, in the pipeline's order."""
+        found, waiting = set[str](), [self.name]
+        while waiting:
+            found.add(name := waiting.pop())
+            waiting += makers(name, self.pipeline)
+        return [name for name in self.pipeline if name in found]
+
+    def describe_lineage(self) -> dict[str, dict[str, Any]]:
+        """Return, for this stage and each before it, its state and all that determines it: command, params, deps."""
+        return {name: {"state": self.state_of(name), **dataclasses.asdict(self.entry(name))} for name in self.lineage}
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the lock has this stage and all before it as the pipeline has them, each made of what those wrote.
+
+        Where only some stages of a changed pipeline were run, the lock has sections of two times. Files in a folder
+        whose listing DVC's cache lacks are taken for the right ones.
+        """
+        if not all(name in self._lock and has_shape(self._lock[name], self.pipeline[name]) for name in self.lineage):
+            return False
+        outs = {out: md5 for name in self.lineage for out, md5 in self._locked_outs(name).items()}
+        return all(
+            digest_within(out, outs[out], dep) in (md5, None)
+            for name in self.lineage
+            for dep, md5 in self.entry(name).data.items()
+            for out in outs
+            if holds(out, dep)
+        )
+
+    def out_digests(self) -> dict[str, str]:
+        """Return the digest of each out: as the lock has it, or of the files that were just written."""
+        if self.from_lock:
+            return self._locked_outs(self.name)
+        return {out: digest(self.folder / out) for out in self.spec.outs}
+
+    def has_outs_of_lock(self, name: str) -> bool:
+        """Whether the outs in the working folder are those that `dvc.lock` names for a stage."""
+        outs = self._locked_outs(name).items()
+        return all((self.folder / out).exists() and digest(self.folder / out) == md5 for out, md5 in outs)
+
+    def _locked_outs(self, name: str) -> dict[str, str]:
+        return {out["path"]: out["md5"] for out in self._lock[name].get("outs", ())}
+
+    def _locked_entry(self, name: str) -> Entry | None:
+        if name not in self._lock:
+            return None
+        is_before = name != self.name and name in self.lineage
+        trusted = self.from_lock or (is_before and self.has_outs_of_lock(name))
+        return locked_entry(self._lock[name]) if trusted else None
+
+    @cached_property
+    def _entries(self) -> dict[str, Entry]:
+        return {}
+
+    @cached_property
+    def _lock(self) -> dict[str, Any]:
+        if self.snapshot:
+            return self.snapshot.lock
+        path = self.folder / "dvc.lock"
+        return read_lock(path) if path.is_file() else {}
+
+
+@contextlib.contextmanager
+def only_maker(stage: Identity) -> Iterator[None]:
+    """Hold the lock of the state that a stage is about to make; where another process has it, say so and wait.
+
+    The system frees the lock of a process that was killed.
+    """
+    folder = private_folder() / "locks"
+    folder.mkdir(exist_ok=True)
+    lock = FileLock(folder / f"{stage.name}-{stage.state[:32]}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"{stage.name}: another process makes this very state; waiting for it to end", file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,131 @@
+"""What a stage compiled and what that cost, for its row in MLflow: figures, a table, and the programs themselves."""
+
+import contextlib
+import dataclasses
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pandas as pd
+import psutil
+
+from gradtrail.core.profile.benchmark import MachineRates, measure_rates
+from gradtrail.core.xla.compile_events import CompileLog, compile_log, differences
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler, time_metrics
+from gradtrail.stages.common.setup import only_compiler, set_up_cache
+from gradtrail.stages.profile import time_figures
+from gradtrail.tracking.mlflow.run import Row
+
+_MIB = 2**20
+
+
+@contextlib.contextmanager
+def compiling(row: Row) -> Iterator[Compiler]:
+    """Yield the compiler of a stage; at the end tell the row what it did. Changes no result.
+
+    Functions that were compiled anew for other shapes in between cost a warning that names the shapes.
+    """
+    runtime = row.stage.runtime
+    guard = only_compiler(set_up_cache()) if runtime.compile_cache else None
+    rss, started = _rss_mib(), time.perf_counter()
+    with compile_log() as log:
+        compiler = Compiler(time.perf_counter, guard)
+        yield compiler
+        seconds = time.perf_counter() - started
+    _warn_of_retraces(row.stage.name, log)
+    if row.stored is None or not compiler.functions:
+        return
+    functions = list(compiler.functions.values())
+    rates = measure_rates(time.perf_counter)
+    row.metrics({**time_metrics(functions), **achieved(functions, rates), **_of_cache(log, seconds), **_memory(rss)})
+    with tempfile.TemporaryDirectory() as folder:
+        write_profile(Path(folder), functions, rates, log, row.stage.name)
+        row.files(Path(folder), "compile")
+
+
+def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.DataFrame:
+    """Return a row for each function: costs, times, and rates as shares of the machine's."""
+    rows = [
+        {
+            "function": function.name,
+            **dataclasses.asdict(function.times),
+            "first_call_seconds": function.calls.first if function.calls else float("nan"),
+            "steady_call_seconds": function.calls.steady if function.calls else float("nan"),
+            **_shares(function, rates),
+            "flops_per_second": function.flops_per_second,
+            "bytes_per_second": function.bytes_per_second,
+            "arithmetic_intensity": function.cost.arithmetic_intensity,
+            **dataclasses.asdict(function.cost),
+            "signature": function.signature,
+        }
+        for function in functions
+    ]
+    return pd.DataFrame(rows)
+
+
+def achieved(functions: list[CompiledFunction], rates: MachineRates) -> dict[str, float]:
+    """Return the rates of the steady calls as shares of the machine's, as flat metrics, and the machine's own."""
+    found = {
+        "compile/machine/flops_per_second": rates.flops_per_second,
+        "compile/machine/bytes_per_second": rates.bytes_per_second,
+    }
+    for function in functions:
+        found |= {f"compile/{function.name}/{name}": value for name, value in _shares(function, rates).items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def write_profile(
+    folder: Path, functions: list[CompiledFunction], rates: MachineRates, log: CompileLog, title: str
+) -> None:
+    """Write `functions.csv` and its roofline; what calls were compiled for; each function's texts on its way down."""
+    table = profile_table(functions, rates)
+    table.to_csv(folder / "functions.csv", index=False)
+    time_figures.draw(folder / "roofline.png", table, rates, title)
+    called = [(name, signature) for name, signatures in log.signatures.items() for signature in signatures]
+    pd.DataFrame(called, columns=["function", "signature"]).to_csv(folder / "calls.csv", index=False)
+    for function in functions:
+        for kind, text in function.texts().items():
+            (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
+
+
+def _shares(function: CompiledFunction, rates: MachineRates) -> dict[str, float]:
+    return {
+        "share_of_matmul_rate": function.flops_per_second / rates.flops_per_second,
+        "share_of_copy_rate": function.bytes_per_second / rates.bytes_per_second,
+    }
+
+
+def _of_cache(log: CompileLog, seconds: float) -> dict[str, float]:
+    return {
+        "compile/cache_requests": log.requests,
+        "compile/cache_hits": log.hits,
+        "compile/cache_misses": log.misses,
+        "compile/cache_hit_rate": log.hits / max(log.requests, 1),
+        "compile/compilations": log.compilations,
+        "compile/retraced": len(log.retraced()),
+        "compile/share_of_time": log.seconds / seconds,
+    }
+
+
+def _memory(rss_before: float) -> dict[str, float]:
+    found = {"compile/memory/rss_before_mib": rss_before, "compile/memory/rss_after_mib": _rss_mib()}
+    found["compile/memory/live_arrays_mib"] = sum(array.nbytes for array in jax.live_arrays()) / _MIB
+    stats = jax.local_devices()[0].memory_stats() or {}
+    names = {"bytes_in_use": "device_mib", "peak_bytes_in_use": "device_peak_mib"}
+    return found | {f"compile/memory/{name}": stats[key] / _MIB for key, name in names.items() if key in stats}
+
+
+def _rss_mib() -> float:
+    return float(psutil.Process().memory_info().rss) / _MIB
+
+
+def _warn_of_retraces(stage: str, log: CompileLog) -> None:
+    for name, signatures in log.retraced().items():
+        print(
+            f"{stage}: warning: {name} was compiled {len(signatures)} times; {differences(signatures)[:400]}",
+            file=sys.stderr,
+        )

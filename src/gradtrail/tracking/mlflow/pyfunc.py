@@ -1,0 +1,93 @@
+"""A trained network as MLflow serves it: `mlflow.pyfunc.load_model` and `mlflow models predict` import this module.
+
+A logged model carries it, the few modules that it imports, and a weights file: it needs no repository, and no pickle.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, UInt8
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.stages.artifacts.weights import read_weights
+
+_LARGEST_BATCH = 256
+Images = UInt8[np.ndarray, "images height width"] | Float[np.ndarray, "images height width"]
+
+
+class ServedModel:
+    """A network that takes images and returns labels.
+
+    Args:
+        model: the network.
+        params: its parameters, as arrays on the host.
+    """
+
+    def __init__(self, model: Model, params: Params):
+        self._shape = model.config.image_shape
+        self._num_classes = model.config.num_classes
+        self._params = jax.device_put(params)
+        self._probabilities = jax.jit(lambda params, images: jax.nn.softmax(model.apply(params, images)))
+
+    def predict(self, data: Any, params: dict[str, Any] | None = None) -> dict[str, np.ndarray]:  # noqa: ARG002 - MLflow's
+        """Classify images, however many.
+
+        Args:
+            data: array of shape (images, height, width): whole numbers from 0 to 255, or floats from 0 to 1, where the
+                ink is bright and the ground 0. Nested lists, as from JSON, are taken likewise.
+            params: none are known.
+
+        Returns:
+            `label` (images), int64, and `probabilities` (images, classes), float32.
+
+        Raises:
+            MlflowException: another shape, type or range; one line.
+        """
+        images = as_images(data, self._shape)
+        starts = range(0, len(images), _LARGEST_BATCH)
+        parts = [self._batch(images[start : start + _LARGEST_BATCH]) for start in starts]
+        probabilities = np.concatenate([np.zeros((0, self._num_classes), np.float32), *parts])
+        return {"label": probabilities.argmax(axis=1), "probabilities": probabilities}
+
+    def _batch(self, images: Images) -> Float[np.ndarray, "images classes"]:
+        """Return the probabilities, padded to a power of two meanwhile: few sizes are compiled, whatever comes."""
+        size = 1 << (len(images) - 1).bit_length()
+        padded = np.concatenate([images, np.zeros((size - len(images), *self._shape), images.dtype)])
+        return np.asarray(self._probabilities(self._params, padded))[: len(images)]
+
+
+def as_images(data: Any, shape: tuple[int, int]) -> Images:
+    """Return images as the network takes them: uint8 pixels, or float32 in 0..1.
+
+    Raises:
+        MlflowException: another shape, type or range; one line.
+    """
+    try:
+        is_nested = isinstance(data, np.ndarray) and data.dtype.kind == "O"
+        images = np.asarray(data.tolist() if is_nested else data)
+    except ValueError:
+        raise _refusal("rows or images of different lengths", shape) from None
+    if images.ndim != 3 or images.shape[1:] != shape:
+        raise _refusal(f"shape {images.shape}", shape)
+    if images.dtype.kind not in "uif":
+        raise _refusal(f"values of type {images.dtype}", shape)
+    is_float = images.dtype.kind == "f"
+    low, high = (images.min(), images.max()) if images.size else (0, 0)
+    if not (low >= 0 and high <= (1 if is_float else 255)):  # NaN is neither
+        raise _refusal(f"{images.dtype} from {low:g} to {high:g}", shape)
+    return images.astype(np.float32 if is_float else np.uint8)
+
+
+def _refusal(found: str, shape: tuple[int, int]) -> MlflowException:
+    wanted = f"an array (images, {shape[0]}, {shape[1]}) of whole numbers from 0 to 255, or of floats from 0 to 1"
+    return MlflowException(f"images: {wanted}, is needed; got {found}", error_code=INVALID_PARAMETER_VALUE)
+
+
+def _load_pyfunc(path: str) -> ServedModel:
+    """Load the model from its weights file: what MLflow calls."""
+    model, params, _ = read_weights(Path(path))
+    return ServedModel(model, params)

@@ -1,0 +1,192 @@
+"""What a row in MLflow holds, made from a stage's declaration and its outs alone, so that a lost row can be remade."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+
+from gradtrail.stages.common.stage import Stage
+from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, noise_curves, read_tables
+from gradtrail.tracking.mlflow.client import experiment_id, store_lock
+from gradtrail.tracking.mlflow.links import PARENT, tie
+from gradtrail.tracking.mlflow.models import DIGEST_LENGTH, log_models
+from gradtrail.tracking.mlflow.naming import NOTE, metric_name, note, summary_in
+from gradtrail.tracking.mlflow.search import StoredRows, find_row
+from gradtrail.tracking.mlflow.tags import (
+    is_alive,
+    is_of_this_host,
+    origin_tags,
+    process_tags,
+    run_name,
+    shown,
+    stage_params,
+    state_tags,
+    working_diff,
+)
+
+REBUILT = "rebuilt"
+_DATA, _WEIGHTS = "data/", "models/"
+_EPOCHS = "models/epochs"
+_PAGES = "reports/"  # where the outs lie that are one file each, for people
+_EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
+
+
+class StoredRow:
+    """A row in the store.
+
+    Args:
+        client: of the store.
+        run_id: of the row.
+        attempt: which run of the state this is, from 1.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, attempt: int = 1):
+        self.client = client
+        self.run_id = run_id
+        self.attempt = attempt
+        self._logged: dict[str, set[int]] = {}
+
+    def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
+        """Log metrics, name → step → value; a point that the row has already is left as it is."""
+        now = int(time.time() * 1000)
+        new = [
+            Metric(name, float(value), now, int(step))
+            for name, curve in points.items()
+            for step, value in curve.items()
+            if step not in self._steps(name)
+        ]
+        for start in range(0, len(new), 1000):
+            self.client.log_batch(self.run_id, metrics=new[start : start + 1000])
+        for metric in new:
+            self._steps(metric.key).add(metric.step)
+
+    def log_outs(self, stage: Identity) -> None:
+        """Log what the stage wrote, from the files.
+
+        Weights as models. Data, weights of single epochs and parquet tables, which DVC's cache has, by their digests,
+        unless `runtime.copy_outs` asks for weights and tables.
+        """
+        metrics = stage.read_metrics()
+        points = _curves(stage, metrics)
+        numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
+        self.log_points({name: {0: value} for name, value in numbers.items()} | points)
+        folder = stage.folder / "results" / stage.name
+        log_results(self.client, self.run_id, folder, tables=stage.runtime.copy_outs)
+        for out in stage.spec.outs:
+            if out.startswith(_PAGES):
+                self.client.log_artifact(self.run_id, str(stage.folder / out))
+        self._log_dataset(stage, metrics)
+        if stage.name == "train":
+            kept_epochs = stage.runtime.log_kept_epochs
+            log_models(self.client, self.client.get_run(self.run_id), stage.folder / "models", kept_epochs=kept_epochs)
+        for out in stage.spec.outs if stage.runtime.copy_outs else ():
+            if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of every epoch stay with DVC
+                self.log_files(stage.folder / out, "models")
+        tags = {f"output/{out}": found for out, found in stage.out_digests().items()}
+        tags |= {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
+        self.set_tags(tags)
+        self._write_note(folder / "summary.md")
+
+    def tie(self) -> None:
+        """Tie the row to others, and close those of processes that are no more."""
+        rows = StoredRows(self.client)
+        tie(self.client, self.client.get_run(self.run_id), rows)
+        close_dead_rows(self.client, rows.running())
+
+    def log_files(self, path: Path, under: str) -> None:
+        """Log a file, or the files of a folder, as artifacts."""
+        log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
+        log(self.run_id, str(path), under)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set several tags at once."""
+        self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def _steps(self, name: str) -> set[int]:
+        """The steps at which the row has a value already: of an earlier attempt, or of this one."""
+        if name not in self._logged:
+            # A new row has none, and to ask for each metric takes long.
+            history = self.client.get_metric_history(self.run_id, name) if self.attempt > 1 else []
+            self._logged[name] = {metric.step for metric in history}
+        return self._logged[name]
+
+    def _write_note(self, summary: Path) -> None:
+        """Describe the row in words; what other rows have told of a training's gradients stays."""
+        data = self.client.get_run(self.run_id).data
+        words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
+        self.set_tags({NOTE: note(self.run_id, data.tags, data.metrics, words)})
+
+    def _log_dataset(self, stage: Stage, metrics: Mapping[str, Any]) -> None:
+        source = json.dumps({"uri": "data/raw" if stage.name in _EXPERIMENTS else "data/processed"})
+        dataset = Dataset(metrics["dataset"], metrics["dataset_digest"][:DIGEST_LENGTH], "local", source)
+        context = "training" if stage.name == "train" else stage.name
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+
+
+def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None) -> StoredRow:
+    """Find the row of the state that `stage` makes, or create it; count the attempt.
+
+    Args:
+        client: of the store.
+        stage: whose state it is.
+        origin: tags that say where the state comes from, where it is made again from its files; None where the stage is
+            about to run, so that the working folder says it.
+    """
+    experiment = experiment_id(client, _EXPERIMENTS.get(stage.name, "models"))
+    tags = process_tags() | dict(origin_tags() if origin is None else origin)
+    with store_lock(client.tracking_uri):  # until the row says who is at work on it: then nobody closes or removes it
+        found = find_row(client, state=stage.state)
+        run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
+        attempt = int(run.data.tags.get("attempts", 0)) + 1
+        tags |= {"attempts": str(attempt)}
+        params = [Param(key, shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
+        client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
+        if found:
+            client.update_run(run.info.run_id, status="RUNNING")
+    if found and REBUILT in found.data.tags:
+        client.delete_tag(run.info.run_id, REBUILT)
+    client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
+    if origin is None and tags.get("git.dirty") == "true":
+        client.log_text(run.info.run_id, working_diff(), "git.diff")
+    return StoredRow(client, run.info.run_id, attempt)
+
+
+def is_referenced(stage: Stage, out: str) -> bool:
+    """Whether a row has a file or folder by its digest alone."""
+    runtime = stage.runtime
+    return out.startswith(_DATA) or (out == _EPOCHS and not (runtime.copy_outs or runtime.log_kept_epochs))
+
+
+def close_dead_rows(client: MlflowClient, rows: Iterable[Run]) -> tuple[list[Run], list[Run]]:
+    """Mark rows KILLED that a process of this host left open.
+
+    Returns:
+        Those that were marked, and those that may be at work still, here or on another host.
+    """
+    rows = [row for row in rows if row.info.status == "RUNNING"]
+    dead = [row for row in rows if is_of_this_host(row.data.tags) and not is_alive(row.data.tags)]
+    for row in dead:
+        client.set_terminated(row.info.run_id, "KILLED")
+    return dead, [row for row in rows if row not in dead]
+
+
+def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
+    tags = state_tags(stage) | process_tags()
+    parent = find_row(client, state=tags["train_state"]) if "train_state" in tags else None
+    return tags | ({PARENT: parent.info.run_id} if parent else {})
+
+
+def _curves(stage: Stage, metrics: Mapping[str, Any]) -> Curves:
+    """Return the curves of a stage from its tables; one that keeps none has none."""
+    folder = stage.folder / "results" / stage.name
+    if (folder / "noise_scale.csv").is_file():
+        return noise_curves(pd.read_csv(folder / "noise_scale.csv"), stage.name)
+    if not (folder / "epochs.csv").is_file():
+        return {}
+    return curves(*read_tables(folder), metrics["planned_steps"])

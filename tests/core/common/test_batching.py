@@ -1,0 +1,79 @@
+"""Every example is in exactly one batch; padding counts for nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradtrail.core.common import batching
+
+SIZES = st.tuples(st.integers(1, 40), st.integers(1, 50))
+
+
+@settings(max_examples=8)  # each new size is compiled
+@given(SIZES, st.integers(0, 3))
+def test_an_epoch_visits_every_example_once(sizes: tuple[int, int], seed: int) -> None:
+    num_examples, batch_size = sizes
+    order = np.asarray(batching.shuffled_batches(num_examples, batch_size, key=jax.random.key(seed)))
+    assert order.shape == (batching.num_batches(num_examples, batch_size), batch_size)
+    assert order.dtype == np.int32
+    visited = order.ravel()
+    np.testing.assert_array_equal(np.sort(visited[:num_examples]), np.arange(num_examples))
+    assert np.all(visited[num_examples:] == batching.PADDING)
+    assert np.all(np.any(order != batching.PADDING, axis=1)), "no batch is padding alone"
+
+
+def test_the_order_is_that_of_the_key() -> None:
+    first, again, other = (np.asarray(batching.shuffled_batches(100, 10, key=jax.random.key(s))) for s in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.any(first != other)
+    assert np.any(first.ravel() != np.arange(100))
+
+
+def test_gather_takes_rows_and_masks_padding() -> None:
+    left, right = np.arange(12.0).reshape(4, 3), np.arange(4)
+    (rows, numbers), mask = batching.gather(
+        (jnp.asarray(left), jnp.asarray(right)), jnp.array([3, 0, batching.PADDING])
+    )
+    np.testing.assert_array_equal(mask, [True, True, False])
+    np.testing.assert_array_equal(rows[:2], left[[3, 0]])
+    np.testing.assert_array_equal(numbers[:2], [3, 0])
+
+
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.booleans()), min_size=1, max_size=5))
+def test_masked_sum_is_the_sum_of_the_rows_that_count(rows: list[tuple[float, bool]]) -> None:
+    values, mask = np.array([value for value, _ in rows], np.float32), np.array([flag for _, flag in rows])
+    total = batching.masked_sum(jnp.asarray(values), jnp.asarray(mask))
+    np.testing.assert_allclose(total, np.sum(values[mask], dtype=np.float64), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_is_masked_does_not_matter_even_where_it_is_no_number(poison: float) -> None:
+    values, mask = jnp.array([1.0, poison, 3.0]), jnp.array([True, False, True])
+    assert batching.masked_sum(values, mask) == 4
+    np.testing.assert_array_equal(jax.grad(lambda v: batching.masked_sum(v, mask))(values), [1, 0, 1])
+
+
+def test_normalize_maps_bytes_to_0_to_1() -> None:
+    pixels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16)
+    scaled = batching.normalize(jnp.asarray(pixels))
+    assert scaled.dtype == jnp.float32
+    np.testing.assert_allclose(scaled, pixels / 255, rtol=1e-6)
+
+
+@given(SIZES)
+def test_map_batches_equals_the_unbatched_call(sizes: tuple[int, int]) -> None:
+    num_examples, batch_size = sizes
+    left, right = np.arange(num_examples), np.arange(num_examples * 2.0).reshape(num_examples, 2)
+
+    def function(left: np.ndarray, right: np.ndarray) -> dict[str, np.ndarray]:
+        assert len(left) == len(right) == batch_size, "one shape of batch"
+        return {"sum": left + right.sum(axis=1), "right": right}
+
+    parts = list(batching.map_batches(function, batch_size, left, right))
+    joined = batching.join(parts)
+    np.testing.assert_array_equal(joined["sum"], left + right.sum(axis=1))
+    np.testing.assert_array_equal(joined["right"], right)
+    assert len(parts) == batching.num_batches(num_examples, batch_size)

@@ -1,0 +1,148 @@
+"""Eight devices train as one does: the same figures, each with its share of the work and the whole of the state.
+
+XLA splits a processor into devices only at a process's start; so one process of its own trains everything once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from factories import NUM_CLASSES, ROOT, SHAPE, train_config
+
+from gradtrail.core.common.sharding import make_mesh, share_out
+from gradtrail.core.nn.models import Model
+from gradtrail.core.train.loop import make_program
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import dataclasses, json
+
+import jax
+import numpy as np
+from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
+
+from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
+
+SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that some devices have padding alone
+CONFIGS = {
+    "mlp": train_config(batch_size=16),
+    "cnn in bfloat16": train_config(batch_size=16, model="cnn", precision="bfloat16", average_decay=0.9),
+    "noisy mlp in float16": train_config(
+        batch_size=16,
+        precision="float16",
+        mlp=MLPConfig(hidden=(5,), dropout=0.5),
+        augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=2),
+    ),
+    "schedule-free in parts": train_config(batch_size=16, optimizer="schedule_free", accumulation_steps=2),
+}
+
+
+def trained(config, mesh):
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    engine = compile_engine(make_program(config, model, len(SPLIT), mesh), compiler=new_compiler())
+    examples = on_device(SPLIT.images, SPLIT.labels, mesh)
+    initial = jax.device_get(engine.init(jax.random.key(0)).params)
+    *_, chunk = train(engine, engine.init(jax.random.key(0)), examples, steps_per_call=2)
+    evaluated = engine.evaluation_params(chunk.state)
+    arrays = jax.tree.leaves((chunk.state, chunk.records, evaluated, examples))
+    return {
+        "initial": initial,
+        "params": jax.device_get(chunk.state.params),
+        "evaluated": jax.device_get(evaluated),
+        "records": records_of(chunk),
+        "devices": sorted({len(array.sharding.device_set) for array in arrays}),
+        "replicas_differ": max(map(replicas_differ, arrays)),
+        "flops": engine.run_steps.cost.flops,
+    }
+
+
+def records_of(chunk):
+    # All but the norm of the parts: each device has its own.
+    return dataclasses.asdict(dataclasses.replace(jax.device_get(chunk.records), part_grad_norm=None))
+
+
+def replicas_differ(array):
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return len({np.asarray(shard.data).tobytes() for shard in array.addressable_shards}) > 1
+
+
+def difference(left, right):
+    differences = jax.tree.map(lambda a, b: np.max(np.abs(np.float64(a) - np.float64(b))), left, right)
+    return float(max(jax.tree.leaves(differences)))
+
+
+def compared(config):
+    one, eight = (trained(config, make_mesh(devices)) for devices in (jax.devices()[:1], None))
+    return {
+        "differences": {key: difference(one[key], eight[key]) for key in ("params", "evaluated", "records")},
+        "moved": difference(one["params"], one["initial"]),
+        "devices": [one["devices"], eight["devices"]],
+        "replicas_differ": eight["replicas_differ"],
+        "share_of_flops": eight["flops"] / one["flops"],
+    }
+
+
+def refused(**sizes):
+    config = train_config(**sizes)
+    try:
+        make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT))
+    except ValueError as error:
+        return str(error)
+
+
+found = {name: compared(config) for name, config in CONFIGS.items()}
+found["refused"] = [refused(batch_size=12), refused(batch_size=24, accumulation_steps=2)]
+print(json.dumps(found))
+"""
+TRAINED = ["mlp", "cnn in bfloat16", "noisy mlp in float16", "schedule-free in parts"]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # the latter to compile fast
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_eight_devices_train_as_one_does(name: str, found: dict[str, Any]) -> None:
+    assert max(found[name]["differences"].values()) < 1e-4, found[name]["differences"]
+    assert found[name]["moved"] > 1e-2, "else there is nothing to compare"
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_device_has_the_whole_state_and_works_on_its_share(name: str, found: dict[str, Any]) -> None:
+    assert found[name]["devices"] == [[1], [8]]
+    assert not found[name]["replicas_differ"]
+    assert found[name]["share_of_flops"] < 0.6
+
+
+def test_a_batch_that_does_not_go_evenly_over_the_devices_is_refused_in_one_line(found: dict[str, Any]) -> None:
+    assert found["refused"] == [
+        "batch_size must be a multiple of the number of devices, 8, got 12",
+        "batch_size / accumulation_steps must be a multiple of the number of devices, 8, got 12",
+    ]
+
+
+def test_one_device_takes_any_batch_and_adds_nothing_up() -> None:
+    def double(whole: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return whole * jnp.sum(batch), batch
+
+    alone = make_mesh(jax.devices()[:1])
+    assert share_out(double, alone) is double
+    for batch_size in (1, 7):
+        config = train_config(batch_size=batch_size)
+        program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 10, alone)
+        assert program.steps_per_epoch == -(-10 // batch_size)

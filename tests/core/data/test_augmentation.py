@@ -1,0 +1,173 @@
+"""Images move as an affine map says, linearly interpolated.
+
+The map is read off two images that hold each pixel's row and column: they come out with the position that each pixel
+was taken from.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.ndimage
+
+from gradtrail.core.data.augmentation import AugmentationConfig, augment
+
+SHAPE = (15, 12)
+CENTRE = np.array([7.0, 5.5])
+NUM_IMAGES = 200
+KEYS = jax.random.split(jax.random.key(0), NUM_IMAGES)
+IMAGE = np.random.default_rng(0).uniform(size=SHAPE).astype(np.float32)
+
+changed = jax.jit(augment, static_argnums=1)
+
+
+def config(**overrides: Any) -> AugmentationConfig:
+    return AugmentationConfig(**{"shift": 0.0, "rotation": 0.0, "scale": 0.0, "shear": 0.0, "cutout": 0} | overrides)
+
+
+ALL = config(shift=2.0, rotation=30.0, scale=0.3, shear=20.0)
+
+
+def augmented(image: np.ndarray, settings: AugmentationConfig, keys: jax.Array = KEYS) -> np.ndarray:
+    """Return one image changed by each of the keys."""
+    images = np.broadcast_to(image.astype(np.float32), (NUM_IMAGES, *SHAPE))
+    return np.asarray(changed(images, settings, key=keys))
+
+
+@functools.cache
+def maps(settings: AugmentationConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrix and the offset of each key: where a pixel is taken from, relative to the centre."""
+    grid = np.stack(np.meshgrid(*map(np.arange, SHAPE), indexing="ij"))
+    rows, columns, inside = (augmented(image, settings) for image in (*grid, np.ones(SHAPE)))
+    fits = []
+    for taken_from, is_whole in zip(np.stack([rows, columns], axis=1), inside > 1 - 1e-6, strict=True):
+        to = np.column_stack([grid[:, is_whole].T - CENTRE, np.ones(is_whole.sum())])
+        positions = taken_from[:, is_whole].T - CENTRE
+        fits.append(np.linalg.lstsq(to, positions)[0])
+        np.testing.assert_allclose(to @ fits[-1], positions, atol=1e-3, err_msg="no affine map")
+    return np.swapaxes(fits, 1, 2)[:, :, :2], np.array(fits)[:, 2]
+
+
+def monkeypatched(
+    monkeypatch: pytest.MonkeyPatch, image: np.ndarray, settings: AugmentationConfig, draws: list[float]
+) -> np.ndarray:
+    """Return an image changed by given draws: down, right, turn, size and slant, each from -1 to 1."""
+    monkeypatch.setattr(jax.random, "uniform", lambda *_, **__: jnp.array(draws))
+    run = jax.jit(lambda images, keys: augment(images, settings, key=keys))
+    return np.asarray(run(image[None], KEYS[:1]))[0]
+
+
+def test_nothing_is_changed_where_nothing_is_asked_for() -> None:
+    assert not config().enabled
+    np.testing.assert_array_equal(augmented(IMAGE, config()), np.broadcast_to(IMAGE, (NUM_IMAGES, *SHAPE)))
+
+
+@pytest.mark.parametrize("key", ["shift", "rotation", "scale", "shear", "cutout"])
+def test_one_kind_of_change_is_enough_to_be_enabled(key: str) -> None:
+    settings = config(**{key: 1 if key == "cutout" else 0.5})
+    assert settings.enabled
+    assert settings.moves is (key != "cutout")
+
+
+def test_all_changes_together_are_a_turn_a_change_of_size_a_shear_and_a_shift() -> None:
+    """A position is turned and scaled, then sheared along its row: row two of the matrix has a share of row one."""
+    matrices, offsets = maps(ALL)
+    first, second = matrices[:, 0], matrices[:, 1]
+    squared = np.sum(first**2, axis=1)
+    np.testing.assert_allclose(np.linalg.det(matrices), squared, rtol=1e-3)
+    drawn = {
+        "rotation": np.degrees(np.arctan2(-first[:, 1], first[:, 0])) / 30,
+        "scale": (1 / np.sqrt(squared) - 1) / 0.3,
+        "shear": np.degrees(np.arctan(np.sum(first * second, axis=1) / squared)) / 20,
+        "down": -offsets[:, 0] / 2,
+        "right": -offsets[:, 1] / 2,
+    }
+    for name, values in drawn.items():
+        assert np.all(np.abs(values) < 1.001), name
+        counts, _ = np.histogram(values, 4, (-1.001, 1.001))
+        assert np.all(np.abs(counts / NUM_IMAGES - 0.25) < 5 * np.sqrt(0.25 * 0.75 / NUM_IMAGES)), f"{name} is uneven"
+    correlations = np.corrcoef(list(drawn.values())) - np.eye(len(drawn))
+    assert np.all(np.abs(correlations) < 5 / np.sqrt(NUM_IMAGES)), "each is drawn by itself"
+
+
+def test_a_turn_alone_is_about_the_centre_and_distorts_nothing() -> None:
+    matrices, offsets = maps(config(rotation=180.0))
+    np.testing.assert_allclose(
+        matrices @ np.swapaxes(matrices, 1, 2), np.tile(np.eye(2), (NUM_IMAGES, 1, 1)), atol=1e-4
+    )
+    np.testing.assert_allclose(np.linalg.det(matrices), 1, atol=1e-4)
+    np.testing.assert_allclose(offsets, 0, atol=1e-4)
+
+
+def test_pixels_are_interpolated_as_by_scipy_with_zeros_beyond_the_edges() -> None:
+    found = augmented(IMAGE, ALL)
+    for index in range(20):
+        matrix, offset = (part[index] for part in maps(ALL))
+        beginning = CENTRE + offset - matrix @ CENTRE
+        expected = scipy.ndimage.affine_transform(IMAGE, matrix, beginning, order=1, mode="grid-constant")
+        np.testing.assert_allclose(found[index], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("down", "right"), [(2, 1), (-1, 2), (0, -2)])
+def test_a_shift_by_whole_pixels_moves_them_down_and_right(
+    monkeypatch: pytest.MonkeyPatch, down: int, right: int
+) -> None:
+    found = monkeypatched(monkeypatch, IMAGE, config(shift=2.0), [down / 2, right / 2, 0.3, 0.3, 0.3])
+    expected = np.pad(IMAGE, 2)[2 - down : 17 - down, 2 - right : 14 - right]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("turn", [1.0, -1.0])
+def test_a_quarter_turn_moves_whole_pixels(monkeypatch: pytest.MonkeyPatch, turn: float) -> None:
+    square = IMAGE[:12]
+    found = monkeypatched(monkeypatch, square, config(rotation=90.0), [0.3, 0.3, turn, 0.3, 0.3])
+    np.testing.assert_allclose(found, np.rot90(square, -turn), atol=1e-5)
+
+
+def test_a_larger_size_enlarges(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = np.zeros(SHAPE, np.float32)
+    inner[5:10, 3:9] = 1
+    found = monkeypatched(monkeypatch, inner, config(scale=0.5), [0.3, 0.3, 0.3, 1.0, 0.3])
+    assert np.sum(found) == pytest.approx(1.5**2 * np.sum(inner), rel=0.1)
+
+
+def test_pixels_stay_between_0_and_1() -> None:
+    extremes = np.round(IMAGE)
+    found = augmented(extremes, ALL)
+    assert np.min(found) >= 0
+    assert np.max(found) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("settings", [ALL, config(cutout=5)], ids=["moves", "cutout"])
+def test_how_an_image_changes_depends_on_its_own_key_alone(settings: AugmentationConfig) -> None:
+    found = augmented(IMAGE, settings)
+    elsewhere = augmented(IMAGE, settings, jnp.roll(KEYS, 70).at[70:].set(KEYS[0]))
+    np.testing.assert_array_equal(elsewhere[:70], found[-70:])
+    assert len(np.unique(found[:20], axis=0)) > 10
+
+
+@pytest.mark.parametrize("side", [4, 5])
+def test_cutout_blanks_a_square_anywhere_and_nothing_else(side: int) -> None:
+    image = IMAGE + 1
+    found = augmented(image, config(cutout=side))
+    is_blank = found == 0
+    np.testing.assert_array_equal(found[~is_blank], np.broadcast_to(image, found.shape)[~is_blank])
+    assert np.all(np.any(is_blank, axis=0)), "every pixel sometimes"
+    for blank in is_blank:
+        for lines, size in ((np.any(blank, axis=1), 15), (np.any(blank, axis=0), 12)):
+            first, last = np.flatnonzero(lines)[[0, -1]]
+            at_edge = first == 0 or last == size - 1
+            assert last - first + 1 == lines.sum()
+            assert side // 2 <= lines.sum() <= side if at_edge else lines.sum() == side
+        assert blank.sum() == np.any(blank, axis=1).sum() * np.any(blank, axis=0).sum()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("shift", -1.0), ("rotation", 181.0), ("scale", 1.0), ("shear", 90.0), ("cutout", -1)]
+)
+def test_values_out_of_range_are_refused_by_name(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{key} must be "):
+        config(**{key: value})

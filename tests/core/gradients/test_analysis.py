@@ -1,0 +1,165 @@
+"""The analysis of a small training against `vmap(grad)` at each of its kept weights."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import NUM_CLASSES, gradients_config, model_config, new_compiler, random_split
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.gradients.analysis import (
+    GradientAnalysis,
+    Trajectory,
+    analyze,
+    epoch_column,
+    num_influenced,
+    num_visits,
+)
+from gradtrail.core.gradients.passes import GradientPasses, compile_passes
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.models import Model
+from gradtrail.core.per_example.norms import per_example_grads
+
+MODEL = Model(model_config())
+SMOOTHING, BUDGET = 0.1, 24 * 2**20
+
+
+def split(number: int, *, seed: int) -> Split:
+    rng = np.random.default_rng(seed)
+    whole = random_split(40)
+    rows = rng.choice(40, number, replace=False)
+    ids = rng.permutation(1000)[:number].astype(np.int32)
+    return Split(images=whole.images[rows], labels=whole.labels[rows], true_labels=whole.labels[rows], example_id=ids)
+
+
+SPLITS = {"train": split(23, seed=1), "validation": split(5, seed=2), "test": split(11, seed=3)}
+PARAMS = {epoch: MODEL.init(key=jax.random.key(epoch)) for epoch in (0, 1, 4)}
+TRAJECTORY = Trajectory(
+    params=PARAMS,
+    scored=4,
+    learning_rates=np.linspace(0.3, 0.1, 12, dtype=np.float32),
+    steps_per_epoch=3,
+    batch_size=8,
+)
+WEIGHTS = TRAJECTORY.weights
+
+
+@functools.cache
+def passes(budget: int = BUDGET, others: int = 2, *, curvature: bool = False) -> GradientPasses:
+    return compile_passes(MODEL, SMOOTHING, others, curvature=curvature, memory_budget=budget, compiler=new_compiler())
+
+
+@pytest.fixture(scope="module")
+def found() -> GradientAnalysis:
+    return analyze(passes(), TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES)
+
+
+@functools.cache
+def gradients(epoch: int, name: str) -> np.ndarray:
+    """The gradient of each example of a split, float64, by the definition."""
+    part = SPLITS[name]
+    function = functools.partial(per_example_grads, MODEL, label_smoothing=SMOOTHING)
+    each = jax.jit(function)(PARAMS[epoch], jnp.asarray(part.images), jnp.asarray(part.labels))
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(len(part), -1) for leaf in jax.tree.leaves(each)], 1)
+
+
+def close(actual: np.ndarray, expected: np.ndarray, scale: float = 1e-5) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=scale * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_norms_are_kept_of_every_epoch_and_averaged_over_the_training(name: str, found: GradientAnalysis) -> None:
+    norms = {epoch: np.linalg.norm(gradients(epoch, name), axis=1) for epoch in PARAMS}
+    columns = found.scores[name]
+    for epoch, expected in norms.items():
+        close(columns[epoch_column("grad_norm", epoch)], expected)
+    close(columns["grad_norm"], norms[4])
+    close(columns["grad_norm_mean"], (norms[1] + norms[4]) / 2)
+    close(columns["self_influence"], sum(WEIGHTS[epoch] * norm**2 for epoch, norm in norms.items()))
+
+
+def test_scores_are_those_of_the_losses(found: GradientAnalysis) -> None:
+    part, columns = SPLITS["test"], found.scores["test"]
+    logits, labels = MODEL.apply(PARAMS[4], jnp.asarray(part.images)), jnp.asarray(part.labels)
+    close(columns["loss"], np.asarray(losses.cross_entropy(logits, labels, label_smoothing=SMOOTHING)))
+    close(columns["probability"], np.asarray(jax.nn.softmax(logits))[np.arange(11), part.labels])
+    close(columns["entropy"], np.asarray(losses.entropy(logits)))
+    np.testing.assert_array_equal(columns["predicted"], jnp.argmax(logits, axis=1))
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_alignment_is_the_cosine_with_the_mean_gradient_of_all_and_of_the_class(
+    name: str, found: GradientAnalysis
+) -> None:
+    train, each = gradients(4, "train"), gradients(4, name)
+    means = {label: train[SPLITS["train"].labels == label].mean(axis=0) for label in range(NUM_CLASSES)}
+    norms = np.linalg.norm(each, axis=1)
+    close(found.scores[name]["alignment"], each @ train.mean(axis=0) / np.linalg.norm(train.mean(axis=0)) / norms)
+    own = np.stack([means[label] for label in SPLITS[name].labels])
+    expected = np.sum(each * own, axis=1) / np.linalg.norm(own, axis=1) / norms
+    close(found.scores[name]["class_alignment"], expected)
+
+
+def test_the_noise_scale_goes_over_all_pairs_of_training_examples(found: GradientAnalysis) -> None:
+    for epoch in PARAMS:
+        products = gradients(epoch, "train") @ gradients(epoch, "train").T
+        squared_norm = (products.sum() - np.trace(products)) / (23 * 22)
+        assert found.noise_scales[epoch].squared_norm == pytest.approx(squared_norm, rel=1e-4)
+        assert found.noise_scales[epoch].trace == pytest.approx(np.trace(products) / 23 - squared_norm, rel=1e-4)
+
+
+def test_influence_is_the_weighted_sum_of_inner_products_for_the_worst_test_examples(found: GradientAnalysis) -> None:
+    assert found.influenced.tolist() == np.argsort(-found.scores["test"]["loss"], kind="stable")[:2].tolist()
+    expected = sum(
+        WEIGHTS[epoch] * gradients(epoch, "train") @ gradients(epoch, "test")[found.influenced].T for epoch in PARAMS
+    )
+    close(found.influence, expected)
+
+
+def test_chosen_test_examples_are_found_by_their_id() -> None:
+    ids = SPLITS["test"].example_id
+    config = gradients_config(test_examples=(int(ids[7]), int(ids[3]), int(ids[0])))
+    assert num_influenced(config, 11) == 3
+    assert analyze(passes(others=3), TRAJECTORY, SPLITS, config, NUM_CLASSES).influenced.tolist() == [7, 3, 0]
+    unknown = dataclasses.replace(config, test_examples=(10**6, 1, 2))
+    with pytest.raises(ConfigError, match=r"gradients\.test_examples: no example 1000000 in the test split"):
+        analyze(passes(others=3), TRAJECTORY, SPLITS, unknown, NUM_CLASSES)
+
+
+def test_class_structure_is_that_of_the_scored_weights(found: GradientAnalysis) -> None:
+    labels, each = SPLITS["train"].labels, gradients(4, "train")
+    sums = np.stack([each[labels == label].sum(axis=0) for label in range(NUM_CLASSES)])
+    norms = np.linalg.norm(sums, axis=1)
+    np.testing.assert_allclose(found.classes.cosine, sums @ sums.T / np.outer(norms, norms), atol=1e-5)
+    assert found.classes.share.sum() == pytest.approx(1)
+
+
+def test_every_pass_tells_how_far_it_is() -> None:
+    visits = []
+    analyze(passes(), TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES, advance=visits.append)
+    assert sum(visits) == num_visits(TRAJECTORY, SPLITS)
+
+
+def test_less_memory_makes_smaller_batches_and_the_same_figures(found: GradientAnalysis) -> None:
+    narrow = passes(budget=2**12)
+    assert narrow.score.batch_size < passes().score.batch_size
+    assert narrow.sums.batch_size == passes().sums.batch_size, "else sums would come in another order"
+    again = analyze(narrow, TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES)
+    for name, columns in found.scores.items():
+        for column, values in columns.items():
+            np.testing.assert_allclose(again.scores[name][column], values, rtol=1e-4, atol=1e-6, err_msg=column)
+
+
+def test_no_memory_at_all_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^runtime.memory_budget_mib: a single example takes score \d+ MiB"):
+        passes(budget=16)
+
+
+def test_the_curvature_is_computed_where_it_is_asked_for(found: GradientAnalysis) -> None:
+    assert found.curvature is None
+    asked = gradients_config(curvature_iterations=5)
+    assert analyze(passes(curvature=True), TRAJECTORY, SPLITS, asked, NUM_CLASSES).curvature > 0

@@ -1,0 +1,67 @@
+"""The passes on several devices, in a process that has them: the figures of one device, and each with its share."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from factories import ROOT
+
+pytestmark = pytest.mark.slow
+
+ANALYZE = """
+import json
+
+import jax
+import numpy as np
+from factories import NUM_CLASSES, gradients_config, model_config, new_compiler, random_split
+
+from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.gradients.analysis import Trajectory, analyze
+from gradtrail.core.gradients.passes import compile_passes
+from gradtrail.core.nn.models import Model
+
+splits = {name: random_split(size) for name, size in (("train", 37), ("test", 9))}
+found = {}
+for kind in ("mlp", "cnn"):
+    model = Model(model_config(kind=kind))
+    params = {epoch: model.init(key=jax.random.key(epoch)) for epoch in (0, 1)}
+    rates = np.full(4, 0.1, np.float32)
+    trajectory = Trajectory(params=params, scored=1, learning_rates=rates, steps_per_epoch=4, batch_size=10)
+    analyses, sizes = [], []
+    for devices in (jax.devices()[:1], None):
+        passes = compile_passes(
+            model, 0.1, 2, curvature=True, memory_budget=2**24, compiler=new_compiler(), mesh=make_mesh(devices)
+        )
+        sizes.append(passes.score.batch_size)
+        config = gradients_config(curvature_iterations=2)
+        analyses.append(analyze(passes, trajectory, splits, config, NUM_CLASSES))
+    one, eight = analyses
+    gaps = [
+        np.max(np.abs(one.scores[split][name] - eight.scores[split][name])) / (1e-9 + np.max(np.abs(values)))
+        for split in splits for name, values in one.scores[split].items()
+    ]
+    gaps.append(np.max(np.abs(one.influence - eight.influence)) / np.max(np.abs(one.influence)))
+    gaps += [abs(one.noise_scales[e].trace / eight.noise_scales[e].trace - 1) for e in params]
+    gaps.append(abs(one.curvature / eight.curvature - 1))
+    found[kind] = {"gap": float(max(gaps)), "sizes": sizes}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", ANALYZE], env=environment, check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_eight_devices_find_what_one_finds(kind: str, found: dict[str, Any]) -> None:
+    assert found[kind]["gap"] < 1e-4
+    one, eight = found[kind]["sizes"]
+    assert eight == 8 * one

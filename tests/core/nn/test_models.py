@@ -1,0 +1,314 @@
+"""The networks: shapes, initial weights, and the function they compute."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import CNN, NUM_CLASSES, SHAPE, model_config, new_compiler, random_split
+
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, num_parameters
+from gradtrail.core.xla.compiler import CompiledFunction
+
+KEY = jax.random.key(0)
+IMAGES = random_split(7).images
+WIDE = random_split(5, shape=(9, 6)).images  # two poolings leave 2 × 1, after an odd side each
+KEYS = jax.random.split(jax.random.key(1), 7)
+
+
+def perceptron(*hidden: int, dropout: float = 0.0, **overrides: Any) -> ModelConfig:
+    return model_config(mlp=MLPConfig(hidden=hidden, dropout=dropout), **overrides)
+
+
+def network(image_shape: tuple[int, int] = (9, 6), **overrides: Any) -> ModelConfig:
+    cnn = {"channels": (4, 6), "convolutions": 2, "hidden": (5,)} | overrides
+    return model_config(kind="cnn", image_shape=image_shape, cnn=dataclasses.replace(CNN, **cnn))
+
+
+@functools.cache
+def compiled_init() -> tuple[Model, Callable[[jax.Array], dict]]:
+    """Compile the initial weights of a network with every kind of layer, once: that takes seconds."""
+    model = Model(network((12, 12), channels=(20,), hidden=(), norm="group"))
+    return model, jax.jit(lambda key: model.init(key=key))
+
+
+def drawn(config: ModelConfig) -> dict:
+    """Return parameters of which none is 0, so that one left out shows."""
+    rng = np.random.default_rng(0)
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        fan_in = np.prod(leaf.shape[:-1]) if leaf.ndim > 1 else 2
+        return rng.normal(0, np.sqrt(2 / fan_in), leaf.shape).astype(np.float32)
+
+    return jax.tree.map(draw, Model(config).abstract_params())
+
+
+def flat(images: np.ndarray) -> np.ndarray:
+    return images.reshape(len(images), -1) / 255.0
+
+
+def classified(layers: dict, activations: np.ndarray) -> np.ndarray:
+    """Dense layers with ReLU between them, in NumPy and float64."""
+    for index in sorted(layers):
+        layer = layers[index]
+        activations = activations @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"], np.float64)
+        if index < len(layers) - 1:
+            activations = np.maximum(activations, 0)
+    return activations
+
+
+def convolved(images: np.ndarray, layer: dict) -> np.ndarray:
+    """A convolution of images with channels last, in NumPy and float64."""
+    kernel, bias = (np.asarray(layer[name], np.float64) for name in ("kernel", "bias"))
+    edge = (len(kernel) // 2, len(kernel) // 2)
+    padded = np.pad(images, [(0, 0), edge, edge, (0, 0)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape[:2], axis=(1, 2))
+    return np.einsum("bhwirc,rcio->bhwo", windows, kernel) + bias
+
+
+def normalized(images: np.ndarray, layer: dict, cnn: CNNConfig) -> np.ndarray:
+    grouped = images.reshape(*images.shape[:3], cnn.groups if cnn.norm == "group" else 1, -1)
+    axes = (1, 2, 4) if cnn.norm == "group" else (4,)
+    mean, variance = (figure(grouped, axis=axes, keepdims=True) for figure in (np.mean, np.var))
+    standardized = ((grouped - mean) / np.sqrt(variance + 1e-5)).reshape(images.shape)
+    return standardized * np.asarray(layer["scale"]) + np.asarray(layer["bias"])
+
+
+def pooled(images: np.ndarray) -> np.ndarray:
+    batch, height, width, channels = images.shape
+    whole = images[:, : height // 2 * 2, : width // 2 * 2]
+    return whole.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+
+
+def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray:
+    """The whole network in NumPy."""
+    if config.cnn is None:
+        return classified(params["layers"], flat(images))
+    activations = images[..., None] / 255.0
+    for index in sorted(params["blocks"]):
+        block = params["blocks"][index]
+        activations = convolved(activations, block["convolution"])
+        if config.cnn.norm != "none":
+            activations = normalized(activations, block["norm"], config.cnn)
+        activations = np.maximum(activations, 0)
+        if (index + 1) % config.cnn.convolutions == 0:
+            activations = pooled(activations)
+    return classified(params["layers"], np.moveaxis(activations, -1, 1).reshape(len(images), -1))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        model_config(kind="linear"),
+        perceptron(6, 5, 4, dropout=0.5),
+        network(dropout=0.5),
+        network(norm="group", convolutions=1, hidden=()),
+        network(norm="layer", convolutions=1, kernel_size=5),
+    ],
+    ids=["linear", "mlp", "cnn", "group", "layer"],
+)
+def test_logits_equal_numpy_and_without_a_key_nothing_is_left_out(config: ModelConfig) -> None:
+    params, images = drawn(config), WIDE if config.cnn else IMAGES
+    logits = jax.jit(Model(config).apply)(params, images)
+    assert logits.shape == (len(images), NUM_CLASSES)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, forward(config, params, images), rtol=1e-4, atol=1e-4)
+
+
+def test_bytes_and_scaled_floats_give_the_same_logits() -> None:
+    apply, params = jax.jit(Model(perceptron(5)).apply), drawn(perceptron(5))
+    scaled = IMAGES.astype(np.float32) / np.float32(255)
+    np.testing.assert_allclose(apply(params, IMAGES), apply(params, scaled), rtol=1e-5, atol=1e-6)
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree.leaves_with_path(Model(config).abstract_params())
+    return {jax.tree_util.keystr(key, simple=True, separator="/"): leaf.shape for key, leaf in leaves}
+
+
+def test_layers_are_named_by_number_from_the_input_on() -> None:
+    assert shapes(perceptron(6, 5)) == {
+        "layers/0/kernel": (SHAPE[0] * SHAPE[1], 6),
+        "layers/0/bias": (6,),
+        "layers/1/kernel": (6, 5),
+        "layers/1/bias": (5,),
+        "layers/2/kernel": (5, NUM_CLASSES),
+        "layers/2/bias": (NUM_CLASSES,),
+    }
+
+
+def test_blocks_are_named_by_number_too_with_their_norms() -> None:
+    assert shapes(network(norm="group", channels=(4, 6), convolutions=1, kernel_size=5)) == {
+        "blocks/0/convolution/kernel": (5, 5, 1, 4),
+        "blocks/0/convolution/bias": (4,),
+        "blocks/0/norm/scale": (4,),
+        "blocks/0/norm/bias": (4,),
+        "blocks/1/convolution/kernel": (5, 5, 4, 6),
+        "blocks/1/convolution/bias": (6,),
+        "blocks/1/norm/scale": (6,),
+        "blocks/1/norm/bias": (6,),
+        "layers/0/kernel": (6 * 2 * 1, 5),
+        "layers/0/bias": (5,),
+        "layers/1/kernel": (5, NUM_CLASSES),
+        "layers/1/bias": (NUM_CLASSES,),
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "count", "name"),
+    [
+        (perceptron(256, 128), 235_146, "mlp-256-128"),
+        (model_config(kind="linear"), 7_850, "linear"),
+        (network(channels=(32, 64), convolutions=1, hidden=(128,)), 421_642, "cnn-32-64-128"),
+    ],
+    ids=["mlp", "linear", "cnn"],
+)
+def test_number_of_parameters_and_name(config: ModelConfig, count: int, name: str) -> None:
+    model = Model(dataclasses.replace(config, image_shape=(28, 28), num_classes=10))
+    assert num_parameters(model.abstract_params()) == count
+    assert model.config.name == name
+
+
+def test_initial_weights_are_he_normal_and_biases_zero() -> None:
+    model, init = compiled_init()
+    params = init(KEY)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, model.abstract_params())
+    convolutions = [params["blocks"][index]["convolution"] for index in (0, 1)]
+    for layer in (*convolutions, *params["layers"].values()):
+        kernel = np.asarray(layer["kernel"], np.float64)
+        fan_in = np.prod(kernel.shape[:-1])
+        tolerance = 5 * np.sqrt(2 / kernel.size)  # five standard deviations of a sample variance
+        assert np.var(kernel) * fan_in / 2 == pytest.approx(1, rel=tolerance)
+        assert abs(np.mean(kernel)) < 5 * np.std(kernel) / np.sqrt(kernel.size)
+        assert not np.any(layer["bias"])
+
+
+def test_initial_weights_are_those_of_the_key() -> None:
+    _, init = compiled_init()
+    first, again, other = (init(jax.random.key(seed)) for seed in (0, 0, 1))
+    assert jax.tree.all(jax.tree.map(np.array_equal, first, again))
+    assert not np.array_equal(first["layers"][0]["kernel"], other["layers"][0]["kernel"])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_parameters_gradients_and_logits_are_float32_in_every_precision(precision: str) -> None:
+    model = Model(dataclasses.replace(network(norm="group", convolutions=1), precision=precision))
+    images = jnp.zeros((2, *model.config.image_shape), jnp.uint8)
+    params = model.abstract_params()
+
+    def loss(params: dict) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply(params, images)
+        return jnp.sum(logits), logits
+
+    grads, logits = jax.eval_shape(jax.grad(loss, has_aux=True), params)
+    assert {leaf.dtype for leaf in jax.tree.leaves((params, grads, logits))} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("config", [perceptron(5), network(SHAPE, channels=(4,), convolutions=1)], ids=["mlp", "cnn"])
+def test_bfloat16_logits_are_close_and_not_the_same(config: ModelConfig) -> None:
+    params = drawn(config)
+    low = np.asarray(jax.jit(Model(dataclasses.replace(config, precision="bfloat16")).apply)(params, IMAGES))
+    exact = forward(config, params, IMAGES).astype(np.float32)
+    assert np.max(np.abs(exact - low)) > 1e-4 * np.abs(exact).max()
+    np.testing.assert_allclose(exact, low, atol=0.02 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [perceptron(50, dropout=0.5), network(SHAPE, channels=(8,), convolutions=1, hidden=(50,), dropout=0.5)],
+    ids=["mlp", "cnn"],
+)
+def test_only_a_key_leaves_units_out_and_only_of_its_own_example(config: ModelConfig) -> None:
+    model, params, images = Model(config), drawn(config), jnp.asarray(IMAGES)
+    run = jax.jit(lambda key: model.apply(jax.tree.map(jnp.asarray, params), images, key=key))
+    whole = forward(config, params, IMAGES)
+    mixed = jnp.repeat(KEYS[:1], len(KEYS))
+    found, again, elsewhere = run(KEYS), run(KEYS), run(mixed)
+    np.testing.assert_array_equal(found, again)
+    np.testing.assert_array_equal(found[0], elsewhere[0])
+    assert np.all(np.max(np.abs(found - whole), axis=1) > 1e-2), "every example loses something"
+    assert np.all(np.any(np.asarray(found)[1:] != np.asarray(elsewhere)[1:], axis=1)), "what, depends on the key"
+
+
+@pytest.mark.parametrize(("hidden", "count"), [((), 800), ((500,), 500)], ids=["features", "hidden"])
+def test_a_cnn_leaves_out_features_and_hidden_units(hidden: tuple[int, ...], count: int) -> None:
+    """Where all that goes into the last layer is one, and all its weights too, a logit counts what was kept."""
+    model = Model(network(SHAPE, channels=(400,), convolutions=1, hidden=hidden, dropout=0.5))
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), model.abstract_params())
+    if hidden:
+        params["layers"][0]["kernel"] *= 0
+    images = np.zeros((7, *SHAPE), np.uint8)
+    logits = np.asarray(jax.jit(lambda params, images: model.apply(params, images, key=KEYS))(params, images))
+    kept = (logits[:, 0] - 1) / 2  # each counts twice, for the same mean; and the bias once
+    assert np.all(np.abs(kept - count / 2) < 5 * np.sqrt(count / 4))
+    assert len(set(kept.tolist())) > 1
+
+
+def gradient(config: ModelConfig, *, remat: bool) -> CompiledFunction:
+    """Compile the gradient of a loss, and the logits beside it, for 64 images."""
+    model = Model(config, remat=remat)
+
+    def loss(params: dict, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply(params, images)
+        return jnp.mean(logits**2), logits
+
+    images = jax.ShapeDtypeStruct((64, *config.image_shape), jnp.uint8)
+    return new_compiler().compile("gradient", jax.grad(loss, has_aux=True), model.abstract_params(), images)
+
+
+def test_rematerialization_gives_the_same_gradients_for_more_work_and_less_memory() -> None:
+    config = network((28, 28), channels=(16,), norm="group", groups=4)
+    again, kept = (gradient(config, remat=remat) for remat in (True, False))
+    assert 1.2 < again.cost.flops / kept.cost.flops < 1.5, "a third of the work, the forward pass, is done twice"
+    assert again.cost.temporary_bytes < 0.92 * kept.cost.temporary_bytes
+    images = np.random.default_rng(0).integers(0, 256, (64, 28, 28), dtype=np.uint8)
+    params = drawn(config)
+    for ours, expected in zip(*map(jax.tree.leaves, (again(params, images), kept(params, images))), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("hidden", [(), (0,), (5, -1)])
+def test_a_network_without_hidden_units_is_refused(hidden: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^hidden"):
+        MLPConfig(hidden=hidden, dropout=0.0)
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_a_share_of_units_that_leaves_none_is_refused(dropout: float) -> None:
+    for make in (lambda: MLPConfig(hidden=(5,), dropout=dropout), lambda: network(dropout=dropout)):
+        with pytest.raises(ValueError, match=r"^dropout must be "):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"channels": ()}, "channels: number of stacks must be at least 1"),
+        ({"channels": (4, 0)}, "channels must be at least 1"),
+        ({"hidden": (0,)}, "hidden must be at least 1"),
+        ({"convolutions": 0}, "convolutions must be at least 1"),
+        ({"kernel_size": 0}, "kernel_size must be at least 1"),
+        ({"kernel_size": 4}, "kernel_size must be odd, got 4"),
+        ({"groups": 0}, "groups must be at least 1"),
+        ({"norm": "group", "groups": 4}, r"groups must divide every one of channels \[4, 6\], got 4"),
+    ],
+)
+def test_values_of_a_cnn_out_of_range_are_refused_by_name(overrides: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        network(**overrides)
+
+
+def test_groups_need_not_divide_the_channels_where_no_group_is_normalized() -> None:
+    assert shapes(network(norm="layer", groups=4))["blocks/3/norm/scale"] == (6,)
+
+
+@pytest.mark.parametrize(("image_shape", "stacks"), [((9, 3), 2), ((1, 8), 1)])
+def test_more_stacks_than_the_image_can_be_halved_are_refused(image_shape: tuple[int, int], stacks: int) -> None:
+    halved = f"^cnn.channels: {stacks} stacks, .* leave nothing of {image_shape[0]} × {image_shape[1]} pixels"
+    with pytest.raises(ConfigError, match=halved):
+        Model(network(image_shape, channels=(4,) * stacks))

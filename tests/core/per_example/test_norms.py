@@ -1,0 +1,254 @@
+"""Per-example gradients against the batch gradient, finite differences and a closed form."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+from factories import CNN, NUM_CLASSES, model_config, new_compiler, random_split
+from flax import nnx
+
+from gradtrail.core.common import batching
+from gradtrail.core.gradients import scores as scores_module
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm
+from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.per_example import norms as per_example_gradients
+
+SPLIT = random_split(13)
+IMAGES, LABELS = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
+MLP, LINEAR = Model(model_config()), Model(model_config(kind="linear"))
+SMOOTHINGS = [0.0, 0.2]
+
+
+@functools.cache
+def params_of(model: Model) -> dict:
+    return model.init(key=jax.random.key(0))
+
+
+def per_example_grads(params: dict, smoothing: float) -> dict:
+    function = functools.partial(per_example_gradients.per_example_grads, MLP, label_smoothing=smoothing)
+    return jax.jit(function)(params, IMAGES, LABELS)
+
+
+@functools.cache
+def scores(microbatch_size: int, model: Model = MLP, smoothing: float = 0.2) -> dict[str, np.ndarray]:
+    score = scores_module.compile_score(model, smoothing, microbatch_size, compiler=new_compiler())
+    call = functools.partial(score, params_of(model))
+    return batching.join(list(batching.map_batches(call, microbatch_size, SPLIT.images, SPLIT.labels)))
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_their_mean_is_the_batch_gradient(smoothing: float) -> None:
+    def batch_loss(params: dict) -> jax.Array:
+        return jnp.mean(losses.cross_entropy(MLP.apply(params, IMAGES), LABELS, label_smoothing=smoothing))
+
+    params = params_of(MLP)
+    each = per_example_grads(params, smoothing)
+    mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, mean, jax.jit(jax.grad(batch_loss))(params))
+
+
+def test_finite_differences_agree() -> None:
+    params = params_of(MLP)
+    each = per_example_grads(params, 0.2)
+    rng = np.random.default_rng(0)
+    direction = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), params)
+
+    def losses_at(step: float) -> np.ndarray:
+        moved = jax.tree.map(lambda leaf, towards: leaf + step * towards, params, direction)
+        values = losses.cross_entropy(MLP.apply(moved, IMAGES), LABELS, label_smoothing=0.2)
+        return np.asarray(values, np.float64)
+
+    slopes = sum(
+        np.asarray(grad, np.float64).reshape(13, -1) @ np.asarray(towards, np.float64).ravel()
+        for grad, towards in zip(jax.tree.leaves(each), jax.tree.leaves(direction), strict=True)
+    )
+    np.testing.assert_allclose(slopes, (losses_at(2e-4) - losses_at(-2e-4)) / 4e-4, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_norm_on_softmax_regression_equals_its_closed_form(smoothing: float) -> None:
+    found = scores(5, LINEAR, smoothing)
+    layer = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params_of(LINEAR)["layers"][0])
+    inputs = SPLIT.images.reshape(13, -1) / 255.0
+    targets = (1 - smoothing) * np.eye(NUM_CLASSES)[SPLIT.labels] + smoothing / NUM_CLASSES
+    error = scipy.special.softmax(inputs @ layer["kernel"] + layer["bias"], axis=1) - targets
+    expected = np.linalg.norm(error, axis=1) * np.sqrt(np.sum(inputs**2, axis=1) + 1)
+    np.testing.assert_allclose(found["grad_norm"], expected, rtol=1e-4)
+    np.testing.assert_allclose(found["input_norm"], np.linalg.norm(inputs, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 4, 13, 32])
+def test_size_of_the_microbatch_does_not_matter(microbatch_size: int) -> None:
+    found, expected = scores(microbatch_size), scores(5)
+    for name in expected:
+        assert found[name].shape == (13,)
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+NETWORKS = {
+    "linear": {"kind": "linear"},
+    "mlp": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), dropout=0.4)},
+    "cnn": {"kind": "cnn", "cnn": dataclasses.replace(CNN, dropout=0.4)},
+    "cnn with group norm": {"kind": "cnn", "cnn": dataclasses.replace(CNN, convolutions=2, norm="group")},
+    "cnn with layer norm": {
+        "kind": "cnn",
+        "cnn": dataclasses.replace(CNN, channels=(16,), kernel_size=5, norm="layer"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("network", "precision"),
+    [
+        pytest.param(network, precision, marks=[] if precision == "float32" or "group" in network else pytest.mark.slow)
+        for network in NETWORKS
+        for precision in ("float32", "bfloat16", "float16")
+    ],
+)
+def test_figures_of_gradients_equal_those_of_the_gradients_themselves(network: str, precision: str) -> None:
+    """Norms layer by layer, and inner products; the definition is `vmap(grad)`, with the dropout keys."""
+    model = Model(model_config(precision=precision, **NETWORKS[network]))
+    params, keys = params_of(model), jax.random.split(jax.random.key(1), 13)
+
+    def loss(params: dict, image: jax.Array, label: jax.Array, key: jax.Array) -> jax.Array:
+        logits = model.apply(params, image[None], key=key[None])
+        return losses.cross_entropy(logits, label[None], label_smoothing=0.2)[0]
+
+    def figures(params: dict, directions: dict) -> tuple:
+        squares, logits = per_example_gradients.squared_grad_norms(
+            model, params, IMAGES, LABELS, label_smoothing=0.2, key=keys
+        )
+        dots = per_example_gradients.grad_dots(model, params, IMAGES, LABELS, directions, label_smoothing=0.2, key=keys)
+        return squares, dots, logits
+
+    each = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0, 0)))(params, IMAGES, LABELS, keys)
+    rng = np.random.default_rng(2)
+    directions = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape)), jnp.float32), params)
+    squares, dots, logits = jax.jit(figures)(params, directions)
+    assert logits.shape == (13, NUM_CLASSES)
+    tolerance = 1e-5 if precision == "float32" else 1e-3
+    by_layer = model.by_layer(each)
+    for name, squared in squares.items():
+        expected = np.square(np.asarray(per_example_gradients.per_example_norm(by_layer[name])))
+        np.testing.assert_allclose(squared, expected, rtol=tolerance, atol=1e-9, err_msg=name)
+    total = np.sqrt(sum(np.asarray(squared) for squared in squares.values()))
+    np.testing.assert_allclose(total, per_example_gradients.per_example_norm(each), rtol=tolerance)
+    norms = np.linalg.norm(flat(directions, 2), axis=1)
+    expected = flat(each, 13) @ flat(directions, 2).T
+    np.testing.assert_allclose(dots, expected, rtol=0, atol=tolerance * float(np.max(total) * np.max(norms)))
+
+
+def flat(tree: dict, rows: int) -> np.ndarray:
+    """A pytree with a leading axis as a matrix, float64."""
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(rows, -1) for leaf in jax.tree.leaves(tree)], axis=1)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_products_of_all_pairs_equal_those_of_the_gradients_themselves(network: str) -> None:
+    model = Model(model_config(**NETWORKS[network]))
+    params = params_of(model)
+
+    def figures(params: dict) -> tuple:
+        others = per_example_gradients.signals(model, params, IMAGES[:4], LABELS[:4], label_smoothing=0.2)
+        found = per_example_gradients.grad_products(model, params, IMAGES, LABELS, others, label_smoothing=0.2)
+        each = per_example_gradients.per_example_grads(model, params, IMAGES, LABELS, label_smoothing=0.2)
+        return found, each
+
+    found, each = jax.jit(figures)(params)
+    expected = flat(each, 13) @ flat(each, 13)[:4].T
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_no_gradient_of_a_dense_layer_is_formed() -> None:
+    """Of the MLP, the scores take less than twice the work of a prediction's two passes, whatever the batch."""
+    model = Model(model_config(image_shape=(28, 28), mlp=MLPConfig(hidden=(256, 128), dropout=0.0), num_classes=10))
+    score = scores_module.compile_score(model, 0.1, 64, compiler=new_compiler())
+    forward = 2 * 64 * (784 * 256 + 256 * 128 + 128 * 10)
+    backward = 2 * 64 * (256 * 128 + 128 * 10)
+    assert score.cost.flops < 1.2 * (forward + backward)
+
+
+class Scale(Layer):
+    """A layer that tells nothing of its gradients."""
+
+    def __init__(self, size: int):
+        self.scale = nnx.Param(jnp.arange(1.0, 1.0 + size))
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        return jnp.sin(inputs * self.scale[...][None])
+
+
+def test_a_layer_that_knows_no_way_to_its_gradients_goes_by_their_definition() -> None:
+    """Scale acts through a sine, so that its gradient is x cos(x s) δ."""
+    layer = Scale(4)
+    assert not layer.is_known
+    inputs, cotangent, others = (jax.random.normal(jax.random.key(seed), (5, 4)) for seed in range(3))
+    grads = inputs * jnp.cos(inputs * layer.scale[...][None]) * cotangent
+    np.testing.assert_allclose(layer.squared_grad_norms(inputs, cotangent), jnp.sum(grads**2, axis=1), rtol=1e-5)
+    directions = {"scale": jnp.eye(4)}
+    np.testing.assert_allclose(layer.grad_dots(inputs, cotangent, directions), grads, rtol=1e-5)
+    other = others * jnp.cos(others * layer.scale[...][None]) * cotangent
+    np.testing.assert_allclose(
+        layer.grad_products(inputs, cotangent, others, cotangent), grads @ other.T, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_every_layer_of_the_projects_networks_knows_its_gradients() -> None:
+    for network in NETWORKS.values():
+        assert per_example_gradients.unknown_layers(Model(model_config(**network))) == []
+
+
+LAYERS = {
+    "dense": (Dense(4, 3, "float32", rngs=nnx.Rngs(0)), (5, 4), (5, 3)),
+    "convolution of few pixels": (Convolution(3, 24, 24, "float32", rngs=nnx.Rngs(0)), (24, 3, 2, 3), (24, 3, 2, 3)),
+    "convolution of many pixels": (Convolution(3, 2, 3, "float32", rngs=nnx.Rngs(0)), (2, 12, 11, 3), (3, 12, 11, 3)),
+    "large convolution": (Convolution(5, 2, 3, "float32", rngs=nnx.Rngs(0)), (2, 4, 3, 3), (3, 4, 3, 3)),
+    "group norm": (GroupNorm(4, 2), (4, 3, 2, 5), (4, 3, 2, 5)),
+    "layer norm": (LayerNorm(4), (4, 3, 2, 5), (4, 3, 2, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layers_own_way_leads_where_the_definition_leads(name: str) -> None:
+    """Of a convolution, few pixels and many channels take the ghost norm, many pixels and few channels the gradient."""
+    layer, *shapes = LAYERS[name]
+    inputs, cotangent = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes))
+    expected = np.asarray(jax.jit(lambda *arrays: Layer.grads(layer, *arrays))(inputs, cotangent))
+    np.testing.assert_allclose(layer.grads(inputs, cotangent), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(layer.squared_grad_norms(inputs, cotangent), np.sum(expected**2, axis=1), rtol=1e-4)
+    products = layer.grad_products(inputs, cotangent, inputs, cotangent)
+    np.testing.assert_allclose(products, expected @ expected.T, rtol=1e-4, atol=1e-3)
+
+
+def test_order_does_not_matter() -> None:
+    order = np.random.default_rng(0).permutation(13)
+    score = functools.partial(scores_module.score_batch, MLP, label_smoothing=0.2)
+    shuffled, straight = jax.jit(score)(params_of(MLP), IMAGES[order], LABELS[order]), scores(5)
+    for name in straight:
+        np.testing.assert_allclose(shuffled[name], straight[name][order], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_other_figures_are_those_of_the_losses() -> None:
+    found, logits = scores(5), MLP.apply(params_of(MLP), IMAGES)
+    expected = {
+        "loss": losses.cross_entropy(logits, LABELS, label_smoothing=0.2),
+        "el2n": losses.el2n(logits, LABELS),
+        "margin": losses.margin(logits, LABELS),
+        "predicted": jnp.argmax(logits, axis=1),
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+    assert found["predicted"].dtype == np.int32
+
+
+def test_norms_of_low_precision_gradients_accumulate_in_float32() -> None:
+    ones = {"kernel": jnp.ones((2, 100, 100), jnp.float32), "bias": jnp.ones((2, 24), jnp.float32)}
+    np.testing.assert_allclose(per_example_gradients.per_example_norm(ones), np.full(2, np.sqrt(10_024)), rtol=1e-6)
+    low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), ones)
+    np.testing.assert_allclose(per_example_gradients.per_example_norm(low), np.full(2, np.sqrt(10_024)), rtol=1e-6)

@@ -1,0 +1,177 @@
+"""Times come from the clock alone: how many calls are made, what a round is divided by, when compiling has paid."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_split, step_times, train_config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.nn.models import Model
+from gradtrail.core.profile.benchmark import Bench, in_turns, random_state, steps_until_it_pays
+from gradtrail.core.profile.variants import CompiledVariant, Variant, compile_variant
+from gradtrail.core.train.loop import make_program, on_device
+from gradtrail.core.xla.compiler import CallTimes, CompileTimes
+
+
+def ticking(seconds: float = 1.0) -> Callable[[], float]:
+    """A clock that goes on by so much whenever somebody looks."""
+    count = itertools.count()
+    return lambda: seconds * next(count)
+
+
+@functools.cache
+def compiled(num_examples: int = 10, **differences: Any) -> CompiledVariant:
+    """A variant whose functions do not time their own calls."""
+    variant = Variant(**({"precision": "float32", "batch_size": 4, "remat": False} | differences))
+    shapes = {"image_shape": SHAPE, "num_classes": NUM_CLASSES, "num_examples": num_examples}
+    made = compile_variant(train_config(batch_size=4), variant, compiler=new_compiler(), **shapes)
+    return with_calls(made, None)
+
+
+def with_calls(variant: CompiledVariant, calls: CallTimes | None) -> CompiledVariant:
+    functions = {name: dataclasses.replace(each, calls=calls) for name, each in variant.functions.items()}
+    return dataclasses.replace(variant, functions=functions)
+
+
+def bench(steps: int, seconds: float) -> Bench:
+    return Bench(profile_config(steps=steps, seconds=seconds), NUM_CLASSES, ticking())
+
+
+@given(st.floats(0, 1e3), st.floats(1e-6, 10), st.floats(1e-6, 10))
+def test_compiling_pays_after_the_first_step_at_which_the_sums_cross(overhead: float, slow: float, fast: float) -> None:
+    steps = steps_until_it_pays(overhead, slow=slow, fast=fast)
+    if slow <= fast:
+        assert steps == (1 if overhead == 0 and slow == fast else math.inf)
+    else:
+        assert steps >= 1
+        assert overhead + steps * fast <= steps * slow * (1 + 1e-9) + 1e-9
+        if steps > 1:
+            assert overhead + (steps - 1) * fast > (steps - 1) * slow * (1 - 1e-9) - 1e-9
+
+
+def test_speed_ups_of_given_times() -> None:
+    times = step_times(without_jit=0.5, one_by_one=0.1, scanned=0.05, compile_seconds=2.0)
+    assert times.jit_speedup == pytest.approx(5)
+    assert times.scan_speedup == pytest.approx(2)
+    assert times.steps_until_it_pays == 5
+
+
+@pytest.mark.parametrize(("seconds", "most", "made"), [(5.0, 100, 5), (5.0, 3, 3), (0.5, 100, 2), (9.0, 1, 2)])
+def test_as_many_calls_as_fit_and_two_at_least(seconds: float, most: int, made: int) -> None:
+    calls: list[int] = []
+    (taken,) = in_turns([lambda: calls.append(1)], ticking(), seconds=seconds, most=most)
+    assert taken == [1.0] * made
+    assert len(calls) == made
+
+
+def test_calls_take_turns() -> None:
+    order: list[str] = []
+    in_turns([lambda: order.append("a"), lambda: order.append("b")], ticking(), seconds=9.0, most=3)
+    assert "".join(order) == "ababab"
+
+
+def test_a_call_is_over_when_its_result_is_ready() -> None:
+    events: list[str] = []
+
+    class Result:
+        def block_until_ready(self) -> "Result":
+            events.append("ready")
+            return self
+
+    def clock() -> float:
+        events.append("clock")
+        return 0.0
+
+    in_turns([Result], clock, seconds=0.0)
+    assert events == ["clock", "ready", "clock"] * 2
+
+
+@pytest.mark.parametrize(("seconds", "steps", "count"), [(1000.0, 7, 7), (1.0, 7, 1)])
+def test_pace_is_the_time_of_a_round_by_its_steps(seconds: float, steps: int, count: int) -> None:
+    """The clock says one second for a round, whatever is in it."""
+    variant = compiled()
+    times = bench(steps, seconds).time_functions([variant])
+    assert [each.function for each in times] == ["train_step", "predict", "score"]
+    for each in times:
+        cost = variant.functions[each.function].cost
+        assert each.seconds == pytest.approx(1 / count)
+        assert each.examples_per_second == pytest.approx(4 * count)
+        assert each.flops_per_second == pytest.approx(cost.flops * count)
+        assert each.bytes_per_second == pytest.approx(variant.touched_bytes(each.function) * count)
+        assert each.arithmetic_intensity == pytest.approx(cost.flops / variant.touched_bytes(each.function))
+
+
+def test_a_slow_first_call_is_no_measure_of_how_many_fit() -> None:
+    variant, now = compiled(64), [0.0]
+    step = variant.functions["train_step"]
+    made: list[int] = []
+
+    def call(*args: Any) -> Any:
+        made.append(int(args[-1]) - int(args[-2]))
+        now[0] += 1e-3 * made[-1] + (100.0 if len(made) == 1 else 0.0)
+        return step.call(*args)
+
+    variant = dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call)})
+    (time,) = Bench(profile_config(steps=8, seconds=1.0), NUM_CLASSES, lambda: now[0]).time_functions([variant])
+    assert max(made) == 8
+    assert time.seconds == pytest.approx(1e-3)
+
+
+def test_the_first_calls_count_for_the_function_itself() -> None:
+    calls = CallTimes(clock=ticking())
+    bench(2, 1.0).time_functions([with_calls(compiled(), calls)])
+    assert calls.first == 1.0
+    assert calls.trips[0] == 1, "the first call is of one step"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_examples", [3, 10])
+def test_the_same_steps_in_three_ways(num_examples: int) -> None:
+    """Also where an epoch has fewer steps than are timed."""
+    variant = compiled(num_examples)
+    step = variant.functions["train_step"]
+    took = CompileTimes(trace_seconds=1.0, lower_seconds=2.0, compile_seconds=4.0)
+    bounds: list[tuple[int, int]] = []
+
+    def call(*args: Any) -> Any:
+        bounds.append((int(args[-2]), int(args[-1])))
+        return step.call(*args)
+
+    variant = dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call, times=took)})
+    times = bench(6, 1e6).time_steps(variant)
+    assert all(0 <= start < stop <= variant.program.steps_per_epoch for start, stop in bounds)
+    assert (times.steps_without_jit, times.steps_with_jit) == (6, 6)
+    assert (times.first_without_jit, times.without_jit) == (1.0, 1.0)
+    assert (times.one_by_one, times.scanned) == (pytest.approx(1 / 6), pytest.approx(1 / 6))
+    assert times.compile_seconds == 7.0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lion", "muon", "schedule_free"])
+def test_what_is_timed_stays_finite(optimizer: str) -> None:
+    """Arithmetic on NaN and infinity may take another time."""
+    config = train_config(optimizer=optimizer, precision="float16", batch_size=4)
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    program = make_program(config, model, 8, make_mesh(jax.local_devices()[:1]))
+    split = random_split(8)
+    state, record = jax.jit(program.step)(
+        random_state(program), on_device(split.images, split.labels), np.arange(4, dtype=np.int32)
+    )
+    leaves = [leaf for leaf in jax.tree.leaves((state.params, state.opt_state, record)) if leaf.dtype == np.float32]
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+    assert not record.skipped
+
+
+def test_variants_whose_states_differ_are_timed_beside_each_other() -> None:
+    variants = [compiled(), compiled(precision="float16"), compiled(batch_size=16)]
+    times = bench(2, 1.0).time_functions(variants)
+    assert [each.variant for each in times] == [each.variant for each in variants for _ in each.functions]
+    assert np.isfinite([each.examples_per_second for each in times]).all()

@@ -1,0 +1,126 @@
+"""What a history keeps is a copy, and the best epoch is the first of equals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import make_engine, random_split, train_config
+
+from gradtrail.core.train.history import History, on_host
+from gradtrail.core.train.loop import train
+from gradtrail.core.train.step import RowRecord, StepRecord
+
+ACCURACIES = [0.5, 0.75, 0.75, 0.25]
+
+
+def kernel(params: dict) -> np.ndarray:
+    return np.asarray(params["layers"][0]["kernel"])
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[History, list[np.ndarray]]:
+    """A history of four epochs, and the first kernel after each, 0 being the initial one."""
+    engine, examples = make_engine(train_config(epochs=4), random_split(10))
+    state = engine.init(jax.random.key(0))
+    history, kernels = History((0, 1, 3, 9), on_host(state.params)), [kernel(state.params).copy()]
+    for chunk in train(engine, state, examples, steps_per_call=1):
+        if chunk.ends_epoch:
+            params = on_host(chunk.state.params)
+            history.add(chunk, params, {"loss": 1.0, "accuracy": ACCURACIES[chunk.epoch - 1]})
+            kernels.append(kernel(chunk.state.params).copy())
+    return history, kernels
+
+
+def test_kept_best_and_final_weights_are_those_of_their_epochs(run: tuple[History, list[np.ndarray]]) -> None:
+    history, kernels = run
+    assert [kept.epoch for kept in history.kept] == [0, 1, 3]
+    assert (history.best.epoch, history.final.epoch) == (2, 4)
+    for weights in (*history.kept, history.best, history.final):
+        np.testing.assert_array_equal(kernel(weights.params), kernels[weights.epoch])
+
+
+def test_a_copy_on_the_host_shares_no_memory_with_the_device() -> None:
+    engine, _ = make_engine(train_config(), random_split(10))
+    state = engine.init(jax.random.key(0))
+    copied = on_host(state.params)
+    assert not np.shares_memory(kernel(copied), np.asarray(kernel(state.params)))
+    assert all(leaf.flags.writeable for leaf in jax.tree.leaves(copied)), "a view of the device is not"
+
+
+def test_records_are_means_over_the_steps_of_their_epoch(run: tuple[History, list[np.ndarray]]) -> None:
+    history, _ = run
+    assert [record.epoch for record in history.epochs] == [1, 2, 3, 4]
+    for record, steps in zip(history.epochs, history.steps, strict=True):
+        assert steps.loss.shape == (3,)
+        assert record.loss == pytest.approx(float(np.mean(steps.loss)))
+        assert record.accuracy == pytest.approx(float(np.mean(steps.accuracy)))
+    assert [record.validation_accuracy for record in history.epochs] == ACCURACIES
+    assert history.best_record.epoch == 2
+
+
+def test_the_description_is_one_line_from_the_beginning_on(run: tuple[History, list[np.ndarray]]) -> None:
+    history, _ = run
+    assert History((), {}).describe() == "first epoch"
+    assert history.describe().startswith("epoch 4 · loss ")
+    assert history.describe().endswith("validation 25.00%")
+
+
+def records(**columns: list[float]) -> StepRecord:
+    """The records of two steps."""
+    plain = {"loss": [1.5, 1.0], "accuracy": [1, 1], "grad_norm": [1, 1], "learning_rate": [0.5, 0.5]}
+    arrays = {name: jnp.array(column, jnp.float32) for name, column in (plain | columns).items()}
+    rows = RowRecord(
+        indices=jnp.array([[2, 1], [0, -1]]),
+        probability=jnp.array([[0.5, 0.25], [1.0, 0.125]]),
+        correct=jnp.array([[True, False], [True, False]]),
+    )
+    return StepRecord(
+        **(
+            {
+                "num_examples": jnp.array([2, 1]),
+                "part_grad_norm": None,
+                "loss_scale": None,
+                "skipped": None,
+                "rows": rows,
+            }
+            | arrays
+        )
+    )
+
+
+def added(history: History, **columns: list[float]) -> None:
+    """Add an epoch of two steps with these records."""
+    engine, examples = make_engine(train_config(epochs=1), random_split(8))
+    chunk = next(train(engine, engine.init(jax.random.key(0)), examples, steps_per_call=2))
+    made = records(**columns)
+    if made.skipped is not None:
+        made = dataclasses.replace(made, skipped=made.skipped > 0)
+    history.add(dataclasses.replace(chunk, records=made), {}, {"loss": 1.0, "accuracy": 0.5})
+
+
+@pytest.mark.parametrize(("column", "what"), [("loss", "loss"), ("grad_norm", "gradient")])
+def test_what_is_not_finite_is_named_with_its_step(column: str, what: str) -> None:
+    history = History((), {})
+    with pytest.raises(
+        FloatingPointError, match=rf"the {what} of step 2 in epoch 1 .* was 1\.5, at learning rate 0\.5"
+    ):
+        added(history, **{column: [1.5, np.nan]})
+    assert history.epochs == []
+
+
+def test_a_skipped_step_is_no_fault_and_counts_for_no_mean() -> None:
+    history = History((), {})
+    added(history, loss=[2.0, 7.0], grad_norm=[1.0, np.inf], loss_scale=[8.0, 8.0], skipped=[0, 1])
+    assert history.epochs[0].loss == 2.0
+
+
+def test_an_epoch_of_skipped_steps_is_a_fault() -> None:
+    with pytest.raises(FloatingPointError, match="step 1 in epoch 1"):
+        added(History((), {}), grad_norm=[np.nan, np.inf], loss_scale=[1.0, 1.0], skipped=[1, 1])
+
+
+def test_a_training_has_stalled_when_its_best_epoch_is_old_enough(run: tuple[History, list[np.ndarray]]) -> None:
+    history, _ = run
+    assert [history.has_stalled(patience) for patience in (None, 1, 2, 3)] == [False, True, True, False]

@@ -1,0 +1,247 @@
+"""Training is what its steps say, to the bit, however it is cut and wherever it goes on."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from factories import (
+    NUM_CLASSES,
+    SHAPE,
+    copied,
+    make_engine,
+    new_compiler,
+    random_split,
+    run_training,
+    train_config,
+)
+
+from gradtrail.core.common import batching
+from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program
+from gradtrail.core.train.loss_scaling import LossScalingConfig
+from gradtrail.core.train.optimizers import SGDConfig
+from gradtrail.core.train.step import Examples, StepRecord, TrainState
+
+SPLIT = random_split(10)  # in batches of 4: the last one holds 2
+PLAIN = {
+    "model": "linear",
+    "schedule": "constant",
+    "sgd": SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False),
+    "clip_norm": None,
+}
+
+
+NOISY = "noisy float16 with an average"
+SCHEDULE_FREE = "schedule-free convolutions in bfloat16 by parts"
+MIXED = LossScalingConfig(initial=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=1, minimum=1.0)
+CONFIGS = {
+    "plain": train_config(),
+    NOISY: train_config(
+        mlp=MLPConfig(hidden=(5,), dropout=0.5),
+        augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+        precision="float16",
+        loss_scaling=MIXED,
+        average_decay=0.9,
+    ),
+    SCHEDULE_FREE: train_config(
+        model="cnn",
+        precision="bfloat16",
+        optimizer="schedule_free",
+        schedule_free=dataclasses.replace(train_config().schedule_free, warmup_fraction=0.0),
+        accumulation_steps=2,
+    ),
+}
+every_config = pytest.mark.parametrize("name", CONFIGS)
+
+
+def compiled(name: str) -> tuple[Engine, Examples]:
+    return make_engine(CONFIGS[name], SPLIT)
+
+
+@functools.cache
+def whole(name: str = "plain") -> list[Chunk]:
+    """A training in one go."""
+    return run_training(*compiled(name))
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return all(np.asarray(one).tobytes() == np.asarray(other).tobytes() for one, other in pairs)
+
+
+def state_bits(state: TrainState) -> list[bytes]:
+    state = dataclasses.replace(state, key=jax.random.key_data(state.key))
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
+
+
+def record_bits(records: StepRecord, *, after: int = 0) -> list[bytes]:
+    """Every bit of the records of an epoch, its first steps left out."""
+    return [np.asarray(leaf)[after:].tobytes() for leaf in jax.tree.leaves(records)]
+
+
+def bits(chunk: Chunk) -> list[bytes]:
+    return state_bits(chunk.state) + record_bits(chunk.records)
+
+
+def softmax_step(
+    params: dict, images: np.ndarray, labels: np.ndarray, rate: float, smoothing: float
+) -> tuple[dict, dict]:
+    """One step of gradient descent on softmax regression, in NumPy and float64."""
+    layer = {name: np.asarray(leaf, np.float64) for name, leaf in params["layers"][0].items()}
+    inputs = images.reshape(len(images), -1) / 255.0
+    logits = inputs @ layer["kernel"] + layer["bias"]
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    targets = (1 - smoothing) * np.eye(NUM_CLASSES)[labels] + smoothing / NUM_CLASSES
+    error = (probabilities - targets) / len(images)
+    grads = {"kernel": inputs.T @ error, "bias": error.sum(axis=0)}
+    record = {
+        "loss": -np.mean(np.sum(targets * np.log(probabilities), axis=1)),
+        "accuracy": np.mean(np.argmax(logits, axis=1) == labels),
+        "grad_norm": np.sqrt(sum(np.sum(grad**2) for grad in grads.values())),
+        "learning_rate": rate,
+    }
+    return {"layers": {0: {name: layer[name] - rate * grads[name] for name in layer}}}, record
+
+
+def test_every_step_equals_gradient_descent_by_hand_with_only_real_rows_counted() -> None:
+    config = train_config(**PLAIN)
+    engine, examples = make_engine(config, SPLIT)
+    state = engine.init(jax.random.key(0))
+    params, number = jax.device_get(state.params), 0
+    for chunk in run_training(engine, examples, steps_per_call=1):
+        order = np.asarray(engine.order(state.key, jnp.int32(chunk.epoch - 1)))
+        rows = order[number % 3][order[number % 3] != batching.PADDING]
+        assert len(rows) == (2 if number % 3 == 2 else 4), "the last batch of an epoch holds what is left"
+        params, record = softmax_step(params, SPLIT.images[rows], SPLIT.labels[rows], 0.1, 0.1)
+        for name, value in record.items():
+            np.testing.assert_allclose(getattr(chunk.records, name)[number % 3], value, rtol=1e-4, err_msg=name)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), chunk.state.params, params)
+        number += 1
+    assert number == engine.num_steps == 6
+
+
+@every_config
+@pytest.mark.parametrize("steps_per_call", [1, 2, 3, 7])
+def test_where_an_epoch_is_cut_changes_no_bit(steps_per_call: int, name: str) -> None:
+    ends = [chunk for chunk in run_training(*compiled(name), steps_per_call=steps_per_call) if chunk.ends_epoch]
+    assert [bits(chunk) for chunk in ends] == [bits(chunk) for chunk in whole(name)]
+    assert [chunk.epoch for chunk in ends] == [1, 2]
+
+
+@every_config
+def test_a_training_goes_on_to_the_same_bits_from_every_step(name: str) -> None:
+    engine, examples = compiled(name)
+    uninterrupted = whole(name)[-1]
+    for chunk in run_training(engine, examples, steps_per_call=1):
+        rest = run_training(engine, examples, state=copied(chunk).state)
+        if chunk.step == engine.num_steps:
+            assert not rest
+            continue
+        assert rest[-1].step == engine.num_steps
+        assert state_bits(rest[-1].state) == state_bits(uninterrupted.state)
+        done = max(chunk.step - 3, 0)  # the records of the steps before are the earlier process's
+        assert record_bits(rest[-1].records, after=done) == record_bits(uninterrupted.records, after=done)
+
+
+@every_config
+def test_same_seed_same_bits_other_seed_other_bits(name: str) -> None:
+    assert [bits(chunk) for chunk in run_training(*compiled(name))] == [bits(chunk) for chunk in whole(name)]
+    other = run_training(*compiled(name), seed=1)[-1]
+    assert state_bits(other.state) != state_bits(whole(name)[-1].state)
+    assert other.records.loss.tobytes() != whole(name)[-1].records.loss.tobytes()
+
+
+def test_what_is_cut_and_continued_leaves_out_steps_and_makes_others() -> None:
+    """Else the properties above would say little of loss scaling."""
+    skipped = np.concatenate([chunk.records.skipped for chunk in whole(NOISY)])
+    rates = np.concatenate([chunk.records.learning_rate for chunk in whole(NOISY)])
+    assert np.any(skipped[1:] > skipped[:-1])
+    assert np.any(skipped[1:] < skipped[:-1])
+    assert np.sum(rates[~skipped] > 0) >= 2
+
+
+def test_each_epoch_has_its_own_order() -> None:
+    engine, _ = compiled("plain")
+    orders = [np.asarray(engine.order(jax.random.key(0), jnp.int32(epoch))) for epoch in (0, 0, 1)]
+    np.testing.assert_array_equal(orders[0], orders[1])
+    assert np.any(orders[0] != orders[2])
+
+
+def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
+    chunks = run_training(*compiled("plain"), steps_per_call=2)
+    assert [(chunk.epoch, chunk.step, chunk.ends_epoch) for chunk in chunks] == [
+        (1, 2, False),
+        (1, 3, True),
+        (2, 5, False),
+        (2, 6, True),
+    ]
+    assert [int(chunk.state.step) for chunk in chunks] == [2, 3, 5, 6]
+    np.testing.assert_array_equal(chunks[0].records.loss > 0, [True, True, False])
+    np.testing.assert_array_equal(chunks[1].records.loss[:2], chunks[0].records.loss[:2])
+
+
+def test_a_training_is_traced_once_whatever_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = []
+    real = Model.apply
+    monkeypatch.setattr(Model, "apply", lambda *args, **keys: traces.append(args[2].shape) or real(*args, **keys))
+    engine, examples = make_engine(train_config(model="linear", epochs=3), SPLIT)
+    assert set(traces) == {(4, *SHAPE)}
+    at_compilation = len(traces)
+    run_training(engine, examples, steps_per_call=1)
+    assert len(traces) == at_compilation, "a call traced the network again"
+
+
+def test_the_compiled_functions_are_named_for_the_profile() -> None:
+    functions = {name: [function.name for function in compiled(name)[0].functions] for name in CONFIGS}
+    assert functions.pop(SCHEDULE_FREE) == [
+        "init",
+        "order",
+        "train_step",
+        "evaluation_params",
+    ]
+    assert list(functions.values()) == [["init", "order", "train_step"]] * 2
+
+
+def test_the_parameters_to_evaluate_are_the_trained_ones_or_their_average() -> None:
+    plain, noisy, schedule_free = (whole(name)[-1].state for name in CONFIGS)
+    found = [compiled(name)[0].evaluation_params(whole(name)[-1].state) for name in CONFIGS]
+    assert same_bits(found[0], plain.params)
+    assert same_bits(found[1], noisy.average)
+    assert not same_bits(found[1], noisy.params)
+    assert not same_bits(found[2], schedule_free.params)
+
+
+def test_at_a_constant_rate_schedule_free_evaluates_the_mean_of_its_fast_weights() -> None:
+    """The weights of the mean are the squares of the rates so far (Defazio et al., equation 23), here all the same."""
+    engine, examples = compiled(SCHEDULE_FREE)
+    chunks = run_training(engine, examples, steps_per_call=1)
+    fast = [jax.device_get(chunk.state.opt_state[-1].z) for chunk in chunks]
+    mean = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *fast)
+    found = engine.evaluation_params(chunks[-1].state)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, mean)
+
+
+@pytest.mark.parametrize("debugging", [pytest.param(jax.disable_jit, marks=pytest.mark.slow), jax.debug_nans])
+def test_a_training_to_look_into_gives_the_same_figures(
+    debugging: Callable[[bool], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = train_config(**PLAIN)
+    engine, examples = make_engine(config, SPLIT)
+    initial, expected = engine.init(jax.random.key(0)), run_training(engine, examples)[-1]
+    program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT))
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # indices then are NumPy's or Python's integers
+    with debugging(True):
+        looked_into = compile_engine(program, compiler=new_compiler())
+        chunks = run_training(looked_into, examples, state=initial, steps_per_call=2)
+    assert [(chunk.step, int(chunk.state.step)) for chunk in chunks] == [(2, 2), (3, 3), (5, 5), (6, 6)]
+    for part in ("params", "opt_state"):
+        found, wanted = getattr(chunks[-1].state, part), getattr(expected.state, part)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, wanted)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4), chunks[-1].records, expected.records)

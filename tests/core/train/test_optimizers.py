@@ -1,0 +1,230 @@
+"""What each optimizer does to parameters, step by step, against NumPy."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from factories import optimizer_config, train_config
+
+from gradtrail.core.train.optimizers import (
+    AdamConfig,
+    AdamWConfig,
+    LionConfig,
+    MuonConfig,
+    OptimizerConfig,
+    RuleConfig,
+    ScheduleFreeConfig,
+    SGDConfig,
+    evaluation_params,
+    learning_rate,
+    make_optimizer,
+)
+from gradtrail.core.train.schedules import LinearConfig
+
+NUM_STEPS = 4
+RATES = 0.1 * np.array([1, 0.75, 0.5, 0.25])
+SCHEDULE = LinearConfig(end_fraction=0.0)
+ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
+PARAMS = {"kernel": jnp.array([[2.0, -1.0], [0.5, 3.0], [1.0, 1.0]]), "bias": jnp.array([2.0, -2.0])}
+DRAWN = np.random.default_rng(0).normal(size=(NUM_STEPS, 8)).astype(np.float32)
+GRADS = [{"kernel": jnp.asarray(row[:6].reshape(3, 2)), "bias": jnp.asarray(row[6:])} for row in DRAWN]
+KINDS = ("sgd", "adam", "adamw", "lion", "muon", "schedule_free")
+RULES = {kind: train_config(optimizer=kind).optimizer_config().rule for kind in KINDS}
+DECAYS = ("momentum", "b1", "b2", "beta", "warmup_fraction")
+
+
+def config_of(rule: RuleConfig, **overrides: Any) -> OptimizerConfig:
+    return optimizer_config(**{"rule": rule, "schedule": SCHEDULE, "clip_norm": None} | overrides)
+
+
+def run(config: OptimizerConfig, grads: list[dict] = GRADS, params: dict = PARAMS) -> tuple[list[dict], list]:
+    """Return the parameters and the state before the first step and after each."""
+    optimizer = make_optimizer(config, NUM_STEPS)
+    state = jax.jit(optimizer.init)(params)
+
+    @jax.jit
+    def step(params: dict, state: Any, grads: dict) -> tuple[dict, Any]:
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    trail, states = [params], [state]
+    for grad in grads:
+        params, state = step(trail[-1], states[-1], grad)
+        trail, states = [*trail, params], [*states, state]
+    return trail, states
+
+
+def sgd(grads: np.ndarray, *, momentum: float, nesterov: bool) -> list[np.ndarray]:
+    """Return what the learning rate is multiplied by in each step."""
+    trace, directions = np.zeros_like(grads[0]), []
+    for grad in grads:
+        trace = grad + momentum * trace
+        directions.append(grad + momentum * trace if nesterov else trace)
+    return directions
+
+
+def adam(grads: np.ndarray, *, b1: float, b2: float, eps: float) -> list[np.ndarray]:
+    first, second, directions = np.zeros_like(grads[0]), np.zeros_like(grads[0]), []
+    for step, grad in enumerate(grads, start=1):
+        first, second = b1 * first + (1 - b1) * grad, b2 * second + (1 - b2) * grad**2
+        directions.append(first / (1 - b1**step) / (np.sqrt(second / (1 - b2**step)) + eps))
+    return directions
+
+
+def lion(grads: np.ndarray, *, b1: float, b2: float) -> list[np.ndarray]:
+    momentum, directions = np.zeros_like(grads[0]), []
+    for grad in grads:
+        directions.append(np.sign(b1 * momentum + (1 - b1) * grad))
+        momentum = b2 * momentum + (1 - b2) * grad
+    return directions
+
+
+@pytest.mark.parametrize(
+    ("rule", "oracle", "weight_decay"),
+    [
+        (
+            SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False),
+            lambda grads: sgd(grads, momentum=0.0, nesterov=False),
+            0.0,
+        ),
+        (
+            SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=True),
+            lambda grads: sgd(grads, momentum=0.0, nesterov=False),
+            0.0,
+        ),
+        (
+            SGDConfig(learning_rate=0.1, momentum=0.9, nesterov=False),
+            lambda grads: sgd(grads, momentum=0.9, nesterov=False),
+            0.0,
+        ),
+        (
+            SGDConfig(learning_rate=0.1, momentum=0.9, nesterov=True),
+            lambda grads: sgd(grads, momentum=0.9, nesterov=True),
+            0.0,
+        ),
+        (AdamConfig(learning_rate=0.1, **ADAM), lambda grads: adam(grads, **ADAM), 0.0),
+        (AdamWConfig(learning_rate=0.1, weight_decay=0.5, **ADAM), lambda grads: adam(grads, **ADAM), 0.5),
+        (
+            LionConfig(learning_rate=0.1, b1=0.5, b2=0.9, weight_decay=0.5),
+            lambda grads: lion(grads, b1=0.5, b2=0.9),
+            0.5,
+        ),
+    ],
+    ids=["plain", "nesterov_without_momentum", "momentum", "nesterov", "adam", "adamw", "lion"],
+)
+def test_every_step_equals_numpy_and_only_kernels_decay(
+    rule: RuleConfig, oracle: Callable[[np.ndarray], list[np.ndarray]], weight_decay: float
+) -> None:
+    trail, _ = run(config_of(rule))
+    for name, decay in (("kernel", weight_decay), ("bias", 0.0)):
+        directions = oracle(np.stack([grad[name] for grad in GRADS]).astype(np.float64))
+        expected = np.asarray(PARAMS[name], np.float64)
+        for rate, direction, params in zip(RATES, directions, trail[1:], strict=True):
+            expected = expected - rate * (direction + decay * expected)
+            np.testing.assert_allclose(params[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (3, 3, 2, 4)])
+def test_muon_makes_the_update_of_a_kernel_orthogonal(shape: tuple[int, ...]) -> None:
+    gradient = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    gradient *= np.logspace(0, -1, shape[-1], dtype=np.float32)  # far from orthogonal
+    rule = MuonConfig(learning_rate=0.1, adam_learning_rate=0.1, beta=0.9, weight_decay=0.0)
+    trail, _ = run(config_of(rule), [{"kernel": jnp.asarray(gradient)}], {"kernel": jnp.zeros(shape)})
+    update = np.asarray(trail[1]["kernel"]).reshape(-1, shape[-1])
+    left, _, right = np.linalg.svd(gradient.reshape(update.shape), full_matrices=False)
+    rotated = left.T @ update @ right.T / (-0.1 * np.sqrt(max(1, update.shape[1] / update.shape[0])))
+    strengths = np.diagonal(rotated)
+    assert np.all((strengths > 0.6) & (strengths < 1.3))
+    np.testing.assert_allclose(rotated, np.diag(strengths), atol=1e-3)
+
+
+def test_muon_decays_kernels_alone_and_moves_biases_as_nesterov_adam_at_a_rate_of_its_own() -> None:
+    decayed, plain = (
+        run(config_of(MuonConfig(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=decay)))[0]
+        for decay in (0.5, 0.0)
+    )
+    pull = decayed[1]["kernel"] - plain[1]["kernel"]
+    np.testing.assert_allclose(pull, -0.1 * 0.5 * PARAMS["kernel"], rtol=1e-4)
+    np.testing.assert_array_equal(decayed[-1]["bias"], plain[-1]["bias"])
+    first = plain[1]["bias"] - PARAMS["bias"]
+    np.testing.assert_allclose(first, -0.01 * (0.9 / 1.9 + 1) * np.sign(GRADS[0]["bias"]), rtol=1e-4)
+
+
+def test_schedule_free_is_evaluated_at_the_running_average() -> None:
+    """Under a constant gradient its base, Adam without momentum, takes steps of one rate."""
+    rule = ScheduleFreeConfig(learning_rate=0.1, warmup_fraction=0.0, b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0)
+    config = config_of(rule)
+    trail, states = run(config, [GRADS[0]] * 3)
+    for num_steps in (1, 2, 3):
+        params, averaged = trail[num_steps], evaluation_params(config, states[num_steps], trail[num_steps])
+        for name, initial in PARAMS.items():
+            based = [initial - 0.1 * step * np.sign(GRADS[0][name]) for step in range(1, num_steps + 1)]
+            average = np.mean(based, axis=0)
+            np.testing.assert_allclose(averaged[name], average, rtol=1e-4)
+            np.testing.assert_allclose(params[name], 0.9 * average + 0.1 * based[-1], rtol=1e-4)
+            assert num_steps == 1 or np.max(np.abs(averaged[name] - params[name])) > 1e-3
+
+
+def test_schedule_free_decays_kernels_alone() -> None:
+    def trail(decay: float) -> list[dict]:
+        rule = ScheduleFreeConfig(learning_rate=0.1, warmup_fraction=0.0, b1=0.9, b2=0.9, eps=1e-8, weight_decay=decay)
+        return run(config_of(rule), GRADS[:2])[0]
+
+    decayed, plain = trail(0.5), trail(0.0)
+    np.testing.assert_allclose(decayed[1]["kernel"] - plain[1]["kernel"], -0.05 * PARAMS["kernel"], rtol=1e-4)
+    np.testing.assert_array_equal(decayed[2]["bias"], plain[2]["bias"])
+
+
+def test_schedule_free_warms_up_to_a_constant_rate_whatever_the_schedule() -> None:
+    rule = ScheduleFreeConfig(learning_rate=0.1, warmup_fraction=0.5, b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0)
+    rate = learning_rate(config_of(rule), NUM_STEPS)
+    assert [float(rate(jnp.int32(step))) for step in range(NUM_STEPS)] == pytest.approx([0, 0.05, 0.1, 0.1])
+    trail, _ = run(config_of(rule))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), trail[1], PARAMS)
+    assert np.all(trail[2]["bias"] != PARAMS["bias"])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RULES if kind != "schedule_free"])
+def test_parameters_are_evaluated_as_they_are_trained(kind: str) -> None:
+    config = config_of(RULES[kind])
+    assert evaluation_params(config, make_optimizer(config, 1).init(PARAMS), PARAMS) is PARAMS
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, None])
+@pytest.mark.parametrize("kind", RULES)
+def test_a_step_keeps_the_shapes_and_dtypes_of_the_state(kind: str, clip_norm: float | None) -> None:
+    config = config_of(RULES[kind], clip_norm=clip_norm)
+    optimizer = make_optimizer(config, NUM_STEPS)
+    before = jax.eval_shape(optimizer.init, PARAMS)
+    updates, after = jax.eval_shape(optimizer.update, PARAMS, before, PARAMS)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for old, new in zip(jax.tree.leaves((before, PARAMS)), jax.tree.leaves((after, updates)), strict=True):
+        assert (old.shape, old.dtype) == (new.shape, new.dtype)
+
+
+@pytest.mark.parametrize(("clip_norm", "expected"), [(0.5, 0.5), (1e9, None), (None, None)])
+def test_clipping_bounds_the_norm_and_keeps_the_direction(clip_norm: float | None, expected: float | None) -> None:
+    rule = SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False)
+    trail, _ = run(config_of(rule, clip_norm=clip_norm), GRADS[:1])
+    norm = float(np.linalg.norm(DRAWN[0]))
+    assert norm > 0.5
+    for name, initial in PARAMS.items():
+        moved = -0.1 * GRADS[0][name] * ((expected or norm) / norm)
+        np.testing.assert_allclose(trail[1][name] - initial, moved, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [(kind, key, -0.1) for kind, rule in RULES.items() for key in vars(rule) if key != "nesterov"]
+    + [(kind, key, 0.0) for kind, rule in RULES.items() for key in vars(rule) if "learning_rate" in key or key == "eps"]
+    + [(kind, key, 1.0) for kind, rule in RULES.items() for key in vars(rule) if key in DECAYS],
+)
+def test_values_out_of_range_are_refused_by_name(kind: str, key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{key} must be "):
+        dataclasses.replace(RULES[kind], **{key: value})

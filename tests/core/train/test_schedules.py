@@ -1,0 +1,126 @@
+"""Schedules equal their formulas at every step, and even the shortest training has one."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradtrail.core.train.schedules import (
+    ConstantConfig,
+    CosineConfig,
+    ExponentialConfig,
+    LinearConfig,
+    OneCycleConfig,
+    PiecewiseConfig,
+    ScheduleConfig,
+    WarmupCosineConfig,
+    make_schedule,
+)
+
+PEAK = 0.1
+STEPS = np.arange(100)
+INSIDE = st.floats(0.001, 0.999)
+UP_TO_1 = st.floats(0, 1)
+
+
+def rates(config: ScheduleConfig, num_steps: int) -> np.ndarray:
+    schedule = make_schedule(config, PEAK, num_steps)
+    steps = jnp.arange(100, dtype=jnp.int32)  # of one length, so that nothing is compiled anew
+    return np.asarray(jax.vmap(lambda step: jnp.asarray(schedule(step), jnp.float32))(steps))[:num_steps]
+
+
+def half_cosine(first: float, last: float, num_steps: int) -> np.ndarray:
+    return last + (first - last) * (1 + np.cos(np.pi * np.arange(num_steps) / num_steps)) / 2
+
+
+@pytest.mark.parametrize(
+    ("config", "shares"),
+    [
+        (ConstantConfig(warmup_fraction=0.0), np.ones(100)),
+        (ConstantConfig(warmup_fraction=0.2), np.minimum(STEPS / 20, 1)),
+        (CosineConfig(end_fraction=0.2), half_cosine(1, 0.2, 100)),
+        (
+            WarmupCosineConfig(warmup_fraction=0.2, end_fraction=0.1),
+            np.concatenate([STEPS[:20] / 20, half_cosine(1, 0.1, 80)]),
+        ),
+        (LinearConfig(end_fraction=0.2), 1 - 0.8 * STEPS / 100),
+        (ExponentialConfig(end_fraction=0.01), 0.01 ** (STEPS / 100)),
+        (PiecewiseConfig(boundaries=(0.5, 0.75), factor=0.1), np.repeat([1, 0.1, 0.01], [50, 25, 25])),
+        (PiecewiseConfig(boundaries=(), factor=0.1), np.ones(100)),
+        (
+            OneCycleConfig(warmup_fraction=0.3, div_factor=25.0, final_div_factor=100.0),
+            np.concatenate([half_cosine(1 / 25, 1, 30), half_cosine(1, 1 / 2500, 70)]),
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_rate_is_that_of_the_formula(config: ScheduleConfig, shares: np.ndarray) -> None:
+    np.testing.assert_allclose(rates(config, 100), PEAK * shares, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (ConstantConfig, {"warmup_fraction": INSIDE | st.just(0.0)}),
+        (CosineConfig, {"end_fraction": UP_TO_1}),
+        (WarmupCosineConfig, {"warmup_fraction": INSIDE | st.just(0.0), "end_fraction": UP_TO_1}),
+        (LinearConfig, {"end_fraction": UP_TO_1}),
+        (ExponentialConfig, {"end_fraction": st.floats(1e-6, 1)}),
+        (PiecewiseConfig, {"boundaries": st.sets(INSIDE, max_size=4).map(sorted).map(tuple), "factor": INSIDE}),
+        (
+            OneCycleConfig,
+            {"warmup_fraction": INSIDE, "div_factor": st.floats(1, 100), "final_div_factor": st.floats(1, 1e5)},
+        ),
+    ],
+)
+@given(data=st.data(), num_steps=st.integers(1, 4) | st.integers(1, 100))
+def test_a_training_of_any_length_rises_to_the_highest_rate_and_falls_to_no_less_than_0(
+    make: Callable[..., ScheduleConfig], values: dict, data: st.DataObject, num_steps: int
+) -> None:
+    found = rates(make(**data.draw(st.fixed_dictionaries(values))), num_steps)
+    highest = int(np.argmax(found))
+    assert found.shape == (num_steps,)
+    assert np.all(found >= 0)
+    assert found[highest] == pytest.approx(PEAK, rel=1e-5)
+    assert np.all(np.diff(found[: highest + 1]) >= -1e-8)
+    assert np.all(np.diff(found[highest:]) <= 1e-8)
+
+
+@pytest.mark.parametrize("make", [LinearConfig, CosineConfig, ExponentialConfig])
+def test_a_schedule_that_only_falls_begins_at_the_highest_rate(make: Callable[..., ScheduleConfig]) -> None:
+    assert [rates(make(end_fraction=0.1), num_steps)[0] for num_steps in (1, 2, 3)] == pytest.approx([PEAK] * 3)
+
+
+def test_drops_in_the_same_step_of_a_short_training_all_count() -> None:
+    config = PiecewiseConfig(boundaries=(0.5, 0.75), factor=0.1)
+    np.testing.assert_allclose(rates(config, 2), [PEAK, PEAK * 0.01], rtol=1e-5)
+    np.testing.assert_allclose(rates(config, 1), [PEAK], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ConstantConfig(warmup_fraction=1.0), "warmup_fraction must be "),
+        (lambda: CosineConfig(end_fraction=-0.1), "end_fraction must be "),
+        (lambda: WarmupCosineConfig(warmup_fraction=1.0, end_fraction=0.0), "warmup_fraction must be "),
+        (lambda: WarmupCosineConfig(warmup_fraction=0.0, end_fraction=1.1), "end_fraction must be "),
+        (lambda: LinearConfig(end_fraction=1.1), "end_fraction must be "),
+        (lambda: ExponentialConfig(end_fraction=0.0), "end_fraction must be "),
+        (lambda: PiecewiseConfig(boundaries=(0.5, 1.0), factor=0.1), "boundaries must be "),
+        (lambda: PiecewiseConfig(boundaries=(0.5, 0.5), factor=0.1), "boundaries must rise"),
+        (lambda: PiecewiseConfig(boundaries=(0.5,), factor=0.0), "factor must be "),
+        (lambda: OneCycleConfig(warmup_fraction=0.0, div_factor=1.0, final_div_factor=1.0), "warmup_fraction must be "),
+        (lambda: OneCycleConfig(warmup_fraction=0.5, div_factor=0.5, final_div_factor=1.0), "div_factor must be "),
+        (
+            lambda: OneCycleConfig(warmup_fraction=0.5, div_factor=1.0, final_div_factor=0.5),
+            "final_div_factor must be ",
+        ),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(make: Callable[[], ScheduleConfig], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()

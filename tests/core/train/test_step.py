@@ -1,0 +1,324 @@
+"""One step: parts make up the whole batch, low precision keeps float32's course, what is not finite changes nothing.
+
+A step is compiled by itself here, fast rather than to be fast; `test_training` has the loop around it.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import NUM_CLASSES, SHAPE, random_split, train_config
+
+from gradtrail.core.common.batching import PADDING
+from gradtrail.core.common.sharding import make_mesh, replicated
+from gradtrail.core.common.split import Split
+from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.nn.precision import Precision
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.loop import on_device
+from gradtrail.core.train.loss_scaling import LossScalingConfig
+from gradtrail.core.train.optimizers import OptimizerKind, SGDConfig
+from gradtrail.core.train.schedules import ScheduleKind
+from gradtrail.core.train.step import StepRecord, TrainState, make_init, make_step
+
+Run: TypeAlias = tuple[list[TrainState], StepRecord]  # the states, the initial one first, and the stacked records
+
+SPLIT = random_split(10)
+ORDER = np.array([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, PADDING, PADDING]] * 2, np.int32)
+PLAIN = {
+    "sgd": SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False),
+    "clip_norm": None,
+}  # moves by rate × gradient
+NOISY = train_config(
+    mlp=MLPConfig(hidden=(5,), dropout=0.5),
+    augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+    schedule="constant",
+    average_decay=0.3,  # from the fourth step on; before, the stride is longer
+)
+OVERFLOWING = train_config(
+    **PLAIN,
+    schedule="linear",
+    precision="float16",
+    average_decay=0.9,
+    loss_scaling=LossScalingConfig(
+        initial=2.0**127, growth_factor=2.0, backoff_factor=2.0**-40, growth_interval=2, minimum=1.0
+    ),
+)
+
+
+@functools.cache
+def compiled(
+    config: TrainConfig, num_steps: int, shape: tuple[int, int], num_classes: int
+) -> tuple[Callable[..., TrainState], Callable[..., Any]]:
+    model = Model(config.model_config(shape, num_classes))
+    step = make_step(config, model, num_steps, make_mesh())
+    return make_init(config, model, num_steps), jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def run(
+    config: TrainConfig,
+    order: np.ndarray = ORDER,
+    split: Split = SPLIT,
+    *,
+    num_classes: int = NUM_CLASSES,
+    change: Callable[[TrainState], TrainState] = lambda state: state,
+) -> Run:
+    """Make a step for each row of `order`."""
+    init, step = compiled(config, len(order), split.images.shape[1:], num_classes)
+    return run_steps(step, change(init(jax.random.key(0))), order, split)
+
+
+def run_steps(step: Callable[..., Any], state: TrainState, order: np.ndarray, split: Split = SPLIT) -> Run:
+    examples = on_device(split.images, split.labels)
+    states, records = [jax.device_put(state, replicated(make_mesh()))], []  # else the second step is compiled anew
+    for indices in order:
+        state, record = step(states[-1], examples, jnp.asarray(indices))
+        states.append(state)
+        records.append(record)
+    return states, jax.tree.map(lambda *leaves: np.stack(leaves), *records)
+
+
+def norm_of_difference(new: Any, old: Any) -> float:
+    squares = jax.tree.map(lambda one, other: np.sum(np.square(np.asarray(one) - np.asarray(other))), new, old)
+    return float(np.sqrt(sum(jax.tree.leaves(squares))))
+
+
+def same_bits(left: Any, right: Any) -> bool:
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return all(np.asarray(one).tobytes() == np.asarray(other).tobytes() for one, other in pairs)
+
+
+# Parts
+
+
+def test_a_batch_in_parts_gives_the_gradient_of_the_whole_even_where_a_part_is_padding_alone() -> None:
+    """Under dropout and augmentation as well: each row draws the same in whichever part it is."""
+    whole, in_parts = run(NOISY), run(dataclasses.replace(NOISY, accumulation_steps=2))
+    for name in ("loss", "accuracy", "grad_norm", "learning_rate"):
+        np.testing.assert_allclose(getattr(in_parts[1], name), getattr(whole[1], name), rtol=1e-5, err_msg=name)
+    for found, expected in zip(in_parts[0], whole[0], strict=True):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found.params, expected.params)
+    assert norm_of_difference(whole[0][-1].params, whole[0][0].params) > 0.1, "else there is nothing to compare"
+
+
+def test_rows_are_recorded_by_example_in_parts_as_in_the_whole() -> None:
+    whole, in_parts = run(NOISY)[1], run(dataclasses.replace(NOISY, accumulation_steps=2))[1]
+    np.testing.assert_array_equal(whole.rows.indices, ORDER)
+    np.testing.assert_array_equal(in_parts.rows.indices, ORDER)
+    np.testing.assert_allclose(in_parts.rows.probability, whole.rows.probability, rtol=1e-4)
+    np.testing.assert_array_equal(in_parts.rows.correct, whole.rows.correct)
+    counted = ORDER != PADDING
+    accuracy = [row[mask].mean() for row, mask in zip(whole.rows.correct, counted, strict=True)]
+    np.testing.assert_allclose(whole.accuracy, accuracy, rtol=1e-6)
+    plain = dataclasses.replace(NOISY, label_smoothing=0.0)
+    records = run(plain)[1]
+    loss = [-np.log(row[mask]).mean() for row, mask in zip(records.rows.probability, counted, strict=True)]
+    np.testing.assert_allclose(records.loss, loss, rtol=1e-5)
+
+
+def test_the_norm_of_the_parts_is_the_root_mean_square_of_their_own_mean_gradients() -> None:
+    """A plain step from the same weights on each part alone moves by its mean gradient."""
+    config = train_config(**PLAIN, schedule="constant", accumulation_steps=2)
+    _, records = run(config, ORDER[:1])
+    alone = dataclasses.replace(config, accumulation_steps=1, batch_size=2)
+    norms = [run(alone, part[None])[1].grad_norm[0] for part in ORDER[0].reshape(2, 2)]
+    np.testing.assert_allclose(records.part_grad_norm, [np.sqrt(np.mean(np.square(norms)))], rtol=1e-5)
+
+
+# The moving average
+
+
+def test_the_average_moves_towards_the_parameters_in_strides_that_shorten() -> None:
+    states, _ = run(NOISY)
+    average = jax.device_get(states[0].params)
+    for number, state in enumerate(states[1:]):
+        decay = min(0.3, (1 + number) / (10 + number))
+        average = jax.tree.map(lambda old, new, d=decay: d * old + (1 - d) * np.asarray(new), average, state.params)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), state.average, average)
+    assert norm_of_difference(states[-1].average, states[-1].params) > 1e-3
+
+
+# Dropout and augmentation
+
+
+@pytest.mark.parametrize("noise", ["dropout", "augmentation"])
+def test_the_same_batch_draws_anew_in_every_step_and_for_every_row(noise: str) -> None:
+    """At a rate so small that no weight moves, the loss of one batch changes by what is drawn alone."""
+    still = train_config(schedule="constant", sgd=SGDConfig(learning_rate=1e-30, momentum=0.0, nesterov=False))
+    part = {"dropout": "mlp", "augmentation": "augmentation"}[noise]
+    config = dataclasses.replace(still, **{part: getattr(NOISY, part)})
+    batch = np.array([0, 0, 0, 0], np.int32)
+    states, records = run(config, np.tile(batch, (3, 1)))
+    np.testing.assert_allclose(
+        *(state.params["layers"][0]["kernel"] for state in (states[0], states[-1])), rtol=0, atol=1e-20
+    )
+    assert len(set(records.loss.tolist())) == 3
+    alone = [run(config, np.tile(np.where(np.arange(4) == row, batch, PADDING), (3, 1)))[1].loss[0] for row in range(4)]
+    assert len(set(alone)) > 1, "one row draws what another does"
+    np.testing.assert_allclose(np.mean(alone), records.loss[0], rtol=1e-5)
+
+
+def test_the_same_key_draws_the_same_and_another_does_not() -> None:
+    def with_key(seed: int) -> Run:
+        return run(NOISY, change=lambda state: dataclasses.replace(state, key=jax.random.key(seed)))
+
+    (states, records), (again, same_records), (others, _) = with_key(0), with_key(0), with_key(1)
+    assert same_bits(records, same_records)
+    assert same_bits(states[-1].params, again[-1].params)
+    assert same_bits(states[0].params, others[0].params)
+    assert not same_bits(states[1].params, others[1].params)
+
+
+# Loss scaling
+
+
+def test_a_step_that_overflows_changes_nothing_but_is_counted_and_lowers_the_scale() -> None:
+    states, records = run(OVERFLOWING)
+    assert records.skipped.tolist() == [True, True, True, False, False, False]
+    assert records.skipped.dtype == bool
+    assert np.log2(records.loss_scale).tolist() == [127, 87, 47, 7, 7, 8], "each step's own, not the next one's"
+    for number, (before, after) in enumerate(itertools.pairwise(states)):
+        for part in ("params", "opt_state", "average"):
+            kept = same_bits(getattr(after, part), getattr(before, part))
+            assert kept == records.skipped[number], f"{part} after step {number}"
+        assert after.loss_scale is not None
+        assert (int(after.step), int(after.loss_scale.skipped_steps)) == (number + 1, min(number + 1, 3))
+        assert same_bits(jax.random.key_data(after.key), jax.random.key_data(before.key))
+    assert not np.any(np.isfinite(records.grad_norm[:3]))
+    assert np.all(np.isfinite(records.grad_norm[3:]))
+    assert np.all(np.isfinite(records.loss)), "recorded without its scale"
+
+
+def test_the_rate_goes_by_the_steps_that_count() -> None:
+    states, records = run(OVERFLOWING)
+    np.testing.assert_allclose(records.learning_rate, 0.1 * RATES["linear"][[0, 0, 0, 0, 1, 2]], rtol=1e-6)
+    for number in range(3, 6):
+        moved = norm_of_difference(states[number + 1].params, states[number].params)
+        assert moved == pytest.approx(records.learning_rate[number] * records.grad_norm[number], rel=1e-4)
+
+
+def test_after_its_overflows_a_training_goes_on_as_if_they_had_not_been() -> None:
+    states, _ = run(OVERFLOWING)
+    _, step = compiled(OVERFLOWING, len(ORDER), SHAPE, NUM_CLASSES)
+    scale = dataclasses.replace(states[0].loss_scale, scale=jnp.float32(2.0**7))
+    calm, records = run_steps(step, dataclasses.replace(states[0], loss_scale=scale), ORDER[3:])
+    assert not np.any(records.skipped)
+    for part in ("params", "opt_state"):
+        assert same_bits(getattr(calm[-1], part), getattr(states[-1], part))
+
+
+# Optimizers and precisions, on real digits
+
+
+@pytest.fixture(scope="module")
+def on_digits(digits: Split) -> Callable[..., Run]:
+    """Train for eight epochs, each combination once."""
+    base = train_config()
+    config = train_config(
+        batch_size=32,
+        mlp=MLPConfig(hidden=(32,), dropout=0.0),
+        lion=dataclasses.replace(base.lion, learning_rate=0.003),
+        muon=dataclasses.replace(base.muon, learning_rate=0.05),
+    )
+    rng, padding = np.random.default_rng(0), np.full(8, PADDING)
+    epochs = [np.append(rng.permutation(600), padding).reshape(19, 32) for _ in range(8)]
+    order = np.concatenate(epochs).astype(np.int32)
+
+    @functools.cache
+    def train(optimizer: OptimizerKind, precision: Precision) -> Run:
+        return run(dataclasses.replace(config, optimizer=optimizer, precision=precision), order, digits, num_classes=10)
+
+    return train
+
+
+@pytest.mark.parametrize("optimizer", get_args(OptimizerKind))
+def test_the_loss_falls_on_real_digits_with_every_optimizer(
+    optimizer: OptimizerKind, on_digits: Callable[..., Run]
+) -> None:
+    states, records = on_digits(optimizer, "float32")
+    first, last = np.mean(records.loss.reshape(8, 19), axis=1)[[0, -1]]
+    assert last < first / 2
+    assert np.mean(records.accuracy[-19:]) > 0.9
+    assert floats(states[-1]) == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_low_precision_keeps_the_course_and_the_state_of_float32(
+    precision: Precision, on_digits: Callable[..., Run]
+) -> None:
+    (states, low), (_, full) = on_digits("adamw", precision), on_digits("adamw", "float32")
+    assert not same_bits(low.loss, full.loss)
+    np.testing.assert_allclose(low.loss, full.loss, atol=0.02)
+    assert floats(states[-1]) == {np.dtype("float32")}
+    assert precision == "bfloat16" or not np.any(low.skipped)
+
+
+def floats(state: TrainState) -> set[np.dtype]:
+    """The formats of all that is no count and no key."""
+    leaves = jax.tree.leaves(dataclasses.replace(state, key=jax.random.key_data(state.key)))
+    return {leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)}
+
+
+# Schedules
+
+STEPS = np.arange(6)
+RATES: dict[ScheduleKind, np.ndarray] = {  # of the highest one; `factories.train_config` in six steps
+    "constant": np.ones(6),
+    "cosine": (1 + np.cos(np.pi * STEPS / 6)) / 2,
+    "warmup_cosine": np.append([0, 0.5], 0.1 + 0.9 * (1 + np.cos(np.pi * STEPS[:4] / 4)) / 2),
+    "linear": 1 - 0.9 * STEPS / 6,
+    "exponential": 0.01 ** (STEPS / 6),
+    "piecewise": np.array([1, 1, 1, 0.1, 0.01, 0.01]),
+    "one_cycle": np.append([1 / 25], 4e-6 + (1 - 4e-6) * (1 + np.cos(np.pi * STEPS[:5] / 5)) / 2),
+}
+
+
+@pytest.mark.parametrize("kind", get_args(ScheduleKind))
+def test_one_override_switches_the_schedule_and_the_recorded_rate_is_the_one_applied(kind: ScheduleKind) -> None:
+    """Plain gradient descent moves by rate times gradient."""
+    states, records = run(train_config(**PLAIN, model="linear", schedule=kind))
+    np.testing.assert_allclose(records.learning_rate, 0.1 * RATES[kind], rtol=1e-4, atol=1e-9)
+    for number, (before, after) in enumerate(itertools.pairwise(states)):
+        expected = records.learning_rate[number] * records.grad_norm[number]
+        assert norm_of_difference(after.params, before.params) == pytest.approx(expected, rel=1e-3, abs=1e-7)
+
+
+# One step by itself
+
+
+def test_an_optimizer_is_applied_with_the_rate_of_its_step() -> None:
+    """Two steps of clipped Nesterov momentum under the warm-up, the second bounded from the first."""
+    states, records = run(train_config(clip_norm=0.01))
+    assert float(records.learning_rate[0]) == 0, "the warm-up begins at 0"
+    assert same_bits(states[1].params, states[0].params)
+    rate, norm = float(records.learning_rate[1]), norm_of_difference(states[2].params, states[1].params)
+    assert rate == pytest.approx(0.05)
+    assert 0 < norm <= rate * 0.01 * (1 + 0.9 + 0.81) * 1.001, "no more than the clipped gradients with momentum"
+    assert float(records.grad_norm[1]) > 0.01, "recorded before clipping"
+
+
+def test_one_step_from_fixed_weights_gives_the_golden_values() -> None:
+    def fixed(state: TrainState) -> TrainState:
+        params = jax.tree.map(
+            lambda leaf: np.sin(np.arange(leaf.size, dtype=np.float32)).reshape(leaf.shape), state.params
+        )
+        return dataclasses.replace(state, params=params)
+
+    states, records = run(train_config(**PLAIN, schedule="constant"), change=fixed)
+    golden = {"loss": 1.2522082, "grad_norm": 1.8862536, "bias": 0.0299376}
+    found = {
+        "loss": float(records.loss[0]),
+        "grad_norm": float(records.grad_norm[0]),
+        "bias": float(states[1].params["layers"][1]["bias"][0]),
+    }
+    assert found == pytest.approx(golden, rel=1e-4), (
+        "One optimizer step changed what it computes. Change these values only together with a wanted change of the "
+        "loss, the network or the update rule, and say so in the change's description: old runs no longer compare."
+    )

@@ -1,0 +1,264 @@
+"""Costs are those of the mathematics, times those of the clock, and a compiled function has one shape."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import new_compiler, train_config
+
+from gradtrail.core.common.sharding import make_mesh, replicated
+from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.train.loop import compile_run_steps, make_program
+from gradtrail.core.xla.compiler import (
+    NO_COST,
+    NO_TIMES,
+    TIMED_CALLS,
+    WATCHED,
+    CallTimes,
+    CompiledFunction,
+    Compiler,
+    CompileTimes,
+    cost_metrics,
+    time_metrics,
+)
+
+NOT_A_NUMBER = jnp.array([-1.0])  # its logarithm
+
+
+def matmul(
+    rows: int = 64, depth: int = 128, columns: int = 32, clock: Callable[[], float] | None = None
+) -> CompiledFunction:
+    left, right = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, depth), (depth, columns)))
+    return new_compiler(clock).compile("matmul", jnp.dot, left, right)
+
+
+def test_flops_and_bytes_of_a_matrix_product() -> None:
+    cost = matmul().cost
+    assert cost.flops == pytest.approx(2 * 64 * 128 * 32, rel=0.01)
+    assert cost.argument_bytes == 4 * (64 * 128 + 128 * 32)
+    assert cost.output_bytes == 4 * 64 * 32
+    assert cost.bytes_accessed >= cost.argument_bytes + cost.output_bytes
+    assert cost.total_bytes == cost.argument_bytes + cost.output_bytes + cost.temporary_bytes - cost.alias_bytes
+    assert cost.hlo_instructions >= 3
+
+
+def test_transcendentals_are_counted() -> None:
+    function = new_compiler().compile("exp", jnp.exp, jax.ShapeDtypeStruct((100,), jnp.float32))
+    assert function.cost.transcendentals == 100
+
+
+def test_the_cost_is_the_same_twice() -> None:
+    assert matmul().cost == matmul().cost
+
+
+def test_the_result_is_that_of_the_function() -> None:
+    left, right = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 1), np.float32)
+    np.testing.assert_array_equal(matmul(2, 3, 1)(left, right), left @ right)
+
+
+@pytest.mark.parametrize("wrong", [jnp.zeros((3, 3)), jnp.zeros((2, 3), jnp.int32)])
+def test_another_shape_or_dtype_is_an_error_and_no_compilation(wrong: jax.Array) -> None:
+    with pytest.raises(TypeError, match="compiled"):
+        matmul(2, 3, 1)(wrong, jnp.zeros((3, 1)))
+
+
+def test_donated_memory_is_reused_and_the_argument_gone() -> None:
+    def double(values: jax.Array) -> jax.Array:
+        return values * 2
+
+    argument = jnp.ones(1000)
+    donating, plain = (
+        new_compiler().compile("double", double, argument, donate_argnums=donated) for donated in ((0,), ())
+    )
+    assert (donating.cost.alias_bytes, plain.cost.alias_bytes) == (4000, 0)
+    assert donating.cost.total_bytes == plain.cost.total_bytes - 4000
+    plain(argument)
+    assert not argument.is_deleted()
+    donating(argument)
+    assert argument.is_deleted()
+
+
+def test_times_are_those_of_the_clock_that_was_handed_in() -> None:
+    ticks = itertools.accumulate([10.0, 1.0, 2.0, 100.0, 4.0])  # the guard's time is not the compiler's
+    function = matmul(clock=lambda: next(ticks))
+    assert function.times == CompileTimes(trace_seconds=1, lower_seconds=2, compile_seconds=4)
+    assert time_metrics([function]) == {
+        "compile/matmul/trace_seconds": 1,
+        "compile/matmul/lower_seconds": 2,
+        "compile/matmul/compile_seconds": 4,
+        "compile/matmul/cached": 0,
+        "compile/total_seconds": 7,
+    }
+
+
+def test_metrics_are_named_by_function_and_figure() -> None:
+    function = matmul()
+    metrics = cost_metrics([function])
+    assert set(metrics) == {f"compile/matmul/{figure}" for figure in WATCHED}
+    assert metrics["compile/matmul/flops"] == function.cost.flops
+    assert all(type(value) is int for value in metrics.values())
+
+
+def logarithm(values: jax.Array) -> jax.Array:
+    return jnp.log(values)
+
+
+@pytest.mark.parametrize("debugging", [jax.disable_jit, jax.debug_nans])
+def test_for_debugging_nothing_is_compiled_ahead_and_nothing_costs(debugging: Callable[[bool], Any]) -> None:
+    def never() -> float:
+        raise AssertionError("a clock was read though nothing was compiled")
+
+    with debugging(True):
+        function = new_compiler(never).compile("log", logarithm, NOT_A_NUMBER, out_shardings=replicated(make_mesh()))
+        np.testing.assert_array_equal(function(jnp.ones((2, 2))), np.zeros((2, 2)), "any shape does")
+    assert (function.name, function.cost, function.times) == ("log", NO_COST, NO_TIMES)
+    assert not any(cost_metrics([function]).values())
+    assert not any(time_metrics([function]).values())
+
+
+def test_to_step_through_the_function_gets_the_values_themselves() -> None:
+    given = []
+
+    def keep(values: jax.Array) -> jax.Array:
+        given.append(values)
+        return values
+
+    with jax.disable_jit():
+        new_compiler().compile("keep", keep, NOT_A_NUMBER)(NOT_A_NUMBER)
+    assert [float(values[0]) for values in given] == [-1]
+
+
+def test_a_nan_stops_the_call_only_where_that_is_asked_for() -> None:
+    assert np.isnan(new_compiler().compile("log", logarithm, NOT_A_NUMBER)(NOT_A_NUMBER))
+    with jax.debug_nans(True):
+        watched = new_compiler().compile("log", logarithm, NOT_A_NUMBER)
+        assert watched(jnp.ones(1)) == 0
+        with pytest.raises(FloatingPointError, match="nan"):
+            watched(NOT_A_NUMBER)
+
+
+def test_results_lie_where_they_are_asked_to() -> None:
+    everywhere, argument = replicated(make_mesh()), jnp.ones(4)
+    asked, free = (
+        new_compiler().compile("log", logarithm, argument, out_shardings=sharding)(argument).sharding
+        for sharding in (everywhere, None)
+    )
+    assert asked == everywhere
+    assert free == argument.sharding != everywhere
+
+
+def scanned(length: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def function(values: jax.Array, matrix: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ matrix), None), values, length=length)[0]
+
+    return function
+
+
+@pytest.mark.parametrize("length", [1, 2, 50])
+def test_a_loop_costs_as_often_as_it_is_passed(length: int) -> None:
+    shapes = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2
+    cost = new_compiler().compile("scanned", scanned(length), *shapes).cost
+    assert cost.flops == pytest.approx(length * 2 * 32**3, rel=0.02)
+    assert cost.transcendentals == length * 32 * 32
+
+
+def test_a_loop_in_a_loop_costs_as_often_as_both() -> None:
+    def nested(values: jax.Array, matrix: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda carry, _: (scanned(5)(carry, matrix), None), values, length=7)[0]
+
+    shapes = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2
+    assert new_compiler().compile("nested", jax.jit(nested), *shapes).cost.transcendentals == 35 * 32 * 32
+
+
+def test_flops_of_a_training_step_are_those_of_the_mathematics() -> None:
+    """Forward, the gradient of each kernel, and that of each layer's input but the first: 2 m n k each."""
+    widths, batch = (784, 256, 128, 10), 128
+    config = train_config(mlp=MLPConfig(hidden=widths[1:-1], dropout=0.0), batch_size=batch)
+    model = Model(config.model_config((28, 28), 10))
+    cost = compile_run_steps(make_program(config, model, 1000), compiler=new_compiler()).cost
+    products = [2 * batch * before * after for before, after in itertools.pairwise(widths)]
+    assert cost.flops == pytest.approx(3 * sum(products) - products[0], rel=0.05)
+    gradient = jax.grad(lambda params, images: jnp.sum(model.apply(params, images)))
+    images = jax.ShapeDtypeStruct((batch, 28, 28), jnp.uint8)
+    alone = new_compiler().compile("gradient", gradient, model.abstract_params(), images).cost
+    assert alone.flops == pytest.approx(3 * sum(products) - products[0], rel=0.01)
+
+
+def test_counts_of_a_program_are_those_of_its_texts() -> None:
+    function = matmul()
+    texts, cost = function.texts(), function.cost
+    assert set(texts) == {"jaxpr", "stablehlo", "hlo"}
+    assert "dot_general" in texts["jaxpr"]
+    assert cost.stablehlo_bytes == len(texts["stablehlo"])
+    assert cost.jaxpr_equations == texts["jaxpr"].count("dot_general") == 1
+    assert cost.float64_instructions == 0
+    assert function.signature == "float32[64,128], float32[128,32]"
+
+
+def test_equations_of_inner_programs_count() -> None:
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    plain, inner = (
+        new_compiler().compile("f", function, shape).cost.jaxpr_equations
+        for function in (lambda x: jnp.sin(x) + 1.0, jax.jit(lambda x: jnp.sin(x) + 1.0))
+    )
+    assert (plain, inner) == (2, 3)
+
+
+def test_float64_is_seen() -> None:
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+        cost = new_compiler().compile("leak", lambda x: x * np.float64(2.0) + 1.0, shape).cost
+    assert cost.float64_instructions > 0
+
+
+def test_calls_are_timed_from_ready_arguments_to_ready_results_and_no_more_than_needed() -> None:
+    ticks = itertools.count()
+    function = matmul(2, 3, 1, clock=lambda: float(next(ticks)))
+    for _ in range(TIMED_CALLS + 3):
+        function(np.ones((2, 3), np.float32), np.ones((3, 1), np.float32))
+    assert function.calls.seconds == [1.0] * TIMED_CALLS
+    assert (function.calls.first, function.calls.steady) == (1.0, 1.0)
+
+
+def test_the_time_of_a_trip_is_that_of_the_call_by_its_trips() -> None:
+    calls = CallTimes(clock=lambda: 0.0, seconds=[9.0, 4.0, 6.0, 50.0], trips=[1, 2, 2, 25])
+    assert (calls.first, calls.steady) == (9.0, 2.0)
+    assert np.isnan(CallTimes(clock=lambda: 0.0).first)
+    assert np.isnan(CallTimes(clock=lambda: 0.0, seconds=[1.0], trips=[1]).steady)
+
+
+def test_while_it_compiles_it_holds_what_the_caller_gave() -> None:
+    held = []
+
+    @contextlib.contextmanager
+    def guard(program: str) -> Iterator[None]:
+        held.append(program)
+        yield
+
+    compiler = Compiler(lambda: 0.0, guard)
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    for _ in range(2):
+        compiler.compile("sine", jnp.sin, shape)
+    compiler.compile("cosine", jnp.cos, shape)
+    assert held[0] == held[1] != held[2]
+
+
+def test_a_call_is_not_timed_while_its_arguments_are_under_way() -> None:
+    order: list[str] = []
+
+    class UnderWay:
+        def block_until_ready(self) -> "UnderWay":
+            order.append("arguments ready")
+            return self
+
+    calls = CallTimes(clock=lambda: order.append("clock") or 0.0)
+    function = CompiledFunction(
+        name="f", call=lambda _: order.append("called"), cost=NO_COST, times=NO_TIMES, calls=calls
+    )
+    function(UnderWay())
+    assert order == ["arguments ready", "clock", "called", "clock"]

@@ -1,0 +1,69 @@
+"""Waiting for experiments: as long as somebody is at work on them, and no longer."""
+
+from typing import Any
+
+import pytest
+
+from gradtrail.experiments.sweep import queue as experiment_waiting
+from gradtrail.experiments.sweep.queue import Tasks, wait_for
+
+LABELS = {"a": "on, seed 0", "b": "off, seed 0"}
+
+
+def tasks(waiting: str = "", running: str = "", failed: str = "", *, attended: bool = True) -> Tasks:
+    return Tasks(waiting=tuple(waiting), running=tuple(running), failed=tuple(failed), is_attended=attended)
+
+
+class Queue:
+    """A queue whose states follow each other; the last one stays."""
+
+    def __init__(self, *states: Tasks):
+        self._states = list(states)
+        self.starts: list[int] = []
+
+    def read(self) -> Tasks:
+        return self._states.pop(0) if len(self._states) > 1 else self._states[0]
+
+    def start(self, jobs: int) -> None:
+        self.starts.append(jobs)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment_waiting, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(experiment_waiting, "_UNATTENDED_SECONDS", 0)
+
+
+def wait(queue: Any, labels: dict[str, str] = LABELS) -> list[str]:
+    return wait_for(queue, labels, jobs=2, title="clipping")
+
+
+def test_it_waits_for_its_own_and_says_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    queue = Queue(tasks("ab"), tasks("bx", "a"), tasks("x", "b"), tasks("x", "b"), tasks("x", failed="b"), tasks("x"))
+    assert wait(queue) == ["b"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["clipping: on, seed 0: done (1 of 2)", "clipping: off, seed 0: failed (2 of 2)"]
+    assert queue.starts == [2]
+    assert queue.read() == tasks("x"), "another's task, which nobody waited for"
+
+
+def test_for_nothing_no_worker_is_started() -> None:
+    queue = Queue(tasks())
+    assert wait(queue, {}) == []
+    assert queue.starts == []
+
+
+def test_where_the_workers_went_before_the_end_new_ones_are_started() -> None:
+    queue = Queue(tasks("ab", attended=False), tasks("b", "a"), tasks(attended=False))
+    assert wait(queue) == []
+    assert queue.starts == [2, 2]
+
+
+@pytest.mark.parametrize(("left", "num_starts"), [(tasks("b", attended=False), 3), (tasks("", "b", attended=False), 1)])
+def test_nobody_waits_for_ever_where_no_worker_comes(
+    left: Tasks, num_starts: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = Queue(left)
+    assert wait(queue) == ["b"]
+    assert len(queue.starts) == num_starts
+    assert "clipping: no worker is left for b: `dvc queue status` shows them" in capsys.readouterr().err

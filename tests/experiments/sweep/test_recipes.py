@@ -1,0 +1,78 @@
+"""Recipes change params that exist to values that are allowed; their results are found by params, not by names."""
+
+import pytest
+from factories import ROOT
+
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.experiments.sweep import recipes
+from gradtrail.experiments.sweep.recipes import Recipe, Result
+from gradtrail.stages.common.overrides import changed, require_known
+from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.support.errors import UserError
+
+PARAMS = read_yaml(ROOT / "params.yaml")
+WANTED = {
+    "fetch.dataset": "mnist",
+    "preprocess.seed": "0",
+    "train.seed": "0",
+    "train.epochs": "10",
+    "evaluate.bins": "5",
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("name", recipes.read_recipes(ROOT / "recipes.yaml"))
+def test_every_recipe_of_the_repository_is_a_valid_training(name: str) -> None:
+    recipe = recipes.choose(name)
+    validate(changed(PARAMS, recipe.set)["train"], TrainConfig, name)
+
+
+def test_a_command_is_a_line_that_a_person_could_type() -> None:
+    recipe = Recipe(about="", set={"train.model": "cnn", "train.clip_norm": None, "train.cnn.channels": [8, 16]})
+    line = " ".join(recipes.command(recipe, 3))
+    changes = "-S train.model=cnn -S train.clip_norm=null -S train.cnn.channels=[8,16] -S train.seed=3"
+    assert line == f"dvc exp run --temp {changes} evaluate"
+
+
+def test_a_key_that_is_no_param_is_named() -> None:
+    with pytest.raises(UserError, match=r"^mine\.train\.modle is no key of params\.yaml$"):
+        require_known(PARAMS, {"train.modle": "cnn"}, "mine")
+
+
+def test_an_unknown_recipe_is_told_which_there_are() -> None:
+    with pytest.raises(UserError, match=r"no recipe mpl; there are mlp, "):
+        recipes.choose("mpl")
+
+
+def row(accuracy: float, **params: str) -> tuple[dict[str, str], dict[str, float]]:
+    """A training as MLflow has it; `train_seed` stands for `train.seed`."""
+    changed = {key.replace("_", ".", 1): value for key, value in params.items()}
+    trained = {key: value for key, value in WANTED.items() if not key.startswith("evaluate")} | changed
+    return trained, {"eval/accuracy": accuracy, "train/num_parameters": 7.0, "train/seconds": 2.0}
+
+
+def test_results_are_those_of_equal_params_one_a_seed_the_newest_first() -> None:
+    rows = [row(0.9, train_seed="1"), row(0.8), row(0.1), row(0.2, train_epochs="20"), row(0.3, fetch_dataset="digits")]
+    incomplete = ({"train.seed": "4"}, {"eval/accuracy": 0.4})
+    result = recipes.summarize("mlp", "", WANTED, [*rows, incomplete])
+    assert (result.seeds, result.accuracies, result.num_parameters) == ((0, 1), (0.8, 0.9), 7)
+
+
+def test_the_table_gives_mean_and_spread_and_says_what_was_not_run() -> None:
+    done = Result(
+        name="mlp",
+        about="the default",
+        seeds=(0, 1, 2),
+        accuracies=(0.98, 0.99, 0.985),
+        seconds=(3.0, 1.0, 2.0),
+        num_parameters=235146,
+        dataset="mnist",
+    )
+    absent = Result(name="cnn", about="", seeds=(), accuracies=(), seconds=(), num_parameters=None, dataset="mnist")
+    *_, first, second = recipes.as_markdown([done, absent]).splitlines()
+    assert first == "| `mlp`: the default | 235,146 | 98.50 ± 0.50 % | 0, 1, 2 | 2.0 |"
+    assert "not run" in second

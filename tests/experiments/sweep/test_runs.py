@@ -1,0 +1,206 @@
+"""Which rows count as a run of a comparison: those where DVC would find nothing to do, and no others."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import Metric, Run, RunData, RunInfo, RunTag
+from ruamel.yaml import YAML
+
+from gradtrail.experiments.sweep.runs import MadeRun, MadeRuns
+from gradtrail.experiments.sweep.spec import Comparison, Wanted, wanted_runs
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.mlflow.tags import state_tags
+
+STAGES = {
+    "fetch": ([], "data/raw"),
+    "train": (["data/raw/part.txt"], "models.txt"),
+    "evaluate": (["models.txt"], "results.txt"),
+}
+PARAMS = {
+    "fetch": {"noise": 0.0},
+    "train": {"seed": 0, "rate": 0.5},
+    "evaluate": {"bins": 5},
+    "runtime": {"trace": False},
+}
+RATES = Comparison(about="", seeds=(0, 1), variants={"low": {"train.rate": 0.5}, "high": {"train.rate": 0.9}})
+NOISES = Comparison(about="", seeds=(0,), variants={"none": {"fetch.noise": 0.0}, "some": {"fetch.noise": 0.1}})
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipeline, in which the tests play its stages: each writes a digest of what it reads."""
+    monkeypatch.chdir(tmp_path)
+    stages = {
+        name: {
+            "cmd": f"run {name}",
+            "deps": [*reads, f"{name}.py"],
+            "params": [name, {"versions.yaml": ["jax"]}],
+            "outs": [out],
+        }
+        for name, (reads, out) in STAGES.items()
+    }
+    YAML().dump({"stages": stages}, tmp_path / "dvc.yaml")
+    (tmp_path / "versions.yaml").write_text('jax: "1.0"\n')
+    write_params(PARAMS)
+    for name in STAGES:
+        (tmp_path / f"{name}.py").write_text(f"# {name}\n")
+    return tmp_path
+
+
+def write_params(params: Mapping[str, Any]) -> None:
+    YAML().dump(dict(params), Path("params.yaml"))
+
+
+class Store:
+    """Rows in memory, written by stages that are played."""
+
+    def __init__(self) -> None:
+        self.rows: list[Run] = []
+
+    def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
+        fitting = (row for row in reversed(self.rows) if tags.items() <= row.data.tags.items())
+        return [row for row in fitting if not finished or row.info.status == "FINISHED"]
+
+    def run(self, accuracy: float = 0.9, *, until: str = "evaluate", status: str = "FINISHED", **changes: Any) -> None:
+        """Run the pipeline; in `changes` a double underscore stands for a dot."""
+        kept = read_yaml(Path("params.yaml"))
+        params = {section: dict(values) for section, values in kept.items()}
+        for key, value in changes.items():
+            section, name = key.split("__")
+            params[section][name] = value
+        write_params(params)
+        names = list(STAGES)
+        for stage in names[: names.index(until) + 1]:
+            self.rows.append(played(stage, accuracy, status if stage == until else "FINISHED", len(self.rows)))
+        write_params(kept)
+
+
+def played(name: str, accuracy: float, status: str, number: int) -> Run:
+    """Write a stage's out, and return the row that it would leave."""
+    reads, out = STAGES[name]
+    content = f"{read_yaml(Path('params.yaml'))[name]} {[Path(dep).read_text() for dep in reads]}"
+    if name == "fetch":
+        Path(out).mkdir(parents=True, exist_ok=True)
+        (Path(out) / "part.txt").write_text(content)
+        put_into_cache(Path(out))
+    else:
+        Path(out).write_text(content)
+    tags = state_tags(Identity(name)) | {f"output/{out}": digest(Path(out)), "dataset": "words"}
+    tags |= {"dataset_digest": hashlib.sha256(b"").hexdigest()}
+    metrics = {
+        "train": {"train/seconds": float(number), "eval/accuracy": 0.1},
+        "evaluate": {"eval/accuracy": accuracy, "eval/loss": 1 - accuracy},
+    }.get(name, {})
+    info = RunInfo(
+        run_id=f"{number:032x}",
+        experiment_id="1",
+        user_id="",
+        status=status,
+        start_time=number,
+        end_time=number,
+        lifecycle_stage="active",
+    )
+    data = RunData(
+        metrics=[Metric(key, value, 0, 0) for key, value in metrics.items()],
+        tags=[RunTag(key, value) for key, value in tags.items()],
+    )
+    return Run(info, data)
+
+
+def put_into_cache(out: Path) -> None:
+    """Put the listing of a folder where DVC keeps it."""
+    md5 = digest(out)
+    place = Path(".dvc/cache/files/md5") / md5[:2] / md5[2:]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(json.dumps([{"md5": digest(path), "relpath": path.name} for path in sorted(out.iterdir())]))
+
+
+def made(store: Store, comparison: Comparison = RATES) -> dict[Wanted, MadeRun]:
+    found = MadeRuns(store).among(wanted_runs(comparison, comparison.seeds), comparison)
+    return {each.run: each for each in found}
+
+
+def test_runs_are_found_by_their_params() -> None:
+    store = Store()
+    assert made(store) == {}
+    store.run(0.91)
+    store.run(0.92, train__rate=0.9, train__seed=1)
+    store.run(0.93, train__rate=0.7)
+    store.run(0.94, train__seed=2)
+    found = made(store)
+    assert {run: each.accuracy for run, each in found.items()} == {Wanted("low", 0): 0.91, Wanted("high", 1): 0.92}
+    low = found[Wanted("low", 0)]
+    assert (low.loss, low.seconds, low.dataset) == (pytest.approx(0.09), 1.0, "words e3b0c442")
+    assert low.row == store.rows[1].info.run_id, "the training's"
+
+
+def test_what_is_not_evaluated_or_not_finished_does_not_count() -> None:
+    store = Store()
+    store.run(until="train")
+    store.run(train__rate=0.9, status="KILLED")
+    assert made(store) == {}
+    store.run()
+    assert list(made(store)) == [Wanted("low", 0)]
+
+
+@pytest.mark.parametrize("name", ["fetch.py", "train.py", "evaluate.py", "versions.yaml"])
+def test_after_a_change_of_code_or_versions_nothing_is_there(name: str) -> None:
+    store = Store()
+    store.run()
+    before = Path(name).read_text()
+    Path(name).write_text('jax: "1.1"\n' if name.endswith("yaml") else "# edited\n")
+    assert made(store) == {}
+    Path(name).write_text(before)
+    assert list(made(store)) == [Wanted("low", 0)]
+
+
+def test_figures_are_those_of_the_present_evaluation() -> None:
+    store = Store()
+    store.run(0.91)
+    store.run(0.99, evaluate__bins=7)
+    assert made(store)[Wanted("low", 0)].accuracy == 0.91
+    write_params({**PARAMS, "evaluate": {"bins": 7}})
+    assert made(store)[Wanted("low", 0)].accuracy == 0.99
+    write_params({**PARAMS, "evaluate": {"bins": 8}})
+    assert made(store) == {}
+
+
+def test_what_cannot_change_a_result_does_not_matter() -> None:
+    store = Store()
+    store.run()
+    write_params({**PARAMS, "runtime": {"trace": True}})
+    assert list(made(store)) == [Wanted("low", 0)]
+
+
+def test_other_data_are_followed_through_the_stages_that_made_them() -> None:
+    store = Store()
+    store.run(0.9)
+    store.run(0.8, fetch__noise=0.1)
+    found = made(store, NOISES)
+    assert [each.accuracy for each in found.values()] == [0.9, 0.8]
+    assert list(made(store)) == [Wanted("low", 0)], "the noisy one is of other data"
+
+
+def test_a_folder_whose_listing_is_gone_tells_nothing() -> None:
+    store = Store()
+    store.run()
+    for path in Path(".dvc/cache").rglob("*.dir"):
+        path.unlink()
+    assert made(store) == {}
+
+
+def test_of_two_rows_the_one_that_was_not_made_again_counts() -> None:
+    store = Store()
+    store.run()
+    store.run()
+    rebuilt = store.rows[-2]
+    rebuilt.data.tags["rebuilt"] = "true"
+    assert made(store)[Wanted("low", 0)].seconds == 1.0
+    store.rows[1].data.tags["rebuilt"] = "true"
+    assert made(store)[Wanted("low", 0)].seconds == 4.0

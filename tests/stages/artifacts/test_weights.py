@@ -1,0 +1,155 @@
+"""Weights come back to the bit; equal weights are equal bytes; a foreign or damaged file is refused in one line."""
+
+import dataclasses
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from factories import dataset_info, model_config
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from gradtrail.core.nn.models import Model
+from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data, write_weights
+from gradtrail.support.errors import UserError
+
+INFO = WeightsInfo(model=model_config(), label_smoothing=0.1, dataset=dataset_info(), epoch=3)
+PARAMS = jax.device_get(jax.jit(lambda key: Model(INFO.model).init(key=key))(jax.random.key(0)))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_weights(tmp_path / "models" / "final.safetensors", PARAMS, INFO)
+    return tmp_path / "models" / "final.safetensors"
+
+
+def rewrite(path: Path, tensors: dict[str, Any] | None = None, **metadata: str) -> None:
+    """Write the file again with some tensors changed (None: left out), or with other metadata."""
+    with safe_open(path, framework="numpy") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        described = file.metadata()
+    kept = {name: tensor for name, tensor in {**found, **(tensors or {})}.items() if tensor is not None}
+    save_file(kept, path, metadata=metadata or described)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        read_weights(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_weights_come_back_to_the_bit_with_their_model(path: Path) -> None:
+    model, params, info = read_weights(path)
+    assert info == INFO
+    assert model.config == INFO.model
+    assert jax.tree.structure(params) == jax.tree.structure(PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, params, PARAMS)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("special", [np.nan, -0.0, np.inf, np.finfo(np.float32).smallest_subnormal])
+def test_special_numbers_keep_their_bits(special: float, tmp_path: Path) -> None:
+    params = jax.tree.map(lambda leaf: np.full_like(leaf, special), PARAMS)
+    write_weights(tmp_path / "w", params, INFO)
+    found = read_weights(tmp_path / "w")[1]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, (found, params)), strict=True))
+
+
+def test_arrays_on_the_device_and_on_the_host_are_equal_bytes(path: Path) -> None:
+    write_weights(path.with_name("device"), jax.device_put(PARAMS), INFO)
+    assert path.with_name("device").read_bytes() == path.read_bytes()
+
+
+def test_equal_weights_are_equal_bytes_in_another_process(path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from gradtrail.stages.artifacts.weights import read_weights, write_weights;"
+        "_, params, info = read_weights(Path(sys.argv[1])); write_weights(Path(sys.argv[2]), params, info)"
+    )
+    again = path.with_name("again")
+    subprocess.run([sys.executable, "-c", script, path, again], check=True, env={"PYTHONHASHSEED": "7"})
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_other_values_are_other_bytes(path: Path) -> None:
+    write_weights(path.with_name("epoch"), PARAMS, dataclasses.replace(INFO, epoch=4))
+    write_weights(path.with_name("negated"), jax.tree.map(np.negative, PARAMS), INFO)
+    assert len({file.read_bytes() for file in path.parent.iterdir()}) == 3
+
+
+def test_anybody_can_read_the_tensors(path: Path) -> None:
+    with safe_open(path, framework="numpy") as file:
+        assert set(file.keys()) == {f"layers/{n}/{part}" for n in (0, 1) for part in ("kernel", "bias")}
+        np.testing.assert_array_equal(file.get_tensor("layers/0/kernel"), PARAMS["layers"][0]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"layers/0/bias": None}, "tensor layers/0/bias is absent, its model has float32(5,)"),
+        ({"layers/2/bias": np.zeros(3, np.float32)}, "tensor layers/2/bias is float32(3,), its model has absent"),
+        ({"layers/0/bias": np.zeros(6, np.float32)}, "tensor layers/0/bias is float32(6,), its model has float32(5,)"),
+        ({"layers/1/bias": np.zeros(3, np.float16)}, "tensor layers/1/bias is float16(3,), its model has float32(3,)"),
+    ],
+)
+def test_other_tensors_than_the_model_has_are_refused(tensors: dict[str, Any], reason: str, path: Path) -> None:
+    rewrite(path, tensors)
+    assert reason in refusal(path)
+
+
+@pytest.mark.parametrize("cut", [0, 4, 100, -1])
+def test_a_truncated_file_is_refused(cut: int, path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:cut])
+    refusal(path)
+
+
+@pytest.mark.parametrize("bit", [0, 31])
+def test_tensors_that_were_changed_since_are_refused(bit: int, path: Path) -> None:
+    bias = np.asarray(PARAMS["layers"][0]["bias"])
+    rewrite(path, {"layers/0/bias": (bias.view(np.uint32) ^ np.uint32(1 << bit)).view(np.float32)})
+    assert "not those that were written" in refusal(path)
+
+
+def test_weights_of_other_data_are_refused(path: Path) -> None:
+    require_same_data(path, INFO, dataset_info())
+    with pytest.raises(UserError, match="trained on other data"):
+        require_same_data(path, INFO, dataset_info(digest="cd" * 32))
+
+
+@pytest.mark.parametrize("metadata", [{"other": "1"}, {"gradtrail": "{"}, {"gradtrail": "{}"}, {"gradtrail": "[1]"}])
+def test_a_file_that_does_not_say_what_it_is_is_refused(metadata: dict[str, str], path: Path) -> None:
+    rewrite(path, **metadata)
+    refusal(path)
+
+
+def test_an_unknown_kind_of_model_is_refused_by_its_key(path: Path) -> None:
+    about = dataclasses.asdict(INFO)
+    rewrite(path, gradtrail=json.dumps({**about, "model": {**about["model"], "kind": "rnn"}}))
+    assert "model.kind" in refusal(path)
+
+
+def test_a_kind_without_its_part_is_refused(path: Path) -> None:
+    about = dataclasses.asdict(INFO)
+    rewrite(path, gradtrail=json.dumps({**about, "model": {**about["model"], "kind": "cnn"}}))
+    assert "model.mlp must be given" in refusal(path)
+
+
+def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(pickle.dumps(Bomb()))
+    refusal(tmp_path / "w")
+
+
+class Bomb:
+    def __reduce__(self) -> tuple:
+        return pytest.fail, ("a pickle was read",)
+
+
+def test_a_missing_file_is_named_with_what_makes_it(tmp_path: Path) -> None:
+    assert "dvc repro" in refusal(tmp_path / "w")

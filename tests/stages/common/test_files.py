@@ -1,0 +1,207 @@
+"""A reader sees the old bytes or the new ones, whatever happens in between."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gradtrail.stages.common.files import atomic_file, write_json, writing_outs
+
+OUTS = ("models", "metrics/train.json")
+
+
+def files_under(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def outs_under(folder: Path) -> dict[str, str]:
+    return {path: text for path, text in files_under(folder).items() if not path.startswith(".outs/")}
+
+
+def both(text: str) -> dict[str, str]:
+    return {"models/sub/weights": text, "metrics/train.json": text}
+
+
+def write_outs(folder: Path, text: str) -> None:
+    with writing_outs(OUTS, folder, "train") as new:
+        (new / "models" / "sub").mkdir(parents=True)
+        (new / "models" / "sub" / "weights").write_text(text)
+        (new / "metrics" / "train.json").write_text(text)
+
+
+def write_files(folder: Path, names: list[str]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("new")
+
+
+def fail_after_writing(path: Path, fault: type[BaseException]) -> None:
+    path.write_text("half")
+    raise fault
+
+
+def test_an_atomic_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file"
+    with atomic_file(path) as beside:
+        beside.write_text("old")
+        assert not path.exists()
+    with pytest.raises(ZeroDivisionError), atomic_file(path) as beside:
+        fail_after_writing(beside, ZeroDivisionError)
+    assert files_under(tmp_path) == {"folder/file": "old"}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_files_have_the_permissions_that_the_umask_leaves(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_json(tmp_path / "file.json", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file.json").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_equal_content_is_equal_bytes_with_sorted_keys(tmp_path: Path) -> None:
+    write_json(tmp_path / "left", {"b": 1, "a": {"d": 2, "c": 3}})
+    write_json(tmp_path / "right", {"a": {"c": 3, "d": 2}, "b": 1})
+    assert (tmp_path / "left").read_bytes() == (tmp_path / "right").read_bytes()
+    assert json.loads((tmp_path / "left").read_text()) == {"a": {"c": 3, "d": 2}, "b": 1}
+
+
+def test_a_number_that_is_none_is_refused_and_the_old_file_stands(tmp_path: Path) -> None:
+    write_json(tmp_path / "file", {"loss": 1.0})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "file", {"loss": float("nan")})
+    assert json.loads(files_under(tmp_path)["file"]) == {"loss": 1.0}
+
+
+def test_outs_replace_those_of_before(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "left_over").write_text("old")
+    write_outs(tmp_path, "first")
+    write_outs(tmp_path, "second")
+    assert outs_under(tmp_path) == both("second")
+
+
+def test_a_file_gives_way_to_a_folder_and_a_folder_to_a_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics" / "train.json").mkdir(parents=True)
+    write_outs(tmp_path, "new")
+    assert files_under(tmp_path)["metrics/train.json"] == "new"
+
+
+@pytest.mark.parametrize("fault", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_on_a_fault_the_outs_of_before_stand(fault: type[BaseException], tmp_path: Path) -> None:
+    write_outs(tmp_path, "old")
+    with pytest.raises(fault), writing_outs(OUTS, tmp_path, "train") as new:
+        fail_after_writing(new / "metrics" / "train.json", fault)
+    assert outs_under(tmp_path) == both("old")
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        (["models/weights"], r"outs not written: \['metrics/train.json'\]"),
+        (["models/weights", "metrics/train.json", "surplus"], r"no outs: \['surplus'\]"),
+        (["models/weights", "metrics/train.json", "models_too"], r"no outs: \['models_too'\]"),
+    ],
+)
+def test_outs_are_exactly_those_declared(written: list[str], reason: str, tmp_path: Path) -> None:
+    write_outs(tmp_path, "old")
+    with pytest.raises(RuntimeError, match=reason), writing_outs(OUTS, tmp_path, "train") as new:
+        write_files(new, written)
+    assert outs_under(tmp_path) == both("old")
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    write_outs(tmp_path, "old")
+    script = f"""
+import os, signal
+from pathlib import Path
+from gradtrail.stages.common.files import writing_outs
+with writing_outs({OUTS!r}, Path({str(tmp_path)!r}), "train") as new:
+    (new / "surplus").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", script], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert ".outs/train/surplus" in files_under(tmp_path)
+    assert outs_under(tmp_path) == both("old")
+    write_outs(tmp_path, "new")
+    assert outs_under(tmp_path) == both("new")
+    assert not (tmp_path / ".outs" / "train").exists()
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_no_kill_leaves_some_of_the_old_outs_and_some_of_the_new(renames: int, tmp_path: Path) -> None:
+    write_outs(tmp_path, "old")
+    script = f"""
+import os, signal
+from pathlib import Path
+from gradtrail.stages.common.files import writing_outs
+rename, count = Path.rename, 0
+def counting(self, target):
+    global count
+    if count == {renames}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    count += 1
+    return rename(self, target)
+with writing_outs({OUTS!r}, Path({str(tmp_path)!r}), "train") as new:
+    (new / "models" / "sub").mkdir(parents=True)
+    (new / "models" / "sub" / "weights").write_text("new")
+    (new / "metrics" / "train.json").write_text("new")
+    Path.rename = counting
+"""
+    killed = subprocess.run([sys.executable, "-c", script], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(set(outs_under(tmp_path).values())) <= 1
+    write_outs(tmp_path, "after")
+    assert outs_under(tmp_path) == both("after")
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_a_rename_that_fails_brings_the_outs_of_before_back(
+    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_outs(tmp_path, "old")
+    rename, done = Path.rename, []
+
+    def failing(self: Path, target: Path) -> Path:
+        done.append(self)
+        if len(done) == renames + 1:
+            raise PermissionError(errno.EACCES, "Permission denied", str(target))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(PermissionError):
+        write_outs(tmp_path, "new")
+    assert outs_under(tmp_path) == both("old")
+
+
+def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
+    order = []
+
+    def write(text: str, begun: threading.Event | None = None) -> None:
+        with writing_outs(OUTS, tmp_path, "train") as new:
+            order.append(f"{text} begins")
+            if begun:
+                begun.set()
+                time.sleep(0.3)
+            (new / "models").mkdir()
+            (new / "models" / "weights").write_text(text)
+            (new / "metrics" / "train.json").write_text(text)
+            order.append(f"{text} ends")
+
+    begun = threading.Event()
+    first = threading.Thread(target=write, args=("first", begun))
+    first.start()
+    begun.wait()
+    write("second")
+    first.join()
+    assert order == ["first begins", "first ends", "second begins", "second ends"]
+    assert set(outs_under(tmp_path).values()) == {"second"}

@@ -1,0 +1,171 @@
+"""Every mistake in `params.yaml` is one line that names the key, what it got and what it may be."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import pytest
+from factories import ROOT
+
+from gradtrail.core.nn.models import Model, ModelKind
+from gradtrail.core.nn.precision import Precision
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.loop import make_program
+from gradtrail.core.train.optimizers import OptimizerKind
+from gradtrail.core.train.schedules import ScheduleKind
+from gradtrail.experiments.repro import SECTIONS
+from gradtrail.stages.common.params import load_section, read_yaml, validate
+from gradtrail.support.errors import UserError
+
+TRAIN = read_yaml(ROOT / "params.yaml")["train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    whole: int
+    real: float
+    flag: bool
+    maybe: float | None
+
+
+def refusal(value: Any, into: type, name: str = "params.yaml: train") -> str:
+    """Return the one line with which `value` is refused."""
+    with pytest.raises(UserError) as caught:
+        validate(value, into, name)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(name)
+    return message
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    """Return the repository's section `train` with one value replaced, by dotted key."""
+    outer, _, inner = key.rpartition(".")
+    return TRAIN | ({outer: TRAIN[outer] | {inner: value}} if outer else {inner: value})
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_sections_of_the_repository_load(section: str) -> None:
+    loaded = load_section(section, SECTIONS[section], ROOT / "params.yaml")
+    content = read_yaml(ROOT / "params.yaml")[section]
+    assert {field.name for field in dataclasses.fields(loaded)} == content.keys()
+
+
+def test_the_repository_has_no_other_section() -> None:
+    assert read_yaml(ROOT / "params.yaml").keys() == SECTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("epochs", "10"),
+        ("epochs", True),
+        ("epochs", 1.5),
+        ("epochs", None),
+        ("epochs", 0),
+        ("adamw.learning_rate", "fast"),
+        ("adamw.learning_rate", float("nan")),
+        ("adamw.learning_rate", float("inf")),
+        ("adamw.learning_rate", -1.0),
+        ("accumulation_steps", 3),
+        ("cnn.kernel_size", 4),
+        ("cnn.norm", "batch"),
+        ("augmentation.rotation", 200.0),
+        ("loss_scaling.initial", 0.5),
+        ("piecewise.boundaries", [0.5, 0.25]),
+        ("average_decay", 1.0),
+        ("patience", 0),
+        ("clip_norm", 0),
+        ("model", "transformer"),
+        ("precision", "float64"),
+        ("keep_epochs", 3),
+        ("mlp.hidden", "256"),
+        ("mlp.hidden", []),
+        ("sgd.nesterov", 1),
+        ("sgd.momentum", 1.0),
+        ("adamw.b1", "0.9"),
+        ("mlp", None),
+        ("sgd", 0.9),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_key(key: str, value: Any) -> None:
+    assert f"params.yaml: train.{key}" in refusal(changed(key, value), TrainConfig)
+
+
+def kinds() -> list[tuple[str, str]]:
+    """Every switch of the section `train` that has kinds, with each of them."""
+    switches = {"model": ModelKind, "optimizer": OptimizerKind, "schedule": ScheduleKind, "precision": Precision}
+    return [(key, kind) for key, allowed in switches.items() for kind in get_args(allowed)]
+
+
+@pytest.mark.parametrize(("key", "kind"), kinds())
+def test_one_override_of_the_repositorys_params_switches_each_kind(key: str, kind: str) -> None:
+    config = validate(changed(key, kind), TrainConfig, "train")
+    program = make_program(config, Model(config.model_config((28, 28), 10)), 300)
+    state = jax.eval_shape(program.init, jax.random.key(0))
+    indices = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
+    after, record = jax.eval_shape(program.step, state, program.examples, indices)
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
+    assert record.loss.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("key", ["epochs", "mlp.hidden", "adamw.b2"])
+def test_a_missing_key_is_named(key: str) -> None:
+    section = changed(key, None)
+    outer, _, inner = key.rpartition(".")
+    del (section[outer] if outer else section)[inner]
+    assert refusal(section, TrainConfig) == f"params.yaml: train.{key} is missing"
+
+
+@pytest.mark.parametrize("key", ["epoch", "mlp.width"])
+def test_an_unknown_key_is_named(key: str) -> None:
+    assert refusal(changed(key, 1), TrainConfig) == f"params.yaml: train.{key} is no known key"
+
+
+def test_what_was_found_and_what_is_allowed_stand_in_the_line() -> None:
+    assert "'mlp'" in (message := refusal(changed("model", "rnn"), TrainConfig))
+    assert "'rnn'" in message
+    assert "at least 1, got 0" in refusal(changed("epochs", 0), TrainConfig)
+
+
+@pytest.mark.parametrize("section", [None, 3, "text", ["list"]])
+def test_a_section_that_is_no_mapping_is_refused(section: Any) -> None:
+    refusal(section, TrainConfig)
+
+
+def test_numbers_are_read_as_yaml_1_2(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("section:\n  whole: 10\n  real: 1e-3\n  flag: true\n  maybe: null\n")
+    assert load_section("section", Numbers, path) == Numbers(whole=10, real=1e-3, flag=True, maybe=None)
+
+
+@pytest.mark.parametrize("word", ["yes", "on", "off"])
+def test_words_are_no_booleans(word: str, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(f"section:\n  whole: 10\n  real: 1\n  flag: {word}\n  maybe: null\n")
+    with pytest.raises(UserError, match=r"section\.flag"):
+        load_section("section", Numbers, path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"- list\n", b"a: [1\n", b"a: 1\na: 2\n", b"\xff\xfe\x00", b"a: !!python/object:os.system x\n"]
+)
+def test_a_file_that_is_no_yaml_of_sections_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load_section("a", Numbers, path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_or_section_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    with pytest.raises(UserError, match=r"params\.yaml: no such file"):
+        load_section("train", Numbers, path)
+    path.write_text("first: {}\nsecond: {}\n")
+    with pytest.raises(UserError, match="section 'train' is missing; found first, second"):
+        load_section("train", Numbers, path)

@@ -1,0 +1,160 @@
+"""A state's key changes with every ingredient, and is the same from live files and from `dvc.lock`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import ROOT
+
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.pipeline_file import (
+    Entry,
+    StageSpec,
+    live_entry,
+    locked_entry,
+    makers,
+    read_pipeline,
+    state_key,
+)
+
+PIPELINE_FILE = """
+stages:
+  make:
+    cmd: make it
+    deps: [code.py]
+    params:
+      - make
+      - versions.yaml:
+          - numpy
+    outs: [data]
+    metrics:
+      - metrics/make.json:
+          cache: false
+  use:
+    cmd: use it
+    deps: [data/part.txt, code.py]
+    params: [use.rate]
+    outs:
+      - results:
+          persist: true
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    files = {
+        "dvc.yaml": PIPELINE_FILE,
+        "params.yaml": "make: {size: 3}\nuse: {rate: 1e-3, other: 1}\n",
+        "versions.yaml": 'numpy: "2.0"\njax: "0.1"\n',
+        "code.py": "pass\n",
+        "data/part.txt": "part\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+def key_of(stage: str, folder: Path) -> str:
+    pipeline = read_pipeline(folder / "dvc.yaml")
+    return state_key(stage, pipeline, lambda name: live_entry(pipeline[name], folder))
+
+
+def test_the_pipeline_file_is_read_with_all_its_forms(folder: Path) -> None:
+    assert read_pipeline(folder / "dvc.yaml") == {
+        "make": StageSpec(
+            cmd="make it",
+            deps=("code.py",),
+            params={"params.yaml": ("make",), "versions.yaml": ("numpy",)},
+            outs=("data", "metrics/make.json"),
+        ),
+        "use": StageSpec(
+            cmd="use it", deps=("data/part.txt", "code.py"), params={"params.yaml": ("use.rate",)}, outs=("results",)
+        ),
+    }
+
+
+def test_a_live_entry_has_the_values_and_digests_of_the_files(folder: Path) -> None:
+    entry = live_entry(read_pipeline(folder / "dvc.yaml")["use"], folder)
+    assert entry == Entry(
+        cmd="use it",
+        params={"params.yaml": {"use.rate": 1e-3}},
+        deps={"data/part.txt": digest(folder / "data/part.txt"), "code.py": digest(folder / "code.py")},
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("dvc.yaml", "use it", "use it well", {"use"}),
+        ("dvc.yaml", "make it", "make it well", {"make", "use"}),
+        ("params.yaml", "1e-3", "2e-3", {"use"}),
+        ("params.yaml", "size: 3", "size: 4", {"make", "use"}),
+        ("params.yaml", "other: 1", "other: 2", set()),
+        ("versions.yaml", '"2.0"', '"2.1"', {"make", "use"}),
+        ("versions.yaml", '"0.1"', '"0.2"', set()),
+        ("data/part.txt", "part", "other part", {"use"}),
+        ("code.py", "pass", "...", {"make", "use"}),
+        ("dvc.yaml", "deps: [data/part.txt, code.py]", "deps: [code.py, data/part.txt]", set()),
+    ],
+)
+def test_the_key_changes_with_each_ingredient_and_with_nothing_else(
+    file: str, old: str, new: str, changed: set[str], folder: Path
+) -> None:
+    before = {stage: key_of(stage, folder) for stage in ("make", "use")}
+    content = (folder / file).read_text()
+    assert content.count(old) == 1
+    (folder / file).write_text(content.replace(old, new))
+    assert {stage for stage in before if key_of(stage, folder) != before[stage]} == changed
+
+
+def test_stages_of_equal_content_but_other_names_are_other_states() -> None:
+    spec = StageSpec(cmd="run", deps=(), params={}, outs=())
+    entry = Entry(cmd="run", params={}, deps={})
+    keys = {state_key(name, {"left": spec, "right": spec}, lambda _: entry) for name in ("left", "right")}
+    assert len(keys) == 2
+    assert all(len(key) == 64 for key in keys)
+
+
+def locked(entry: Entry) -> dict[str, Any]:
+    """Write an entry as DVC does, the deps sorted by path."""
+    deps = [{"path": path, "hash": "md5", "md5": md5, "size": 1} for path, md5 in sorted(entry.deps.items())]
+    return {"cmd": entry.cmd, "deps": deps, "params": entry.params, "outs": [{"path": "results", "md5": "0"}]}
+
+
+def test_the_key_is_the_same_from_a_lock_and_from_files(folder: Path) -> None:
+    pipeline = read_pipeline(folder / "dvc.yaml")
+    lock = {name: locked(live_entry(spec, folder)) for name, spec in pipeline.items()}
+    assert state_key("use", pipeline, lambda name: locked_entry(lock[name])) == key_of("use", folder)
+
+
+def test_a_stage_without_deps_or_params_may_be_locked() -> None:
+    assert locked_entry({"cmd": "run"}) == Entry(cmd="run", params={}, deps={})
+
+
+def test_makers_are_found_by_file_and_by_folder_but_not_by_prefix() -> None:
+    specs = {
+        "folder": StageSpec(cmd="", deps=(), params={}, outs=("data",)),
+        "file": StageSpec(cmd="", deps=(), params={}, outs=("models/best",)),
+        "other": StageSpec(cmd="", deps=(), params={}, outs=("dat", "models/bes")),
+        "use": StageSpec(cmd="", deps=("models/best", "data/part"), params={}, outs=("use",)),
+    }
+    assert makers("use", specs) == ["folder", "file"]
+    assert makers("folder", specs) == []
+
+
+def test_a_missing_dep_is_an_error(folder: Path) -> None:
+    (folder / "code.py").unlink()
+    with pytest.raises(FileNotFoundError):
+        key_of("make", folder)
+
+
+def test_every_stage_of_the_repository_but_the_first_builds_on_another() -> None:
+    pipeline = read_pipeline(ROOT / "dvc.yaml")
+    assert makers("train", pipeline) == ["preprocess"]
+    assert set(makers("gradients", pipeline)) == {"preprocess", "train"}
+    assert {name for name in pipeline if not makers(name, pipeline)} == {"fetch"}
+    assert all(dataclasses.asdict(spec)["outs"] for spec in pipeline.values())
+    assert read_yaml(ROOT / "dvc.yaml")["stages"].keys() == pipeline.keys()

@@ -1,0 +1,321 @@
+"""Text that is no params, no pipeline and no lock: one line that names the file, and the key where there is one."""
+
+import dataclasses
+import functools
+import shutil
+import string
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import ROOT
+from hypothesis import example, given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+from untrusted import MAX_BYTES, damaged, fuzz, on_linux, refusal, taken_bytes
+
+from gradtrail.experiments.repro import SECTIONS
+from gradtrail.stages.common.params import load_section, read_yaml, validate
+from gradtrail.stages.common.pipeline_file import Entry, live_entry, locked_entry, read_lock, read_pipeline, state_key
+
+TEXT = (ROOT / "params.yaml").read_text()
+PARAMS = read_yaml(ROOT / "params.yaml")
+SECONDS = 30.0
+
+
+def sections_of(path: Path) -> Iterator[str | None]:
+    """Yield the line with which each section is refused, or None."""
+    for section, into in SECTIONS.items():
+        line = refusal(functools.partial(load_section, section, into, path))
+        assert line is None or line.startswith(f"{path}: ")
+        yield line
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "params.yaml"
+
+
+# Params.
+
+TOKENS = [
+    *"[]{}:,-?!&*|>'\"%@`#\n \t0123456789abcxeE.~=<",
+    *(
+        "!!int ",
+        "!!float ",
+        "!!bool ",
+        "!!timestamp ",
+        "!!binary ",
+        "!!set ",
+        "!!omap ",
+        "!!pairs ",
+        "!!null ",
+        "!!str ",
+    ),
+    *("!!map ", "!!seq ", "!<tag:yaml.org,2002:int> ", "!!python/object:os.system ", "!!python/name:os.system "),
+    *("&a ", "*a ", "<<: ", "? ", "- ", ": ", "---\n", "...\n", "%YAML 1.1\n---\n", "%TAG ! x\n---\n"),
+    *("2001-99-99", "2001-01-01", "0x", "0b12", "1_0", "1:60", ".inf", ".nan", "1e400", "9" * 5000, "0x" + "f" * 5000),
+    *('"\\ud800"', '"\\x0a"', '"\\0"', "\u2028", "\ufeff", "é", "\U0001f600", "\x07", "x" * 2000),
+]
+
+
+@fuzz(400)
+@given(st.sampled_from(["evaluate: ", "evaluate:\n  batch_size: ", "evaluate: &a ", ""]), st.data())
+def test_tokens_of_yaml_in_any_order_are_read_or_refused(path: Path, start: str, data: st.DataObject) -> None:
+    tokens = data.draw(st.lists(st.sampled_from(TOKENS), min_size=1, max_size=10))
+    path.write_text(start + "".join(tokens), encoding="utf-8")
+    line = refusal(lambda: load_section("evaluate", SECTIONS["evaluate"], path))
+    assert line is not None
+    assert line.startswith(f"{path}: ")
+
+
+@fuzz(100)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    assert refusal(lambda: load_section("evaluate", SECTIONS["evaluate"], path))
+
+
+SHORT = TEXT[TEXT.index("evaluate:") : TEXT.index("gradients:")]
+
+
+@fuzz(200)
+@given(damaged(SHORT.encode()))
+def test_damaged_params_are_read_or_refused(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    refusal(lambda: load_section("evaluate", SECTIONS["evaluate"], path))
+
+
+def keys_of(content: dict[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the path of every key, of sections and of blocks in them too."""
+    found = []
+    for key, value in content.items():
+        found += [(*above, key), *(keys_of(value, (*above, key)) if isinstance(value, dict) else [])]
+    return found
+
+
+def replaced(content: Any, keys: tuple[str, ...], value: Any) -> Any:
+    return content | {keys[0]: replaced(content[keys[0]], keys[1:], value)} if keys else value
+
+
+NUMBERS = [float("nan"), float("inf"), -float("inf"), 10**30, -(10**30), 10**400, 10**4000, 1e308, -1, 0, 2**63, 5e-324]
+VALUES = st.one_of(
+    st.sampled_from(NUMBERS),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.lists(st.sampled_from([*NUMBERS, None, True, "text", "new\nline"]), max_size=3),
+    st.dictionaries(st.text(string.printable, max_size=5), st.integers(), max_size=2),
+)
+
+
+@pytest.mark.parametrize("keys", keys_of(PARAMS), ids=".".join)
+def test_any_value_of_any_key_is_read_or_refused_under_its_section(keys: tuple[str, ...]) -> None:
+    section = keys[0]
+
+    @fuzz(8)
+    @given(VALUES)
+    @example(10**400)  # which is no float
+    @example(-(10**400))
+    def check(value: Any) -> None:
+        content = replaced(PARAMS[section], keys[1:], value)
+        line = refusal(lambda: validate(content, SECTIONS[section], f"params.yaml: {section}"))
+        assert line is None or line.startswith(f"params.yaml: {section}")
+
+    check()
+
+
+@pytest.mark.parametrize("keys", [keys for keys in keys_of(PARAMS) if len(keys) > 1], ids=".".join)
+def test_no_key_takes_what_is_no_finite_number_and_the_line_names_it(keys: tuple[str, ...]) -> None:
+    for number in (float("nan"), float("inf"), -float("inf")):
+        content = replaced(PARAMS[keys[0]], keys[1:], number)
+        line = refusal(functools.partial(validate, content, SECTIONS[keys[0]], f"params.yaml: {keys[0]}"))
+        assert line is not None
+        assert line.startswith(f"params.yaml: {'.'.join(keys)}")
+
+
+def laughs(levels: int, each: int = 10) -> str:
+    """Return YAML of a few lines that stands for `each ** levels` words."""
+    lines = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * each)}]\n" for level in range(1, levels)]
+    return "a0: &a0 [" + ", ".join(["lol"] * each) + "]\n" + "".join(lines) + f"evaluate: *a{levels - 1}\n"
+
+
+HOSTILE = {
+    "billion laughs": laughs(9),
+    "a long text many times": f"a: &a {'x' * 100_000}\nevaluate: [{', '.join(['*a'] * 1000)}]\n",
+    "merged many times": "a: &a {"
+    + ", ".join(f"k{number}: 1" for number in range(2000))
+    + "}\nevaluate: {<<: ["
+    + ", ".join(["*a"] * 20_000)
+    + "]}\n",
+    "merged into itself": "evaluate: &a {<<: *a}\n",
+    "itself": "evaluate: &a [*a]\n",
+    "itself below": "evaluate: &a {batch_size: {b: *a}}\n",
+    "deep lists": "evaluate: " + "[" * 50_000,
+    "deep lists, closed": "evaluate: " + "[" * 300 + "]" * 300,
+    "deep mappings": "evaluate: " + "{a: " * 300 + "1" + "}" * 300,
+    "deep blocks": "".join(" " * depth + "evaluate:\n" for depth in range(1000)),
+    "a list as a key": "evaluate: {[a, b]: 1}\n",
+    "a list in a list as a key": "evaluate: {[a, [b]]: 1}\n",
+    "a mapping as a key": "evaluate: {{a: 1}: 1}\n",
+    "a date as a key": "evaluate: {2001-01-01: 1}\n",
+    "a key of two lines": 'evaluate: {"a\\nb": 1}\n',
+    "a section of two lines": '"a\\nb": 1\n"c\\u2028d": 1\n',
+    "a long value": "evaluate: " + "x" * 100_000 + "\n",
+    "a long key": "evaluate: {" + "x" * 100_000 + ": 1}\n",
+    "a long number": "evaluate: {batch_size: " + "9" * 4000 + "}\n",
+    "a longer number": "evaluate: {batch_size: 0x" + "f" * 5000 + "}\n",
+    "a key twice": "evaluate: 1\nevaluate: 2\n",
+    "two documents": "evaluate: 1\n---\nevaluate: 2\n",
+    "an object": "evaluate: !!python/object/apply:os.system [exit]\n",
+    "too long": "a: 1\n" * 300_000,
+}
+
+
+@on_linux
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_refused_soon_and_takes_no_memory(path: Path, name: str) -> None:
+    path.write_text(HOSTILE[name])
+    started = time.perf_counter()
+    assert taken_bytes(lambda: load_refused(path)) < MAX_BYTES
+    assert time.perf_counter() - started < SECONDS
+
+
+def load_refused(path: Path) -> None:
+    line = refusal(lambda: load_section("evaluate", SECTIONS["evaluate"], path))
+    assert line is not None
+    assert line.startswith(f"{path}: ")
+
+
+def test_an_anchor_that_is_set_twice_is_no_fault(path: Path) -> None:
+    path.write_text("first: &size 400\nsecond: &size 500\n" + SHORT.replace("batch_size: 1000", "batch_size: *size"))
+    assert load_section("evaluate", SECTIONS["evaluate"], path).batch_size == 500
+
+
+def test_aliases_that_stand_for_little_are_read(path: Path) -> None:
+    path.write_text("size: &size 500\n" + SHORT.replace("batch_size: 1000", "batch_size: *size"))
+    assert load_section("evaluate", SECTIONS["evaluate"], path).batch_size == 500
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in (refusal(lambda: read_yaml(tmp_path)) or "")
+
+
+def test_a_stage_ends_with_one_line_and_exit_status_2(tmp_path: Path) -> None:
+    for name in ("dvc.yaml", "versions.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("src", "pipeline"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "params.yaml").write_text(laughs(9))
+    command = [sys.executable, "-m", "pipeline.evaluate"]
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": "src"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("evaluate: params.yaml: ")
+
+
+# The pipeline and its lock.
+
+
+def states(folder: Path) -> None:
+    """Read everything that decides the states of the stages in a folder."""
+    pipeline = read_pipeline(folder / "dvc.yaml")
+    lock = read_lock(folder / "dvc.lock")
+    entries: dict[str, Entry] = {name: locked_entry(stage) for name, stage in lock.items() if name in pipeline}
+    for name, spec in pipeline.items():
+        entries.setdefault(name, live_entry(dataclasses.replace(spec, deps=()), folder))
+    for name in pipeline:
+        state_key(name, pipeline, entries.__getitem__)
+
+
+GOOD = {
+    "dvc.yaml": (
+        b"stages:\n  make:\n    cmd: make it\n    deps: [code.py]\n    params:\n      - make\n      - versions.yaml:\n"
+        b"          - numpy\n    outs: [data]\n    metrics:\n      - metrics/make.json:\n          cache: false\n"
+        b"  use:\n    cmd: use it\n    deps: [data/part.txt]\n    params: [use.rate]\n    outs:\n      - results\n"
+    ),
+    "dvc.lock": (
+        b"schema: '2.0'\nstages:\n  make:\n    cmd: make it\n    deps:\n    - path: code.py\n      hash: md5\n"
+        b"      md5: 01ab\n      size: 1\n    params:\n      params.yaml:\n        make:\n          size: 3\n"
+        b"    outs:\n    - path: data\n      hash: md5\n      md5: 4567.dir\n"
+    ),
+    "params.yaml": b"make: {size: 3}\nuse: {rate: 1e-3}\n",
+    "versions.yaml": b'numpy: "2.0"\n',
+}
+
+
+def write_good(folder: Path, **changed: bytes) -> None:
+    for name, data in (GOOD | {key.replace("_", "."): data for key, data in changed.items()}).items():
+        (folder / name).write_bytes(data)
+
+
+def test_a_good_pipeline_has_states(tmp_path: Path) -> None:
+    write_good(tmp_path)
+    assert refusal(lambda: states(tmp_path)) is None
+
+
+@fuzz(100)
+@given(name=st.sampled_from(sorted(GOOD)), data=st.data())
+def test_damaged_files_of_the_pipeline_are_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    write_good(tmp_path)
+    (tmp_path / name).write_bytes(data.draw(damaged(GOOD[name])))
+    line = refusal(lambda: states(tmp_path))
+    assert line is None or line.startswith(str(tmp_path))
+
+
+@fuzz(60)
+@given(name=st.sampled_from(["dvc.yaml", "dvc.lock"]), data=st.data())
+def test_any_value_in_the_place_of_another_is_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    write_good(tmp_path)
+    content = YAML(typ="safe", pure=True).load(GOOD[name])
+    keys = data.draw(st.sampled_from(keys_of(content)))
+    value = data.draw(VALUES.filter(lambda value: abs(value) < 10**300 if isinstance(value, int) else True))
+    with (tmp_path / name).open("w") as stream:
+        YAML(typ="safe", pure=True).dump(replaced(content, keys, value), stream)
+    line = refusal(lambda: states(tmp_path))
+    assert line is None or line.startswith(str(tmp_path))
+
+
+STRUCTURES = {
+    "no stages": b"plots: []\n",
+    "stages that are a list": b"stages: [make]\n",
+    "stages that are nothing": b"stages:\n",
+    "a stage that is text": b"stages: {make: it}\n",
+    "a stage without a command": b"stages: {make: {deps: [a]}}\n",
+    "deps that are text": b"stages: {make: {cmd: it, deps: code.py}}\n",
+    "deps that are numbers": b"stages: {make: {cmd: it, deps: [1]}}\n",
+    "params that are text": b"stages: {make: {cmd: it, params: make}}\n",
+    "params of a file that are text": b"stages: {make: {cmd: it, params: [{versions.yaml: numpy}]}}\n",
+    "an out that is a list": b"stages: {make: {cmd: it, outs: [[data]]}}\n",
+    "params that are not there": b"stages: {make: {cmd: it, params: [make.width]}}\n",
+    "params below a number": b"stages: {make: {cmd: it, params: [make.size.width]}}\n",
+    "params of no file": b"stages: {make: {cmd: it, params: [{other.yaml: [numpy]}]}}\n",
+    "stages in a circle": b"stages: {a: {cmd: it, deps: [b], outs: [a]}, b: {cmd: it, deps: [a], outs: [b]}}\n",
+    "a stage of its own": b"stages: {a: {cmd: it, deps: [a/b], outs: [a]}}\n",
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_pipeline_of_another_structure_is_refused(tmp_path: Path, name: str) -> None:
+    write_good(tmp_path, dvc_yaml=STRUCTURES[name], dvc_lock=b"schema: '2.0'\n")
+    assert refusal(lambda: states(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"stages: [make]\n",
+        b"stages: {make: it}\n",
+        b"stages: {make: {}}\n",
+        b"stages: {make: {cmd: it, deps: [code.py]}}\n",
+        b"stages: {make: {cmd: it, deps: [{path: code.py}]}}\n",
+        b"stages: {make: {cmd: it, deps: [{path: code.py, md5: 12}]}}\n",
+        b"stages: {make: {cmd: it, params: [make]}}\n",
+        b"stages: {make: {cmd: it, outs: [{md5: a}]}}\n",
+    ],
+)
+def test_a_lock_of_another_structure_is_refused_by_its_key(tmp_path: Path, content: bytes) -> None:
+    write_good(tmp_path, dvc_lock=content)
+    assert (refusal(lambda: states(tmp_path)) or "").startswith(f"{tmp_path / 'dvc.lock'}.stages")

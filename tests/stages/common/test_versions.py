@@ -1,0 +1,47 @@
+"""The versions on record are those that are locked and installed."""
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from factories import ROOT
+
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.versions import require_recorded_versions, write_installed_versions
+from gradtrail.support.errors import UserError
+
+RECORDED = read_yaml(ROOT / "versions.yaml")
+
+
+@pytest.mark.parametrize("package", RECORDED)
+def test_the_record_of_the_repository_is_what_is_locked_and_installed(package: str) -> None:
+    pins = re.findall(rf"^{package}==([^\s;]+)", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE)
+    assert RECORDED[package] in pins
+    assert RECORDED[package] == version(package)
+
+
+def test_the_record_names_all_that_computes() -> None:
+    assert set(RECORDED) == {"jax", "jaxlib", "flax", "optax", "numpy"}
+    assert all(isinstance(number, str) for number in RECORDED.values())
+
+
+def test_what_is_installed_is_recorded_and_then_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("versions.yaml").write_text('numpy: "1.0"\njax: "0.1"\n')
+    require_recorded_versions(())
+    with pytest.raises(UserError, match=rf"numpy is 1\.0 there, but {re.escape(version('numpy'))} is installed"):
+        require_recorded_versions(("numpy",))
+    with pytest.raises(UserError, match="flax is None there"):
+        require_recorded_versions(("flax",))
+    assert write_installed_versions() == {"numpy": version("numpy"), "jax": version("jax")}
+    require_recorded_versions(("numpy", "jax"))
+    assert Path("versions.yaml").read_text().startswith("# ")
+
+
+def test_writing_the_record_of_the_repository_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (ROOT / "versions.yaml").read_bytes()
+    (tmp_path / "versions.yaml").write_bytes(before)
+    monkeypatch.chdir(tmp_path)
+    write_installed_versions()
+    assert (tmp_path / "versions.yaml").read_bytes() == before

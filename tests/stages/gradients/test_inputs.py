@@ -1,0 +1,82 @@
+"""What a training left behind reads back as it was, and damage is one line."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from factories import dataset_info, make_engine, model_config, random_split, train_config
+
+from gradtrail.core.nn.models import Model
+from gradtrail.core.train.history import History, on_host
+from gradtrail.core.train.loop import train
+from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
+from gradtrail.stages.gradients.inputs import read_dynamics, read_trajectory
+from gradtrail.stages.train import tables
+from gradtrail.support.errors import UserError
+
+SPLIT = random_split(10)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What `train` writes, after three epochs of which 0 and 2 are kept."""
+    engine, examples = make_engine(train_config(epochs=3), SPLIT)
+    state = engine.init(jax.random.key(0))
+    history = History((0, 2), on_host(state.params))
+    for chunk in train(engine, state, examples, steps_per_call=100):
+        if chunk.ends_epoch:
+            history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 0.1 * chunk.epoch})
+    tables.write_all_weights(tmp_path / "models", history, model_config(), 0.1, dataset_info())
+    tables.write_tables(tmp_path / "results", history, SPLIT.example_id)
+    return tmp_path
+
+
+def test_a_trajectory_has_the_kept_epochs_and_the_scored_one(folder: Path) -> None:
+    model, about, trajectory = read_trajectory(folder / "models", folder / "results", "final", dataset_info())
+    assert model.config == model_config()
+    assert about.epoch == trajectory.scored == 3
+    assert sorted(trajectory.params) == [0, 2, 3]
+    assert (trajectory.steps_per_epoch, trajectory.batch_size) == (3, 4)
+    rates = pd.read_parquet(folder / "results" / "steps.parquet")["learning_rate"]
+    np.testing.assert_array_equal(trajectory.learning_rates, rates)
+    assert sum(trajectory.weights.values()) == pytest.approx(float(rates.sum()))
+
+
+def test_dynamics_come_in_the_order_of_the_split(folder: Path) -> None:
+    found = read_dynamics(folder / "results", SPLIT)
+    assert found["first_correct_epoch"].max() <= 3
+    with pytest.raises(UserError, match=r"dynamics\.parquet: holds other examples than the training split"):
+        read_dynamics(folder / "results", random_split(9))
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "message"),
+    [
+        ("results/steps.parquet", None, "no such file; `dvc repro` makes it"),
+        ("results/steps.parquet", "x", "no table of this project"),
+        ("results/epochs.csv", None, "no such file; `dvc repro` makes it"),
+        ("results/epochs.csv", "", "no table of this project"),
+        ("models/epochs/000.safetensors", "x", "no weights file of this project"),
+    ],
+)
+def test_what_is_missing_or_damaged_is_named(path: str, content: str | None, message: str, folder: Path) -> None:
+    (folder / path).unlink()
+    if content is not None:
+        (folder / path).write_text(content)
+    with pytest.raises(UserError, match=f"{path}: {message}"):
+        read_trajectory(folder / "models", folder / "results", "final", dataset_info())
+
+
+def test_weights_of_other_data_are_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"final\.safetensors: trained on other data"):
+        read_trajectory(folder / "models", folder / "results", "final", dataset_info(files={"train.npz": "0" * 64}))
+
+
+def test_weights_of_another_model_among_the_kept_ones_are_refused(folder: Path) -> None:
+    config = model_config(kind="linear")
+    info = WeightsInfo(model=config, label_smoothing=0.1, dataset=dataset_info(), epoch=2)
+    write_weights(folder / "models/epochs/002.safetensors", Model(config).init(key=jax.random.key(0)), info)
+    with pytest.raises(UserError, match="weights of linear, beside mlp-5 in final"):
+        read_trajectory(folder / "models", folder / "results", "final", dataset_info())

@@ -1,0 +1,145 @@
+"""Tables of gradients, and the sentences made of them, on an analysis drawn at random."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from factories import gradient_analysis, gradients_config, learning_dynamics, model_config, random_split
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.nn.layers import Dense, Layer
+from gradtrail.core.nn.models import Model
+from gradtrail.stages.gradients import summary
+from gradtrail.stages.gradients import tables as score_tables
+from gradtrail.stages.gradients.tables import SUSPICION, Tables, detection_table, rank_suspects
+
+SIZES = {"train": 30, "validation": 6, "test": 9}
+ANALYSIS, DYNAMICS = gradient_analysis(SIZES), learning_dynamics(30)
+CONFIG = gradients_config()
+
+
+def splits(*, wrong: int = 0) -> dict[str, Split]:
+    found = {name: random_split(size) for name, size in SIZES.items()}
+    labels = found["train"].labels.copy()
+    labels[:wrong] = (labels[:wrong] + 1) % 3
+    return found | {"train": dataclasses.replace(found["train"], labels=labels)}
+
+
+def table(*, wrong: int = 0) -> pd.DataFrame:
+    return score_tables.score_table(splits(wrong=wrong), ANALYSIS.scores, DYNAMICS)
+
+
+def tables(rows: pd.DataFrame) -> Tables:
+    return score_tables.make_tables(rows, ANALYSIS, CONFIG)
+
+
+def test_the_table_has_every_example_once_and_dynamics_of_those_that_were_trained_on() -> None:
+    rows = table()
+    assert rows["split"].value_counts().to_dict() == SIZES
+    trained = rows["split"] == "train"
+    np.testing.assert_array_equal(rows.loc[trained, "forgetting_events"], DYNAMICS["forgetting_events"])
+    assert rows.loc[~trained, ["forgetting_events", "mean_probability"]].isna().all().all()
+    np.testing.assert_array_equal(rows["correct"], rows["label"] == rows["predicted"])
+
+
+def test_suspicion_is_what_the_training_did_not_believe() -> None:
+    rows = table()
+    trained = rows["split"] == "train"
+    np.testing.assert_allclose(rows.loc[trained, SUSPICION], 1 - DYNAMICS["mean_probability"], rtol=1e-6)
+    np.testing.assert_allclose(rows.loc[~trained, SUSPICION], 1 - rows.loc[~trained, "probability_mean"], rtol=1e-6)
+    ranked = rank_suspects(rows, "test", 4)
+    assert len(ranked) == 4
+    assert ranked[SUSPICION].is_monotonic_decreasing
+    assert ranked[SUSPICION].iloc[0] == rows.loc[rows["split"] == "test", SUSPICION].max()
+
+
+def test_detection_is_perfect_where_the_wrong_labels_score_highest_and_counts_errors_as_they_are() -> None:
+    rows = table(wrong=6)
+    train = rows[rows["split"] == "train"].reset_index(drop=True)
+    place = np.arange(30)
+    train = train.assign(mean_probability=(place / 30), grad_norm_mean=-place, el2n_mean=place)
+    found = detection_table(train).set_index(["score", "epoch"])
+    assert found.loc[("mean_probability", ""), ["auroc", "average_precision", "precision"]].tolist() == [1, 1, 1]
+    assert found.loc[("grad_norm", "mean"), "auroc"] == 1
+    assert found.loc[("el2n", "mean"), ["auroc", "precision", "false_negative_rate"]].tolist() == [0, 0, 1]
+    assert {"0", "2", "mean"} <= {epoch for _, epoch in found.index}
+    swapped = train.assign(mean_probability=np.where(place == 5, 6.5, place))  # one behind the first right label
+    row = detection_table(swapped).set_index("score").loc["mean_probability"]
+    assert row["precision"] == pytest.approx(5 / 6)
+    assert row["false_negative_rate"] == pytest.approx(1 / 6)
+    assert row["auroc"] == pytest.approx(1 - 1 / (6 * 24))
+
+
+def test_where_no_label_is_wrong_there_is_nothing_to_detect(tmp_path: Path) -> None:
+    assert detection_table(table()[lambda rows: rows["split"] == "train"]).empty
+    score_tables.write_tables(tmp_path / "out", tables(table()))
+    assert not (tmp_path / "out" / "label_error_scores.csv").exists()
+
+
+def test_influences_are_the_strongest_on_either_side_in_order() -> None:
+    found = score_tables.influence_table(table(), ANALYSIS)
+    for column, position in enumerate(ANALYSIS.influenced):
+        mine = found[found["test_example"] == position]
+        influence = np.sort(ANALYSIS.influence[:, column])
+        np.testing.assert_allclose(mine.loc[mine["effect"] == "helped", "influence"], influence[::-1][:5])
+        np.testing.assert_allclose(mine.loc[mine["effect"] == "hurt", "influence"], influence[:5])
+        for row in mine.itertuples():
+            assert ANALYSIS.influence[row.train_example, column] == pytest.approx(row.influence)
+
+
+def test_the_histogram_of_norms_has_every_example_once_in_bins_that_no_run_changes() -> None:
+    rows = table()
+    rows.loc[0, "grad_norm"], rows.loc[1, "grad_norm"], rows.loc[2, "grad_norm"] = 0.0, 1e9, 1e-3 * 1.01
+    found = score_tables.norm_table(rows)
+    assert list(found) == ["log10_norm", "train", "validation", "test"]
+    np.testing.assert_allclose(found[list(SIZES)].sum(), 1)
+    np.testing.assert_allclose(np.diff(found["log10_norm"]), 0.25)
+    assert found["train"].iloc[0] >= 1 / 30
+    assert found["train"].iloc[-1] >= 1 / 30
+    assert found.loc[np.isclose(found["log10_norm"], -2.875), "train"].item() >= 1 / 30
+    pd.testing.assert_series_equal(found["log10_norm"], score_tables.norm_table(rows[3:])["log10_norm"])
+
+
+def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
+    rows = table(wrong=6)
+    score_tables.write_tables(tmp_path / "out", tables(rows))
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    names = ("largest", "suspects", "label_error_scores", "norms", "noise_scale", "classes", "influence")
+    assert written == {"scores.parquet", *(f"{name}.csv" for name in names)}
+    largest = pd.read_csv(tmp_path / "out" / "largest.csv")
+    assert largest["grad_norm"].tolist() == pytest.approx(sorted(rows["grad_norm"])[::-1][:4], rel=1e-5)
+    metrics = score_tables.measure(tables(rows), ANALYSIS, CONFIG)
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["noise_scale_epoch_000"] == 3
+    assert "noise_scale_epoch_002" not in metrics, "its gradient is drowned by noise"
+    assert {"label_errors_auroc", "never_correct", "test_grad_norm_median"} <= set(metrics)
+
+
+@pytest.mark.parametrize("wrong", [0, 6])
+@pytest.mark.parametrize("batch_size", [1, 3, 128])
+def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> None:
+    rows = table(wrong=wrong)
+    metrics = score_tables.measure(tables(rows), ANALYSIS, CONFIG)
+    words = summary.in_words("a title", tables(rows), ANALYSIS, metrics, CONFIG, batch_size)
+    train = rows[rows["split"] == "train"]
+    assert words.startswith("# What the gradients say: a title\n\n## Largest gradients\n")
+    assert f"The largest are #{train.loc[train['grad_norm'].idxmax(), 'example_id']} (a " in words
+    assert f"least believed over the training are #{rank_suspects(rows, 'train', 1)['example_id'].iloc[0]} (" in words
+    assert "3 (2 to 4) at epoch 0, beyond measure at epoch 2" in words
+    verdict = {1: "smaller than that", 3: "near that", 128: "larger than that"}[batch_size]
+    assert f"The batch of {batch_size} is {verdict}" in words
+    assert ("AUROC" in words) == (wrong > 0)
+
+
+def test_layers_that_go_by_the_definition_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(model_config())
+    summary.tell_unknown_layers(model)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(Dense, "grads", Layer.grads)
+    summary.tell_unknown_layers(model)
+    told = "gradients: layers/0, layers/1: by vmap(grad), having no way of their own, which is slow\n"
+    assert capsys.readouterr().err == told

@@ -1,0 +1,417 @@
+"""The report is one file that holds all it shows, runs nothing, and says what the metrics say."""
+
+import itertools
+import json
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from projects import ROOT
+from ruamel.yaml import YAML
+
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.report import inputs
+from gradtrail.stages.report import page as report
+from gradtrail.stages.report.components import Table, flops, size
+from gradtrail.stages.report.inputs import WRITES
+from gradtrail.support.errors import UserError
+
+VOID = {"meta", "link", "img", "br", "hr", "input", "col", "wbr"}
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' & ![a](https://a.b/c.png) <b>"
+DIGEST = "ab" * 32
+COSTS = {"flops": 134147512, "bytes_accessed": 63031728, "total_bytes": 48768084, "hlo_instructions": 1358}
+
+METRICS: dict[str, dict[str, Any]] = {
+    "fetch": {"bytes": 54950048, "train_examples": 60000, "test_examples": 10000},
+    "preprocess": {
+        "train_examples": 55000,
+        "validation_examples": 5000,
+        "test_examples": 10000,
+        "noisy_labels": 0,
+        "pixel_mean": 0.13,
+        "pixel_std": 0.31,
+    },
+    "train": {
+        "epochs": 3,
+        "steps": 1290,
+        "planned_steps": 1290,
+        "num_parameters": 235146,
+        "accuracy": 0.9991,
+        "validation_accuracy": 0.9854,
+        "validation_loss": 0.145,
+        "best_validation_accuracy": 0.9856,
+        "best_epoch": 2,
+        **{f"compile/train_step/{name}": value for name, value in COSTS.items()},
+    },
+    "evaluate": {
+        "accuracy": 0.9859,
+        "accuracy_low": 0.9834,
+        "accuracy_high": 0.988,
+        "loss": 0.1413599,
+        "num_examples": 10000,
+        "num_mistakes": 141,
+        "expected_calibration_error": 0.0977636,
+        "epoch": 3,
+    },
+    "gradients": {
+        **{f"{split}grad_norm_median": 0.2 for split in ("", "validation_", "test_")},
+        **{f"rank_correlation_{name}": 0.5 for name in ("loss", "margin", "input_norm")},
+        "num_examples": 70000,
+        "noise_scale_typical": 382509,
+    },
+    "profile": {
+        "train_step_flops": 134147512,
+        "train_step_total_bytes": 48768084,
+        "train_step_temporary_bytes": 1881944,
+        "train_step_jaxpr_equations": 477,
+        "train_step_hlo_instructions": 1358,
+        "predict_flops": 60417408,
+    },
+}
+TABLES = {
+    "train/epochs": "epoch,loss,accuracy,validation_loss,validation_accuracy\n1,0.8,0.9,0.3,0.96\n3,0.5,0.99,0.2,0.98",
+    "train/parameters": "parameter,shape,number\nlayers/0/bias,256,256\nall,,256",
+    "evaluate/classes": "label,predicted\n0,0\n5,3\n5,3\n1,1\n4,9",
+    "evaluate/per_class": "class,precision,recall,f1\n0,1,1,1\n5,0.5,0.6,0.55",
+    "evaluate/calibration": "count,confidence,accuracy\n7,0.24,0\n9993,0.9,0.99",
+    "evaluate/mistakes": "example_id,label,predicted,probability,loss\n2654,6,1,0.93,4.6",
+    "gradients/noise_scale": "epoch,noise_scale,low,high\n0,77.3,68,83\n3,382509,29519,inf",
+    "gradients/largest": "split,example_id,label,predicted,grad_norm\ntest,720,5,8,26.8",
+    "gradients/suspects": "split,example_id,label,predicted\ntrain,42566,9,4\ntest,1226,7,2",
+    "gradients/classes": "class,share\n0,0.85\n1,-0.21",
+    "gradients/influence": "test_example,label\n2654,6\n2654,6",
+    "profile/costs": (
+        "function,precision,batch_size,remat,flops,touched_bytes,temporary_bytes,total_bytes,hlo_instructions,"
+        "hlo_fusions\ntrain_step,float32,128,False,134147512,19792592,1881944,48768084,1358,86\n"
+        "train_step,bfloat16,128,False,134578128,20529056,1881944,48768084,1399,98"
+    ),
+    "profile/doubling": "function,batch_size,doubled,flops,total_bytes\ntrain_step,64,128,1.93,0.99",
+}
+PICTURES = (
+    *("preprocess/samples", "preprocess/class_balance", "train/learning_curves", "train/steps"),
+    *("evaluate/confusion", "evaluate/reliability", "evaluate/mistakes"),
+    *(f"gradients/{name}" for name in ("histograms", "relations", "largest", "course", "classes", "influence")),
+    *("gradients/suspects_train", "gradients/suspects_test", "profile/costs", "profile/fusions"),
+)
+SUMMARY = "# What the gradients say: mlp-256-128\n\n## Noise\n\nThe gradient noise scale is 77.\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The files that the report reads, small."""
+    info = {"name": "mnist", "digest": DIGEST, "image_shape": [28, 28], "num_classes": 10, "examples": {}, "files": {}}
+    for stage, outs in WRITES.items():
+        for out in outs:
+            path = tmp_path / out
+            (path if not path.suffix else path.parent).mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".safetensors":
+                path.write_text(out)
+        write_metrics(tmp_path, stage, METRICS[stage])
+    (tmp_path / "data/processed/dataset.json").write_text(json.dumps(info))
+    for name in ("train.npz", "validation.npz", "test.npz"):
+        (tmp_path / "data/processed" / name).write_text(name)
+    for name in ("dynamics", "steps"):
+        (tmp_path / f"results/train/{name}.parquet").write_text(name)
+    for name, text in TABLES.items():
+        (tmp_path / "results" / f"{name}.csv").write_text(f"{text}\n")
+    for number, name in enumerate(PICTURES):
+        (tmp_path / "results" / f"{name}.png").write_bytes(a_png(number))
+    (tmp_path / "results/gradients/summary.md").write_text(SUMMARY)
+    for name in ("params.yaml", "versions.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def a_png(number: int) -> bytes:
+    """The beginning of a picture of 100 × 50 pixels, which is all that is read of one."""
+    return b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + struct.pack(">IIB", 100, 50, number)
+
+
+def write_metrics(folder: Path, stage: str, metrics: dict[str, Any]) -> None:
+    content = {"dataset": "mnist", "dataset_digest": DIGEST} | metrics
+    (folder / f"metrics/{stage}.json").write_text(json.dumps(content))
+
+
+def load_params(folder: Path) -> dict[str, Any]:
+    params: dict[str, Any] = YAML(typ="safe", pure=True).load(folder / "params.yaml")
+    return params
+
+
+def render(folder: Path, title: str = "A title") -> str:
+    sources = inputs.read_sources(folder)
+    return report.render(report.ReportConfig(title=title), sources, report.sections_of(sources))
+
+
+class Reader(HTMLParser):
+    """Reads a page as strictly as a person who wrote every tag: each is closed, by its own name."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs)
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of each tag of that name."""
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def words(self) -> str:
+        """What a person reads, with single spaces."""
+        return " ".join(" ".join(self.text).split())
+
+
+def test_the_same_files_give_the_same_bytes_wherever_they_lie(folder: Path, tmp_path_factory: Any) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
+    shutil.copytree(folder, elsewhere)
+    assert render(folder) == render(folder) == render(elsewhere)
+
+
+def test_a_picture_or_table_that_changes_changes_the_page(folder: Path) -> None:
+    before = render(folder)
+    (folder / "results/train/steps.png").write_bytes(a_png(99))
+    assert (after := render(folder)) != before
+    (folder / "results/train/steps.parquet").write_text("others")
+    assert render(folder) != after
+
+
+def test_the_page_loads_and_runs_nothing(folder: Path) -> None:
+    page = render(folder)
+    reader = Reader(page)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", page)
+    assert not {"script", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in reader.tags}
+    assert all(str(image["src"]).startswith("data:image/png;base64,") for image in reader.all("img"))
+    assert all(str(link["href"]).startswith(("#", "data:")) for tag in ("a", "link") for link in reader.all(tag))
+    assert not any(name.startswith("on") for _, attributes in reader.tags for name in attributes)
+    policy = next(meta["content"] for meta in reader.all("meta") if "http-equiv" in meta)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+
+
+def test_every_picture_is_there_and_says_what_it_shows_with_a_figure_in_it(folder: Path) -> None:
+    images = Reader(render(folder)).all("img")
+    alts = [str(image["alt"]) for image in images]
+    assert len({image["src"] for image in images}) == len(PICTURES)
+    assert len(set(alts)) == len(PICTURES)
+    assert all(len(alt) > 40 and re.search(r"\d", alt) for alt in alts)
+    assert all((image["width"], image["height"]) == ("100", "50") for image in images)
+
+
+def test_text_from_files_is_text_on_the_page(folder: Path) -> None:
+    harmless = Reader(render(folder, title="A title"))
+    summary = folder / "results/gradients/summary.md"
+    summary.write_text(
+        f"{SUMMARY}\n{HOSTILE}\n\n{HOSTILE}\n\n[a](javascript:alert(1)) <https://a.b> [x]\n\n[x]: https://a.b\n"
+    )
+    params = load_params(folder)
+    params["train"]["optimizer"] = params["train"]["schedule"] = HOSTILE
+    params["evaluate"][HOSTILE] = HOSTILE
+    (folder / "params.yaml").write_text(json.dumps(params))
+    (folder / "versions.yaml").write_text(json.dumps({HOSTILE: HOSTILE}))
+    table = folder / "results/train/parameters.csv"
+    table.write_text('parameter,shape,number\n"' + HOSTILE.replace('"', '""') + '",1,1\n')
+    hostile = Reader(render(folder, title=HOSTILE))
+    assert {tag for tag, _ in hostile.tags} <= {tag for tag, _ in harmless.tags}
+    assert len(hostile.all("img")) == len(harmless.all("img"))
+    assert all(str(link["href"]).startswith("#") for link in hostile.all("a"))
+    assert not any(name.startswith("on") for _, attributes in hostile.tags for name in attributes)
+    assert hostile.words.count("<script>alert(1)</script>") >= 8
+
+
+@pytest.mark.parametrize("name", ["mnist", "digits"])
+def test_what_is_not_mnist_says_so(name: str, folder: Path) -> None:
+    path = folder / "data/processed/dataset.json"
+    path.write_text(path.read_text().replace("mnist", name))
+    reader = Reader(render(folder))
+    assert ("This is not MNIST." in reader.words) == (name == "digits")
+    assert f"on {name} , the data set with the digest {DIGEST}" in reader.words
+
+
+def test_the_figures_are_those_of_the_metrics_files(folder: Path) -> None:
+    words = Reader(render(folder)).words
+    for said in (
+        "Test accuracy 98.59% 98.34% to 98.80%",
+        "Mistakes 141 of 10,000 test examples",
+        "Test loss 0.1414",
+        "Calibration error 0.0978",
+        "Parameters 235,146 mlp-256-128",
+        "Epochs 3 1,290 steps",
+        "Gradient noise scale 382,509",
+        "10,000 test examples 9,859 are classified rightly",
+        "The most frequent mistake is a 5 that is taken for a 3, 2 times",
+        "promise less than they hold",
+        "train_step 134 MFLOP 18.9 MiB 1.79 MiB 46.5 MiB 1,358 86",
+        "382,509 29,519 beyond measure",
+        "train_step train 134 MFLOP 60.1 MiB 46.5 MiB 1,358",
+    ):
+        assert said in words, said
+
+
+def test_sentences_follow_the_figures(folder: Path) -> None:
+    write_metrics(folder, "preprocess", METRICS["preprocess"] | {"noisy_labels": 5500})
+    write_metrics(folder, "train", METRICS["train"] | {"steps": 430, "epochs": 1, "accuracy": 0.9})
+    write_metrics(folder, "evaluate", METRICS["evaluate"] | {"accuracy": 0.8})
+    words = Reader(render(folder)).words
+    assert "5,500 of the training labels, 10.0%, were made wrong on purpose" in words
+    assert "for one epoch, 430 steps, of 1,290 that were planned" in words
+    assert "8.5 points less than on the validation split" in words
+    assert "they promise too much" in words
+
+
+def test_where_labels_were_made_wrong_the_scores_that_find_them_are_shown(folder: Path) -> None:
+    stem = folder / "results/gradients/label_error_scores"
+    stem.with_suffix(".csv").write_text("score,epoch,auroc,average_precision\nel2n,2,0.99,0.951\n")
+    stem.with_suffix(".png").write_bytes(a_png(50))
+    alts = [image["alt"] for image in Reader(render(folder)).all("img")]
+    assert any("The best is el2n, with an average precision of 0.951." in str(alt) for alt in alts)
+
+
+def test_where_no_mistake_was_made_the_page_says_so(folder: Path) -> None:
+    (folder / "results/evaluate/classes.csv").write_text("label,predicted\n0,0\n1,1\n")
+    (folder / "results/evaluate/mistakes.csv").write_text("example_id,label,predicted,probability,loss\n")
+    assert "No mistake was made, in any class." in Reader(render(folder)).words
+
+
+def test_headings_are_in_order_ids_are_unique_and_contents_lead_somewhere(folder: Path) -> None:
+    reader = Reader(render(folder))
+    levels = [int(tag[1]) for tag, _ in reader.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert levels.count(2) == len(reader.all("section"))
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert max(levels) == 3
+    ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    targets = {str(link["href"])[1:] for link in reader.all("a")}
+    assert {"data", "training", "evaluation", "gradients", "costs", "lineage"} <= targets <= set(ids)
+    assert {attributes["aria-labelledby"] for attributes in reader.all("section")} <= set(ids)
+    assert all(cell["scope"] in ("row", "col") for cell in reader.all("th"))
+
+
+def test_the_lineage_has_every_digest_param_and_version(folder: Path) -> None:
+    words = Reader(render(folder)).words
+    for outs in WRITES.values():
+        for out in outs:
+            assert f"{out} {digest(folder / out)}" in words
+    for said in ("mlp.hidden [256, 128]", "clip_norm 1.0", "patience null", "remat false", "jax 0.10.2"):
+        assert said in words, said
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("params.yaml", "versions.yaml", "data/raw", "data/processed/dataset.json", "data/processed/train.npz"),
+        *("models/final.safetensors", "metrics/train.json", "results/gradients/summary.md", "results/evaluate"),
+        *(f"results/{name}.csv" for name in TABLES),
+        *(f"results/{name}.png" for name in PICTURES),
+    ],
+)
+def test_a_missing_file_is_one_line(file: str, folder: Path) -> None:
+    path = folder / file
+    (shutil.rmtree if path.is_dir() else Path.unlink)(path)
+    with pytest.raises(UserError, match=f"{re.escape(file)}: no such file") as error:
+        render(folder)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def write(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("metrics/train.json", write("{"), "not readable as JSON"),
+        ("metrics/train.json", write("[1]"), "expected figures by name, got list"),
+        ("metrics/train.json", write("\xff"), "not readable as text"),
+        ("metrics/train.json", write('{"dataset_digest": "other"}'), "of another data set"),
+        ("metrics/train.json", write(f'{{"dataset_digest": "{DIGEST}"}}'), "should be a number, got None"),
+        (
+            "metrics/train.json",
+            write(json.dumps({**METRICS["train"], "dataset_digest": DIGEST, "epochs": float("nan")})),
+            "epochs should be a number, got nan",
+        ),
+        ("results/train/epochs.csv", write("epoch,loss\n1,2\n"), "column accuracy is missing or incomplete"),
+        ("results/train/epochs.csv", write(TABLES["train/epochs"].replace("0.8", "x")), "could not convert"),
+        ("results/train/epochs.csv", write('epoch\n"a'), "not readable as a table"),
+        ("results/train/steps.png", write("GIF89a" * 9), "no PNG"),
+        ("params.yaml", write("train: 1\n"), "section 'fetch' is missing"),
+    ],
+)
+def test_a_file_of_another_kind_is_one_line(
+    file: str, change: Callable[[Path], object], said: str, folder: Path
+) -> None:
+    change(folder / file)
+    with pytest.raises(UserError, match=re.escape(said)) as error:
+        render(folder)
+    assert Path(file).name in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_missing_key_of_the_params_is_named(folder: Path) -> None:
+    params = load_params(folder)
+    del params["train"]["optimizer"]
+    (folder / "params.yaml").write_text(json.dumps(params))
+    with pytest.raises(UserError, match=re.escape("params.yaml: train.optimizer is missing")):
+        render(folder)
+
+
+@pytest.mark.parametrize("title", ["", "  ", "x" * 201])
+def test_a_title_has_something_to_say_and_is_no_essay(title: str) -> None:
+    with pytest.raises(ValueError, match="title must have 1 to 200 characters"):
+        report.ReportConfig(title=title)
+
+
+def test_metrics_say_how_large_the_page_is(folder: Path) -> None:
+    sources = inputs.read_sources(folder)
+    sections = report.sections_of(sources)
+    page = report.render(report.ReportConfig(title="A “title”"), sources, sections)
+    metrics = report.measure(sources, sections, page)
+    assert metrics["num_pictures"] == len(PICTURES)
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    assert metrics["size_bytes"] == (folder / "page.html").stat().st_size
+    assert metrics["dataset_digest"] == DIGEST
+
+
+@pytest.mark.parametrize(
+    ("number", "bytes_said", "flops_said"),
+    [
+        (0, "0 B", "0 FLOP"),
+        (999, "999 B", "999 FLOP"),
+        (1000, "1000 B", "1.00 kFLOP"),
+        (1024, "1.00 KiB", "1.02 kFLOP"),
+        (999_900, "976 KiB", "1.00 MFLOP"),
+        (134_147_512, "128 MiB", "134 MFLOP"),
+    ],
+)
+def test_units_are_those_that_people_read(number: int, bytes_said: str, flops_said: str) -> None:
+    assert (size(number), flops(number)) == (bytes_said, flops_said)
+
+
+def test_long_tables_are_folded_and_figures_stand_right() -> None:
+    table = Table(caption="", header=("a", "b", "c"), rows=[("x", "−1.5%", "beyond measure"), ("y", "", "7")])
+    assert table.is_numeric == (False, True, True)
+    assert not table.is_folded
+    assert Table(caption="", header=("a",), rows=[("x",)] * 17).is_folded
+    assert Table(caption="", header=("a", "b"), rows=[]).is_numeric == (False, False)

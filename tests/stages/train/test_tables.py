@@ -1,0 +1,160 @@
+"""A history's tables hold every step and epoch; curves are thinned, at the same steps live and later."""
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from factories import dataset_info, make_engine, model_config, random_split, train_config
+
+from gradtrail.core.per_example import noise_scale
+from gradtrail.core.train.history import History, on_host
+from gradtrail.core.train.loop import train
+from gradtrail.stages.artifacts.weights import read_weights
+from gradtrail.stages.train import tables
+from gradtrail.tracking.mlflow import artifacts as curve_tables
+
+NORMS = ("part_grad_norm", "grad_norm")
+IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    engine, examples = make_engine(train_config(), random_split(10))
+    state = engine.init(jax.random.key(0))
+    history = History((0, 1), on_host(state.params))
+    for chunk in train(engine, state, examples, steps_per_call=1):
+        if chunk.ends_epoch:
+            history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
+    return history
+
+
+@pytest.fixture(scope="module")
+def scaled() -> History:
+    """One epoch in float16: the first step overflows."""
+    config = train_config(precision="float16", epochs=1)
+    config = dataclasses.replace(config, loss_scaling=dataclasses.replace(config.loss_scaling, initial=1e38))
+    engine, examples = make_engine(config, random_split(10))
+    state = engine.init(jax.random.key(0))
+    history = History((), on_host(state.params))
+    for chunk in train(engine, state, examples, steps_per_call=3):
+        skipped = np.array([True, False, False])
+        records = dataclasses.replace(chunk.records, skipped=skipped, grad_norm=np.array([np.inf, 1, 1], np.float32))
+        done = dataclasses.replace(chunk, records=records)
+        history.add(done, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
+    return history
+
+
+def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: Path) -> None:
+    tables.write_tables(tmp_path, history, IDS)
+    epochs, steps = curve_tables.read_tables(tmp_path)
+    assert epochs["epoch"].tolist() == [1, 2]
+    assert epochs["loss"].tolist() == pytest.approx([record.loss for record in history.epochs], rel=1e-8)
+    assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_array_equal(steps["loss"], np.concatenate([part.loss for part in history.steps]))
+    assert set(steps.columns) == {"step", "num_examples", "loss", "accuracy", "grad_norm", "learning_rate"}
+
+
+def test_a_table_lists_every_array_of_the_parameters_and_their_sum(history: History, tmp_path: Path) -> None:
+    tables.write_tables(tmp_path, history, IDS)
+    table = pd.read_csv(tmp_path / "parameters.csv")
+    assert table["parameter"].tolist()[:2] == ["layers/0/bias", "layers/0/kernel"]
+    assert table["shape"].tolist()[1] == "12 × 5"
+    assert table["number"].iloc[-1] == table["number"].iloc[:-1].sum() == 12 * 5 + 5 + 5 * 3 + 3
+
+
+def test_loss_scales_and_skipped_steps_are_on_record(scaled: History) -> None:
+    steps = tables.step_table(scaled.steps)
+    assert steps["skipped"].tolist() == [True, False, False]
+    assert (steps["loss_scale"] > 0).all()
+    assert tables.measure(scaled, 3)["skipped_steps"] == 1
+    assert tables.measure(scaled, 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
+
+
+def test_a_curve_leaves_out_what_is_not_finite(scaled: History) -> None:
+    curves = tables.live_curves(scaled, 3)
+    assert curves["steps/grad_norm"] == {2: 1.0, 3: 1.0}
+    assert len(curves["steps/loss_scale"]) == 3
+
+
+def test_equal_histories_are_equal_bytes(history: History, tmp_path: Path) -> None:
+    for name in ("left", "right"):
+        tables.write_tables(tmp_path / name, history, IDS)
+        tables.write_all_weights(tmp_path / name, history, model_config(), 0.1, dataset_info())
+    names = sorted(path.relative_to(tmp_path / "left") for path in (tmp_path / "left").rglob("*.*"))
+    assert len(names) == 8
+    for name in names:
+        assert (tmp_path / "left" / name).read_bytes() == (tmp_path / "right" / name).read_bytes()
+
+
+def test_weights_are_written_under_the_names_of_their_epochs(history: History, tmp_path: Path) -> None:
+    tables.write_all_weights(tmp_path, history, model_config(), 0.1, dataset_info())
+    epochs = {
+        path.relative_to(tmp_path).as_posix(): read_weights(path)[2].epoch for path in tmp_path.rglob("*.safetensors")
+    }
+    assert epochs == {
+        "final.safetensors": 2,
+        "best.safetensors": 1,
+        "epochs/000.safetensors": 0,
+        "epochs/001.safetensors": 1,
+    }
+
+
+@pytest.mark.parametrize(("num_steps", "shown"), [(6, 6), (200, 200), (399, 399), (400, 200), (5000, 200)])
+def test_curves_show_all_steps_of_a_short_training_and_some_200_of_a_long_one(num_steps: int, shown: int) -> None:
+    steps = pd.DataFrame({name: np.arange(1, num_steps + 1) for name in ("step", "loss", "grad_norm", "learning_rate")})
+    epochs = pd.DataFrame({"epoch": [1, 2], "loss": [3.0, 2.0]})
+    curves = curve_tables.curves(epochs, steps, num_steps)
+    assert curves["train/loss"] == {1: 3.0, 2: 2.0}
+    assert len(curves["steps/loss"]) == shown
+    assert all(step == value for step, value in curves["steps/grad_norm"].items())
+    half = curve_tables.curves(epochs, steps[: num_steps // 2], num_steps)
+    assert half["steps/loss"].items() <= curves["steps/loss"].items(), "a live curve is the beginning of the last one"
+
+
+def test_live_curves_equal_those_of_the_tables(history: History, tmp_path: Path) -> None:
+    tables.write_tables(tmp_path, history, IDS)
+    later = curve_tables.curves(*curve_tables.read_tables(tmp_path), planned_steps=6)
+    first = copy.copy(history)
+    first.epochs, first.steps = history.epochs[:1], history.steps[:1]
+    parts = [tables.live_curves(part, 6) for part in (first, history)]
+    assert later.keys() == parts[0].keys()
+    for name in later:
+        assert later[name] == pytest.approx(parts[0][name] | parts[1][name], rel=1e-8)
+        assert not parts[0][name].keys() & parts[1][name].keys()
+
+
+def test_metrics_of_a_training(history: History) -> None:
+    metrics = tables.measure(history, 9)
+    assert metrics["loss"] == history.epochs[-1].loss
+    assert metrics["num_parameters"] == 12 * 5 + 5 + 5 * 3 + 3
+    assert (metrics["epochs"], metrics["steps"], metrics["planned_steps"], metrics["best_epoch"]) == (2, 6, 9, 1)
+    assert metrics["best_validation_accuracy"] == pytest.approx(1 / 3)
+
+
+def test_the_table_of_dynamics_has_a_row_for_each_example(tmp_path: Path, history: History) -> None:
+    tables.write_tables(tmp_path, history, IDS)
+    table = pd.read_parquet(tmp_path / "dynamics.parquet")
+    assert table["example_id"].tolist() == IDS.tolist()
+    assert table["first_correct_epoch"].between(0, 2).all()
+    np.testing.assert_array_equal(table["mean_probability"], history.dynamics.mean_probability)
+
+
+def test_the_noise_scale_is_measured_where_batches_are_worked_in_parts(history: History) -> None:
+    assert tables.measure_noise_scale(history, 4, 1) == {}
+    config = train_config(epochs=3, accumulation_steps=2)
+    engine, examples = make_engine(config, random_split(10))
+    state = engine.init(jax.random.key(0))
+    in_parts = History((), on_host(state.params))
+    for chunk in train(engine, state, examples, steps_per_call=1):
+        if chunk.ends_epoch:
+            in_parts.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
+    assert all(len(part.part_grad_norm) == 3 for part in in_parts.steps)
+    found = tables.measure_noise_scale(in_parts, 4, 2)
+    columns = [np.concatenate([getattr(part, name)[:2] for part in in_parts.steps]) for name in NORMS]  # full batches
+    trace, squared_norm = noise_scale.from_two_batch_sizes(*columns, small_size=2, large_size=4)
+    expected = trace / np.where(squared_norm > 0, squared_norm, np.nan)
+    assert found == ({"noise_scale": pytest.approx(np.nanmean(expected))} if (squared_norm > 0).any() else {})

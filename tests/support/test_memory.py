@@ -1,0 +1,56 @@
+"""A batch that does not fit is refused in one line that says what would."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction
+from gradtrail.support import memory
+
+GIB = 2**30
+
+
+def function(*, fixed: int, temporary: int) -> CompiledFunction:
+    cost = dataclasses.replace(NO_COST, temporary_bytes=temporary, total_bytes=fixed + temporary)
+    return CompiledFunction(name="step", call=print, cost=cost, times=NO_TIMES)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "temporary", "said"),
+    [
+        (0, 16 * GIB, "train.batch_size 6000 takes 16.0 GiB in step; 8.0 GiB are free; 3,000 would fit"),
+        (4 * GIB, 12 * GIB, "train.batch_size 6000 takes 16.0 GiB in step; 8.0 GiB are free; 2,000 would fit"),
+        (GIB, 13 * GIB, "; 3,200 would fit"),
+        (9 * GIB, GIB, "not even one example would fit"),
+    ],
+)
+def test_what_does_not_fit_says_what_would(
+    fixed: int, temporary: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
+    functions = [function(fixed=0, temporary=1), function(fixed=fixed, temporary=temporary)]
+    with pytest.raises(ConfigError) as caught:
+        memory.require_memory("train.batch_size", 6000, functions, fixed_bytes=fixed)
+    assert said in str(caught.value)
+
+
+def test_what_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
+    memory.require_memory("train.batch_size", 6000, [function(fixed=4 * GIB, temporary=4 * GIB)], fixed_bytes=0)
+
+
+def test_a_container_counts_whose_limit_is_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
+    job = tmp_path / "slurm" / "job"
+    job.mkdir(parents=True)
+    for group, limit in ((job, "max"), (job.parent, str(3 * GIB))):
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text(f"{2 * GIB}\n")
+        (group / "memory.stat").write_text(f"anon {GIB}\ninactive_file {GIB // 2}\n")
+    (tmp_path / "own").write_text("0::/slurm/job\n")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")
+    assert memory.available_bytes() == 3 * GIB // 2

@@ -1,0 +1,116 @@
+"""Which files nothing refers to, and that what a process is at work on is left alone. Rows: `tests/contracts`."""
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from gradtrail.tracking.gc.files import (
+    Garbage,
+    checkpoints,
+    leftover_outs,
+    open_checkpoints,
+    remembered_of_nothing,
+    size_of,
+    unused_locks,
+)
+
+MADE, OTHER, LEFT = "a" * 64, "b" * 64, "c" * 64
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def put(path: str, content: str = "") -> Path:
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(content)
+    return place
+
+
+def checkpoint(state: str, *, days: float = 0) -> Path:
+    seal = put(f".gradtrail/resume/{state[:32]}-cpu1/step_000000001.digest", "12345")
+    then = time.time() - days * 86_400
+    for path in (seal, seal.parent):
+        os.utime(path, (then, then))
+    return seal.parent
+
+
+def remove(found: Iterable[Garbage]) -> None:
+    for one in found:
+        one.remove()
+
+
+def test_checkpoints_of_complete_trainings_go_and_others_wait_for_a_month() -> None:
+    made, young, old = checkpoint(MADE), checkpoint(OTHER, days=29), checkpoint(LEFT, days=31)
+    assert open_checkpoints({MADE}) == {OTHER[:32]}
+    found = list(checkpoints({MADE}))
+    assert {one.name: (one.why, one.size_bytes) for one in found} == {
+        made.name: ("its training is complete", 5),
+        old.name: ("stopped 31 days ago", 5),
+    }
+    remove(found)
+    assert young.exists()
+    assert not made.exists()
+    assert not old.exists()
+    assert not list(Path(".gradtrail/locks").iterdir())
+
+
+def test_a_checkpoint_that_a_training_uses_stays() -> None:
+    folder = checkpoint(MADE)
+    lock = put(f".gradtrail/locks/train-{MADE[:32]}.lock")
+    (found,) = checkpoints({MADE})
+    with FileLock(lock):
+        assert list(checkpoints({MADE})) == []
+        found.remove()  # of before
+        assert folder.exists()
+    found.remove()
+    assert not folder.exists()
+    assert lock.exists()
+
+
+def test_leftovers_of_a_killed_stage_go_unless_it_writes() -> None:
+    put(".outs/train/models/final", "123")
+    put(".outs/train.old/metrics/train.json", "12")
+    put(".outs/evaluate/words")
+    for stage in ("train", "evaluate"):
+        put(f".outs/{stage}.lock")
+    with FileLock(".outs/evaluate.lock"):
+        found = list(leftover_outs())
+        assert {one.name: one.size_bytes for one in found} == {".outs/train": 3, ".outs/train.old": 2}
+        remove(found)
+    assert sorted(path.name for path in Path(".outs").iterdir()) == ["evaluate", "evaluate.lock", "train.lock"]
+
+
+def test_what_is_remembered_of_nothing_goes() -> None:
+    put(".gradtrail/parsed/known-1.json")
+    put(".gradtrail/parsed/of-before-1.json", "123")
+    put(".gradtrail/parsed/known-0.json", "of another form")
+    put(".gradtrail/parsed/.being-written-1.json.0123.tmp")
+    (found,) = remembered_of_nothing(["known"])
+    assert (found.why.split()[0], found.size_bytes) == ("2", 18)
+    remove([found])
+    assert list(remembered_of_nothing(["known"])) == []
+    assert len(list(Path(".gradtrail/parsed").iterdir())) == 2
+
+
+def test_locks_of_other_states_go_unless_they_are_held() -> None:
+    kept, held, free = (put(f".gradtrail/locks/train-{state[:32]}.lock") for state in (MADE, OTHER, LEFT))
+    with FileLock(held):
+        (found,) = unused_locks([MADE])
+        assert found.why.split()[0] == "1"
+        remove([found])
+        assert [path.exists() for path in (kept, held, free)] == [True, True, False]
+
+
+def test_the_size_of_files_and_folders() -> None:
+    file = put("folder/below/file", "1234")
+    put("folder/other", "1")
+    assert [size_of(path) for path in (file, Path("folder"), Path("nowhere"))] == [4, 5, 0]

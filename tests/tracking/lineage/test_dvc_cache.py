@@ -1,0 +1,133 @@
+"""Files come from DVC's cache by their digests, and nothing comes from there or goes elsewhere that should not."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gradtrail.stages.common.digests import digest
+from gradtrail.tracking.lineage import dvc_cache
+from gradtrail.tracking.lineage.dvc_cache import cache_folder, digest_within, is_here, restore
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / ".dvc").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DVC_ROOT", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    dvc_cache._configured_cache.cache_clear()
+    return folder
+
+
+@pytest.fixture
+def to(tmp_path: Path) -> Path:
+    (tmp_path / "to").mkdir()
+    return tmp_path / "to"
+
+
+def keep(content: bytes, ending: str = "") -> str:
+    md5 = hashlib.md5(content).hexdigest() + ending  # noqa: S324
+    path = cache_folder() / "files" / "md5" / md5[:2] / md5[2:]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return md5
+
+
+def keep_folder(files: dict[str, bytes]) -> str:
+    listed = [{"md5": keep(content), "relpath": name} for name, content in sorted(files.items())]
+    return keep(json.dumps(listed, sort_keys=True).encode(), ".dir")
+
+
+def test_a_file_and_a_folder_come_from_the_cache(to: Path) -> None:
+    assert restore("models/final", keep(b"weights"), to, "")
+    assert (to / "models/final").read_bytes() == b"weights"
+    assert restore("results", keep_folder({"a.txt": b"a", "b/c.txt": b"c"}), to, "")
+    assert (to / "results/b/c.txt").read_bytes() == b"c"
+
+
+def test_an_empty_folder_is_one_too(to: Path) -> None:
+    empty = keep_folder({})
+    assert is_here("models/epochs", empty)
+    assert restore("models/epochs", empty, to, "")
+    assert (to / "models/epochs").is_dir()
+
+
+def test_what_is_here_is_in_the_cache_or_in_the_working_folder(project: Path) -> None:
+    folder = keep_folder({"a.txt": b"a", "b.txt": b"b"})
+    assert is_here("data", folder)
+    lost = hashlib.md5(b"b").hexdigest()  # noqa: S324
+    shutil.rmtree(cache_folder() / "files" / "md5" / lost[:2])
+    assert not is_here("data", folder)
+    assert not is_here("data", "0" * 32 + ".dir")
+    (project / "data").mkdir()
+    for name in "ab":
+        (project / "data" / f"{name}.txt").write_text(name)
+    assert is_here("data", folder)
+
+
+def test_what_is_read_only_in_the_cache_may_be_changed_where_it_was_put(to: Path) -> None:
+    md5 = keep(b"weights")
+    (cache_folder() / "files" / "md5" / md5[:2] / md5[2:]).chmod(0o444)
+    assert restore("final", md5, to, "")
+    assert (to / "final").stat().st_mode & 0o200
+
+
+def test_the_working_folder_serves_only_with_the_right_bytes(to: Path, project: Path) -> None:
+    (project / "out").write_text("now")
+    md5 = digest(project / "out")
+    assert restore("out", md5, to, "")
+    (project / "out").write_text("other")
+    assert not restore("out", md5, to, "")
+    assert not (to / "out").exists()
+
+
+def test_a_damaged_cache_does_not_serve(to: Path) -> None:
+    md5 = keep(b"weights")
+    (cache_folder() / "files" / "md5" / md5[:2] / md5[2:]).write_bytes(b"wei")
+    assert not restore("out", md5, to, "")
+
+
+def test_a_folder_with_a_file_missing_does_not_serve(to: Path) -> None:
+    md5 = keep_folder({"a.txt": b"a", "b.txt": b"b"})
+    lost = hashlib.md5(b"b").hexdigest()  # noqa: S324
+    shutil.rmtree(cache_folder() / "files" / "md5" / lost[:2])
+    assert not restore("out", md5, to, "")
+    assert not (to / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["../beside.txt", "/tmp/elsewhere.txt"])  # noqa: S108 - it is not written
+def test_no_listing_and_no_lock_leads_out_of_the_folder(to: Path, name: str) -> None:
+    assert not restore("out", keep_folder({name: b"x"}), to, "")
+    assert not restore(name, keep(b"x"), to, "")
+    assert [path for path in to.parent.rglob("*.txt") if ".dvc" not in path.parts] == []
+
+
+def test_digests_of_what_lies_in_a_folder() -> None:
+    folder = keep_folder({"train.npz": b"t"})
+    assert digest_within("data", folder, "data/train.npz") == hashlib.md5(b"t").hexdigest()  # noqa: S324
+    assert digest_within("data", folder, "data") == folder
+    assert digest_within("data", folder, "data/other.npz") is None
+    assert digest_within("data", "0" * 32 + ".dir", "data/train.npz") is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ({}, ".dvc/cache"),
+        ({".dvc/config": "[core]\n    analytics = false\n"}, ".dvc/cache"),
+        ({".dvc/config": "[cache]\n    dir = ../shared\n"}, ".dvc/../shared"),
+        ({".dvc/config": "[cache]\n    dir = a\n", ".dvc/config.local": "['remote \"x\"']\n[cache]\ndir = /b\n"}, "/b"),
+        ({"../config/dvc/config": "[cache]\n    dir = /mine\n"}, "/mine"),
+        ({".dvc/config": "no configuration\n"}, ".dvc/cache"),
+    ],
+)
+def test_the_cache_is_where_dvc_is_told_to_have_it(texts: dict[str, str], expected: str, project: Path) -> None:
+    for name, text in texts.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    dvc_cache._configured_cache.cache_clear()
+    assert cache_folder() == project / expected

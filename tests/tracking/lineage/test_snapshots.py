@@ -1,0 +1,99 @@
+"""What ran is put together again from DVC's run-cache, by the digests of what was read and written."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from gradtrail.stages.common.pipeline_file import StageSpec
+from gradtrail.tracking.lineage import dvc_cache
+from gradtrail.tracking.lineage.snapshots import run_cache_snapshots
+
+PIPELINE = {
+    "fetch": StageSpec(cmd="run fetch", deps=("fetch.py",), params={}, outs=("data",)),
+    "train": StageSpec(cmd="run train", deps=("data", "train.py"), params={}, outs=("model",)),
+    "evaluate": StageSpec(cmd="run evaluate", deps=("data", "model"), params={}, outs=("words",)),
+}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    dvc_cache._configured_cache.cache_clear()
+
+
+def keep(
+    stage: str, deps: dict[str, str], outs: dict[str, str], *, at: int, params: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    section = {
+        "cmd": f"run {stage}",
+        "deps": [{"path": path, "md5": md5} for path, md5 in deps.items()],
+        "outs": [{"path": path, "md5": md5} for path, md5 in outs.items()],
+    }
+    section |= {"params": params} if params else {}
+    path = Path(".dvc/cache/runs/00/0") / f"{at:064d}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    YAML().dump(section, path)
+    os.utime(path, (at, at))
+    return section
+
+
+def found(*known: str) -> list[dict[str, Any]]:
+    return [snapshot.lock for snapshot in run_cache_snapshots([PIPELINE], lambda key: key in known)]
+
+
+def test_each_entry_has_what_came_before_it() -> None:
+    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
+    train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=2)
+    other = keep("train", {"data": "d", "train.py": "t2"}, {"model": "m2"}, at=3)
+    evaluate = keep("evaluate", {"data": "d", "model": "m"}, {"words": "w"}, at=4)
+    assert found() == [
+        {"fetch": fetch},
+        {"fetch": fetch, "train": train},
+        {"fetch": fetch, "train": other},
+        {"fetch": fetch, "train": train, "evaluate": evaluate},
+    ]
+
+
+def test_of_makers_of_the_same_bytes_the_newest_that_fits_all_counts() -> None:
+    keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
+    newest = keep("fetch", {"fetch.py": "f2"}, {"data": "d"}, at=3)
+    keep("fetch", {"fetch.py": "f3"}, {"data": "d3"}, at=4)
+    train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=2)
+    keep("train", {"data": "d3", "train.py": "t"}, {"model": "m"}, at=5)  # of other data: not what was evaluated
+    evaluate = keep("evaluate", {"data": "d", "model": "m"}, {"words": "w"}, at=6)
+    assert found()[-1] == {"fetch": newest, "train": train, "evaluate": evaluate}
+
+
+def test_a_profile_belongs_to_the_newest_training_of_its_params() -> None:
+    """It reads nothing that the training wrote, and yet hangs below it; without one there is nothing to hang below."""
+    pipeline = PIPELINE | {"profile": StageSpec(cmd="run profile", deps=("data",), params={}, outs=("costs",))}
+    params = [{"params.yaml": {"train": {"seed": seed}}} for seed in (1, 2)]
+    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
+    profile = keep("profile", {"data": "d"}, {"costs": "c"}, at=2, params=params[0])
+    keep("train", {"data": "d", "train.py": "t"}, {"model": "m2"}, at=3, params=params[1])
+    keep("train", {"data": "d2", "train.py": "t"}, {"model": "m3"}, at=4, params=params[0])
+    locks = [snapshot.lock for snapshot in run_cache_snapshots([pipeline], lambda _: False)]
+    assert not [lock for lock in locks if "profile" in lock]
+    keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=5, params=params[0])
+    train = keep("train", {"data": "d", "train.py": "t2"}, {"model": "m"}, at=6, params=params[0])
+    locks = [snapshot.lock for snapshot in run_cache_snapshots([pipeline], lambda _: False)]
+    assert {"fetch": fetch, "train": train, "profile": profile} in locks
+
+
+def test_an_entry_whose_makers_are_unknown_is_left_out() -> None:
+    keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=1)
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    "content", ["- 1\n", "<<<", "cmd: run fetch\n", "cmd: run fetch\ndeps: 3\nouts: [{path: data}]\n"]
+)
+def test_what_is_no_entry_is_left_out(content: str) -> None:
+    path = Path(".dvc/cache/runs/00/0") / ("0" * 64)
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    assert found() == []

@@ -1,0 +1,203 @@
+"""Weights as models of MLflow: which ones, once each, and loaded without this repository."""
+
+import contextlib
+import json
+import sqlite3
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import jax
+import mlflow
+import numpy as np
+import pytest
+from factories import SHAPE, dataset_info, model_config
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus, Metric, Run
+
+from gradtrail.core.nn.models import Model
+from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, write_weights
+from gradtrail.tracking.gc.runs import as_garbage, ownerless_artifacts
+from gradtrail.tracking.mlflow.client import experiment_id, open_store
+from gradtrail.tracking.mlflow.links import copy_headlines
+from gradtrail.tracking.mlflow.models import link_evaluation, log_models, models_of
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, *SHAPE), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
+    folder = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        client = open_store()
+        client.create_experiment("here", artifact_location=(folder / "mlruns").as_uri())
+        return client
+
+
+def new_row(client: MlflowClient, **params: str) -> Run:
+    experiment = client.get_experiment_by_name("here")
+    run_id = client.create_run(experiment.experiment_id, tags={"stage": "evaluate" if params else "train"}).info.run_id
+    client.log_param(run_id, "train.seed", "7")
+    for key, value in params.items():
+        client.log_param(run_id, key.replace("__", "."), value)
+    return client.get_run(run_id)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A folder with final and best weights, and two kept epochs."""
+    for epoch, name in enumerate(("final", "best", "epochs/000", "epochs/005")):
+        write(tmp_path / "models" / f"{name}.safetensors", epoch)
+    return tmp_path / "models"
+
+
+def write(path: Path, epoch: int) -> None:
+    info = WeightsInfo(model=model_config(), label_smoothing=0.1, dataset=dataset_info(), epoch=epoch)
+    write_weights(path, Model(info.model).init(key=jax.random.key(epoch)), info)
+
+
+def names(client: MlflowClient, row: Run) -> list[str]:
+    return sorted(model.tags["weights"] for model in models_of(client, row))
+
+
+def test_each_is_logged_once_and_what_changed_anew(client: MlflowClient, weights: Path) -> None:
+    row = new_row(client)
+    log_models(client, row, weights, kept_epochs=False)
+    assert names(client, row) == ["best", "final"]
+    log_models(client, row, weights, kept_epochs=True)
+    assert names(client, row) == ["000", "005", "best", "final"]
+    write(weights / "best.safetensors", 9)
+    log_models(client, row, weights, kept_epochs=False)
+    assert names(client, row) == ["000", "005", "best", "best", "final"]
+    outputs = client.get_run(row.info.run_id).outputs.model_outputs
+    assert {output.model_id for output in outputs} == {model.model_id for model in models_of(client, row)}
+    assert all(model.params == {"train.seed": "7"} for model in models_of(client, row))
+
+
+def test_the_figures_of_their_epoch_stand_on_them_and_no_point_stands_twice(
+    client: MlflowClient, weights: Path
+) -> None:
+    row = new_row(client)
+    curve = [Metric("train/validation_accuracy", epoch / 10, 5, epoch) for epoch in range(3)]
+    client.log_batch(row.info.run_id, metrics=curve)
+    log_models(client, row, weights, kept_epochs=False)
+    found = {
+        model.tags["weights"]: [(m.key, m.value, m.dataset_name) for m in model.metrics]
+        for model in models_of(client, row)
+    }
+    key = "train/validation_accuracy"
+    assert found == {"final": [(key, 0.0, dataset_info().name)], "best": [(key, 0.1, dataset_info().name)]}
+    assert len(client.get_metric_history(row.info.run_id, key)) == 3
+
+
+def test_one_that_was_begun_only_is_made_anew(client: MlflowClient, weights: Path) -> None:
+    row = new_row(client)
+    tags = {"weights": "final", "weights_digest": "0"}
+    begun = client.create_logged_model(row.info.experiment_id, "begun", row.info.run_id, tags)
+    log_models(client, row, weights, kept_epochs=False)
+    found = list(models_of(client, row))
+    assert begun.model_id not in {model.model_id for model in found}
+    assert {model.status for model in found} == {LoggedModelStatus.READY}
+
+
+def test_what_are_no_weights_is_no_model(client: MlflowClient, weights: Path) -> None:
+    row = new_row(client)
+    (weights / "final.safetensors").write_text("words")
+    log_models(client, row, weights, kept_epochs=False)
+    assert names(client, row) == ["best"]
+
+
+def test_an_evaluation_names_its_model_and_its_figures_stand_on_it(client: MlflowClient, weights: Path) -> None:
+    row, evaluation = new_row(client), new_row(client, evaluate__weights="best")
+    log_models(client, row, weights, kept_epochs=False)
+    client.log_batch(evaluation.info.run_id, metrics=[Metric("eval/accuracy", 0.5, 0, 0)])
+    for _ in range(2):
+        evaluation, row = client.get_run(evaluation.info.run_id), client.get_run(row.info.run_id)
+        copy_headlines(client, evaluation, row)
+    (model,) = (model for model in models_of(client, row) if model.tags["weights"] == "best")
+    assert [(metric.key, metric.value, metric.run_id) for metric in model.metrics] == [
+        ("eval/accuracy", 0.5, row.info.run_id)
+    ]
+    assert link_evaluation(client, evaluation, row).model_id == model.model_id
+    assert [found.model_id for found in client.get_run(evaluation.info.run_id).inputs.model_inputs] == [model.model_id]
+    assert client.get_run(row.info.run_id).data.metrics == {"eval/accuracy": 0.5}
+
+
+def expected_labels(path: Path) -> list[int]:
+    model, params, _ = read_weights(path)
+    return [int(label) for label in np.argmax(model.apply(jax.device_put(params), jax.device_put(IMAGES)), axis=1)]
+
+
+def test_it_is_loaded_without_the_repository_or_a_pickle(client: MlflowClient, weights: Path, tmp_path: Path) -> None:
+    row = new_row(client)
+    log_models(client, row, weights, kept_epochs=False)
+    (model,) = (model for model in models_of(client, row) if model.tags["weights"] == "final")
+    np.save(tmp_path / "images.npy", IMAGES)
+    code = f"""
+import pickle
+pickle.load = pickle.loads = None
+import mlflow, numpy
+model = mlflow.pyfunc.load_model({model.artifact_location!r})
+print(model.predict(numpy.load("images.npy"))["label"].tolist())
+import gradtrail
+print(gradtrail.__file__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    labels, place = done.stdout.splitlines()
+    assert json.loads(labels) == expected_labels(weights / "final.safetensors")
+    assert place.startswith(model.artifact_location.removeprefix("file://")), "it brings the code that it needs"
+
+
+@pytest.mark.slow
+def test_with_its_row_a_model_goes_for_good(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    client = open_store()
+    row = client.create_run(experiment_id(client, "models"), tags={"stage": "train", "state": "0" * 64})
+    log_models(client, row, weights, kept_epochs=False)
+    client.delete_run(row.info.run_id)
+    (garbage,) = as_garbage(client, [])
+    assert garbage.size_bytes > sum((weights / f"{name}.safetensors").stat().st_size for name in ("final", "best"))
+    (tmp_path / "mlruns" / "models" / f"m-{'0' * 32}").mkdir()
+    (forgotten,) = ownerless_artifacts()
+    for found in (garbage, forgotten):
+        found.remove()
+    assert list((tmp_path / "mlruns" / "models").iterdir()) == []
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        assert store.execute("select count(*) from logged_models").fetchone() == (0,)
+        assert store.execute("select count(*) from runs").fetchone() == (0,)
+
+
+@pytest.mark.slow
+def test_in_a_fresh_environment_with_the_stated_requirements(
+    client: MlflowClient, weights: Path, tmp_path: Path
+) -> None:
+    """`mlflow models predict`, from JSON of whole numbers and of floats; and what is no image is refused."""
+    row = new_row(client)
+    log_models(client, row, weights, kept_epochs=False)
+    (model,) = (model for model in models_of(client, row) if model.tags["weights"] == "final")
+    place = Path(model.artifact_location.removeprefix("file://"))
+    venv.create(tmp_path / "env", with_pip=True)
+    binaries = tmp_path / "env" / "bin"
+    install = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(place / "requirements.txt"))
+    subprocess.run([binaries / "python", *install], check=True, timeout=900)
+
+    def predict(images: np.ndarray) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "images.json").write_text(json.dumps({"inputs": images.tolist()}))
+        options = ("-m", f"models:/{model.model_id}", "-i", str(tmp_path / "images.json"), "--env-manager", "local")
+        env = {"PATH": f"{binaries}:/usr/bin:/bin", "MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()}
+        env |= {"MLFLOW_DISABLE_TELEMETRY": "true", "HOME": str(tmp_path)}
+        command = [binaries / "mlflow", "models", "predict", *options]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=300)
+
+    for images in (IMAGES, IMAGES / 255):
+        done = predict(images)
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout.splitlines()[-1])["predictions"]
+        assert answer["label"] == expected_labels(weights / "final.safetensors")
+        np.testing.assert_allclose(np.sum(answer["probabilities"], axis=1), 1, rtol=1e-5)
+    refused = predict(IMAGES[0])
+    assert refused.returncode != 0
+    assert f"got shape {SHAPE}" in refused.stderr

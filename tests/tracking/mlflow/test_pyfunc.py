@@ -1,0 +1,69 @@
+"""A served model says what the network says, of any number of images, and refuses what is no image in one line."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import SHAPE, model_config
+from hypothesis import given
+from hypothesis import strategies as st
+from mlflow.exceptions import MlflowException
+
+from gradtrail.core.nn.models import Model
+from gradtrail.tracking.mlflow.pyfunc import ServedModel
+
+MODEL = Model(model_config())
+PARAMS = MODEL.init(key=jax.random.key(0))
+SERVED = ServedModel(MODEL, jax.device_get(PARAMS))
+PIXELS = np.random.default_rng(0).integers(0, 256, (600, *SHAPE), np.uint8)
+
+
+@given(st.integers(0, 40) | st.sampled_from([255, 256, 257, 600]))
+def test_however_many_images_each_gets_what_the_network_says(count: int) -> None:
+    answer = SERVED.predict(PIXELS[:count])
+    expected = np.asarray(jax.nn.softmax(MODEL.apply(PARAMS, jnp.asarray(PIXELS))))[:count]
+    assert answer["probabilities"].dtype == np.float32
+    np.testing.assert_allclose(answer["probabilities"], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(answer["label"], answer["probabilities"].argmax(axis=1))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        PIXELS[:3].astype(np.int64),
+        PIXELS[:3].tolist(),
+        PIXELS[:3].astype(object),
+        PIXELS[:3] / 255,
+        (PIXELS[:3] / 255).astype(np.float32),
+        (PIXELS[:3] / 255).tolist(),
+    ],
+)
+def test_whole_numbers_and_floats_are_the_same_picture(same: Any) -> None:
+    expected = SERVED.predict(PIXELS[:3])["probabilities"]
+    np.testing.assert_allclose(SERVED.predict(same)["probabilities"], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (PIXELS[0], f"shape {SHAPE}"),
+        (PIXELS[:2, :-1], f"shape (2, {SHAPE[0] - 1}, {SHAPE[1]})"),
+        (PIXELS[:2, ..., None], f"shape (2, {SHAPE[0]}, {SHAPE[1]}, 1)"),
+        ([[1, 2], [3]], "rows or images of different lengths"),
+        (PIXELS[:1].astype(str), "values of type <U3"),
+        (PIXELS[:1] > 9, "values of type bool"),
+        (np.full((1, *SHAPE), 256), "int64 from 256 to 256"),
+        (np.full((1, *SHAPE), -1), "int64 from -1 to -1"),
+        (np.full((1, *SHAPE), 255.0), "float64 from 255 to 255"),
+        (np.full((1, *SHAPE), np.nan), "float64 from nan to nan"),
+        (None, "shape ()"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_one_line(data: Any, found: str) -> None:
+    with pytest.raises(MlflowException) as caught:
+        SERVED.predict(data)
+    assert str(caught.value).startswith(f"images: an array (images, {SHAPE[0]}, {SHAPE[1]}) of whole numbers")
+    assert str(caught.value).endswith(f"; got {found}")
+    assert caught.value.error_code == "INVALID_PARAMETER_VALUE"
