@@ -27,7 +27,7 @@ from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.calls import StoreCalls
-from gradtrail.tracking.mlflow.run import Row
+from gradtrail.tracking.mlflow.run import TrackedRun
 
 OFTEN_SECONDS = 2.0
 NEVER = float("inf")
@@ -57,7 +57,7 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     def seconds(every_seconds: float) -> tuple[float, int]:
         with tempfile.TemporaryDirectory() as folder:
             checkpoints = CountedFolder(Path(folder) / "resume", every_seconds, time.monotonic)
-            options = {"row": Row(stage, None, StoreCalls(None)), "checkpoints": checkpoints, "runtime": runtime}
+            options = {"row": TrackedRun(stage, None, StoreCalls(None)), "checkpoints": checkpoints, "runtime": runtime}
             started = time.perf_counter()
             training_runs.run(engine, predict, train, validation, config, **options)
             checkpoints.remove()

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from benchmarks.training_peers import Round, as_floats, ours, project_train_config, timed, torch_network
 from benchmarks.training_tasks import NUM_CLASSES, SIDE, ModelName, Peer, Task, available_cores, make_data
 
-Way = Literal["mean", "vmap", "ours", "training", "opacus hooks", "opacus ghost", "torch.func"]
+RestoreOption = Literal["mean", "vmap", "ours", "training", "opacus hooks", "opacus ghost", "torch.func"]
 TRAINING_BATCH = 128
 
 
@@ -31,7 +31,7 @@ class ScoreTask:
         rounds: to time, after one that is not timed.
     """
 
-    way: Way
+    way: RestoreOption
     model: ModelName
     batch_size: int
     examples: int

@@ -28,7 +28,7 @@ def main(stage: Stage) -> None:
     weights.require_same_data(path, about, info)
     set_up_jax(stage.runtime)
 
-    with tracked(stage) as row, compiling(row) as compiler:
+    with tracked(stage) as run, compiling(run) as compiler:
         predict = inference.compile_predict(model, config.batch_size, compiler=compiler)
         fixed = num_parameters(params) * 4
         require_memory("evaluate.batch_size", config.batch_size, [predict], fixed_bytes=fixed)
@@ -47,7 +47,7 @@ def main(stage: Stage) -> None:
                 new, {**info.as_metrics(), "epoch": about.epoch, **result.metrics(), **cost_metrics([predict])}
             )
 
-        row.outs()
+        run.outs()
 
 
 if __name__ == "__main__":

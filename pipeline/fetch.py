@@ -15,7 +15,7 @@ def main(stage: Stage) -> None:
     config, runtime = stage.params(FetchConfig), stage.runtime
     mnist_dir = os.environ.get("MNIST_DIR")
 
-    with tracked(stage) as row:
+    with tracked(stage) as run:
         with stage.writing_outs() as new:
             raw = new / "data" / "raw"
             raw.mkdir()
@@ -24,7 +24,7 @@ def main(stage: Stage) -> None:
             info = idx.describe_raw(raw, config.dataset)
             dataset.write_info(raw, info)
             stage.write_metrics(new, {**info.as_metrics(), **idx.measure_raw(raw, info)})
-        row.outs()
+        run.outs()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def main(stage: Stage) -> None:
     summary.tell_unknown_layers(model)
     set_up_jax(stage.runtime)
 
-    with tracked(stage) as row, compiling(row) as compiler:
+    with tracked(stage) as run, compiling(run) as compiler:
         passes = gradient_passes.compile_passes(
             model,
             about.label_smoothing,
@@ -51,7 +51,7 @@ def main(stage: Stage) -> None:
             (results / "summary.md").write_text(words, encoding="utf-8")
             stage.write_metrics(new, {**info.as_metrics(), **metrics, **cost_metrics(passes.functions)})
 
-        row.outs()
+        run.outs()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def main(stage: Stage) -> None:
     info = dataset.read_info(Path("data/raw"))
     raw = idx.read_raw(Path("data/raw"), info)
 
-    with tracked(stage) as row:
+    with tracked(stage) as run:
         splits = prepare(raw.images, raw.labels, raw.test_images, raw.test_labels, config, num_classes=info.num_classes)
 
         with stage.writing_outs() as new:
@@ -23,7 +23,7 @@ def main(stage: Stage) -> None:
             figures.draw(new / "results" / "preprocess", splits, info.label, info.num_classes)
             stage.write_metrics(new, {**info.as_metrics(), **dataset.measure_splits(splits)})
 
-        row.outs()
+        run.outs()
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 import contextlib
 import functools
+import tempfile
 from pathlib import Path
 
 from gradtrail.core.profile import variants as profiling
 from gradtrail.core.profile.variants import ProfileConfig, Variant
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.setup import nothing_kept, set_up_jax
+from gradtrail.stages.common.setup import cache_disabled, set_up_jax
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.profile import figures, tables, timings
 from gradtrail.support.progress import progress_bar
@@ -32,11 +33,11 @@ def main(stage: Stage) -> None:
     )
     variants = profiling.variants_to_compare(config, train_config)
 
-    with tracked(stage) as row, compiling(row) as compiler:
-        timed = timings.wanted(row)
+    with tracked(stage) as run, compiling(run) as compiler:
+        timed = timings.wanted(stage.runtime, is_tracked=run.is_open)
         pieces = len(variants) + timed * timings.PIECES
         with progress_bar("profile", pieces, unit="steps") as bar:
-            with nothing_kept() if timed else contextlib.nullcontext():  # so that compiling takes what it takes
+            with cache_disabled() if timed else contextlib.nullcontext():  # so that compiling takes what it takes
                 first = compile_variant(configured, compiler=compiler)
             bar.advance(message=f"compiled {configured.label}")
             compiled = [first]
@@ -51,7 +52,10 @@ def main(stage: Stage) -> None:
                     clock=compiler.clock,
                     advance=lambda message: bar.advance(message=message),
                 )
-                timings.log(row, taken, configured, title)
+                run.metrics(timings.metrics(taken, configured))
+                with tempfile.TemporaryDirectory() as name:
+                    timings.write(Path(name), taken, configured, title)
+                    run.files(Path(name), "timings")
                 bar.advance(message="drew the times")
 
         with stage.writing_outs() as new:
@@ -62,7 +66,7 @@ def main(stage: Stage) -> None:
             figures.draw_fusions(folder / "fusions.png", costs, configured, title)
             stage.write_metrics(new, {**info.as_metrics(), **tables.measure(costs, configured)})
 
-        row.outs()
+        run.outs()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ def main(stage: Stage) -> None:
     config = stage.params(ReportConfig)
     sources = inputs.read_sources(Path())
 
-    with tracked(stage) as row:
+    with tracked(stage) as run:
         sections = report.sections_of(sources)
         page = report.render(config, sources, sections)
 
@@ -21,7 +21,7 @@ def main(stage: Stage) -> None:
             (new / "reports" / "report.html").write_text(page, encoding="utf-8")
             stage.write_metrics(new, report.measure(sources, sections, page))
 
-        row.outs()
+        run.outs()
 
 
 if __name__ == "__main__":

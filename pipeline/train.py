@@ -17,6 +17,7 @@ from gradtrail.stages.train.checkpointing import resume_folder
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.run import tracked
+from gradtrail.tracking.mlflow.training_log import TrainingLog
 
 
 def main(stage: Stage) -> None:
@@ -27,8 +28,8 @@ def main(stage: Stage) -> None:
 
     set_up_jax(stage.runtime)
 
-    with tracked(stage) as row, compiling(row) as compiler:
-        checkpoints = resume_folder(row.stage, clock=time.monotonic)
+    with tracked(stage) as run, compiling(run) as compiler:
+        checkpoints = resume_folder(run.stage.state, stage.runtime, clock=time.monotonic)
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
         program = loop.make_program(config, model, len(train))
         engine = loop.compile_engine(program, compiler=compiler)
@@ -36,11 +37,21 @@ def main(stage: Stage) -> None:
         functions = [*engine.functions, predict]
         fixed = engine.run_steps.cost.argument_bytes
         require_memory("train.batch_size", config.batch_size, functions, fixed_bytes=fixed)
+        listener = TrainingLog(
+            run, steps_per_epoch=engine.steps_per_epoch, planned_steps=engine.num_steps, trace=stage.runtime.trace
+        )
         done = training_runs.run(
-            engine, predict, train, validation, config, row=row, checkpoints=checkpoints, runtime=stage.runtime
+            engine,
+            predict,
+            train,
+            validation,
+            config,
+            listener=listener,
+            checkpoints=checkpoints,
+            runtime=stage.runtime,
         )
         history = done.history
-        row.metrics(tables.measure_time(history, done.seconds))
+        run.metrics(tables.measure_time(history, done.seconds))
 
         with stage.writing_outs() as new:
             tables.write_all_weights(new / "models", history, model.config, config.label_smoothing, info)
@@ -51,8 +62,8 @@ def main(stage: Stage) -> None:
             measured |= tables.measure_noise_scale(history, config.batch_size, num_parts)
             stage.write_metrics(new, {**info.as_metrics(), **measured, **cost_metrics(functions)})
 
-        row.outs()
-        row.checkpoint(done.state)
+        run.outs()
+        run.checkpoint(done.state)
         checkpoints.remove()
 
 

@@ -8,7 +8,6 @@ import pytest
 from dvc.repo import Repo
 from projects import ROOT, Project, copy_project
 from ruamel.yaml import YAML
-from test_pipeline_file import code_of
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
@@ -28,18 +27,6 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 LEAVES = dict(leaves(YAML(typ="safe", pure=True).load(ROOT / "params.yaml")))
-CODE = sorted(
-    file.relative_to(ROOT).as_posix()
-    for suffix in ("*.py", "*.j2")
-    for file in (ROOT / "src").rglob(suffix)
-    if file.name != "__init__.py"
-)
-TELLING = {
-    "src/gradtrail/core/nn/losses.py",
-    "src/gradtrail/core/per_example/noise_scale.py",
-    "src/gradtrail/io/templates/report.html.j2",
-    "src/gradtrail/tracking/mlflow/run.py",
-}
 
 
 def one_of_each(keys: Iterable[str]) -> list[Any]:
@@ -91,14 +78,14 @@ def test_a_key_reruns_the_stages_that_read_its_section(project: Project, key: st
     assert found == READERS.get(key.split(".")[0], set())
 
 
-@pytest.mark.parametrize(
-    "file", [pytest.param(file, marks=[] if file in TELLING else [pytest.mark.slow]) for file in CODE]
-)
-def test_a_file_reruns_the_stages_that_import_it(project: Project, file: str) -> None:
-    path = project.folder / file
-    before = path.read_bytes()
-    path.write_bytes(before + b"\n# edited\n")
+@pytest.mark.parametrize("place", ["core/nn", "core/gradients", "stages/common", "stages/report", "tracking/mlflow"])
+def test_a_new_file_reruns_the_stages_that_are_made_of_its_folder(project: Project, place: str) -> None:
+    folder = f"src/gradtrail/{place}"
+    (project.folder / folder / "new.py").write_text("NEW = True\n")
+    cached = project.folder / folder / "__pycache__" / "new.cpython-311.pyc"
+    cached.parent.mkdir(exist_ok=True)
+    cached.touch()
     found = changed(project)
-    path.write_bytes(before)
-    importers = {name for name in PIPELINE if file in code_of(name)}
-    assert found == importers
+    (project.folder / folder / "new.py").unlink()
+    assert found == {name for name, spec in PIPELINE.items() if folder in spec.deps}
+    assert changed(project) == set()  # whatever Python keeps beside the code

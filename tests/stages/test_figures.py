@@ -1,12 +1,12 @@
 """Every picture is a PNG, equal bytes twice, also where there is little to draw."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from drawing import assert_same_png_twice
 from factories import (
     CONFIGURED,
     cost_rows,
@@ -28,14 +28,6 @@ from gradtrail.stages.profile import figures as profile_figures
 from gradtrail.stages.profile import time_figures as timings_figures
 from gradtrail.stages.profile import timings
 from gradtrail.stages.train import figures as train_figures
-
-
-def assert_same_png_twice(draw: Callable[[Path], None], folder: Path) -> None:
-    for name in ("left", "right"):
-        draw(folder / f"{name}.png")
-    data = (folder / "left.png").read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert data == (folder / "right.png").read_bytes()
 
 
 def evaluation(num_examples: int, num_classes: int, *, perfect: bool = False) -> Evaluation:

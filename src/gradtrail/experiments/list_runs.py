@@ -10,7 +10,7 @@ from rich.table import Table
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.search import RowIndex
+from gradtrail.tracking.mlflow.search import RunIndex
 
 ACCURACY = "eval/accuracy"
 _MOST = 1000  # columns, in which no cell is folded
@@ -35,7 +35,7 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     Raises:
         UserError: no row has a key; one line.
     """
-    trainings = RowIndex(open_store())({"stage": "train"})
+    trainings = RunIndex(open_store())({"stage": "train"})
     if not trainings:
         print("no training yet: `dvc repro` makes the first")
         return

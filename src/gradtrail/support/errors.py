@@ -20,7 +20,7 @@ class NoSourceError(UserError):
     """No source of the data set answered; the message says what to do."""
 
 
-def bad_ground(fault: Exception) -> str:
+def environment_error(fault: Exception) -> str:
     """Return in one line what the machine refused, such as disk, permission or memory; nothing for other faults."""
     if isinstance(fault, OSError) and fault.errno in _GROUND:
         return f"{fault.filename or 'a file'}: {fault.strerror}"
@@ -41,6 +41,6 @@ def with_store(action: Callable[[], T]) -> T:
     except UserError:
         raise
     except Exception as error:  # whatever the store does
-        if said := bad_ground(error):
+        if said := environment_error(error):
             raise UserError(said) from error
         raise UserError(f"MLflow's store failed: {one_line(error)[:200]}") from error

@@ -49,7 +49,7 @@ def available_bytes() -> int:
     return min([psutil.virtual_memory().available, *_left_in_groups()]) // jax.local_device_count()
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Hand freed memory back to the system, which glibc does not do by itself after many compilations."""
     jax.clear_caches()
     gc.collect()

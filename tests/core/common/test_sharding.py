@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 from factories import NUM_CLASSES, ROOT, SHAPE, train_config
 
-from gradtrail.core.common.sharding import make_mesh, share_out
+from gradtrail.core.common.sharding import data_parallel, make_mesh
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import make_program
 
@@ -141,7 +141,7 @@ def test_one_device_takes_any_batch_and_adds_nothing_up() -> None:
         return whole * jnp.sum(batch), batch
 
     alone = make_mesh(jax.devices()[:1])
-    assert share_out(double, alone) is double
+    assert data_parallel(double, alone) is double
     for batch_size in (1, 7):
         config = train_config(batch_size=batch_size)
         program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 10, alone)

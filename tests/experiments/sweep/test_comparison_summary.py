@@ -5,12 +5,12 @@ import math
 from pathlib import Path
 
 import pytest
+from drawing import assert_same_png_twice
 from rich.console import Console
-from test_figures import assert_same_png_twice
 
 from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison
-from gradtrail.experiments.sweep.runs import MadeRun
-from gradtrail.experiments.sweep.spec import Comparison, Wanted
+from gradtrail.experiments.sweep.runs import CompletedRun
+from gradtrail.experiments.sweep.spec import Comparison, PlannedRun
 from gradtrail.experiments.sweep.stats import Summary, paired_difference, summarize
 
 LABELS = ("plain", "better", "same", "other")
@@ -18,10 +18,10 @@ COMPARISON = Comparison(about="which?", seeds=(0, 1, 2), variants={label: {} for
 PLAIN, BETTER, SAME = [0.900, 0.910, 0.895], [0.921, 0.930, 0.9155], [0.901, 0.9095, 0.8945]
 
 
-def made(label: str, accuracies: list[float], *, seconds: float | None = 2.0, first: int = 0) -> list[MadeRun]:
+def made(label: str, accuracies: list[float], *, seconds: float | None = 2.0, first: int = 0) -> list[CompletedRun]:
     return [
-        MadeRun(
-            run=Wanted(label, seed),
+        CompletedRun(
+            run=PlannedRun(label, seed),
             accuracy=accuracy,
             loss=1 - accuracy,
             seconds=seconds,
@@ -33,7 +33,7 @@ def made(label: str, accuracies: list[float], *, seconds: float | None = 2.0, fi
     ]
 
 
-def of(*runs: list[MadeRun]) -> dict[str, Summary]:
+def of(*runs: list[CompletedRun]) -> dict[str, Summary]:
     summaries = summarize([one for part in runs for one in part], COMPARISON)
     return {summary.label: summary for summary in summaries}
 

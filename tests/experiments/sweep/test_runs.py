@@ -10,8 +10,8 @@ import pytest
 from mlflow.entities import Metric, Run, RunData, RunInfo, RunTag
 from ruamel.yaml import YAML
 
-from gradtrail.experiments.sweep.runs import MadeRun, MadeRuns
-from gradtrail.experiments.sweep.spec import Comparison, Wanted, wanted_runs
+from gradtrail.experiments.sweep.runs import CompletedRun, MadeRuns
+from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, wanted_runs
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.lineage.state import Identity
@@ -121,7 +121,7 @@ def put_into_cache(out: Path) -> None:
     place.write_text(json.dumps([{"md5": digest(path), "relpath": path.name} for path in sorted(out.iterdir())]))
 
 
-def made(store: Store, comparison: Comparison = RATES) -> dict[Wanted, MadeRun]:
+def made(store: Store, comparison: Comparison = RATES) -> dict[PlannedRun, CompletedRun]:
     found = MadeRuns(store).among(wanted_runs(comparison, comparison.seeds), comparison)
     return {each.run: each for each in found}
 
@@ -134,8 +134,11 @@ def test_runs_are_found_by_their_params() -> None:
     store.run(0.93, train__rate=0.7)
     store.run(0.94, train__seed=2)
     found = made(store)
-    assert {run: each.accuracy for run, each in found.items()} == {Wanted("low", 0): 0.91, Wanted("high", 1): 0.92}
-    low = found[Wanted("low", 0)]
+    assert {run: each.accuracy for run, each in found.items()} == {
+        PlannedRun("low", 0): 0.91,
+        PlannedRun("high", 1): 0.92,
+    }
+    low = found[PlannedRun("low", 0)]
     assert (low.loss, low.seconds, low.dataset) == (pytest.approx(0.09), 1.0, "words e3b0c442")
     assert low.row == store.rows[1].info.run_id, "the training's"
 
@@ -146,7 +149,7 @@ def test_what_is_not_evaluated_or_not_finished_does_not_count() -> None:
     store.run(train__rate=0.9, status="KILLED")
     assert made(store) == {}
     store.run()
-    assert list(made(store)) == [Wanted("low", 0)]
+    assert list(made(store)) == [PlannedRun("low", 0)]
 
 
 @pytest.mark.parametrize("name", ["fetch.py", "train.py", "evaluate.py", "versions.yaml"])
@@ -157,16 +160,16 @@ def test_after_a_change_of_code_or_versions_nothing_is_there(name: str) -> None:
     Path(name).write_text('jax: "1.1"\n' if name.endswith("yaml") else "# edited\n")
     assert made(store) == {}
     Path(name).write_text(before)
-    assert list(made(store)) == [Wanted("low", 0)]
+    assert list(made(store)) == [PlannedRun("low", 0)]
 
 
 def test_figures_are_those_of_the_present_evaluation() -> None:
     store = Store()
     store.run(0.91)
     store.run(0.99, evaluate__bins=7)
-    assert made(store)[Wanted("low", 0)].accuracy == 0.91
+    assert made(store)[PlannedRun("low", 0)].accuracy == 0.91
     write_params({**PARAMS, "evaluate": {"bins": 7}})
-    assert made(store)[Wanted("low", 0)].accuracy == 0.99
+    assert made(store)[PlannedRun("low", 0)].accuracy == 0.99
     write_params({**PARAMS, "evaluate": {"bins": 8}})
     assert made(store) == {}
 
@@ -175,7 +178,7 @@ def test_what_cannot_change_a_result_does_not_matter() -> None:
     store = Store()
     store.run()
     write_params({**PARAMS, "runtime": {"trace": True}})
-    assert list(made(store)) == [Wanted("low", 0)]
+    assert list(made(store)) == [PlannedRun("low", 0)]
 
 
 def test_other_data_are_followed_through_the_stages_that_made_them() -> None:
@@ -184,7 +187,7 @@ def test_other_data_are_followed_through_the_stages_that_made_them() -> None:
     store.run(0.8, fetch__noise=0.1)
     found = made(store, NOISES)
     assert [each.accuracy for each in found.values()] == [0.9, 0.8]
-    assert list(made(store)) == [Wanted("low", 0)], "the noisy one is of other data"
+    assert list(made(store)) == [PlannedRun("low", 0)], "the noisy one is of other data"
 
 
 def test_a_folder_whose_listing_is_gone_tells_nothing() -> None:
@@ -201,6 +204,6 @@ def test_of_two_rows_the_one_that_was_not_made_again_counts() -> None:
     store.run()
     rebuilt = store.rows[-2]
     rebuilt.data.tags["rebuilt"] = "true"
-    assert made(store)[Wanted("low", 0)].seconds == 1.0
+    assert made(store)[PlannedRun("low", 0)].seconds == 1.0
     store.rows[1].data.tags["rebuilt"] = "true"
-    assert made(store)[Wanted("low", 0)].seconds == 4.0
+    assert made(store)[PlannedRun("low", 0)].seconds == 4.0

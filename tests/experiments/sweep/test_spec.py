@@ -15,7 +15,7 @@ from gradtrail.experiments.sweep import spec
 from gradtrail.experiments.sweep.main import compare
 from gradtrail.experiments.sweep.spec import (
     Comparison,
-    Wanted,
+    PlannedRun,
     params_of,
     queue_commands,
     read_comparisons,
@@ -38,7 +38,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", read_yaml(ROOT / "comparisons.yaml"))
 def test_each_variant_can_be_run_and_is_unlike_the_others(name: str) -> None:
     comparison = spec.choose(name)
-    variants = [params_of(Wanted(label, 0), comparison, PARAMS) for label in comparison.variants]
+    variants = [params_of(PlannedRun(label, 0), comparison, PARAMS) for label in comparison.variants]
     for params in variants:
         for section, into in SECTIONS.items():
             validate(params[section], into, name)
@@ -53,12 +53,12 @@ def test_the_kinds_are_all_compared() -> None:
 
 
 def test_only_what_is_missing_is_queued_one_line_a_variant() -> None:
-    missing = [run for run in spec.wanted_runs(CLIPPING, (0, 1, 2)) if run != Wanted("on", 1)]
+    missing = [run for run in spec.wanted_runs(CLIPPING, (0, 1, 2)) if run != PlannedRun("on", 1)]
     lines = [(" ".join(command), runs) for command, runs in queue_commands(missing, CLIPPING)]
     queue = "dvc exp run --queue -S"
     assert lines == [
-        (f"{queue} train.clip_norm=1.0 -S train.seed=0,2 evaluate", [Wanted("on", 0), Wanted("on", 2)]),
-        (f"{queue} train.clip_norm=null -S train.seed=0,1,2 evaluate", [Wanted("off", seed) for seed in (0, 1, 2)]),
+        (f"{queue} train.clip_norm=1.0 -S train.seed=0,2 evaluate", [PlannedRun("on", 0), PlannedRun("on", 2)]),
+        (f"{queue} train.clip_norm=null -S train.seed=0,1,2 evaluate", [PlannedRun("off", seed) for seed in (0, 1, 2)]),
     ]
 
 

@@ -70,7 +70,8 @@ def test_arrays_on_the_device_and_on_the_host_are_equal_bytes(path: Path) -> Non
 
 def test_equal_weights_are_equal_bytes_in_another_process(path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from gradtrail.stages.artifacts.weights import read_weights, write_weights;"
+        "import sys; from pathlib import Path; "
+        "from gradtrail.stages.artifacts.weights import read_weights, write_weights;"
         "_, params, info = read_weights(Path(sys.argv[1])); write_weights(Path(sys.argv[2]), params, info)"
     )
     again = path.with_name("again")

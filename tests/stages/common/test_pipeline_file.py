@@ -14,10 +14,10 @@ from gradtrail.stages.common.pipeline_file import (
     StageSpec,
     live_entry,
     locked_entry,
-    makers,
     read_pipeline,
-    state_key,
+    upstream_stages,
 )
+from gradtrail.tracking.lineage.keys import state_key
 
 PIPELINE_FILE = """
 stages:
@@ -134,15 +134,15 @@ def test_a_stage_without_deps_or_params_may_be_locked() -> None:
     assert locked_entry({"cmd": "run"}) == Entry(cmd="run", params={}, deps={})
 
 
-def test_makers_are_found_by_file_and_by_folder_but_not_by_prefix() -> None:
+def test_upstream_stages_are_found_by_file_and_by_folder_but_not_by_prefix() -> None:
     specs = {
         "folder": StageSpec(cmd="", deps=(), params={}, outs=("data",)),
         "file": StageSpec(cmd="", deps=(), params={}, outs=("models/best",)),
         "other": StageSpec(cmd="", deps=(), params={}, outs=("dat", "models/bes")),
         "use": StageSpec(cmd="", deps=("models/best", "data/part"), params={}, outs=("use",)),
     }
-    assert makers("use", specs) == ["folder", "file"]
-    assert makers("folder", specs) == []
+    assert upstream_stages("use", specs) == ["folder", "file"]
+    assert upstream_stages("folder", specs) == []
 
 
 def test_a_missing_dep_is_an_error(folder: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_missing_dep_is_an_error(folder: Path) -> None:
 
 def test_every_stage_of_the_repository_but_the_first_builds_on_another() -> None:
     pipeline = read_pipeline(ROOT / "dvc.yaml")
-    assert makers("train", pipeline) == ["preprocess"]
-    assert set(makers("gradients", pipeline)) == {"preprocess", "train"}
-    assert {name for name in pipeline if not makers(name, pipeline)} == {"fetch"}
+    assert upstream_stages("train", pipeline) == ["preprocess"]
+    assert set(upstream_stages("gradients", pipeline)) == {"preprocess", "train"}
+    assert {name for name in pipeline if not upstream_stages(name, pipeline)} == {"fetch"}
     assert all(dataclasses.asdict(spec)["outs"] for spec in pipeline.values())
     assert read_yaml(ROOT / "dvc.yaml")["stages"].keys() == pipeline.keys()

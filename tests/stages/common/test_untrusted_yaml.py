@@ -20,7 +20,8 @@ from untrusted import MAX_BYTES, damaged, fuzz, on_linux, refusal, taken_bytes
 
 from gradtrail.experiments.repro import SECTIONS
 from gradtrail.stages.common.params import load_section, read_yaml, validate
-from gradtrail.stages.common.pipeline_file import Entry, live_entry, locked_entry, read_lock, read_pipeline, state_key
+from gradtrail.stages.common.pipeline_file import Entry, live_entry, locked_entry, read_lock, read_pipeline
+from gradtrail.tracking.lineage.keys import state_key
 
 TEXT = (ROOT / "params.yaml").read_text()
 PARAMS = read_yaml(ROOT / "params.yaml")

@@ -15,10 +15,10 @@ from projects import ROOT
 from ruamel.yaml import YAML
 
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.stages.report import inputs
 from gradtrail.stages.report import page as report
 from gradtrail.stages.report.components import Table, flops, size
-from gradtrail.stages.report.inputs import WRITES
 from gradtrail.support.errors import UserError
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "col", "wbr"}
@@ -98,6 +98,7 @@ PICTURES = (
     *(f"gradients/{name}" for name in ("histograms", "relations", "largest", "course", "classes", "influence")),
     *("gradients/suspects_train", "gradients/suspects_test", "profile/costs", "profile/fusions"),
 )
+STAGES = stages_before("report", read_pipeline(ROOT / "dvc.yaml"))
 SUMMARY = "# What the gradients say: mlp-256-128\n\n## Noise\n\nThe gradient noise scale is 77.\n"
 
 
@@ -105,8 +106,9 @@ SUMMARY = "# What the gradients say: mlp-256-128\n\n## Noise\n\nThe gradient noi
 def folder(tmp_path: Path) -> Path:
     """The files that the report reads, small."""
     info = {"name": "mnist", "digest": DIGEST, "image_shape": [28, 28], "num_classes": 10, "examples": {}, "files": {}}
-    for stage, outs in WRITES.items():
-        for out in outs:
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    for stage, spec in STAGES.items():
+        for out in spec.outs:
             path = tmp_path / out
             (path if not path.suffix else path.parent).mkdir(parents=True, exist_ok=True)
             if path.suffix == ".safetensors":
@@ -311,8 +313,8 @@ def test_headings_are_in_order_ids_are_unique_and_contents_lead_somewhere(folder
 
 def test_the_lineage_has_every_digest_param_and_version(folder: Path) -> None:
     words = Reader(render(folder)).words
-    for outs in WRITES.values():
-        for out in outs:
+    for spec in STAGES.values():
+        for out in spec.outs:
             assert f"{out} {digest(folder / out)}" in words
     for said in ("mlp.hidden [256, 128]", "clip_norm 1.0", "patience null", "remat false", "jax 0.10.2"):
         assert said in words, said

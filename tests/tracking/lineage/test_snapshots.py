@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.tracking.lineage import dvc_cache
-from gradtrail.tracking.lineage.snapshots import run_cache_snapshots
+from gradtrail.tracking.lineage.recorded import run_cache_snapshots
 
 PIPELINE = {
     "fetch": StageSpec(cmd="run fetch", deps=("fetch.py",), params={}, outs=("data",)),

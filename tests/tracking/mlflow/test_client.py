@@ -14,7 +14,10 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 
 from gradtrail.tracking.mlflow.client import StoreClient
 
-OPEN = "from gradtrail.tracking.mlflow.client import experiment_id, open_store; print(experiment_id(open_store(), 'models'))"
+OPEN = (
+    "from gradtrail.tracking.mlflow.client import experiment_id, open_store; "
+    "print(experiment_id(open_store(), 'models'))"
+)
 
 
 def test_processes_that_create_the_store_at_once_agree(tmp_path: Path) -> None:

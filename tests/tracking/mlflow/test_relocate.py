@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradtrail.tracking.mlflow import relocate
-from gradtrail.tracking.mlflow.relocate import is_moved, lead_here
+from gradtrail.tracking.mlflow.relocate import is_moved, relocate_artifacts
 
 TABLES = """
 create table experiments (experiment_id integer, name text, artifact_location text);
@@ -60,7 +60,7 @@ def test_locations_are_led_to_the_new_place(old: Path, new: Path, capsys: pytest
     before = (old / "mlflow.db").read_bytes()
     assert is_moved(uri(new))
     assert is_moved("sqlite:///mlflow.db")
-    lead_here(uri(new))
+    relocate_artifacts(uri(new))
     ours = (new / "mlruns").as_uri()
     rows = {"1": f"{ours}/1/artifacts", "2": f"{ours}/2/artifacts"}
     assert locations(new) == rows | {
@@ -90,7 +90,7 @@ def test_locations_of_others_stay(old: Path, new: Path) -> None:
         store.execute("insert into model_versions values ('m', 'models:/m-1', ?)", (f"file://{old}/mlruns/models/m-1",))
         tags = {"mlflow.artifactLocation": f"{old}/mlruns/3/traces", "said": f"{old}/mlruns/3"}
         store.executemany("insert into trace_tags values (?, ?)", tags.items())
-    lead_here(uri(new))
+    relocate_artifacts(uri(new))
     assert (others | expected).items() <= locations(new).items()
     with closing(sqlite3.connect(new / "mlflow.db")) as store:
         assert store.execute("select * from model_versions").fetchall() == [("m", "models:/m-1", f"{place}/models/m-1")]
@@ -101,20 +101,20 @@ def test_locations_of_others_stay(old: Path, new: Path) -> None:
 def test_a_database_that_came_alone_stays_as_it_is(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = locations(new)
     shutil.rmtree(new / "mlruns")
-    lead_here(uri(new))
+    relocate_artifacts(uri(new))
     said = capsys.readouterr().err
     assert f"which still lie in {old}/mlruns; copy them to {new}/mlruns" in said
     assert said.count("\n") == 1
     assert locations(new) == before
     shutil.copytree(old / "mlruns", new / "mlruns")
-    lead_here(uri(new))
+    relocate_artifacts(uri(new))
     assert not is_moved(uri(new))
 
 
 def test_without_artifacts_anywhere_there_is_nothing_to_lose(old: Path, new: Path) -> None:
     shutil.rmtree(old)
     shutil.rmtree(new / "mlruns")
-    lead_here(uri(new))
+    relocate_artifacts(uri(new))
     assert not is_moved(uri(new))
 
 
@@ -141,5 +141,5 @@ def test_a_fault_in_the_middle_leaves_all_as_it_was(new: Path, monkeypatch: pyte
 
     monkeypatch.setattr(relocate, "_led", break_down)
     with pytest.raises(OSError, match="broken"):
-        lead_here(uri(new))
+        relocate_artifacts(uri(new))
     assert locations(new) == before

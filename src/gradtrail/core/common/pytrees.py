@@ -7,12 +7,12 @@ import jax
 import numpy as np
 
 
-def above(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def add_prefix(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Put a prefix before all names."""
     return {f"{prefix}.{name}": value for name, value in arrays.items()}
 
 
-def below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def strip_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return what has a prefix, without it: what `above` was given."""
     return {name.removeprefix(f"{prefix}."): value for name, value in arrays.items() if name.startswith(f"{prefix}.")}
 

@@ -29,7 +29,7 @@ def over_batch(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(AXIS))
 
 
-def placed(abstract: Any, sharding: NamedSharding) -> Any:
+def with_sharding(abstract: Any, sharding: NamedSharding) -> Any:
     """Return a pytree of abstract arrays that lie as `sharding` says."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
 
@@ -40,7 +40,7 @@ def check_divisible(batch_size: int, mesh: Mesh, name: str) -> None:
         raise ConfigError(f"{name} must be a multiple of the number of devices, {mesh.size}, got {batch_size}")
 
 
-def share_out(function: Callable[..., tuple[PyTree, PyTree]], mesh: Mesh) -> Callable[..., tuple[PyTree, PyTree]]:
+def data_parallel(function: Callable[..., tuple[PyTree, PyTree]], mesh: Mesh) -> Callable[..., tuple[PyTree, PyTree]]:
     """Return `function` with its batch shared out over the devices of `mesh`.
 
     Args:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import make_mesh, over_batch, placed, replicated, share_out
+from gradtrail.core.common.sharding import data_parallel, make_mesh, over_batch, replicated, with_sharding
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients import scores
 from gradtrail.core.gradients.diagnostics import hessian_product
@@ -153,7 +153,7 @@ def compile_passes(
         signals=compiler.compile(
             "signals",
             signals_of,
-            *placed((params, *others), replicated(mesh)),
+            *with_sharding((params, *others), replicated(mesh)),
             out_shardings=replicated(mesh),
         ),
         sums=compile_sums("sum_grads", sums, params),
@@ -266,8 +266,8 @@ def _compile_pass(
     def compile_at(rows: int) -> CompiledFunction:
         count = rows * mesh.size
         mask = (jax.ShapeDtypeStruct((count,), bool),) if masked else ()
-        batch = placed((*_abstract_rows(model, count), *mask), over_batch(mesh))
-        return compiler.compile(name, share_out(function, mesh), placed(whole, replicated(mesh)), batch)
+        batch = with_sharding((*_abstract_rows(model, count), *mask), over_batch(mesh))
+        return compiler.compile(name, data_parallel(function, mesh), with_sharding(whole, replicated(mesh)), batch)
 
     function_at, rows = compile_within(budget, LARGEST_BATCH, compile_at, at_least=at_least)
     return Pass(function=function_at, batch_size=rows * mesh.size)

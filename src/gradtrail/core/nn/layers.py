@@ -72,7 +72,7 @@ class Layer(nnx.Module):
 Tap: TypeAlias = Callable[[Layer, Array], Array]
 
 
-def untapped(layer: Layer, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
+def identity_tap(layer: Layer, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
     """Send inputs through a layer. Whoever wants to see what goes in and comes out hands in another function."""
     outputs: Array = layer(inputs)
     return outputs

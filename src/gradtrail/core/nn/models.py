@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key, PyTree, UInt8
 from gradtrail.core.common.batching import normalize
 from gradtrail.core.common.validation import ConfigError, check
 from gradtrail.core.nn.convolution import max_pool
-from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm, Tap, dropout, untapped
+from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm, Tap, dropout, identity_tap
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.nn.remat import rematerialized
 
@@ -213,7 +213,7 @@ class ConvolutionalNetwork(Head):
     def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
         activations = jnp.moveaxis(images, 0, -1)[None]
         for block in self.blocks:
-            again = self.remat and tap is untapped
+            again = self.remat and tap is identity_tap
             activations = _rematerialized(block)(activations) if again else block(activations, tap)
         features = activations.reshape(-1, len(images)).T
         return self.classify(dropout(features, self.dropout, _folded(key, len(self.layers))), key, tap)
@@ -258,7 +258,7 @@ class Model:
         pixels = normalize(images) if images.dtype == jnp.uint8 else images
         network: Any = nnx.merge(self._graphdef, nnx.State(params))
         if tap is None:
-            return network(pixels, key, untapped)
+            return network(pixels, key, identity_tap)
         names = {id(layer): name for name, layer in _layers(network).items()}
         return network(pixels, key, lambda layer, inputs: tap(names[id(layer)], layer, inputs))
 
@@ -305,7 +305,7 @@ def _make_norm(num_channels: int, cnn: CNNConfig) -> GroupNorm | LayerNorm | Non
 
 def _rematerialized(block: Block) -> Callable[[Array], Array]:
     graphdef, state = nnx.split(block)
-    function = rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, untapped))
+    function = rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, identity_tap))
     return lambda inputs: function(state, inputs)
 
 

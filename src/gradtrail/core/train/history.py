@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from gradtrail.core.common.batching import PADDING
-from gradtrail.core.common.pytrees import above, below, leaves_by_name, numbered
+from gradtrail.core.common.pytrees import add_prefix, leaves_by_name, numbered, strip_prefix
 from gradtrail.core.nn.models import HostParams, Params
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.dynamics import LearningDynamics
@@ -128,10 +128,14 @@ class History:
             if columns and columns[0] is not None:
                 arrays[f"steps.{field.name}"] = np.stack(columns)
         if self.dynamics is not None:
-            arrays |= above("dynamics", self.dynamics.as_arrays())
-        for name, weights in {"final": self.final, "best": self.best, **above("kept", numbered(self.kept))}.items():
-            params = above("params", leaves_by_name(weights.params))
-            arrays |= above(name, {"epoch": np.array(weights.epoch), **params})
+            arrays |= add_prefix("dynamics", self.dynamics.as_arrays())
+        for name, weights in {
+            "final": self.final,
+            "best": self.best,
+            **add_prefix("kept", numbered(self.kept)),
+        }.items():
+            params = add_prefix("params", leaves_by_name(weights.params))
+            arrays |= add_prefix(name, {"epoch": np.array(weights.epoch), **params})
         return arrays
 
     @classmethod
@@ -161,20 +165,20 @@ class History:
                 name: column if column is None else column[number] for name, column in columns.items()
             }
             found.steps.append(StepRecord(**values))
-        dynamics = below("dynamics", arrays)
+        dynamics = strip_prefix("dynamics", arrays)
         found.dynamics = LearningDynamics.from_arrays(dynamics) if dynamics else None
         structure = jax.tree.structure(params)
 
         def weights(name: str) -> KeptWeights:
-            mine = below(name, arrays)
-            leaves = below("params", mine)
+            mine = strip_prefix(name, arrays)
+            leaves = strip_prefix("params", mine)
             found = jax.tree.unflatten(structure, [leaves[number] for number in sorted(leaves)])
             if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
                 raise ValueError(f"weights {name} are of another model")
             return KeptWeights(epoch=int(mine["epoch"]), params=found)
 
         found.final, found.best = weights("final"), weights("best")
-        numbers = sorted({name.partition(".")[0] for name in below("kept", arrays)})
+        numbers = sorted({name.partition(".")[0] for name in strip_prefix("kept", arrays)})
         found.kept = [weights(f"kept.{number}") for number in numbers]
         return found
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import check_divisible, make_mesh, placed, replicated
+from gradtrail.core.common.sharding import check_divisible, make_mesh, replicated, with_sharding
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.step import (
@@ -226,9 +226,9 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
         return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
     everywhere = replicated(program.mesh)
     key, index, state = _abstract_arguments(program)
-    records = placed(jax.eval_shape(program.records), everywhere)
-    order = placed(jax.eval_shape(program.order, key, index), everywhere)
-    arguments = (state, records, placed(program.examples, everywhere), order, index, index)
+    records = with_sharding(jax.eval_shape(program.records), everywhere)
+    order = with_sharding(jax.eval_shape(program.order, key, index), everywhere)
+    arguments = (state, records, with_sharding(program.examples, everywhere), order, index, index)
     return compiler.compile(
         "train_step",
         program.run_steps,
@@ -269,7 +269,7 @@ def train(
 def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
     """Return the shapes of a key, of an index and of the state, on the program's devices."""
     key, index = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
-    return placed((key, index, jax.eval_shape(program.init, key)), replicated(program.mesh))
+    return with_sharding((key, index, jax.eval_shape(program.init, key)), replicated(program.mesh))
 
 
 def _batch_name(config: TrainConfig) -> str:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import share_out
+from gradtrail.core.common.sharding import data_parallel
 from gradtrail.core.data.augmentation import augment
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
@@ -203,7 +203,7 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
     """
     optimizer = make_optimizer(config.optimizer_config(), num_steps)
     rate = learning_rate(config.optimizer_config(), num_steps)
-    gradient = share_out(_make_gradient(config, model), mesh)
+    gradient = data_parallel(_make_gradient(config, model), mesh)
     num_parts = config.accumulation_steps * mesh.size
     is_noisy = config.augmentation.enabled or bool(model.config.dropout)
 

@@ -10,7 +10,8 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import working_folder
 from gradtrail.tracking.lineage.dvc_cache import listing
-from gradtrail.tracking.lineage.snapshots import find_experiments, snapshot_of, sound_stages, working_snapshot
+from gradtrail.tracking.lineage.recorded import consistent_stages
+from gradtrail.tracking.lineage.snapshots import find_experiments, snapshot_of, working_snapshot
 
 _OUTPUT = "output/"
 _BEGINNING = re.compile("[0-9a-f]{4,64}")  # of an id or a state
@@ -65,7 +66,7 @@ def writers(path: Path, rows: Iterable[Run]) -> list[Run]:
         raise UserError(f"{path}: no row's state wrote these bytes (md5 {wanted})")
     here = [row for row, out in found.values() if path.resolve() == (working_folder() / out).resolve()]
     working = working_snapshot()
-    current = {stage.state for stage in sound_stages(working)} if working else set()
+    current = {stage.state for stage in consistent_stages(working)} if working else set()
     of_lock = [row for row in here if row.data.tags["state"] in current]
     return of_lock or here or [row for row, _ in found.values()]
 
@@ -80,7 +81,7 @@ def _states_of_experiment(name: str) -> set[str]:
     """Return the states that the newest experiment of a name has, also where a row names another one."""
     commits = [one.commit for one in find_experiments() if one.name == name]
     snapshot = snapshot_of(commits[-1]) if commits else None
-    return {stage.state for stage in sound_stages(snapshot)} if snapshot else set()
+    return {stage.state for stage in consistent_stages(snapshot)} if snapshot else set()
 
 
 def _out_with(wanted: str, row: Run) -> str | None:

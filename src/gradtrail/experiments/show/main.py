@@ -17,12 +17,19 @@ from rich.tree import Tree
 from gradtrail.experiments.show.lookup import look_up, outputs
 from gradtrail.experiments.show.restore import ways_to
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.common.pipeline_file import Entry, StageSpec, holds, is_code, makers, read_pipeline
+from gradtrail.stages.common.pipeline_file import (
+    Entry,
+    StageSpec,
+    contains_path,
+    is_code,
+    read_pipeline,
+    upstream_stages,
+)
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.lineage.dvc_cache import is_here, listing
 from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.search import RowIndex
+from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.tags import flat_params, shown
 
 _SHORT = 12  # digits of a key that tell one from another
@@ -40,7 +47,7 @@ def show(what: str) -> int:
         UserError: none is meant; one line.
     """
     client = open_store()
-    index = RowIndex(client)
+    index = RunIndex(client)
     console = stdout_console()
     found = look_up(what, index.rows())
     if len(found) > 1:
@@ -79,7 +86,7 @@ def _one_line(row: Run) -> str:
     return "  ".join([row.info.run_name, began, row.info.status, *origin, *figures])
 
 
-def _head(row: Run, index: RowIndex, diff: str) -> Iterator[str]:
+def _head(row: Run, index: RunIndex, diff: str) -> Iterator[str]:
     tags = row.data.tags
     yield _one_line(row)
     yield f"  run        {row.info.run_id}"
@@ -124,7 +131,9 @@ def _chain(row: Run, lineage: Lineage, by_state: Mapping[str, Run]) -> Tree:
 
 def _makers(name: str, pipeline: Mapping[str, StageSpec], lineage: Lineage) -> list[str]:
     """Return the stages right before one, the last first; by the pipeline of today, if it has the stage."""
-    return [maker for maker in reversed(makers(name, pipeline)) if maker in lineage] if name in pipeline else []
+    return (
+        [maker for maker in reversed(upstream_stages(name, pipeline)) if maker in lineage] if name in pipeline else []
+    )
 
 
 def _raw_data(row: Run, name: str, pipeline: Mapping[str, StageSpec], lineage: Lineage) -> Iterator[str]:
@@ -133,7 +142,7 @@ def _raw_data(row: Run, name: str, pipeline: Mapping[str, StageSpec], lineage: L
     outs = pipeline[name].outs if name in pipeline else ()
     read = {dep: md5 for entry in lineage.values() for dep, md5 in entry["deps"].items()} | outputs(row)
     for path, md5 in read.items():
-        if any(holds(out, path) for out in outs):
+        if any(contains_path(out, path) for out in outs):
             yield from (f"{path}/{file}  {found}" for file, found in (listing(md5) or {}).items())
 
 

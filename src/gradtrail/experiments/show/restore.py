@@ -9,13 +9,8 @@ from mlflow.entities import Run
 from gradtrail.support.git import git
 from gradtrail.support.paths import working_folder
 from gradtrail.tracking.lineage.dvc_cache import has_remote
-from gradtrail.tracking.lineage.snapshots import (
-    Snapshot,
-    committed_snapshots,
-    find_experiments,
-    has_files,
-    working_snapshot,
-)
+from gradtrail.tracking.lineage.recorded import has_files
+from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, find_experiments, working_snapshot
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.relocate import local_path
 from gradtrail.tracking.mlflow.tags import CUT_OFF, NOT_IN_GIT
@@ -24,7 +19,7 @@ _NUM_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class RestoreOption:
     """A way to a state's files.
 
     Attributes:
@@ -36,7 +31,7 @@ class Way:
     commands: tuple[str, ...]
 
 
-def ways_to(row: Run, diff: str) -> list[Way]:
+def ways_to(row: Run, diff: str) -> list[RestoreOption]:
     """Return the ways to the files of a row's state, the shortest first; of commits and experiments the newest few.
 
     Where a lock names the state (the working folder's, a commit's, an experiment's), DVC's cache gives exactly those
@@ -54,7 +49,7 @@ def ways_to(row: Run, diff: str) -> list[Way]:
     newest = reversed(snapshots[-_NUM_SHOWN:])
     ways = [way for snapshot in newest for way in _in_snapshot(snapshot, row)] or list(_by_origin(row, diff))
     stash = ("git stash",) if git("status", "--porcelain", "--untracked-files=no") else ()
-    return [Way(about=way.about, commands=(*stash, *way.commands)) for way in ways]
+    return [RestoreOption(about=way.about, commands=(*stash, *way.commands)) for way in ways]
 
 
 def _state_in(snapshot: Snapshot, row: Run) -> bool:
@@ -63,24 +58,26 @@ def _state_in(snapshot: Snapshot, row: Run) -> bool:
     return stage.name in snapshot.pipeline and stage.is_sound and stage.state == row.data.tags["state"]
 
 
-def _in_working_folder(working: Snapshot, row: Run) -> Way:
+def _in_working_folder(working: Snapshot, row: Run) -> RestoreOption:
     stage = Identity(row.data.tags["stage"], from_lock=True, snapshot=working)
     if all(stage.has_outs_of_lock(name) for name in stage.lineage):
-        return Way(about="the working folder has it", commands=())
-    return Way(about="the dvc.lock of the working folder names it", commands=(_fill(stage),))
+        return RestoreOption(about="the working folder has it", commands=())
+    return RestoreOption(about="the dvc.lock of the working folder names it", commands=(_fill(stage),))
 
 
-def _in_snapshot(snapshot: Snapshot, row: Run) -> Iterator[Way]:
+def _in_snapshot(snapshot: Snapshot, row: Run) -> Iterator[RestoreOption]:
     stage = Identity(row.data.tags["stage"], from_lock=True, snapshot=snapshot)
     experiments = find_experiments()
     if experiment := snapshot.experiment:
         is_only_one = [one.name for one in experiments].count(experiment.name) == 1
         apply = f"dvc exp apply {shlex.quote(experiment.name) if is_only_one else experiment.commit[:12]}"
         # what it applies is in the cache, or DVC says what is not; then the rest comes as for a commit
-        yield Way(about="an experiment", commands=(apply,) if _is_here(stage) else (apply, _fill(stage)))
+        yield RestoreOption(about="an experiment", commands=(apply,) if _is_here(stage) else (apply, _fill(stage)))
     if snapshot.commit not in {one.commit for one in experiments}:
         about = git("log", "-1", "--format=%cs %s", snapshot.commit)
-        yield Way(about=f"the commit of {about}", commands=(f"git checkout {snapshot.commit[:12]}", _fill(stage)))
+        yield RestoreOption(
+            about=f"the commit of {about}", commands=(f"git checkout {snapshot.commit[:12]}", _fill(stage))
+        )
 
 
 def _fill(stage: Identity) -> str:
@@ -102,7 +99,7 @@ def _is_here(stage: Identity) -> bool:
     return all(has_files(one, but_metrics=snapshot.commit != "") for one in stages)
 
 
-def _by_origin(row: Run, diff: str) -> Iterator[Way]:
+def _by_origin(row: Run, diff: str) -> Iterator[RestoreOption]:
     """Yield the way by the commit at which the state was made, and what was changed since."""
     tags = row.data.tags
     commit = tags.get("mlflow.source.git.commit", "")
@@ -110,13 +107,13 @@ def _by_origin(row: Run, diff: str) -> Iterator[Way]:
         return
     checkout, make = f"git checkout {commit[:12]}", f"dvc repro {tags['stage']}"
     if tags.get("git.dirty") != "true":
-        yield Way(about="no lock names it; its commit makes the same bytes", commands=(checkout, make))
+        yield RestoreOption(about="no lock names it; its commit makes the same bytes", commands=(checkout, make))
     elif diff and CUT_OFF not in diff:
         about = "no lock names it; its commit and the change since make the same bytes"
         untracked = [line.removeprefix(NOT_IN_GIT) for line in diff.splitlines() if line.startswith(NOT_IN_GIT)]
         about += f", unless a file that git did not know had a part: {', '.join(untracked)}" if untracked else ""
         has_hunks = any(line.startswith("diff --git ") for line in diff.splitlines())
-        yield Way(about=about, commands=(checkout, *(_apply_diff(row) if has_hunks else ()), make))
+        yield RestoreOption(about=about, commands=(checkout, *(_apply_diff(row) if has_hunks else ()), make))
 
 
 def _apply_diff(row: Run) -> tuple[str, ...]:

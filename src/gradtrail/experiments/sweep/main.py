@@ -14,12 +14,12 @@ from filelock import FileLock, Timeout
 
 from gradtrail.experiments.sweep.queue import ExperimentQueue, bring_up_to_date, queue_experiments, wait_for
 from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison
-from gradtrail.experiments.sweep.runs import MadeRun, MadeRuns
+from gradtrail.experiments.sweep.runs import CompletedRun, MadeRuns
 from gradtrail.experiments.sweep.spec import (
     PATH,
     STAGE,
     Comparison,
-    Wanted,
+    PlannedRun,
     choose,
     params_of,
     queue_commands,
@@ -36,7 +36,7 @@ from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.search import RowIndex
+from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.sync.sync import sync
 
 _REPORTS = Path("reports/comparisons")
@@ -53,7 +53,7 @@ _CAPTION = (
 
 def list_comparisons() -> None:
     """Print all comparisons: their questions, and how many of their runs were made."""
-    made_runs = MadeRuns(RowIndex(open_store()))
+    made_runs = MadeRuns(RunIndex(open_store()))
     for name, comparison in read_comparisons().items():
         wanted = wanted_runs(comparison, comparison.seeds)
         num_made = len(made_runs.among(wanted, comparison))
@@ -91,7 +91,9 @@ def compare(name: str, seeds: Sequence[int] | None, jobs: int) -> int:
             raise
 
 
-def _bring_about(name: str, comparison: Comparison, wanted: Sequence[Wanted], queue: ExperimentQueue, jobs: int) -> int:
+def _bring_about(
+    name: str, comparison: Comparison, wanted: Sequence[PlannedRun], queue: ExperimentQueue, jobs: int
+) -> int:
     tasks = queue.read()
     earlier = {task: task for task in (*tasks.running, *tasks.waiting)}
     wait_for(queue, earlier, jobs=jobs, title="experiments queued before")
@@ -109,31 +111,31 @@ def _bring_about(name: str, comparison: Comparison, wanted: Sequence[Wanted], qu
     return 1 if missing else 0
 
 
-def _lacking(wanted: Sequence[Wanted], made: Sequence[MadeRun]) -> list[Wanted]:
+def _lacking(wanted: Sequence[PlannedRun], made: Sequence[CompletedRun]) -> list[PlannedRun]:
     found = {each.run for each in made}
     return [run for run in wanted if run not in found]
 
 
-def _look_up(wanted: Sequence[Wanted], comparison: Comparison) -> list[MadeRun]:
+def _look_up(wanted: Sequence[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
     """Return the runs that were made; those that DVC restored, or whose rows were lost, get their rows first."""
 
-    def look_up() -> list[MadeRun]:
+    def look_up() -> list[CompletedRun]:
         sync()
-        return MadeRuns(RowIndex(open_store())).among(wanted, comparison)
+        return MadeRuns(RunIndex(open_store())).among(wanted, comparison)
 
     return with_store(look_up)
 
 
 def _make(
-    queue: ExperimentQueue, missing: Sequence[Wanted], comparison: Comparison, name: str, jobs: int
-) -> dict[Wanted, str]:
+    queue: ExperimentQueue, missing: Sequence[PlannedRun], comparison: Comparison, name: str, jobs: int
+) -> dict[PlannedRun, str]:
     """Queue runs and wait for them.
 
     Returns:
         Those that failed, each with the name of its experiment.
     """
     _require_valid(missing, comparison, name)
-    experiments: dict[str, Wanted] = {}
+    experiments: dict[str, PlannedRun] = {}
     for command, runs in queue_commands(missing, comparison):
         experiments |= dict(zip(queue_experiments(command), runs, strict=True))
     labels = {experiment: str(run) for experiment, run in experiments.items()}
@@ -141,7 +143,7 @@ def _make(
     return {experiments[experiment]: experiment for experiment in failed}
 
 
-def _require_valid(runs: Sequence[Wanted], comparison: Comparison, name: str) -> None:
+def _require_valid(runs: Sequence[PlannedRun], comparison: Comparison, name: str) -> None:
     """Refuse params that a stage would refuse, before any experiment is queued."""
     from gradtrail.experiments.repro import SECTIONS  # late: it knows every stage's config
 
@@ -152,13 +154,13 @@ def _require_valid(runs: Sequence[Wanted], comparison: Comparison, name: str) ->
             validate(made_with.get(section), into, f"{PATH}: {name}.variants.{run.label}: {section}")
 
 
-def _tell_missing(missing: Sequence[Wanted], failed: dict[Wanted, str]) -> None:
+def _tell_missing(missing: Sequence[PlannedRun], failed: dict[PlannedRun, str]) -> None:
     for run in missing:
         why = f"failed; `dvc queue logs {failed[run]}` shows why" if run in failed else "left no row in MLflow"
         print(f"{run}: {why}", file=sys.stderr)
 
 
-def _report(name: str, comparison: Comparison, made: Sequence[MadeRun]) -> None:
+def _report(name: str, comparison: Comparison, made: Sequence[CompletedRun]) -> None:
     """Print the table and the answer; write table, runs and picture."""
     summaries = summarize(made, comparison)
     dataset = made[0].dataset
@@ -169,7 +171,7 @@ def _report(name: str, comparison: Comparison, made: Sequence[MadeRun]) -> None:
     console.print(f"{place}.png, .csv and .md have it too. {_CAPTION}", style="dim")
 
 
-def _write(name: str, comparison: Comparison, made: Sequence[MadeRun], summaries: Sequence[Summary]) -> Path:
+def _write(name: str, comparison: Comparison, made: Sequence[CompletedRun], summaries: Sequence[Summary]) -> Path:
     place = _REPORTS / name
     title = f"{name} on {made[0].dataset}"
     with atomic_file(place.with_suffix(".csv")) as beside:

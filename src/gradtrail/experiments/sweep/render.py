@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gradtrail.experiments.sweep.runs import MadeRun
+from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.stats import MORE, NO_MORE, Summary
 from gradtrail.stages.artifacts import plotting
 
@@ -147,7 +147,7 @@ def as_markdown(summaries: Sequence[Summary], question: str, caption: str) -> st
     return "\n".join([question, "", *lines, "", answer(summaries), "", caption, ""])
 
 
-def as_frame(runs: Sequence[MadeRun]) -> pd.DataFrame:
+def as_frame(runs: Sequence[CompletedRun]) -> pd.DataFrame:
     """Return one line a run."""
     return pd.DataFrame(
         [

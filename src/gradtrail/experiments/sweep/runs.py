@@ -14,12 +14,13 @@ from typing import Any
 
 from mlflow.entities import Run
 
-from gradtrail.experiments.sweep.spec import STAGE, Comparison, Wanted, params_of
+from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, params_of
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.common.pipeline_file import Entry, StageSpec, entry_key, holds, values_of
+from gradtrail.stages.common.pipeline_file import Entry, StageSpec, contains_path, values_of
 from gradtrail.tracking.lineage.dvc_cache import digest_within
+from gradtrail.tracking.lineage.keys import entry_key
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.search import Find
 from gradtrail.tracking.mlflow.stored_run import REBUILT
@@ -28,7 +29,7 @@ _OUTPUT = "output/"  # how the tags begin that have the digests of what was writ
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeRun:
+class CompletedRun:
     """What came out of a run.
 
     Attributes:
@@ -40,7 +41,7 @@ class MadeRun:
         row: id of the training's row.
     """
 
-    run: Wanted
+    run: PlannedRun
     accuracy: float
     loss: float
     seconds: float | None
@@ -61,7 +62,7 @@ class MadeRuns:
         self._stage = Identity(STAGE)
         self._digests: dict[str, str] = {}
 
-    def among(self, wanted: Iterable[Wanted], comparison: Comparison) -> list[MadeRun]:
+    def among(self, wanted: Iterable[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
         """Return those of the wanted runs that were made, in their order."""
         found = ((run, self._rows(params_of(run, comparison, self._params))) for run in wanted)
         return [_made(run, rows["train"], rows[STAGE]) for run, rows in found if rows]
@@ -91,7 +92,7 @@ class MadeRuns:
     def _dep(self, dep: str, outs: Mapping[str, str]) -> str | None:
         """Return the digest of a dep: of what a stage before wrote, else, of code, of the file as it is now."""
         for out, md5 in outs.items():
-            if holds(out, dep):
+            if contains_path(out, dep):
                 return digest_within(out, md5, dep)
         if dep not in self._digests:
             self._digests[dep] = digest(Path(dep))
@@ -102,9 +103,9 @@ class MadeRuns:
         return read_yaml(PARAMS)
 
 
-def _made(run: Wanted, train: Run, evaluation: Run) -> MadeRun:
+def _made(run: PlannedRun, train: Run, evaluation: Run) -> CompletedRun:
     tags = train.data.tags
-    return MadeRun(
+    return CompletedRun(
         run=run,
         accuracy=evaluation.data.metrics["eval/accuracy"],
         loss=evaluation.data.metrics["eval/loss"],

@@ -39,7 +39,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, order=True)
-class Wanted:
+class PlannedRun:
     """A run of a comparison."""
 
     label: str
@@ -77,13 +77,13 @@ def require_seeds(seeds: Sequence[int], name: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def wanted_runs(comparison: Comparison, seeds: Iterable[int]) -> list[Wanted]:
+def wanted_runs(comparison: Comparison, seeds: Iterable[int]) -> list[PlannedRun]:
     """Return all runs of a comparison, by variant and then by seed."""
     seeds = tuple(seeds)
-    return [Wanted(label, seed) for label in comparison.variants for seed in seeds]
+    return [PlannedRun(label, seed) for label in comparison.variants for seed in seeds]
 
 
-def params_of(run: Wanted, comparison: Comparison, params: Mapping[str, Any]) -> dict[str, Any]:
+def params_of(run: PlannedRun, comparison: Comparison, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nested params that a run is made with.
 
     Args:
@@ -94,13 +94,13 @@ def params_of(run: Wanted, comparison: Comparison, params: Mapping[str, Any]) ->
     return changed(params, comparison.variants[run.label] | {SEED: run.seed})
 
 
-def queue_commands(missing: Iterable[Wanted], comparison: Comparison) -> list[tuple[list[str], list[Wanted]]]:
+def queue_commands(missing: Iterable[PlannedRun], comparison: Comparison) -> list[tuple[list[str], list[PlannedRun]]]:
     """Return the `dvc exp run` lines that queue runs, one a variant, each with the runs that it queues, in order."""
     grouped = [(label, list(runs)) for label, runs in groupby(missing, key=lambda run: run.label)]
     return [(_queue_command(comparison.variants[label], runs), runs) for label, runs in grouped]
 
 
-def _queue_command(changes: Mapping[str, Any], runs: Sequence[Wanted]) -> list[str]:
+def _queue_command(changes: Mapping[str, Any], runs: Sequence[PlannedRun]) -> list[str]:
     seeds = ",".join(str(run.seed) for run in runs)
     return ["dvc", "exp", "run", "--queue", *as_options(changes), "-S", f"{SEED}={seeds}", STAGE]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from gradtrail.experiments.sweep.runs import MadeRun
+from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import Comparison
 
 LEVEL = 0.05
@@ -118,7 +118,7 @@ class Summary:
     """
 
     label: str
-    runs: tuple[MadeRun, ...]
+    runs: tuple[CompletedRun, ...]
     is_baseline: bool
     difference: Difference | None
     p_value: float
@@ -159,7 +159,7 @@ class Summary:
         return MORE if self.p_value <= LEVEL else NO_MORE
 
 
-def summarize(runs: Sequence[MadeRun], comparison: Comparison) -> list[Summary]:
+def summarize(runs: Sequence[CompletedRun], comparison: Comparison) -> list[Summary]:
     """Sum up the runs of each variant that has any, in the order of the comparison."""
     baseline = [made for made in runs if made.run.label == comparison.baseline]
     found = [_summarize(label, runs, baseline, comparison) for label in comparison.variants]
@@ -168,7 +168,9 @@ def summarize(runs: Sequence[MadeRun], comparison: Comparison) -> list[Summary]:
     return [replace(summary, p_value=p_value) for summary, p_value in zip(summaries, adjusted, strict=True)]
 
 
-def _summarize(label: str, runs: Sequence[MadeRun], baseline: Sequence[MadeRun], comparison: Comparison) -> Summary:
+def _summarize(
+    label: str, runs: Sequence[CompletedRun], baseline: Sequence[CompletedRun], comparison: Comparison
+) -> Summary:
     own = sorted((made for made in runs if made.run.label == label), key=lambda made: made.run.seed)
     is_baseline = label == comparison.baseline
     difference = None if is_baseline else _difference(own, baseline)
@@ -183,7 +185,7 @@ def _summarize(label: str, runs: Sequence[MadeRun], baseline: Sequence[MadeRun],
     )
 
 
-def _difference(runs: Sequence[MadeRun], baseline: Sequence[MadeRun]) -> Difference | None:
+def _difference(runs: Sequence[CompletedRun], baseline: Sequence[CompletedRun]) -> Difference | None:
     others = {made.run.seed: made.accuracy for made in baseline}
     pairs = [(made.accuracy, others[made.run.seed]) for made in runs if made.run.seed in others]
     if not pairs:

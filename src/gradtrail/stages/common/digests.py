@@ -12,7 +12,7 @@ def digest(path: Path) -> str:
     """
     if not path.is_dir():
         return _md5_of_file(path)
-    files = [file for file in path.rglob("*") if file.is_file()]
+    files = [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]  # .dvcignore
     listing = [{"md5": _md5_of_file(file), "relpath": file.relative_to(path).as_posix()} for file in files]
     listing.sort(key=lambda entry: entry["relpath"])  # as text: "a.txt" before "a/b"
     return hashlib.md5(json.dumps(listing, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"

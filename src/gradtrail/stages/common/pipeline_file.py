@@ -1,14 +1,13 @@
-"""The identity of what a stage makes: one key for each distinct state, the same wherever it is computed.
+"""Reads `dvc.yaml` and `dvc.lock`: which stages there are, and what determines the outs of each.
 
-A state is the stage, its command, the params that it reads, the digests of its deps, and the states of the stages
-that made them. All but the last stand in `dvc.lock`, in the same form as here, so that a state can be computed from
-a live workspace and from a lock file alike.
+The one place that knows the names, the order, the deps, params and outs of the stages. Out of scope: the key of a
+state, which `tracking/lineage/keys.py` makes of an entry.
 """
 
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -18,8 +17,8 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.support.errors import UserError, one_line
 
-CHILDREN = ("evaluate", "gradients", "profile", "report")  # of a training: their rows hang below its row
-_CODE = (".py", ".j2")  # what else a stage reads is data
+TRAIN = "train"  # the stage whose run is the parent of the runs below it
+_CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/"), (".py", ".j2")  # what else a stage reads is data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class Entry:
     def code_digest(self) -> str:
         """One digest for all deps that are code."""
         code = {path: found for path, found in self.deps.items() if is_code(path)}
-        return _sha256_of(code)
+        return sha256_of(code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +60,11 @@ class StageSpec:
     deps: tuple[str, ...]
     params: dict[str, tuple[str, ...]]
     outs: tuple[str, ...]
+
+    @property
+    def data_deps(self) -> tuple[str, ...]:
+        """The deps that are no code."""
+        return tuple(dep for dep in self.deps if not is_code(dep))
 
 
 _Outs = list[str | dict[str, Any]]
@@ -110,7 +114,7 @@ def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
     validate(content, _DvcYaml, str(path), extra="ignore")
     pipeline = {name: _stage_spec(stage) for name, stage in content["stages"].items()}
     try:
-        TopologicalSorter({name: makers(name, pipeline) for name in pipeline}).prepare()
+        TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).prepare()
     except CycleError as error:
         raise UserError(f"{path}: stages that wait for each other: {', '.join(error.args[1])}") from None
     return pipeline
@@ -140,40 +144,19 @@ def locked_entry(stage: Mapping[str, Any]) -> Entry:
     return Entry(cmd=stage["cmd"], params=stage.get("params", {}), deps=deps)
 
 
-def makers(stage: str, pipeline: Mapping[str, StageSpec]) -> list[str]:
+def upstream_stages(stage: str, pipeline: Mapping[str, StageSpec]) -> list[str]:
     """Return the stages that make a dep of `stage`, directly, in the pipeline's order."""
     deps = pipeline[stage].deps
-    return [name for name, spec in pipeline.items() if any(holds(out, dep) for out in spec.outs for dep in deps)]
-
-
-def state_key(stage: str, pipeline: Mapping[str, StageSpec], entry_of: Callable[[str], Entry]) -> str:
-    """Return the key of a stage's state: sha256, as 64 hexadecimal digits.
-
-    Args:
-        stage: name of the stage.
-        pipeline: all stages.
-        entry_of: gives the entry of a stage, from the workspace or from a lock file.
-    """
-
-    @functools.cache
-    def key(name: str) -> str:
-        entry = entry_of(name)
-        made_by = {maker: key(maker) for maker in makers(name, pipeline)}
-        content = {"stage": name, "cmd": entry.cmd, "params": entry.params, "deps": entry.deps, "made_by": made_by}
-        return _sha256_of(content)
-
-    return key(stage)
+    return [
+        name for name, spec in pipeline.items() if any(contains_path(out, dep) for out in spec.outs for dep in deps)
+    ]
 
 
 def has_shape(section: Mapping[str, Any], spec: StageSpec) -> bool:
     """Whether a section of a `dvc.lock` reads the data and writes the outs that a stage declares; code aside."""
-    data = {dep for dep in spec.deps if not is_code(dep)}
-    return set(locked_entry(section).data) == data and {out["path"] for out in section["outs"]} == set(spec.outs)
-
-
-def entry_key(stage: str, entry: Entry) -> str:
-    """Return a key of what determines a stage's outs, whichever states of the stages before it led there."""
-    return _sha256_of({"stage": stage, "cmd": entry.cmd, "params": entry.params, "deps": entry.deps})
+    return set(locked_entry(section).data) == set(spec.data_deps) and {out["path"] for out in section["outs"]} == set(
+        spec.outs
+    )
 
 
 def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> dict[str, Any]:
@@ -190,17 +173,41 @@ def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> d
         raise UserError(f"{name}: a key of {', '.join(keys)} is missing ({one_line(error)})") from None
 
 
+def stages_before(stage: str, pipeline: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
+    """Return the stages whose outs `stage` reads, directly or not, in the pipeline's order."""
+    found, waiting = set[str](), [stage]
+    while waiting:
+        new = set(upstream_stages(waiting.pop(), pipeline)) - found
+        found |= new
+        waiting += new
+    return {name: spec for name, spec in pipeline.items() if name in found}
+
+
+def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
+    """Return the stages that belong to a training, in the pipeline's order: what reads its outs or its params section.
+
+    Directly or through another stage. Their runs in MLflow are children of the training's run.
+    """
+    below: list[str] = []
+    for name in TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).static_order():
+        reads = TRAIN in pipeline[name].params.get("params.yaml", ())
+        if name != TRAIN and (reads or {TRAIN, *below} & {*upstream_stages(name, pipeline)}):
+            below.append(name)
+    return tuple(name for name in pipeline if name in below)
+
+
 def is_code(dep: str) -> bool:
-    """Whether a dep is code or a template, and no data."""
-    return dep.endswith(_CODE)
+    """Whether a dep is a file or folder of code, and no data."""
+    return dep.startswith(_CODE_FOLDERS) or dep.endswith(_CODE_FILES) or dep == "dvc.yaml"
 
 
-def holds(out: str, dep: str) -> bool:
+def contains_path(out: str, dep: str) -> bool:
     """Whether a dep is an out, or lies in it."""
     return dep == out or dep.startswith(f"{out}/")
 
 
-def _sha256_of(content: Mapping[str, Any]) -> str:
+def sha256_of(content: Mapping[str, Any]) -> str:
+    """Return the digest of plain values, whatever the order of their keys, as 64 hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -55,7 +55,7 @@ def set_up_cache() -> Path:
 
 
 @contextlib.contextmanager
-def nothing_kept() -> Iterator[None]:
+def cache_disabled() -> Iterator[None]:
     """Let JAX compile what the block asks for as if nothing were kept, and keep none of it: to time it as it is."""
     config: Any = jax.config  # whose switches mypy does not know
     enabled = config.jax_enable_compilation_cache

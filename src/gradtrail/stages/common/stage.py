@@ -16,7 +16,7 @@ from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.stages.common.versions import require_recorded_versions
-from gradtrail.support.errors import UserError, bad_ground
+from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.live_arrays import warn_of_live_arrays
 from gradtrail.support.paths import require_own_code, working_folder
 from gradtrail.support.signals import Stopped, stopping_on_sigterm
@@ -101,7 +101,7 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception as fault:
-        if not (said := bad_ground(fault)):
+        if not (said := environment_error(fault)):
             raise
         print(f"{name}: {said}; results of before stand", file=sys.stderr)
         sys.exit(2)

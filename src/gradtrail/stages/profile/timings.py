@@ -1,4 +1,4 @@
-"""How long the variants of a profile take, for its row in MLflow: figures, tables and pictures. Changes no out.
+"""How long the variants of a profile take, for its run in MLflow: metrics, tables and figures. Changes no out.
 
 Nothing is timed where nobody would see it: without tracking, and under a debug switch, which changes what runs.
 """
@@ -6,7 +6,6 @@ Nothing is timed where nobody would see it: without tracking, and under a debug 
 import dataclasses
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,11 @@ import pandas as pd
 
 from gradtrail.core.profile.benchmark import Bench, FunctionTime, MachineRates, StepTimes, measure_rates
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
-from gradtrail.stages.common.setup import nothing_kept
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.common.setup import cache_disabled
 from gradtrail.stages.profile import time_figures as figures
 from gradtrail.stages.profile.tables import doubling_table, of_configured
-from gradtrail.support.memory import available_bytes, give_back
-from gradtrail.tracking.mlflow.run import Row
+from gradtrail.support.memory import available_bytes, release_memory
 
 _MIB = 2**20
 DOUBLED = ("seconds", "examples_per_second", "temporary_mib", "total_mib")
@@ -45,10 +44,9 @@ class Timings:
     rates: MachineRates
 
 
-def wanted(row: Row) -> bool:
+def wanted(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
     """Return whether to time at all."""
-    runtime = row.stage.runtime
-    return row.stored is not None and not (runtime.debug_nans or runtime.disable_jit)
+    return is_tracked and not (runtime.debug_nans or runtime.disable_jit)
 
 
 def take(
@@ -73,10 +71,10 @@ def take(
     times = bench.time_functions([each for each in compiled if _fits(each)])
     rates.append(measure_rates(clock))
     advance("timed all variants")
-    give_back()
-    with nothing_kept():  # hundreds of operations without jit, each of which is compiled sooner than it is kept
+    release_memory()
+    with cache_disabled():  # hundreds of operations without jit, each of which is compiled sooner than it is kept
         steps = bench.time_steps(compiled[0])
-    give_back()
+    release_memory()
     advance("timed the same steps in three ways")
     roof = _highest(rates)
     table = function_table(times, compiled, roof)
@@ -159,16 +157,9 @@ def metrics(timings: Timings, configured: Variant) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if np.isfinite(value)}
 
 
-def log(row: Row, timings: Timings, configured: Variant, title: str) -> None:
-    """Log figures, tables and pictures to a row."""
-    row.metrics(metrics(timings, configured))
-    with tempfile.TemporaryDirectory() as name:
-        write(Path(name), timings, configured, f"{title} · {_device()}")
-        row.files(Path(name), "timings")
-
-
 def write(folder: Path, timings: Timings, configured: Variant, title: str) -> None:
-    """Write tables and pictures to a folder."""
+    """Write tables and figures to a folder."""
+    title = f"{title} · {_device()}"
     doubling = doubling_table(timings.functions, configured, DOUBLED)
     timings.functions.to_csv(folder / "functions.csv", index=False)
     doubling.to_csv(folder / "doubling.csv", index=False)

@@ -1,10 +1,4 @@
-"""Which files and folders of data each stage reads and writes, and their digests: the lineage that the report shows.
-
-Told here once more than in `dvc.yaml`, because the page may follow only from what its stage depends on; a test
-compares the two.
-
-What the report shows, read from the outs of the other stages; what is missing or damaged there is one line.
-"""
+"""What the report shows, read from the outs of the stages before it; what is missing or damaged is one line."""
 
 import csv
 import functools
@@ -19,55 +13,11 @@ from typing import Any, TypeVar
 from gradtrail.stages.common.dataset import DatasetInfo, read_info
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline, stages_before
 from gradtrail.support.errors import UserError, one_line
 
-READS: dict[str, tuple[str, ...]] = {
-    "fetch": (),
-    "preprocess": ("data/raw",),
-    "train": ("data/processed/dataset.json", "data/processed/train.npz", "data/processed/validation.npz"),
-    "evaluate": (
-        "data/processed/dataset.json",
-        "data/processed/test.npz",
-        "models/best.safetensors",
-        "models/final.safetensors",
-    ),
-    "gradients": (
-        "data/processed",
-        "models/best.safetensors",
-        "models/epochs",
-        "models/final.safetensors",
-        "results/train/dynamics.parquet",
-        "results/train/epochs.csv",
-        "results/train/steps.parquet",
-    ),
-    "profile": ("data/processed/dataset.json",),
-}
-WRITES: dict[str, tuple[str, ...]] = {
-    "fetch": ("data/raw", "metrics/fetch.json"),
-    "preprocess": ("data/processed", "results/preprocess", "metrics/preprocess.json"),
-    "train": (
-        "models/best.safetensors",
-        "models/epochs",
-        "models/final.safetensors",
-        "results/train",
-        "metrics/train.json",
-    ),
-    "evaluate": ("results/evaluate", "metrics/evaluate.json"),
-    "gradients": ("results/gradients", "metrics/gradients.json"),
-    "profile": ("results/profile", "metrics/profile.json"),
-}
-
-
-def digests_of(folder: Path) -> dict[str, str]:
-    """Return path → digest of everything that a stage reads or writes; raise UserError where one is missing."""
-    paths = sorted({path for each in (READS, WRITES) for some in each.values() for path in some})
-    for path in paths:
-        if not (folder / path).exists():
-            raise UserError(f"{folder / path}: no such file; `dvc repro` makes it")
-    return {path: digest(folder / path) for path in paths}
-
-
 Found = TypeVar("Found")
+REPORT = "report"
 
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
@@ -120,6 +70,7 @@ class Sources:
         tables: `stage/name` → table.
         pictures: `stage/name` → picture.
         summary: what the gradients say, in Markdown.
+        stages: stage → what it reads and writes, as `dvc.yaml` declares it: of all stages that the report depends on.
         digests: path of each file or folder that a stage reads or writes → digest, as DVC has it.
     """
 
@@ -130,6 +81,7 @@ class Sources:
     tables: dict[str, CsvTable]
     pictures: dict[str, Png]
     summary: str
+    stages: dict[str, StageSpec]
     digests: dict[str, str]
 
     def figure(self, stage: str, key: str) -> float:
@@ -162,17 +114,19 @@ def read_sources(folder: Path) -> Sources:
         UserError: a file is missing or not of its kind, or stages worked on different data sets.
     """
     params = read_yaml(folder / "params.yaml")
+    stages = stages_before(REPORT, read_pipeline(folder / "dvc.yaml"))
     info = read_info(folder / "data" / "processed")
-    files = {stage: sorted((folder / "results" / stage).glob("*")) for stage in WRITES}
+    files = {stage: sorted((folder / "results" / stage).glob("*")) for stage in stages}
     return Sources(
         info=info,
-        params={stage: _section(params, stage) for stage in WRITES},
+        params={stage: _section(params, stage) for stage in stages},
         versions=read_yaml(folder / "versions.yaml"),
-        metrics={stage: _read_metrics(folder / "metrics" / f"{stage}.json", info) for stage in WRITES},
+        metrics={stage: _read_metrics(folder / "metrics" / f"{stage}.json", info) for stage in stages},
         tables={_name(path): read_table(path) for paths in files.values() for path in paths if path.suffix == ".csv"},
         pictures={_name(path): read_png(path) for paths in files.values() for path in paths if path.suffix == ".png"},
         summary=_read_text(folder / "results" / "gradients" / "summary.md"),
-        digests=digests_of(folder),
+        stages=stages,
+        digests=_digests_of(stages, folder),
     )
 
 
@@ -229,3 +183,11 @@ def _named(found: Mapping[str, Found], name: str, suffix: str) -> Found:
     if name not in found:
         raise UserError(f"results/{name}.{suffix}: no such file; `dvc repro` makes it")
     return found[name]
+
+
+def _digests_of(stages: Mapping[str, StageSpec], folder: Path) -> dict[str, str]:
+    paths = sorted({path for spec in stages.values() for path in (*spec.data_deps, *spec.outs)})
+    for path in paths:
+        if not (folder / path).exists():
+            raise UserError(f"{folder / path}: no such file; `dvc repro` makes it")
+    return {path: digest(folder / path) for path in paths}

@@ -1,6 +1,6 @@
 """The report: one page that needs nothing beside itself, and has the same bytes for the same results.
 
-What the sections say stands in the modules `report_*`; here they become HTML. All text is escaped, and Markdown may
+What the sections say stands in `sections/`; here they become HTML. All text is escaped, and Markdown may
 hold neither HTML nor links nor images: the page loads nothing and runs nothing, whatever the files say.
 """
 
@@ -17,13 +17,13 @@ from markupsafe import Markup
 
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.report.components import Section, Tile, count, percent
-from gradtrail.stages.report.inputs import READS, WRITES, Png, Sources
+from gradtrail.stages.report.inputs import Png, Sources
 from gradtrail.stages.report.sections.costs import costs_section
 from gradtrail.stages.report.sections.evaluation import evaluation_section, interval
 from gradtrail.stages.report.sections.gradients import examples, gradients_section, typical_noise
 from gradtrail.stages.report.sections.training import data_section, model_name, training_section
 
-_TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATES = Path(__file__).parent
 _LONGEST_TITLE = 200
 _NOT_IN_MARKDOWN = ("html_block", "html_inline", "image", "link", "autolink", "reference")
 _LOWEST_HEADING = 6
@@ -111,11 +111,11 @@ def _lineage(sources: Sources) -> list[StageLineage]:
     return [
         StageLineage(
             name=stage,
-            reads={path: sources.digests[path] for path in READS[stage]},
-            writes={path: sources.digests[path] for path in WRITES[stage]},
+            reads={path: sources.digests[path] for path in spec.data_deps},
+            writes={path: sources.digests[path] for path in spec.outs},
             params={key: _value(value) for key, value in flatten(sources.params[stage]).items()},
         )
-        for stage in WRITES
+        for stage, spec in sources.stages.items()
     ]
 
 

@@ -25,15 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
-from gradtrail.core.common.pytrees import above, below, leaves_by_name
+from gradtrail.core.common.pytrees import add_prefix, leaves_by_name, strip_prefix
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.lineage.state import Identity
 
 _METADATA = "/zarr.json"  # of an array, after its name
 _READING = {"open": True, "fill_missing_data_reads": False}  # what is not there is not taken for zeros
@@ -111,9 +111,9 @@ class ResumeFolder:
                 arrays = _read(path)
                 progress = Progress(
                     step=int(arrays["step"]),
-                    state=_with_arrays(state, below("state", arrays)),
-                    records=_with_arrays(records, found) if (found := below("records", arrays)) else None,
-                    history=history_of(below("history", arrays)),
+                    state=_with_arrays(state, strip_prefix("state", arrays)),
+                    records=_with_arrays(records, found) if (found := strip_prefix("records", arrays)) else None,
+                    history=history_of(strip_prefix("history", arrays)),
                     seconds=float(arrays["seconds"]),
                 )
                 if progress.step != int(progress.state.step):
@@ -190,16 +190,16 @@ class ResumeFolder:
         return [seal.with_suffix("") for seal in sorted(self._folder.resolve().glob("step_*.digest"))]
 
 
-def resume_folder(stage: Identity, *, clock: Callable[[], float]) -> ResumeFolder:
-    """Return the checkpoints of the state that a stage is about to make; none under a debug switch.
+def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], float]) -> ResumeFolder:
+    """Return the checkpoints of the state with this key; none under a debug switch.
 
     Other devices add in another order, and so end with other bits: each kind has its own.
     """
     devices = jax.local_devices()
-    name = f"{stage.state[:32]}-{devices[0].platform}{len(devices)}"
-    debugging = stage.runtime.debug_nans or stage.runtime.disable_jit
+    name = f"{state[:32]}-{devices[0].platform}{len(devices)}"
+    debugging = runtime.debug_nans or runtime.disable_jit
     folder = None if debugging else private_folder() / "resume" / name
-    return ResumeFolder(folder, stage.runtime.checkpoint_seconds, clock)
+    return ResumeFolder(folder, runtime.checkpoint_seconds, clock)
 
 
 def _seal(path: Path) -> Path:
@@ -221,9 +221,9 @@ def _read(path: Path) -> Arrays:
 def _as_arrays(chunk: Chunk, history: History, seconds: float) -> Arrays:
     """Return copies on the host, since the next step reuses the memory; what is empty is left out."""
     state = dataclasses.replace(chunk.state, key=jax.random.key_data(chunk.state.key))
-    arrays = above("state", leaves_by_name(state)) | above("history", history.as_arrays())
+    arrays = add_prefix("state", leaves_by_name(state)) | add_prefix("history", history.as_arrays())
     if not chunk.ends_epoch:
-        arrays |= above("records", leaves_by_name(chunk.records))
+        arrays |= add_prefix("records", leaves_by_name(chunk.records))
     arrays |= {"step": np.array(chunk.step), "seconds": np.array(seconds)}
     return {name: np.array(value) for name, value in arrays.items() if np.size(value)}
 

@@ -3,6 +3,7 @@
 import functools
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 
@@ -15,16 +16,26 @@ from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.step import TrainState
 from gradtrail.core.xla.compiler import CompiledFunction
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.train import tables
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import stop_request
-from gradtrail.tracking.mlflow.run import Row
-from gradtrail.tracking.mlflow.trace import StepTrace
+
+
+class Listener(Protocol):
+    """What hears of a training while it runs, and cannot change it."""
+
+    def after_chunk(self, state: TrainState) -> None:
+        """Hear of the state after a chunk of steps, which may still be computed."""
+
+    def after_epoch(self, history: History, seconds: float) -> None:
+        """Hear of an epoch, the last one of `history`, and of the seconds that the training has taken until then."""
+
+    def diverged(self, chunk: Chunk) -> None:
+        """Hear of the steps of the epoch in which the training diverged."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class TrainResult:
     """What a training came to.
 
     Attributes:
@@ -43,10 +54,10 @@ def run(
     validation: Split,
     config: TrainConfig,
     *,
-    row: Row,
+    listener: Listener,
     checkpoints: ResumeFolder,
     runtime: RuntimeConfig,
-) -> Finished:
+) -> TrainResult:
     """Train to the end.
 
     Raises:
@@ -69,19 +80,17 @@ def run(
     def is_over(step: int) -> bool:
         return step == engine.num_steps or (step % engine.steps_per_epoch == 0 and history.has_stalled(config.patience))
 
-    trace = StepTrace(row, wanted=runtime.trace)
     with progress_bar("train", engine.num_steps, unit="steps") as bar, stop_request() as request:
         over = before is not None and is_over(before.step)
         rest = loop.train(engine, state, examples, steps_per_call=runtime.steps_per_call, records=records)
         for chunk in () if over else rest:
             state = chunk.state
-            trace.after_chunk(state)
-            _check(history, chunk, engine, row)
+            listener.after_chunk(state)
+            _check(history, chunk, listener)
             if chunk.ends_epoch:
                 params = on_host(engine.evaluation_params(state))
                 history.add(chunk, params, inference.validate(predict, params, validation.images, validation.labels))
-                row.curves(tables.live_curves(history, engine.num_steps))
-                row.curves({"train/elapsed_seconds": {chunk.epoch: seconds()}})
+                listener.after_epoch(history, seconds())
             bar.update(chunk.step, message=history.describe())
             if request.number is not None:
                 checkpoints.save(chunk, history, seconds())
@@ -89,13 +98,13 @@ def run(
             if is_over(chunk.step):
                 break
             checkpoints.tick(chunk, history, seconds())
-    return Finished(state=state, history=history, seconds=seconds())
+    return TrainResult(state=state, history=history, seconds=seconds())
 
 
-def _check(history: History, chunk: Chunk, engine: Engine, row: Row) -> None:
-    """Raise FloatingPointError if the training diverged, and leave what was recorded until then in its row."""
+def _check(history: History, chunk: Chunk, listener: Listener) -> None:
+    """Raise FloatingPointError if the training diverged, after the listener has heard of it."""
     try:
         history.check(chunk)
     except FloatingPointError:
-        row.curves(tables.curves_of_steps(chunk, engine.steps_per_epoch, engine.num_steps))
+        listener.diverged(chunk)
         raise

@@ -1,4 +1,4 @@
-"""A training's history as tables: an epoch a row for people and plots, a step a row for analyses, curves for MLflow."""
+"""A training's history as tables: an epoch a row for people and plots, a step a row for analyses."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,11 +13,9 @@ from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
 from gradtrail.core.per_example import noise_scale
 from gradtrail.core.train.dynamics import LearningDynamics
 from gradtrail.core.train.history import EpochRecord, History
-from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.dataset import DatasetInfo
-from gradtrail.tracking.mlflow.artifacts import Curves, curves
 
 _DIGITS = "%.9g"
 WINDOWS = 20  # parts of a training over which the noise scale is averaged
@@ -82,19 +80,6 @@ def write_all_weights(
     for name, weights in {"final": history.final, "best": history.best, **kept}.items():
         info = WeightsInfo(model=config, label_smoothing=label_smoothing, dataset=dataset, epoch=weights.epoch)
         write_weights(folder / f"{name}.safetensors", weights.params, info)
-
-
-def live_curves(history: History, planned_steps: int) -> Curves:
-    """Return the part of a training's curves that its last epoch adds."""
-    steps_before = sum(len(part.loss) for part in history.steps[:-1])
-    return curves(epoch_table(history.epochs[-1:]), step_table(history.steps[-1:], before=steps_before), planned_steps)
-
-
-def curves_of_steps(chunk: Chunk, steps_per_epoch: int, planned_steps: int) -> Curves:
-    """Return the curves of the steps done in an epoch that is not complete."""
-    before = (chunk.epoch - 1) * steps_per_epoch
-    steps = step_table([jax.device_get(chunk.records)], before=before)
-    return curves(epoch_table([]), steps[steps["step"] <= chunk.step], planned_steps)
 
 
 def measure(history: History, planned_steps: int) -> dict[str, float]:

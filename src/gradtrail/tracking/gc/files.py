@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from gradtrail.support.paths import private_folder, working_folder
-from gradtrail.tracking.lineage.snapshots import needless
+from gradtrail.tracking.lineage.snapshots import stale_cache_files
 
 KEPT_DAYS = 30  # of checkpoints that a training could go on from
 PREFIX = 32  # digits of a state's key in names of files
@@ -91,7 +91,7 @@ def remembered_of_nothing(keys: Collection[str]) -> Iterator[Garbage]:
     Args:
         keys: of those that are somewhere.
     """
-    if files := needless(keys):
+    if files := stale_cache_files(keys):
         yield Garbage(
             what="remembered",
             name=".gradtrail/parsed",

@@ -26,13 +26,13 @@ from gradtrail.tracking.gc.files import (
     unused_locks,
 )
 from gradtrail.tracking.lineage.dvc_cache import cache_folder
-from gradtrail.tracking.lineage.snapshots import (
+from gradtrail.tracking.lineage.recorded import (
     Recorded,
+    consistent_stages,
     entry_files,
     has_files,
     last_stage,
     recorded_snapshots,
-    sound_stages,
 )
 from gradtrail.tracking.mlflow.relocate import own_database
 from gradtrail.tracking.sync.sync import sync
@@ -94,14 +94,14 @@ def _of_rows(recorded: Recorded) -> tuple[list[Garbage], set[str], set[str]]:
 
 
 def _without_rows(recorded: Recorded) -> tuple[list[Garbage], set[str], set[str]]:
-    stages = [stage for snapshot in recorded.snapshots for stage in sound_stages(snapshot)]
+    stages = [stage for snapshot in recorded.snapshots for stage in consistent_stages(snapshot)]
     states = {stage.state for stage in [*stages, *map(last_stage, recorded.only_ran(lambda _: False))]}
     return [], states, _made(recorded)
 
 
 def _made(recorded: Recorded) -> set[str]:
     """Return the trained states whose files are here: a lock may name others, that are yet to be made here."""
-    stages = (stage for snapshot in recorded.snapshots for stage in sound_stages(snapshot))
+    stages = (stage for snapshot in recorded.snapshots for stage in consistent_stages(snapshot))
     return {stage.state for stage in stages if stage.name == "train" and has_files(stage)}
 
 

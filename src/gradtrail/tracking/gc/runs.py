@@ -20,12 +20,12 @@ from mlflow.tracking import _get_store
 
 from gradtrail.support.paths import SQLITE, root
 from gradtrail.tracking.gc.files import PREFIX, Garbage, size_of
-from gradtrail.tracking.lineage.snapshots import Recorded, entry_of, last_stage, sound_stages
+from gradtrail.tracking.lineage.recorded import Recorded, consistent_stages, last_stage
 from gradtrail.tracking.mlflow.client import open_store, store_lock
 from gradtrail.tracking.mlflow.links import PARENT
 from gradtrail.tracking.mlflow.models import models_of
 from gradtrail.tracking.mlflow.relocate import local_path
-from gradtrail.tracking.mlflow.search import RowIndex, deleted_rows, find_standing, is_whole
+from gradtrail.tracking.mlflow.search import RunIndex, deleted_runs, find_equivalent_run, is_whole
 from gradtrail.tracking.mlflow.tags import is_alive, is_of_this_host
 from gradtrail.tracking.sync.backfill import DUPLICATE
 
@@ -34,7 +34,7 @@ _SETTLING_SECONDS = 120  # from a row's end until DVC has surely noted the state
 
 
 @dataclass(kw_only=True)
-class Referred:
+class LiveReferences:
     """What something refers to.
 
     Attributes:
@@ -48,25 +48,25 @@ class Referred:
     run_ids: set[str] = field(default_factory=set)
 
 
-def referred(recorded: Recorded, index: RowIndex) -> Referred:
+def referred(recorded: Recorded, index: RunIndex) -> LiveReferences:
     """Return what commits, experiments, the working folder and the run-cache refer to, and the rows that sync finds."""
-    found = Referred()
-    for stage in (stage for snapshot in recorded.snapshots for stage in sound_stages(snapshot)):
+    found = LiveReferences()
+    for stage in (stage for snapshot in recorded.snapshots for stage in consistent_stages(snapshot)):
         found.states.add(stage.state)
-        found.entries.add(entry_of(stage))
-        if row := find_standing(index, stage):
+        found.entries.add(stage.entry_key)
+        if row := find_equivalent_run(index, stage):
             found.run_ids.add(row.info.run_id)
     found.run_ids |= {row.info.run_id for row in index.rows() if row.data.tags.get("state") in found.states}
     found.entries |= {index[run_id].data.tags.get("entry", "") for run_id in found.run_ids}
     for stage in map(last_stage, recorded.only_ran(found.entries.__contains__)):
         found.states.add(stage.state)
-        alike = (row for row in index({"entry": entry_of(stage)}) if is_whole(row))
-        if row := find_standing(index, stage) or next(alike, None):
+        alike = (row for row in index({"entry": stage.entry_key}) if is_whole(row))
+        if row := find_equivalent_run(index, stage) or next(alike, None):
             found.run_ids.add(row.info.run_id)
     return found
 
 
-def rows_to_go(index: RowIndex, kept: Referred, resumable: Collection[str]) -> list[Run]:
+def rows_to_go(index: RunIndex, kept: LiveReferences, resumable: Collection[str]) -> list[Run]:
     """Return the rows that nothing refers to, the newest first.
 
     Args:
@@ -85,7 +85,7 @@ def as_garbage(client: MlflowClient, rows: list[Run]) -> Iterator[Garbage]:
     for row in rows:
         ending = {"KILLED": "killed; ", "FAILED": "failed; "}.get(row.info.status, "")
         yield _garbage(client, row, f"{ending}nothing refers to its state")
-    for row in deleted_rows(client):
+    for row in deleted_runs(client):
         if not _is_open(row):
             why = "repeated another row" if DUPLICATE in row.data.tags else "deleted in MLflow"
             yield _garbage(client, row, why)
@@ -121,10 +121,10 @@ def shrink(database: Path) -> int:
     return before - database.stat().st_size
 
 
-def open_index() -> tuple[MlflowClient, RowIndex]:
+def open_index() -> tuple[MlflowClient, RunIndex]:
     """Open the store and read all its rows."""
     client = open_store()
-    return client, RowIndex(client)
+    return client, RunIndex(client)
 
 
 def _garbage(client: MlflowClient, row: Run, why: str) -> Garbage:

@@ -9,7 +9,7 @@ from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import is_code, values_of
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, git
-from gradtrail.tracking.lineage.snapshots import PARAMS, remembered
+from gradtrail.tracking.lineage.snapshots import PARAMS, disk_cached
 from gradtrail.tracking.lineage.state import Identity
 
 
@@ -50,7 +50,7 @@ def _parsed(content: bytes) -> dict[str, Any]:
             path.write_bytes(content)
             return read_yaml(path)
 
-    return remembered(f"{PARAMS}{hashlib.sha256(content).hexdigest()}", parse)
+    return disk_cached(f"{PARAMS}{hashlib.sha256(content).hexdigest()}", parse)
 
 
 def _md5(content: bytes) -> str:

@@ -18,19 +18,21 @@ from filelock import FileLock, Timeout
 
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.pipeline_file import (
+    TRAIN,
     Entry,
     StageSpec,
+    contains_path,
     has_shape,
-    holds,
     live_entry,
     locked_entry,
-    makers,
     read_lock,
-    state_key,
+    stages_before,
+    stages_below_training,
 )
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.paths import private_folder, working_folder
 from gradtrail.tracking.lineage.dvc_cache import digest_within
+from gradtrail.tracking.lineage.keys import entry_key, state_key
 from gradtrail.tracking.lineage.snapshots import Snapshot
 
 
@@ -80,13 +82,24 @@ class Identity(Stage):
         return self.state_of(self.name)
 
     @property
+    def entry_key(self) -> str:
+        """Key of what determines the outs, whichever states of the stages before it led there."""
+        return entry_key(self.name, self.entry(self.name))
+
+    @property
+    def is_below_training(self) -> bool:
+        """Whether the run of this stage is a child of a training's run."""
+        return self.name in stages_below_training(self.pipeline)
+
+    @property
+    def experiment(self) -> str:
+        """Name of the experiment in MLflow that has the stage's runs."""
+        return "models" if self.name == TRAIN or self.is_below_training else "data"
+
+    @property
     def lineage(self) -> list[str]:
         """This stage and all before it, in the pipeline's order."""
-        found, waiting = set[str](), [self.name]
-        while waiting:
-            found.add(name := waiting.pop())
-            waiting += makers(name, self.pipeline)
-        return [name for name in self.pipeline if name in found]
+        return [*stages_before(self.name, self.pipeline), self.name]
 
     def describe_lineage(self) -> dict[str, dict[str, Any]]:
         """Return, for this stage and each before it, its state and all that determines it: command, params, deps."""
@@ -107,7 +120,7 @@ class Identity(Stage):
             for name in self.lineage
             for dep, md5 in self.entry(name).data.items()
             for out in outs
-            if holds(out, dep)
+            if contains_path(out, dep)
         )
 
     def out_digests(self) -> dict[str, str]:
@@ -144,7 +157,7 @@ class Identity(Stage):
 
 
 @contextlib.contextmanager
-def only_maker(stage: Identity) -> Iterator[None]:
+def state_lock(stage: Identity) -> Iterator[None]:
     """Hold the lock of the state that a stage is about to make; where another process has it, say so and wait.
 
     The system frees the lock of a process that was killed.

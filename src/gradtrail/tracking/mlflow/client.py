@@ -18,7 +18,7 @@ from filelock import FileLock
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri
-from gradtrail.tracking.mlflow.relocate import is_moved, lead_here
+from gradtrail.tracking.mlflow.relocate import is_moved, relocate_artifacts
 
 # Unless the person says otherwise, MLflow neither phones home nor waits minutes for a dead server, nor shows a bar for
 # each file. Read on import. A slow server gets the time it needs for a request; what a stage waits in all is limited
@@ -85,7 +85,7 @@ def open_store() -> MlflowClient:
         _create_database(uri)
     if is_moved(uri):
         with store_lock(uri):
-            lead_here(uri)
+            relocate_artifacts(uri)
     mlflow.set_tracking_uri(uri)
     return StoreClient(uri)
 

@@ -18,13 +18,13 @@ from gradtrail.core.xla.compile_events import CompileLog, compile_log, differenc
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, time_metrics
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.stages.profile import time_figures
-from gradtrail.tracking.mlflow.run import Row
+from gradtrail.tracking.mlflow.run import TrackedRun
 
 _MIB = 2**20
 
 
 @contextlib.contextmanager
-def compiling(row: Row) -> Iterator[Compiler]:
+def compiling(row: TrackedRun) -> Iterator[Compiler]:
     """Yield the compiler of a stage; at the end tell the row what it did. Changes no result.
 
     Functions that were compiled anew for other shapes in between cost a warning that names the shapes.

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
-from gradtrail.stages.common.pipeline_file import CHILDREN
 from gradtrail.tracking.mlflow.models import link_evaluation
 from gradtrail.tracking.mlflow.naming import NOTE, is_headline, metric_name, note, summary_in
 from gradtrail.tracking.mlflow.search import Find
@@ -14,14 +13,14 @@ from gradtrail.tracking.mlflow.search import Find
 PARENT = "mlflow.parentRunId"
 
 
-def tie(client: MlflowClient, row: Run, find: Find) -> None:
+def link_runs(client: MlflowClient, row: Run, find: Find) -> None:
     """Copy headline figures from children to the training rows whose outputs they read, whichever ends last."""
     if row.data.tags["stage"] == "train":
         for child in _children(row, find):
             if PARENT not in child.data.tags:
                 client.set_tag(child.info.run_id, PARENT, row.info.run_id)
             copy_headlines(client, child, row)
-    if row.data.tags["stage"] in CHILDREN:
+    if "train_state" in row.data.tags:
         for train in _trainings(row, find):
             copy_headlines(client, row, train)
 
@@ -60,11 +59,12 @@ def has_headlines(train: Run, stage: str) -> bool:
 def _children(train: Run, find: Find) -> Iterator[Run]:
     """Yield, for each stage below training, the newest finished row that belongs to this training or its bytes."""
     final = train.data.tags.get("output/models/final.safetensors")
-    for name in CHILDREN:
-        own = find({"stage": name, "train_state": train.data.tags["state"]}, finished=True)
-        alike = find({"stage": name, "input/models/final.safetensors": final}, finished=True) if final else []
-        if own or alike:
-            yield (own or alike)[0]
+    own = find({"train_state": train.data.tags["state"]}, finished=True)
+    alike = find({"input/models/final.safetensors": final}, finished=True) if final else []
+    newest: dict[str, Run] = {}
+    for row in [*own, *alike]:
+        newest.setdefault(row.data.tags["stage"], row)
+    yield from newest.values()
 
 
 def _trainings(child: Run, find: Find) -> list[Run]:

@@ -49,7 +49,7 @@ def is_moved(uri: str) -> bool:
     return database is not None and len(_former_folders(database)) > 0
 
 
-def lead_here(uri: str) -> None:
+def relocate_artifacts(uri: str) -> None:
     """Let all locations in a former artifact folder name this repository's, in one transaction, and say so on stderr.
 
     Locations stay, with a warning, where the artifacts did not come along but are still in the former place. Whoever

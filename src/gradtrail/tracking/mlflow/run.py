@@ -18,7 +18,7 @@ from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import SQLITE, store_uri
 from gradtrail.support.signals import stop_request
-from gradtrail.tracking.lineage.state import Identity, only_maker
+from gradtrail.tracking.lineage.state import Identity, state_lock
 from gradtrail.tracking.mlflow.calls import StoreCalls, StoreTooSlowError
 from gradtrail.tracking.mlflow.naming import metric_name
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gradtrail.core.train.step import TrainState
-    from gradtrail.tracking.mlflow.stored_run import StoredRow
+    from gradtrail.tracking.mlflow.stored_run import StoredRun
 
 
-class Row:
+class TrackedRun:
     """A state's row in MLflow, as a stage sees it. A fault of the store costs one warning; after it, nothing is logged.
 
     Args:
@@ -38,12 +38,17 @@ class Row:
         calls: makes the calls of the store.
     """
 
-    def __init__(self, stage: Identity, stored: StoredRow | None, calls: StoreCalls):
+    def __init__(self, stage: Identity, stored: StoredRun | None, calls: StoreCalls):
         self.stage = stage
         self.stored = stored
         self._calls = calls
         self._waiting: dict[str, dict[int, float]] = {}
         self._stop_monitor: Callable[[], object] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is logged arrives in the store."""
+        return self.stored is not None
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Log figures under the stage's prefix; a point that the row has already is left as it is.
@@ -102,7 +107,7 @@ class Row:
         waiting, self._waiting = self._waiting, {}
         self._attempt(lambda stored: stored.log_points(waiting))  # of the clock: the outs have all others
         self._attempt(lambda stored: stored.log_outs(self.stage))
-        self._attempt(lambda stored: stored.tie())
+        self._attempt(lambda stored: stored.link_runs())
 
     def finish(self, status: str) -> None:
         """Close the row."""
@@ -112,7 +117,7 @@ class Row:
             self._attempt(lambda stored: stored.log_points(waiting))
         self._attempt(lambda stored: stored.client.set_terminated(stored.run_id, status))
 
-    def _attempt(self, action: Callable[[StoredRow], object]) -> None:
+    def _attempt(self, action: Callable[[StoredRun], object]) -> None:
         if (stored := self.stored) is None:
             return
         with self._one_warning():
@@ -135,7 +140,7 @@ class Row:
 
 
 @contextlib.contextmanager
-def tracked(stage: Stage) -> Iterator[Row]:
+def tracked(stage: Stage) -> Iterator[TrackedRun]:
     """Open the row of the state that `stage` is about to make, and close it with what became of it.
 
     The row is opened before the work, so that curves are live and system metrics are taken. Only one process at a time
@@ -145,7 +150,7 @@ def tracked(stage: Stage) -> Iterator[Row]:
     identity = Identity(stage.name)
     is_here = store_uri().startswith(SQLITE)  # which does not hang, and takes what it takes where many write to it
     calls = StoreCalls(None if is_here else identity.runtime.tracking_seconds)
-    with only_maker(identity):
+    with state_lock(identity):
         with stop_request(calls.hurry) as request:  # whoever opens a row closes it
             row = _open(identity, calls)
             if identity.runtime.system_metrics:
@@ -165,17 +170,17 @@ def tracked(stage: Stage) -> Iterator[Row]:
                 calls.close()
 
 
-def _open(stage: Identity, calls: StoreCalls) -> Row:
+def _open(stage: Identity, calls: StoreCalls) -> TrackedRun:
     if not stage.runtime.tracking:
-        return Row(stage, None, calls)
+        return TrackedRun(stage, None, calls)
     try:
         from gradtrail.tracking.mlflow.client import open_store
-        from gradtrail.tracking.mlflow.stored_run import open_row
+        from gradtrail.tracking.mlflow.stored_run import open_run
 
-        return Row(stage, calls.wait(lambda: open_row(open_store(), stage)), calls)
+        return TrackedRun(stage, calls.wait(lambda: open_run(open_store(), stage)), calls)
     except Exception as error:  # whatever MLflow does, the work goes on
         _warn(error)
-        return Row(stage, None, calls)
+        return TrackedRun(stage, None, calls)
 
 
 def _warn(error: Exception) -> None:

@@ -6,7 +6,6 @@ from typing import Protocol
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
-from gradtrail.stages.common.pipeline_file import CHILDREN
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import experiment_id
 from gradtrail.tracking.mlflow.tags import flat_params, input_tags, is_alive, shown, stage_params
@@ -21,7 +20,7 @@ class Find(Protocol):
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]: ...
 
 
-class StoredRows:
+class StoredRuns:
     """The rows of a store, as it has them; each question is asked of the store.
 
     Args:
@@ -42,7 +41,7 @@ class StoredRows:
         return list(_search(self._client, "attributes.status = 'RUNNING'"))
 
 
-class RowIndex:
+class RunIndex:
     """The rows of a store, as one search had them, and as they became since through this process.
 
     Args:
@@ -76,14 +75,14 @@ class RowIndex:
         del self._rows[run_id]
 
 
-def deleted_rows(client: MlflowClient) -> list[Run]:
+def deleted_runs(client: MlflowClient) -> list[Run]:
     """Return the rows that were deleted, which MLflow keeps until they are purged."""
     return list(_search(client, "", ViewType.DELETED_ONLY))
 
 
-def find_row(client: MlflowClient, **tags: str) -> Run | None:
+def find_run(client: MlflowClient, **tags: str) -> Run | None:
     """Return the newest row that carries all these tags."""
-    rows = StoredRows(client)(tags)
+    rows = StoredRuns(client)(tags)
     return rows[0] if rows else None
 
 
@@ -92,7 +91,7 @@ def find_twin(find: Find, stage: Identity) -> Run | None:
 
     Two trainings may write the same bytes; then DVC evaluates once, and one row serves both.
     """
-    if stage.name not in CHILDREN:
+    if not stage.is_below_training:
         return None
     entry = stage.entry(stage.name)
     tags = {"stage": stage.name, "code": entry.code_digest, **input_tags(entry)}
@@ -112,7 +111,7 @@ def find_alike(find: Find, stage: Identity) -> Run | None:
     return next((row for row in find(tags, finished=True) if row.data.params == params), None)
 
 
-def find_standing(find: Find, stage: Identity) -> Run | None:
+def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
     """Return the row that stands for the state of a snapshot's stage, if there is one: its own, or another's.
 
     Another's: a twin, or, of a commit's state, one that differs in code alone.

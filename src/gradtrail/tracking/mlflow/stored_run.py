@@ -14,10 +14,10 @@ from gradtrail.stages.common.stage import Stage
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, noise_curves, read_tables
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
-from gradtrail.tracking.mlflow.links import PARENT, tie
+from gradtrail.tracking.mlflow.links import PARENT, link_runs
 from gradtrail.tracking.mlflow.models import DIGEST_LENGTH, log_models
 from gradtrail.tracking.mlflow.naming import NOTE, metric_name, note, summary_in
-from gradtrail.tracking.mlflow.search import StoredRows, find_row
+from gradtrail.tracking.mlflow.search import StoredRuns, find_run
 from gradtrail.tracking.mlflow.tags import (
     is_alive,
     is_of_this_host,
@@ -34,10 +34,9 @@ REBUILT = "rebuilt"
 _DATA, _WEIGHTS = "data/", "models/"
 _EPOCHS = "models/epochs"
 _PAGES = "reports/"  # where the outs lie that are one file each, for people
-_EXPERIMENTS = {"fetch": "data", "preprocess": "data"}  # every other stage: models
 
 
-class StoredRow:
+class StoredRun:
     """A row in the store.
 
     Args:
@@ -93,11 +92,11 @@ class StoredRow:
         self.set_tags(tags)
         self._write_note(folder / "summary.md")
 
-    def tie(self) -> None:
+    def link_runs(self) -> None:
         """Tie the row to others, and close those of processes that are no more."""
-        rows = StoredRows(self.client)
-        tie(self.client, self.client.get_run(self.run_id), rows)
-        close_dead_rows(self.client, rows.running())
+        rows = StoredRuns(self.client)
+        link_runs(self.client, self.client.get_run(self.run_id), rows)
+        close_dead_runs(self.client, rows.running())
 
     def log_files(self, path: Path, under: str) -> None:
         """Log a file, or the files of a folder, as artifacts."""
@@ -122,14 +121,14 @@ class StoredRow:
         words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
         self.set_tags({NOTE: note(self.run_id, data.tags, data.metrics, words)})
 
-    def _log_dataset(self, stage: Stage, metrics: Mapping[str, Any]) -> None:
-        source = json.dumps({"uri": "data/raw" if stage.name in _EXPERIMENTS else "data/processed"})
+    def _log_dataset(self, stage: Identity, metrics: Mapping[str, Any]) -> None:
+        source = json.dumps({"uri": "data/raw" if stage.experiment == "data" else "data/processed"})
         dataset = Dataset(metrics["dataset"], metrics["dataset_digest"][:DIGEST_LENGTH], "local", source)
         context = "training" if stage.name == "train" else stage.name
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
 
-def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None) -> StoredRow:
+def open_run(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None) -> StoredRun:
     """Find the row of the state that `stage` makes, or create it; count the attempt.
 
     Args:
@@ -138,10 +137,10 @@ def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
         origin: tags that say where the state comes from, where it is made again from its files; None where the stage is
             about to run, so that the working folder says it.
     """
-    experiment = experiment_id(client, _EXPERIMENTS.get(stage.name, "models"))
+    experiment = experiment_id(client, stage.experiment)
     tags = process_tags() | dict(origin_tags() if origin is None else origin)
     with store_lock(client.tracking_uri):  # until the row says who is at work on it: then nobody closes or removes it
-        found = find_row(client, state=stage.state)
+        found = find_run(client, state=stage.state)
         run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
         attempt = int(run.data.tags.get("attempts", 0)) + 1
         tags |= {"attempts": str(attempt)}
@@ -154,7 +153,7 @@ def open_row(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
     client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
     if origin is None and tags.get("git.dirty") == "true":
         client.log_text(run.info.run_id, working_diff(), "git.diff")
-    return StoredRow(client, run.info.run_id, attempt)
+    return StoredRun(client, run.info.run_id, attempt)
 
 
 def is_referenced(stage: Stage, out: str) -> bool:
@@ -163,7 +162,7 @@ def is_referenced(stage: Stage, out: str) -> bool:
     return out.startswith(_DATA) or (out == _EPOCHS and not (runtime.copy_outs or runtime.log_kept_epochs))
 
 
-def close_dead_rows(client: MlflowClient, rows: Iterable[Run]) -> tuple[list[Run], list[Run]]:
+def close_dead_runs(client: MlflowClient, rows: Iterable[Run]) -> tuple[list[Run], list[Run]]:
     """Mark rows KILLED that a process of this host left open.
 
     Returns:
@@ -178,7 +177,7 @@ def close_dead_rows(client: MlflowClient, rows: Iterable[Run]) -> tuple[list[Run
 
 def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
     tags = state_tags(stage) | process_tags()
-    parent = find_row(client, state=tags["train_state"]) if "train_state" in tags else None
+    parent = find_run(client, state=tags["train_state"]) if "train_state" in tags else None
     return tags | ({PARENT: parent.info.run_id} if parent else {})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from gradtrail.stages.common.overrides import PARAMS, flatten
-from gradtrail.stages.common.pipeline_file import CHILDREN, Entry, entry_key
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import git, git_bytes
 from gradtrail.tracking.lineage.state import Identity
 
@@ -58,9 +58,9 @@ def shown(value: Any) -> str:
 def state_tags(stage: Identity) -> dict[str, str]:
     """Return the tags that follow from the state, and stay as they are for the life of a row."""
     entry = stage.entry(stage.name)
-    tags = {"stage": stage.name, "state": stage.state, "entry": entry_key(stage.name, entry), "code": entry.code_digest}
+    tags = {"stage": stage.name, "state": stage.state, "entry": stage.entry_key, "code": entry.code_digest}
     tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
-    return tags | input_tags(entry) | ({"train_state": stage.state_of("train")} if stage.name in CHILDREN else {})
+    return tags | input_tags(entry) | ({"train_state": stage.state_of(TRAIN)} if stage.is_below_training else {})
 
 
 def input_tags(entry: Entry) -> dict[str, str]:

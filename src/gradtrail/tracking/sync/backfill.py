@@ -12,24 +12,25 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from gradtrail.stages.common.pipeline_file import CHILDREN
+from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.dvc_cache import is_here, restore
 from gradtrail.tracking.lineage.origin import origin_of
-from gradtrail.tracking.lineage.snapshots import Snapshot, entry_of, recorded_snapshots, sound_stages
+from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_snapshots
+from gradtrail.tracking.lineage.snapshots import Snapshot
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, has_headlines
 from gradtrail.tracking.mlflow.models import delete_models
-from gradtrail.tracking.mlflow.search import RowIndex, find_row, find_standing, is_whole
-from gradtrail.tracking.mlflow.stored_run import REBUILT, StoredRow, close_dead_rows, is_referenced, open_row
+from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, find_run, is_whole
+from gradtrail.tracking.mlflow.stored_run import REBUILT, StoredRun, close_dead_runs, is_referenced, open_run
 from gradtrail.tracking.mlflow.tags import is_of_this_host
 from gradtrail.tracking.sync.report import SyncReport
 
 DUPLICATE = "duplicate_of"
 
 
-def catch_up() -> tuple[SyncReport, list[str] | None]:
+def backfill() -> tuple[SyncReport, list[str] | None]:
     """Give every state its row, every child its parent and every training its headlines.
 
     Returns:
@@ -37,8 +38,8 @@ def catch_up() -> tuple[SyncReport, list[str] | None]:
         at work, so that nobody can say how things will be.
     """
     client = open_store()
-    index = RowIndex(client)
-    dead, still_open = close_dead_rows(client, index.rows())
+    index = RunIndex(client)
+    dead, still_open = close_dead_runs(client, index.rows())
     index.refresh(row.info.run_id for row in dead)
     num_duplicates = _remove_duplicates(client, index)
     recorded = recorded_snapshots()
@@ -75,7 +76,7 @@ class States:
         unreadable: states of which no row can be made.
     """
 
-    def __init__(self, client: MlflowClient, index: RowIndex):
+    def __init__(self, client: MlflowClient, index: RunIndex):
         self.run_ids: dict[str, str] = {}
         self.rebuilt: dict[str, str] = {}
         self.absent: frozenset[str] = frozenset()
@@ -95,8 +96,8 @@ class States:
             Stage → its row.
         """
         found = {}
-        for stage in sound_stages(snapshot):
-            self._entries.add(entry_of(stage))
+        for stage in consistent_stages(snapshot):
+            self._entries.add(stage.entry_key)
             if run_id := self._run_id(stage):
                 found[stage.name] = self.run_ids[stage.state] = run_id
         return found
@@ -116,9 +117,9 @@ class States:
             trainings: stage → row, the oldest first, the working folder's last.
             only_ran: likewise, of the run-cache, which says less of what was last.
         """
-        chosen = {pair: child for rows in trainings for pair, child in _pairs(rows)}
+        chosen = {pair: child for rows in trainings for pair, child in _pairs(rows, self._index)}
         for rows in only_ran:
-            for (train, stage), child in _pairs(rows):
+            for (train, stage), child in _pairs(rows, self._index):
                 if not has_headlines(self._index[train], stage):
                     chosen.setdefault((train, stage), child)
         for (train, _), child in chosen.items():
@@ -130,7 +131,7 @@ class States:
     def _run_id(self, stage: Identity) -> str | None:
         if stage.state in self.run_ids:
             return self.run_ids[stage.state]
-        row = find_standing(self._index, stage)
+        row = find_equivalent_run(self._index, stage)
         return row.info.run_id if row else self._rebuild(stage)
 
     def _rebuild(self, stage: Identity) -> str | None:
@@ -158,12 +159,12 @@ class States:
 
 def _make_row(client: MlflowClient, stage: Identity) -> str | None:
     """Make the row of a state from its files; return None, and leave none, if they are of another shape."""
-    began = find_row(client, state=stage.state)  # another process may have begun since
+    began = find_run(client, state=stage.state)  # another process may have begun since
     if began and is_whole(began):
         return str(began.info.run_id)
-    stored: StoredRow | None = None
+    stored: StoredRun | None = None
     try:
-        stored = open_row(client, stage, origin_of(stage))
+        stored = open_run(client, stage, origin_of(stage))
         stored.log_outs(stage)
     except (LookupError, ValueError, TypeError, UserError):  # of files and params; the store's faults are others
         if stored and began:
@@ -177,7 +178,7 @@ def _make_row(client: MlflowClient, stage: Identity) -> str | None:
     return stored.run_id
 
 
-def _remove_duplicates(client: MlflowClient, index: RowIndex) -> int:
+def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
     """Keep one row of each state, the oldest that is finished; MLflow keeps what it deletes until `mlflow gc`.
 
     In a database here a state cannot get two, as whoever makes a row holds the store's lock; on a server that several
@@ -200,7 +201,7 @@ def _remove_duplicates(client: MlflowClient, index: RowIndex) -> int:
     return removed
 
 
-def _pairs(rows: dict[str, str]) -> Iterator[tuple[tuple[str, str], str]]:
+def _pairs(rows: dict[str, str], index: RunIndex) -> Iterator[tuple[tuple[str, str], str]]:
     """Yield training's row and a stage below it → that stage's row."""
-    if "train" in rows:
-        yield from (((rows["train"], stage), rows[stage]) for stage in CHILDREN if stage in rows)
+    if train := rows.get(TRAIN):
+        yield from (((train, stage), row) for stage, row in rows.items() if "train_state" in index[row].data.tags)

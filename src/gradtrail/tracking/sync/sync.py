@@ -30,7 +30,8 @@ from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.git import git
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
 from gradtrail.tracking.lineage.dvc_cache import file_folder
-from gradtrail.tracking.lineage.snapshots import entry_files, find_experiments
+from gradtrail.tracking.lineage.recorded import entry_files
+from gradtrail.tracking.lineage.snapshots import find_experiments
 from gradtrail.tracking.mlflow.relocate import is_moved
 from gradtrail.tracking.sync.report import SyncReport
 
@@ -101,10 +102,10 @@ def sync() -> SyncReport:
     stamp = Stamp()
     if last := stamp.read():
         return SyncReport(**last)
-    from gradtrail.tracking.sync.backfill import catch_up  # late: it imports MLflow
+    from gradtrail.tracking.sync.backfill import backfill  # late: it imports MLflow
 
     with FileLock(private_folder() / "sync.lock"):
-        report, open_rows = catch_up()
+        report, open_rows = backfill()
         if open_rows is None:
             stamp.forget()
         else:
