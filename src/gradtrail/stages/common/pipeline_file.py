@@ -198,7 +198,7 @@ def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
 
 def is_code(dep: str) -> bool:
     """Whether a dep is a file or folder of code, and no data."""
-    return dep.startswith(_CODE_FOLDERS) or dep.endswith(_CODE_FILES) or dep == "dvc.yaml"
+    return dep.startswith(_CODE_FOLDERS) or dep.endswith(_CODE_FILES)
 
 
 def contains_path(out: str, dep: str) -> bool:

@@ -1,4 +1,8 @@
-"""What the report shows, read from the outs of the stages before it; what is missing or damaged is one line."""
+"""What the report shows, read from the outs of the stages before it; what is missing or damaged is one line.
+
+Which stages those are `dvc.yaml` says, which DVC does not take for a dep: but the outs that it names are deps, so that a
+stage more, or another out, makes the page anew.
+"""
 
 import csv
 import functools
