@@ -1,7 +1,7 @@
 """What the report shows, read from the outs of the stages before it; what is missing or damaged is one line.
 
-Which stages those are `dvc.yaml` says, which DVC does not take for a dep: but the outs that it names are deps, so that a
-stage more, or another out, makes the page anew.
+Which stages those are is read from `dvc.yaml`. DVC does not accept that file as a dep, but the outs that it names are
+deps: one stage more, or another out, runs the report again.
 """
 
 import csv
