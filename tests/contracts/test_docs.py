@@ -27,7 +27,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
 METRIC_GROUPS = ("data", "eval", "train", "gradients", "profile", "report", "steps", "xla")
-FILE_ENDINGS = {"py", "json", "npz", "parquet", "html", "safetensors", "csv", "md", "png", "yaml"}
+FILE_ENDINGS = {"py", "json", "npz", "parquet", "html", "j2", "safetensors", "csv", "md", "png", "yaml"}
 QUICK = {
     "fetch.dataset": "digits",
     "train.epochs": 2,
@@ -54,8 +54,8 @@ def prose(page: Path) -> str:
 
 
 def code(page: Path) -> list[str]:
-    """Return what a page shows as code: the inline spans, and the lines of the blocks."""
-    return [*re.findall(r"`([^`\n]+)`", prose(page)), *blocks(page).splitlines()]
+    """Return what a page shows as code: the inline spans, and the lines of the blocks that are no Python."""
+    return [*re.findall(r"`([^`\n]+)`", prose(page)), *blocks(page, "(?!python)[a-z]*").splitlines()]
 
 
 def commands(page: Path) -> list[str]:
@@ -106,7 +106,7 @@ def param_keys() -> frozenset[str]:
 
 
 def params_in(text: str) -> Iterator[str]:
-    """Yield the names of params in a line of code: `train.adamw.learning_rate`, but no `train.py` and no `a.train.b`."""
+    """Yield the names of params in a line of code: `train.seed`, but neither `train.py` nor `a.train.b`."""
     sections = "|".join([*STAGES, "runtime"])
     for name in re.findall(rf"(?<![\w./-])((?:{sections})(?:\.[a-z]\w*)+)(?![\w/(])", text):
         if name.rpartition(".")[2] not in FILE_ENDINGS:
