@@ -177,23 +177,37 @@ def test_metrics_exist(page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A copy of everything that is not ignored, set to be quick, with this environment as its `.venv`."""
+    """A copy of everything that is not ignored, set to be quick, with the packages of this environment."""
     project = Project(tmp_path_factory.mktemp("docs") / "project")
     listed = subprocess.run(("git", "ls-files", "-co", "--exclude-standard"), cwd=ROOT, capture_output=True, check=True)
     for name in listed.stdout.decode().splitlines():
         if (ROOT / name).is_file():
             (project.folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, project.folder / name)
-    (project.folder / ".venv").symlink_to(Path(sys.executable).parents[1], target_is_directory=True)
+    lend_environment(project.folder / ".venv")
     for key, value in QUICK.items():
         project.set(key, value)
     for name in ("dvc.lock", "metrics"):
         subprocess.run(("rm", "-rf", name), cwd=project.folder, check=True)
     project.git("init", "-q")
-    project.run("make", "repro")
-    project.run(sys.executable, "-m", "gradtrail", "gate", "--accept")  # of these params
+    project.run("make", "repro", env=own_code(project))
+    project.run(sys.executable, "-m", "gradtrail", "gate", "--accept", env=own_code(project))  # of these params
     project.commit("a project")
     return project
+
+
+def lend_environment(folder: Path) -> None:
+    """Make a `.venv` of links to this environment, which make takes as it is: into a link to the whole it would install."""
+    folder.mkdir()
+    for path in Path(sys.executable).parents[1].iterdir():
+        if path.name != ".ready":
+            (folder / path.name).symlink_to(path)
+    (folder / ".ready").write_text(f"{folder.resolve()}\n")
+
+
+def own_code(project: Project) -> dict[str, str]:
+    """Return what makes commands use the project's code, whichever clone the environment was installed from."""
+    return {"PYTHONPATH": str(project.folder / "src")}
 
 
 @pytest.mark.nightly
@@ -208,7 +222,7 @@ def test_its_commands_work_as_they_are_typed(page: Path, project: Project) -> No
         if command.startswith("make ui"):
             serve(command, project)
         else:
-            project.run("bash", "-c", command, env={"SEEDS": "0"})
+            project.run("bash", "-c", command, env={"SEEDS": "0"} | own_code(project))
 
 
 def serve(command: str, project: Project) -> None:
@@ -216,7 +230,7 @@ def serve(command: str, project: Project) -> None:
     process = subprocess.Popen(
         command.split(),
         cwd=project.folder,
-        env=environment(),
+        env=environment() | own_code(project),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
