@@ -197,7 +197,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def lend_environment(folder: Path) -> None:
-    """Make a `.venv` of links to this environment, which make takes as it is: into a link to the whole it would install."""
+    """Make a `.venv` of links to this environment that make takes as it is; it would install into one whole link."""
     folder.mkdir()
     for path in Path(sys.executable).parents[1].iterdir():
         if path.name != ".ready":
