@@ -10,8 +10,9 @@ class RuntimeConfig:
     """How a stage works, as opposed to what it makes.
 
     Attributes:
-        mirrors: addresses of folders that hold the four MNIST files as `.gz`, tried in order.
-        openml: whether to ask OpenML when no mirror delivers.
+        mirrors: base URLs that serve the four files of the data set as `.gz`, tried in order; None for the data set's
+            own.
+        openml: whether to ask OpenML, where it has the data set, when no mirror delivers.
         download_timeout_seconds: longest that one file may take from one mirror; a silent one is left much sooner.
         steps_per_call: optimizer steps between two signs of progress.
         checkpoint_seconds: between two checkpoints of a training, for a killed one to go on from.
@@ -31,7 +32,7 @@ class RuntimeConfig:
         gpu_deterministic: whether a GPU may use only operations that give the same bits every time.
     """
 
-    mirrors: tuple[str, ...]
+    mirrors: tuple[str, ...] | None
     openml: bool
     download_timeout_seconds: float
     steps_per_call: int
