@@ -10,6 +10,7 @@ They lie in `.gradtrail/resume/<state>/`, a folder for each state and kind of de
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import shutil
 import sys
@@ -31,6 +32,7 @@ from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder
 
 _KEPT = 2  # checkpoints: the last one, and the one before in case the last is damaged
+_SPARE_BYTES = 2**20  # for what describes the arrays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,7 @@ class ResumeFolder:
         parts["history"] = {name: np.array(value) for name, value in so_far.items() if value.size}
         if not chunk.ends_epoch:
             parts["records"] = jax.tree.map(np.array, chunk.records)
+        _require_space(self._folder, sum(leaf.nbytes for leaf in jax.tree.leaves(parts)))
         self._checkpointer.save_checkpointables_async(chunk.step, parts, force=True)
         self._writing = chunk.step
 
@@ -237,6 +240,13 @@ def _open(folder: Path) -> Any:
         step_name_format=ocp.path.step.standard_name_format(step_prefix="step", step_format_fixed_length=9),
         cleanup_tmp_directories=True,
     )
+
+
+def _require_space(folder: Path, num_bytes: int) -> None:
+    """Raise OSError unless the disk has room: where a write fails half way, Orbax' threads print their faults."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes + _SPARE_BYTES:
+        raise OSError(errno.ENOSPC, f"it takes {num_bytes:,} bytes, {free:,} are free", str(folder))
 
 
 def _name(step: int | str) -> str:
