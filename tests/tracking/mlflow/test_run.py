@@ -69,7 +69,7 @@ def test_a_store_that_dies_in_the_middle_costs_one_warning(
     with tracked(stage(tmp_path)) as row:
         row.metrics({"loss": 1.0})
         row.outs()
-        row.checkpoint(None)  # type: ignore[arg-type]
+        row.checkpoint(None, {})  # type: ignore[arg-type]
     (line,) = capsys.readouterr().err.splitlines()
     assert "the server is gone" in line
     assert len(failing.actions) == count + 1, "after a fault nothing more is tried"

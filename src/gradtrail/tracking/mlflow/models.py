@@ -8,6 +8,7 @@ figures of an evaluation name the model that they are of, so that the UI compare
 
 import ast
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -154,7 +155,8 @@ def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) 
 def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
     try:
         network, _, about = read_weights(path)
-    except UserError:  # of older code, whose weights were others: a row, but no model that could be served
+    except UserError as error:  # of older code, whose weights were others: a run, but no model that could be served
+        print(f"warning: {error}; no model of MLflow is made of it", file=sys.stderr)
         return
     tags = {WEIGHTS: name, _DIGEST: digest(path), "dataset": about.dataset.label, "epoch": str(about.epoch)}
     logged = client.create_logged_model(
