@@ -87,7 +87,7 @@ def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
     rows = project.rows()
     assert {row["tags"]["state"]: row["metrics"] for row in rows} == before
     assert {row["tags"]["rebuilt"] for row in rows} == {"true"}
-    assert "4 rows present" in project.sync()
+    assert "4 runs present" in project.sync()
     assert len(project.rows()) == len(rows)
     project.dvc("repro", "--force", "--single-item", "evaluate")
     assert "rebuilt" not in project.rows_of("evaluate")[0]["tags"]
@@ -141,7 +141,7 @@ def test_sync_gives_a_training_with_the_same_bytes_no_second_evaluation(project:
     project.set("train.clip_norm", 5.0)
     project.dvc("repro")
     rows = len(project.rows())
-    assert "5 rows present" in project.sync()
+    assert "5 runs present" in project.sync()
     assert len(project.rows()) == rows
 
 
