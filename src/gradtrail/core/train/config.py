@@ -85,7 +85,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check("seed", self.seed, at_least=0, below=2**32)
-        check("epochs", self.epochs, at_least=1)
+        check("epochs", self.epochs, at_least=1, at_most=100_000)  # JAX counts the steps in int32
         check("batch_size", self.batch_size, at_least=1)
         check("accumulation_steps", self.accumulation_steps, at_least=1)
         check("label_smoothing", self.label_smoothing, at_least=0, below=1)
