@@ -12,7 +12,7 @@ from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import Dense
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.loop import compile_engine, make_program
-from gradtrail.core.xla.compile_events import compile_log
+from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments.cost_gate import OF_PROGRAM, OF_VERSION, TOLERANCES, costs_of, find_changes
 
@@ -85,7 +85,7 @@ def test_a_retrace_is_found() -> None:
 
 def test_a_training_meets_no_shape_that_it_was_not_compiled_for() -> None:
     engine, examples = make_engine(CONFIG, random_split(10))
-    with compile_log() as log:
+    with CompileLog() as log:
         state = engine.init(jax.random.key(0))
         order = engine.order(state.key, np.int32(0))
         for start in range(2):

@@ -4,7 +4,6 @@ The loss is multiplied by a scale and the gradients divided by it. A step whose 
 lowers the scale; a run of finite ones raises it.
 """
 
-import functools
 from dataclasses import dataclass
 
 import jax
@@ -40,9 +39,7 @@ class LossScalingConfig:
         check("growth_interval", self.growth_interval, at_least=1)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["scale", "finite_steps", "skipped_steps"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
     """The scale, and what decides its next value.

@@ -176,15 +176,21 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """Return the transformation from gradients to updates: clipping, then the optimizer under its schedule."""
+    """Return the transformation from gradients to updates: clipping, then the optimizer under its schedule.
+
+    It works under strict dtype promotion too, which Optax itself does not.
+    """
     clipping = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    return optax.chain(clipping, _make_rule(config, num_steps))
+    init, update = optax.chain(clipping, _make_rule(config, num_steps))
+    lenient = jax.numpy_dtype_promotion("standard")
+    return optax.GradientTransformation(lenient(init), lenient(update))
 
 
 def evaluation_params(config: OptimizerConfig, opt_state: PyTree, params: Params) -> Params:
     """Return the parameters to evaluate: schedule-free's average, else those that are trained."""
     if isinstance(config.rule, ScheduleFreeConfig):
-        averaged: Params = contrib.schedule_free_eval_params(opt_state[-1], params)
+        with jax.numpy_dtype_promotion("standard"):
+            averaged: Params = contrib.schedule_free_eval_params(opt_state[-1], params)
         return averaged
     return params
 

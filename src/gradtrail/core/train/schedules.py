@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import jax
 import optax
 
 from gradtrail.core.common.validation import check
@@ -143,7 +144,14 @@ def make_schedule(config: ScheduleConfig, peak: float, num_steps: int) -> optax.
         config: its class is the kind of schedule.
         peak: the highest rate.
         num_steps: length of the whole training.
+
+    Returns:
+        int step → float32 rate. Works under strict dtype promotion too, which Optax itself does not.
     """
+    return jax.numpy_dtype_promotion("standard")(_make_schedule(config, peak, num_steps))
+
+
+def _make_schedule(config: ScheduleConfig, peak: float, num_steps: int) -> optax.Schedule:
     match config:
         case ConstantConfig():
             warmup = _steps(config.warmup_fraction, num_steps)

@@ -21,11 +21,7 @@ from gradtrail.core.train.loss_scaling import LossScale, adjusted, all_finite, i
 from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["step", "params", "opt_state", "key", "average", "loss_scale"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
     """Everything that training carries from step to step.
@@ -46,7 +42,7 @@ class TrainState:
     loss_scale: LossScale | None
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["indices", "probability", "correct"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class RowRecord:
     """What the forward pass of a step said of each row of its batch, before the update.
@@ -62,21 +58,7 @@ class RowRecord:
     correct: Bool[Array, "*steps batch"]
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "num_examples",
-        "loss",
-        "accuracy",
-        "grad_norm",
-        "learning_rate",
-        "part_grad_norm",
-        "loss_scale",
-        "skipped",
-        "rows",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
     """What is recorded of a step, float32 unless said otherwise; of several steps, with a leading axis.
@@ -105,7 +87,7 @@ class StepRecord:
     rows: RowRecord | None
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["images", "labels"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Examples:
     """A split on the device.
@@ -119,9 +101,7 @@ class Examples:
     labels: Int[Array, " examples"]
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["params", "scale", "count", "examples"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Shared:
     """What the gradient of every row of a batch needs.
@@ -137,7 +117,7 @@ class Shared:
     examples: Examples
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["indices", "key"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """A batch, or a part of one.
@@ -151,9 +131,7 @@ class Rows:
     key: Key[Array, " batch"] | None
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["loss", "accuracy", "grads", "squared_norms"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class BatchGradient:
     """Sums over rows, each over the number of examples in the whole batch.

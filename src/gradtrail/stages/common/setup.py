@@ -34,15 +34,6 @@ def set_up_jax(runtime: RuntimeConfig) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
 
 
-def memory_budget(runtime: RuntimeConfig) -> int:
-    """Return the bytes that the temporary arrays of one pass over single examples' gradients may take on a device.
-
-    On a CPU more than the caches hold is slower, and what the system hands out anew for every call much slower.
-    """
-    default = 24 if jax.default_backend() == "cpu" else 1024
-    return 2**20 * (default if runtime.memory_budget_mib is None else runtime.memory_budget_mib)
-
-
 def set_up_cache() -> Path:
     """Let JAX keep all machine code; return the folder."""
     folder = private_folder() / "xla" / f"jaxlib-{jaxlib.version.__version__}-{_processor()}"
