@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from gradtrail.core.common.sharding import make_mesh
-from gradtrail.core.common.validation import check
+from gradtrail.core.common.validation import POSITIVE, check, check_fields
 from gradtrail.core.gradients.scores import compile_score
 from gradtrail.core.nn.inference import compile_predict
 from gradtrail.core.nn.models import Model
@@ -38,11 +38,9 @@ class ProfileConfig:
 
     def __post_init__(self) -> None:
         check("precisions: number of entries", len(self.precisions), at_least=1)
-        check("smallest_batch_size", self.smallest_batch_size, at_least=1, at_most=_LARGEST_BATCH_SIZE)
+        check_fields(self, smallest_batch_size={"at_least": 1, "at_most": _LARGEST_BATCH_SIZE})
         first = 1 << (self.smallest_batch_size - 1).bit_length()  # the first power of two that is not below it
-        check("largest_batch_size", self.largest_batch_size, at_least=first)
-        check("steps", self.steps, at_least=2)
-        check("seconds", self.seconds, above=0)
+        check_fields(self, largest_batch_size={"at_least": first}, steps={"at_least": 2}, seconds=POSITIVE)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
