@@ -5,12 +5,14 @@ from pathlib import Path
 from gradtrail.core.gradients import analysis as gradient_analysis
 from gradtrail.core.gradients import passes as gradient_passes
 from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import cost_metrics
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.setup import memory_budget, set_up_jax
+from gradtrail.stages.common.setup import set_up_jax
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, summary
 from gradtrail.stages.gradients import tables as score_tables
+from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.run import tracked
@@ -31,9 +33,10 @@ def main(stage: Stage) -> None:
             about.label_smoothing,
             gradient_analysis.num_influenced(config, len(splits["test"])),
             curvature=config.curvature_iterations > 0,
-            memory_budget=memory_budget(stage.runtime),
             compiler=compiler,
         )
+        sums = gradient_passes.chunk_bytes(num_parameters(trajectory.params[trajectory.scored]), info.num_classes)
+        require_memory_for_model("gradients", passes.functions, host_bytes=sums)
         with progress_bar("gradients", gradient_analysis.num_visits(trajectory, splits), unit="steps") as bar:
             analysis = gradient_analysis.analyze(
                 passes, trajectory, splits, config, info.num_classes, advance=bar.advance

@@ -52,7 +52,7 @@ def restore_options(run: Run, diff: str) -> list[RestoreOption]:
 
 
 def _stash(option: RestoreOption) -> tuple[str, ...]:
-    """Return the command that stashes what an option would overwrite; `git apply` refuses to overwrite untracked files."""
+    """Return the command that stashes local changes; untracked files too, which `git apply` refuses to overwrite."""
     applies = any(command.startswith("git apply") for command in option.commands)
     if applies and git("status", "--porcelain"):
         return ("git stash --include-untracked",)

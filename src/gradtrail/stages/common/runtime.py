@@ -16,8 +16,6 @@ class RuntimeConfig:
         download_timeout_seconds: limit for one file from one mirror; a mirror that sends nothing is given up sooner.
         steps_per_call: optimizer steps between two updates of the progress bar.
         checkpoint_seconds: time between two checkpoints of a training, from which it resumes after a kill.
-        memory_budget_mib: that the temporary arrays of a pass over single examples' gradients may take on a device;
-            None for what is fastest on it.
         compile_cache: whether to keep compiled functions on disk, for the next run.
         trace: whether to record some training steps with JAX's profiler, as an artifact.
         tracking: whether to log to MLflow.
@@ -36,7 +34,6 @@ class RuntimeConfig:
     download_timeout_seconds: float
     steps_per_call: int
     checkpoint_seconds: float
-    memory_budget_mib: int | None
     compile_cache: bool
     trace: bool
     tracking: bool
@@ -53,5 +50,3 @@ class RuntimeConfig:
         check("steps_per_call", self.steps_per_call, at_least=1)
         check("checkpoint_seconds", self.checkpoint_seconds, above=0)
         check("tracking_seconds", self.tracking_seconds, above=0)
-        if self.memory_budget_mib is not None:
-            check("memory_budget_mib", self.memory_budget_mib, at_least=1)
