@@ -84,7 +84,7 @@ def write_profile(
     """Write `functions.csv` and its roofline; what calls were compiled for; each function's texts on its way down."""
     table = profile_table(functions, rates)
     table.to_csv(folder / "functions.csv", index=False)
-    time_figures.draw(folder / "roofline.png", table, rates, title)
+    time_figures.write_function_roofline(folder / "roofline.png", table, rates, title)
     called = [(name, signature) for name, signatures in log.signatures.items() for signature in signatures]
     pd.DataFrame(called, columns=["function", "signature"]).to_csv(folder / "calls.csv", index=False)
     for function in functions:
