@@ -94,7 +94,7 @@ def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: Co
     """
     functions = list(compiler.functions.values())
     profile_table(compiler.compiled, rates).to_csv(folder / "functions.csv", index=False)
-    time_figures.draw(folder / "roofline.png", profile_table(functions, rates), rates, title)
+    time_figures.write_function_roofline(folder / "roofline.png", profile_table(functions, rates), rates, title)
     called = [(name, signature) for name, signatures in log.signatures.items() for signature in signatures]
     pd.DataFrame(called, columns=["function", "signature"]).to_csv(folder / "calls.csv", index=False)
     for function in functions:
