@@ -31,7 +31,7 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.naming import NOTE
 
-PACKAGE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def import_closure(script: Path, root: Path, *, stop_at: frozenset[str] = frozenset()) -> set[str]:
@@ -213,8 +213,8 @@ def _copy_code(to: Path) -> Path:
     for name in import_closure(loader, root):
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / name, to / name)
-    for folder in [to / PACKAGE.name, *(path for path in (to / PACKAGE.name).rglob("*") if path.is_dir())]:
-        (folder / "__init__.py").touch()  # without one, a `gradtrail` that is installed would go before
+    for folder in (".", "core", "io"):  # without one, a `gradtrail` that is installed would go before
+        (to / PACKAGE.name / folder / "__init__.py").touch()
     return to / PACKAGE.name
 
 
