@@ -35,7 +35,7 @@ def test_twenty_experiments_by_four_workers_leave_all_their_rows(project: Projec
         assert train["metrics"]["train/length"] == len(train["params"][LR])
         assert train["metrics"]["eval/length"] == below["evaluate"]["metrics"]["eval/length"]
         assert train["metrics"]["gradients/length"] == below["gradients"]["metrics"]["gradients/length"]
-    assert project.sync() == f"{len(rows)} rows present\n"
+    assert project.sync() == f"{len(rows)} runs present\n"
 
 
 def experiments(project: Project) -> dict[str, str]:

@@ -56,7 +56,7 @@ def forget_what_ran(project: Project) -> None:
 
 def assert_sync_has_nothing_to_do(project: Project) -> None:
     rows = ids(project)
-    assert re.fullmatch(r"\d+ rows present\n", project.sync())
+    assert re.fullmatch(r"\d+ runs present\n", project.sync())
     assert ids(project) == rows
     assert all((row["artifacts"] / "lineage.json").is_file() for row in project.runs())
     assert gc(project).startswith(NOTHING)
@@ -77,7 +77,7 @@ def test_what_something_refers_to_stays_and_all_else_goes(project: Project) -> N
     leftovers = make_leftovers(project)
     before = (project.folder / "mlflow.db").stat().st_size
     shown = gc(project)
-    assert "nothing was removed: this is no terminal" in shown
+    assert "nothing was removed: there is no terminal" in shown
     assert ids(project) == in_folder | lost
     for name in (
         "mlp-256-128 adamw",
@@ -219,7 +219,7 @@ def test_a_row_of_other_code_that_stands_for_a_commit_stays(project: Project) ->
     project.git("checkout", "-q", ".")
     edited, committed = (row["id"] for row in project.runs_of("train"))
     sql(project, f"delete from runs where run_uuid = '{committed}'")  # noqa: S608
-    assert project.sync() == "4 rows present\n"
+    assert project.sync() == "4 runs present\n"
     forget_what_ran(project)
     an_hour_later(project)
     gc(project, "--yes")
@@ -251,7 +251,7 @@ def test_what_was_interrupted_goes_on(project: Project) -> None:
     assert "KeyboardInterrupt" in said
     assert len(sql(project, "select 1 from runs where lifecycle_stage = 'deleted'")) == 1
     assert len(ids(project)) == 5
-    assert project.sync() == "4 rows present\n"
+    assert project.sync() == "4 runs present\n"
     assert "deleted in MLflow" in gc(project, "--yes")
     assert ids(project) == kept
     assert sql(project, "select count(*) from runs") == [(4,)]
@@ -322,7 +322,7 @@ def test_rows_of_a_server_are_left_alone(project: Project) -> None:
     an_hour_later(project)
     rows = ids(project)
     said = gc(project, "--yes", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
-    assert said.startswith("rows are left alone")
+    assert said.startswith("runs are not removed")
     assert not leftover.exists()
     assert checkpoint.exists(), "nobody here knows whether it is complete"
     assert ids(project) == rows
@@ -333,7 +333,7 @@ def test_it_refuses_where_it_cannot_tell(project: Project, tmp_path: Path) -> No
     project.git("checkout", "-q", ".")
     an_hour_later(project)
     rows = ids(project)
-    assert "git does not answer" in gc(project, "--yes", check=False, GIT_DIR=str(tmp_path / "no"))
+    assert "git does not work here" in gc(project, "--yes", check=False, GIT_DIR=str(tmp_path / "no"))
     (project.folder / ".dvc/cache").rename(project.folder / ".dvc/away")
     assert "DVC's cache is not there" in gc(project, "--yes", check=False)
     (project.folder / "dvc.yaml").rename(project.folder / "away.yaml")

@@ -56,12 +56,12 @@ def test_a_moved_project_goes_on_in_its_new_place(finished: Project, tmp_path: P
     (tmp_path / NAME).mkdir()
     moved = Project(Path(shutil.move(project.folder, tmp_path / NAME)))
     assert moved.sync().splitlines() == [
-        f"moved or copied from {project.folder}: MLflow's rows (4) now name {moved.folder}",
-        "4 rows present",
+        f"moved or copied from {project.folder}: MLflow's runs (4) now name {moved.folder}",
+        "4 runs present",
     ]
     assert all(location.startswith(quoted(moved.folder)) for location in locations(moved))
     assert downloads(moved) == before
-    assert moved.sync() == "4 rows present\n"
+    assert moved.sync() == "4 runs present\n"
     assert moved.ran(moved.dvc("repro")) == []
     moved.set("evaluate.calibration_bins", 7)
     assert moved.ran(moved.dvc("repro")) == ["evaluate"]
@@ -82,4 +82,4 @@ def test_a_copy_is_led_to_itself_and_leaves_the_other_alone(finished: Project, t
     assert copied.ran(output) == ["evaluate"]
     assert all(location.startswith(quoted(copied.folder)) for location in locations(copied))
     assert (digest(project.folder / "mlflow.db"), digest(project.folder / "mlruns")) == before
-    assert project.sync() == "4 rows present\n"
+    assert project.sync() == "4 runs present\n"

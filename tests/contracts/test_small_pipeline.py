@@ -85,7 +85,7 @@ def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
     rows = project.runs()
     assert {row["tags"]["state"]: row["metrics"] for row in rows} == before
     assert {row["tags"]["rebuilt"] for row in rows} == {"true"}
-    assert "4 rows present" in project.sync()
+    assert "4 runs present" in project.sync()
     assert len(project.runs()) == len(rows)
     project.dvc("repro", "--force", "--single-item", "evaluate")
     assert "rebuilt" not in project.runs_of("evaluate")[0]["tags"]
@@ -139,7 +139,7 @@ def test_sync_gives_a_training_with_the_same_bytes_no_second_evaluation(project:
     project.set("train.clip_norm", 5.0)
     project.dvc("repro")
     rows = len(project.runs())
-    assert "5 rows present" in project.sync()
+    assert "5 runs present" in project.sync()
     assert len(project.runs()) == rows
 
 

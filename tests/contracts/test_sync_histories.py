@@ -191,7 +191,7 @@ def test_twenty_commits_are_brought_into_an_empty_store(project: Project) -> Non
     (project.folder / "mlflow.db").unlink()
     assert "rebuilt: fetch, train (21), evaluate (21), gradients\n" in project.sync()
     assert len(whole_rows(project)) == 44
-    assert project.sync() == "44 rows present\n"
+    assert project.sync() == "44 runs present\n"
 
 
 def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_pat
 
     assert "MLflow is imported" in says()
     project.sync()
-    assert says() == "4 rows present\n"
+    assert says() == "4 runs present\n"
     time_of_store = store.stat().st_mtime_ns
     changes: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
         (lambda: project.git("commit", "--allow-empty", "-qm", "x"), lambda: project.git("reset", "-q", "HEAD~1")),
@@ -218,7 +218,7 @@ def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_pat
         change()
         assert "MLflow is imported" in says()
         change_back()
-        assert says() == "4 rows present\n"
+        assert says() == "4 runs present\n"
 
 
 STRANGE_ROWS = """
@@ -238,11 +238,11 @@ def test_rows_of_two_clones_and_of_other_hosts(project: Project) -> None:
     (train,) = project.runs_of("train")
     project.python("-c", STRANGE_ROWS)
     said = project.sync()
-    assert "deleted, as they repeated others: 1" in said
-    assert "open, of other hosts: 1" in said
+    assert "deleted as duplicates: 1" in said
+    assert "open on other hosts: 1" in said
     assert whole_rows(project) == FIRST
     assert train["id"] in {row["id"] for row in project.runs_of("train")}
-    assert project.sync().strip() == "4 rows present; open, of other hosts: 1"
+    assert project.sync().strip() == "4 runs present; open on other hosts: 1"
 
 
 def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
@@ -251,7 +251,7 @@ def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
         (project.folder / "dvc.lock").write_bytes(content)
         project.commit("odd")
     (project.folder / "dvc.lock").write_bytes(lock)
-    assert project.sync().endswith("4 rows present; passed over, of another shape: 2\n")
+    assert project.sync().endswith("4 runs present; skipped, not readable: 2\n")
     assert whole_rows(project) == FIRST
 
 

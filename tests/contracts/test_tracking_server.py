@@ -85,15 +85,15 @@ def check_whole_story(project: Project, server: TrackingServer, folder: Path) ->
     check_rows(client, server)
     assert not (project.folder / "mlflow.db").exists()
     assert not (project.folder / "mlruns").exists(), "the artifacts are the server's"
-    assert client.sync() == "4 rows present\n"
+    assert client.sync() == "4 runs present\n"
     client.commit("results")
 
     clone = make_clone(client, folder / "clone")
     clone.dvc("checkout")
     assert clone.ran(clone.dvc("repro")) == []
-    assert clone.sync() == "4 rows present\n"
+    assert clone.sync() == "4 runs present\n"
     assert clone.ran(clone.dvc("repro", "--force")) == STAGES
-    assert clone.sync() == "4 rows present\n"
+    assert clone.sync() == "4 runs present\n"
     check_rows(client, server)
     assert {row["tags"]["attempts"] for row in server.runs()} == {"2"}
 
@@ -109,7 +109,7 @@ def test_two_clones_that_take_turns_have_one_row_a_state(
         client.set(LR, value)
         client.dvc("repro")
         client.sync()
-        assert client.sync() == "4 rows present\n"
+        assert client.sync() == "4 runs present\n"
     assert "rebuilt" not in first.sync()
     check_states(server, trainings={"0.005", "0.5"})
 
@@ -129,7 +129,7 @@ def test_two_clones_at_once_have_one_row_a_state_after_a_sync(
     for client in (first, second):
         client.sync()
         check_states(server, trainings={"0.005", "0.5"})
-    assert first.sync() == second.sync() == "4 rows present\n"
+    assert first.sync() == second.sync() == "4 runs present\n"
 
 
 @pytest.fixture(params=["down", "silent", "slow"])
@@ -158,7 +158,7 @@ def test_a_server_that_is_of_no_use_costs_a_warning_and_sync_brings_the_rows(
     client = Client(project.folder, server.uri)
     assert "rebuilt: fetch, train, evaluate, gradients" in client.sync()
     check_rows(client, server)
-    assert client.sync() == "4 rows present\n"
+    assert client.sync() == "4 runs present\n"
 
 
 def test_a_server_may_die_at_any_request(project: Project, server: TrackingServer) -> None:
@@ -182,7 +182,7 @@ def test_a_server_may_die_at_any_request(project: Project, server: TrackingServe
             client.sync()
             (row,) = trainings(server, value)
             check_row(client, server, row)
-        assert "rows present" in client.sync()
+        assert "runs present" in client.sync()
 
 
 def test_a_slow_server_is_waited_for_where_the_person_wants_it(project: Project, server: TrackingServer) -> None:
@@ -249,7 +249,7 @@ def check_said(output: str, times: int = 1) -> None:
     """Assert that each stage said in one line what happened, and nothing else of it."""
     lines = [line for line in output.splitlines() if WARNING in line]
     assert len(lines) == times, output
-    assert all(line.startswith(WARNING) and "the results stand, and `gradtrail sync`" in line for line in lines)
+    assert all(line.startswith(WARNING) and "the results are unaffected; `gradtrail sync`" in line for line in lines)
     rest = [line for line in output.splitlines() if WARNING not in line]
     assert not [line for line in rest if any(word in line for word in ("WARN", "rror", "etry", "Traceback"))], output
 

@@ -145,7 +145,7 @@ def test_a_full_disk_under_the_store_costs_a_warning(project: Project) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert output.startswith("warning: MLflow's store failed (")
-    assert "`gradtrail sync` brings this run in later" in output
+    assert "`gradtrail sync` rebuilds this run later" in output
     assert all_outs(project) == expected
 
 
@@ -290,7 +290,7 @@ def test_two_that_make_one_state_at_once_end_with_one_result(project: Project) -
     both = [project.start_stage("train") for _ in range(2)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
-    assert sum("another process makes this very state; waiting for it to end" in output for output in outputs) == 1
+    assert sum("another process is already making this state; waiting for it" in output for output in outputs) == 1
     assert all_outs(project) == expected
     assert statuses(project, "train") == ["FINISHED"]
     assert rows == len(STAGES)

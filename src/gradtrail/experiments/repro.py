@@ -22,7 +22,7 @@ from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.fetch.sources import NO_SOURCE_FLAG, FetchConfig
 from gradtrail.stages.report.page import ReportConfig
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError, with_store
 from gradtrail.support.git import git
 from gradtrail.tracking.sync.sync import sync
 
@@ -94,15 +94,13 @@ def _dvc_repro(arguments: list[str], flag: Path) -> int:
 
 
 def _catch_up() -> None:
-    """Give states that DVC skipped or restored their rows; the results stand whatever MLflow does."""
+    """Backfill the runs of states that DVC skipped or restored; a fault of the store is a warning."""
     if not load_section("runtime", RuntimeConfig).tracking:
         return
     try:
-        sync()
-    except Exception as error:  # whatever MLflow does
-        print(
-            f"warning: MLflow's store failed ({one_line(error)[:200]}); `gradtrail sync` tries again", file=sys.stderr
-        )
+        with_store(sync)
+    except UserError as error:
+        print(f"warning: {error}; `gradtrail sync` tries again", file=sys.stderr)
 
 
 def _summarize() -> None:

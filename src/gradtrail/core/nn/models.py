@@ -16,6 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree, UInt8
 
 from gradtrail.core.common.batching import normalize
+from gradtrail.core.common.names import model_name
 from gradtrail.core.common.validation import ConfigError, check
 from gradtrail.core.nn.convolution import max_pool
 from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm, Tap, dropout, identity_tap
@@ -133,8 +134,7 @@ class ModelConfig:
     @property
     def name(self) -> str:
         """A short name to read in a table, such as `mlp-256-128`."""
-        stacks = self.cnn.channels if self.cnn else ()
-        return "-".join([self.kind, *map(str, (*stacks, *self._hidden))])
+        return model_name(self.kind, channels=self.cnn.channels if self.cnn else (), hidden=self._hidden)
 
     @property
     def layer_widths(self) -> tuple[int, ...]:

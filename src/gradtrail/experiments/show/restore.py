@@ -48,8 +48,15 @@ def ways_to(row: Run, diff: str) -> list[RestoreOption]:
     snapshots = [snapshot for snapshot in committed_snapshots()[0] if _state_in(snapshot, row)]
     newest = reversed(snapshots[-_NUM_SHOWN:])
     ways = [way for snapshot in newest for way in _in_snapshot(snapshot, row)] or list(_by_origin(row, diff))
-    stash = ("git stash",) if git("status", "--porcelain", "--untracked-files=no") else ()
-    return [RestoreOption(about=way.about, commands=(*stash, *way.commands)) for way in ways]
+    return [RestoreOption(about=way.about, commands=(*_stash(way), *way.commands)) for way in ways]
+
+
+def _stash(way: RestoreOption) -> tuple[str, ...]:
+    """Return the command that stashes what a way would overwrite; `git apply` refuses to overwrite untracked files."""
+    applies = any(command.startswith("git apply") for command in way.commands)
+    if applies and git("status", "--porcelain"):
+        return ("git stash --include-untracked",)
+    return ("git stash",) if git("status", "--porcelain", "--untracked-files=no") else ()
 
 
 def _state_in(snapshot: Snapshot, row: Run) -> bool:
@@ -108,7 +115,7 @@ def _by_origin(row: Run, diff: str) -> Iterator[RestoreOption]:
     checkout, make = f"git checkout {commit[:12]}", f"dvc repro {tags['stage']}"
     if tags.get("git.dirty") != "true":
         yield RestoreOption(about="no lock names it; its commit makes the same bytes", commands=(checkout, make))
-    elif diff and CUT_OFF not in diff:
+    elif diff and not any(line.startswith(CUT_OFF) for line in diff.splitlines()):
         about = "no lock names it; its commit and the change since make the same bytes"
         untracked = [line.removeprefix(NOT_IN_GIT) for line in diff.splitlines() if line.startswith(NOT_IN_GIT)]
         about += f", unless a file that git did not know had a part: {', '.join(untracked)}" if untracked else ""

@@ -1,4 +1,7 @@
-"""What a stage compiled and what that cost, for its row in MLflow: figures, a table, and the programs themselves."""
+"""Logs what a stage compiled, and at what cost, to its run in MLflow: metrics, a table, and the compiled programs.
+
+Out of scope: measuring, which `core/xla` does, and the variants that the stage `profile` compares.
+"""
 
 import contextlib
 import dataclasses
@@ -24,31 +27,32 @@ _MIB = 2**20
 
 
 @contextlib.contextmanager
-def compiling(row: TrackedRun) -> Iterator[Compiler]:
-    """Yield the compiler of a stage; at the end tell the row what it did. Changes no result.
+def compiling(run: TrackedRun) -> Iterator[Compiler]:
+    """Yield the compiler of a stage; at the end log what it compiled. Changes no result.
 
-    Functions that were compiled anew for other shapes in between cost a warning that names the shapes.
+    A function that was retraced for other shapes is a warning that names the shapes.
     """
-    runtime = row.stage.runtime
+    runtime = run.stage.runtime
     guard = only_compiler(set_up_cache()) if runtime.compile_cache else None
     rss, started = _rss_mib(), time.perf_counter()
     with compile_log() as log:
         compiler = Compiler(time.perf_counter, guard)
         yield compiler
         seconds = time.perf_counter() - started
-    _warn_of_retraces(row.stage.name, log)
-    if row.stored is None or not compiler.functions:
+    _warn_of_retraces(run.stage.name, log)
+    if run.stored is None or not compiler.functions:
         return
-    functions = list(compiler.functions.values())
-    rates = measure_rates(time.perf_counter)
-    row.metrics({**time_metrics(functions), **achieved(functions, rates), **_of_cache(log, seconds), **_memory(rss)})
-    with tempfile.TemporaryDirectory() as folder:
-        write_profile(Path(folder), functions, rates, log, row.stage.name)
-        row.files(Path(folder), "compile")
+    with run.best_effort():
+        functions = list(compiler.functions.values())
+        rates = measure_rates(time.perf_counter)
+        run.metrics(time_metrics(functions) | achieved(functions, rates) | _of_cache(log, seconds) | _memory(rss))
+        with tempfile.TemporaryDirectory() as folder:
+            write_profile(Path(folder), functions, rates, log, run.stage.name)
+            run.files(Path(folder), "compile")
 
 
 def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.DataFrame:
-    """Return a row for each function: costs, times, and rates as shares of the machine's."""
+    """Return a table with a row for each function: costs, times, and rates as shares of the machine's."""
     rows = [
         {
             "function": function.name,
@@ -81,7 +85,7 @@ def achieved(functions: list[CompiledFunction], rates: MachineRates) -> dict[str
 def write_profile(
     folder: Path, functions: list[CompiledFunction], rates: MachineRates, log: CompileLog, title: str
 ) -> None:
-    """Write `functions.csv` and its roofline; what calls were compiled for; each function's texts on its way down."""
+    """Write `functions.csv`, its roofline, `calls.csv` with all signatures, and the jaxpr and HLO of each function."""
     table = profile_table(functions, rates)
     table.to_csv(folder / "functions.csv", index=False)
     time_figures.draw(folder / "roofline.png", table, rates, title)

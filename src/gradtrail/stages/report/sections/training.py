@@ -1,5 +1,6 @@
 """What the report says of the data and of the training: sentences, tables and pictures, from the figures alone."""
 
+from gradtrail.core.common import names
 from gradtrail.stages.report.components import Picture, Section, Table, count, percent, size
 from gradtrail.stages.report.inputs import Sources
 
@@ -7,11 +8,10 @@ SPLITS = ("train", "validation", "test")
 
 
 def model_name(sources: Sources) -> str:
-    """Name the network by its kind and widths, such as `mlp-256-128`."""
+    """Return the name of the network that was trained, such as `mlp-256-128`."""
     kind = sources.param("train.model")
-    section = sources.params["train"].get(kind)
-    widths = section if isinstance(section, dict) else {}
-    return "-".join([str(kind), *(str(width) for key in ("channels", "hidden") for width in widths.get(key, ()))])
+    section = sources.params["train"].get(kind) or {}
+    return names.model_name(kind, channels=section.get("channels", ()), hidden=section.get("hidden", ()))
 
 
 def data_section(sources: Sources) -> Section:
