@@ -2,7 +2,6 @@
 
 import shutil
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,11 +14,11 @@ NAME = "neuer Ordner ü"
 DOWNLOAD = """
 from pathlib import Path
 from gradtrail.stages.common.digests import digest
-from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.client import open_store
 client = open_store()
-for row in RunIndex(client).runs():
-    print(row.info.run_id, digest(Path(client.download_artifacts(row.info.run_id, ""))))
+experiments = [found.experiment_id for found in client.search_experiments()]
+for run in client.search_runs(experiments):
+    print(run.info.run_id, digest(Path(client.download_artifacts(run.info.run_id, ""))))
 """
 LOCATIONS = [
     "select artifact_location from experiments",
@@ -38,8 +37,7 @@ def locations(project: Project) -> list[str]:
 
 def downloads(project: Project) -> dict[str, str]:
     """Return the digest of all artifacts of each row, as MLflow gives them."""
-    env = {"PYTHONPATH": str(project.folder / "src"), "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
-    lines = project.run(sys.executable, "-c", DOWNLOAD, env=env).splitlines()
+    lines = project.python("-c", DOWNLOAD, env={"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}).splitlines()
     return dict(line.split() for line in lines)
 
 

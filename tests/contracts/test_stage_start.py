@@ -61,8 +61,7 @@ def _contents(folder: Path) -> dict[Path, bytes]:
 
 def test_a_stage_refuses_code_from_elsewhere(project: Project, tmp_path: Path) -> None:
     elsewhere = shutil.copytree(project.folder / "src", tmp_path / "src")
-    env = {"PYTHONPATH": str(elsewhere)}
-    output = project.run(sys.executable, "-m", "pipeline.fetch", env=env, check=False)
+    output = project.python("-m", "pipeline.fetch", env={"PYTHONPATH": str(elsewhere)}, check=False)
     assert "gradtrail was imported from" in output
     assert len(output.splitlines()) == 1
 
