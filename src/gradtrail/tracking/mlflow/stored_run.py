@@ -14,6 +14,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run,
 
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.git import GitError
+from gradtrail.tracking.lineage.environment import environment, environment_tags
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, noise_curves, read_tables
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
@@ -140,7 +141,7 @@ def open_run(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
             run, whose origin is the working folder.
     """
     experiment = experiment_id(client, stage.experiment)
-    tags = process_tags() | dict(origin_tags() if origin is None else origin)
+    tags = process_tags() | dict(origin_tags() | environment_tags() if origin is None else origin)
     with store_lock(client.tracking_uri):  # until the run names its process: then no other process closes or removes it
         found = find_run(client, state=stage.state)
         run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
@@ -153,6 +154,10 @@ def open_run(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
     if found and REBUILT in found.data.tags:
         client.delete_tag(run.info.run_id, REBUILT)
     client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
+    if origin is None:
+        client.log_dict(
+            run.info.run_id, environment(), "environment.json" if attempt == 1 else f"environment-{attempt}.json"
+        )
     if origin is None and tags.get("git.dirty") == "true":
         _log_diff(client, run.info.run_id)
     return StoredRun(client, run.info.run_id, attempt)
