@@ -40,7 +40,7 @@ def environment_tags() -> dict[str, str]:
 
 
 def machine_key() -> str:
-    """Return a short key of the kind of machine: of its processor, such as `AuthenticAMD-25-1-avx2`, and of its GPUs."""
+    """Return a short key of the kind of machine: processor, such as `AuthenticAMD-25-1-avx2`, and GPUs."""
     found = _processor()
     vector = next((name for name in _VECTORS if name in found["features"]), "")
     parts = [found[key] for key in ("vendor", "family", "model") if key in found] or [platform.machine()]
