@@ -77,6 +77,12 @@ def test_what_is_missing_or_damaged_is_named(path: str, content: str | None, mes
         read_trajectory(folder / "models", folder / "results", "final", dataset_info())
 
 
+def test_weights_after_more_epochs_than_there_were_are_refused(folder: Path) -> None:
+    (folder / "results/epochs.csv").write_text("epoch\n1\n")
+    with pytest.raises(UserError, match=r"weights after epoch 3, but .* has 1 epochs"):
+        read_trajectory(folder / "models", folder / "results", "final", dataset_info())
+
+
 def test_weights_of_other_data_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"final\.safetensors: trained on other data"):
         read_trajectory(folder / "models", folder / "results", "final", dataset_info(files={"train.npz": "0" * 64}))
