@@ -4,12 +4,14 @@ from pathlib import Path
 
 from gradtrail.core.gradients.analysis import analyze, num_influenced, num_visits
 from gradtrail.core.gradients.config import GradientsConfig
-from gradtrail.core.gradients.passes import compile_passes
+from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
+from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import cost_metrics
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.setup import memory_budget, set_up_jax
+from gradtrail.stages.common.setup import set_up_jax
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, summary, tables
+from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.run import tracked
@@ -30,9 +32,10 @@ def main(stage: Stage) -> None:
             about.label_smoothing,
             num_influenced(config, len(splits["test"])),
             curvature=config.curvature_iterations > 0,
-            memory_budget=memory_budget(stage.runtime),
             compiler=compiler,
         )
+        sums = chunk_bytes(num_parameters(trajectory.params[trajectory.scored]), info.num_classes)
+        require_memory_for_model("gradients", passes.functions, host_bytes=sums)
         with progress_bar("gradients", num_visits(trajectory, splits), unit="steps") as bar:
             analysis = analyze(passes, trajectory, splits, config, info.num_classes, advance=bar.advance)
         scores = tables.score_table(splits, analysis.scores, dynamics)

@@ -20,7 +20,7 @@ SIDES = ("right", True), ("wrong", False)
 
 
 def analyzed(num_examples: int, *, noisy: bool = False) -> tuple[dict[str, Split], GradientAnalysis, Tables]:
-    """Splits of a size, with an analysis of them and its tables; `noisy`: all true labels but one are others."""
+    """Splits, their analysis and its tables; `noisy`: all training labels but the first are wrong."""
     splits = {name: random_split(num_examples) for name in ("train", "test")}
     if noisy:
         labels = splits["train"].labels

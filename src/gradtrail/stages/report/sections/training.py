@@ -1,5 +1,6 @@
 """The report's sections on the data and the training, from params, metrics and tables alone."""
 
+from gradtrail.core.common import names
 from gradtrail.stages.report.components import Figure, Section, Table, count, percent, size
 from gradtrail.stages.report.inputs import Sources
 
@@ -9,9 +10,8 @@ SPLITS = ("train", "validation", "test")
 def model_name(sources: Sources) -> str:
     """Return the name of the model by its kind and widths, such as `mlp-256-128`."""
     kind = sources.param("train.model")
-    section = sources.params["train"].get(kind)
-    widths = section if isinstance(section, dict) else {}
-    return "-".join([str(kind), *(str(width) for key in ("channels", "hidden") for width in widths.get(key, ()))])
+    section = sources.params["train"].get(kind) or {}
+    return names.model_name(kind, channels=section.get("channels", ()), hidden=section.get("hidden", ()))
 
 
 def data_section(sources: Sources) -> Section:
