@@ -1,5 +1,6 @@
-"""What a training left behind reads back as it was, and damage is one line."""
+"""What a training wrote reads back unchanged, and damage is an error of one line."""
 
+import shutil
 from pathlib import Path
 
 import jax
@@ -19,18 +20,25 @@ from gradtrail.support.errors import UserError
 SPLIT = random_split(10)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `train` writes, after three epochs of which 0 and 2 are kept."""
+    folder = tmp_path_factory.mktemp("trained")
     engine, examples = make_engine(train_config(epochs=3), SPLIT)
     state = engine.init(jax.random.key(0))
     history = History((0, 2), on_host(state.params))
     for chunk in train(engine, state, examples, steps_per_call=100):
         if chunk.ends_epoch:
             history.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 0.1 * chunk.epoch})
-    tables.write_all_weights(tmp_path / "models", history, model_config(), 0.1, dataset_info())
-    tables.write_tables(tmp_path / "results", history, SPLIT.example_id)
-    return tmp_path
+    tables.write_all_weights(folder / "models", history, model_config(), 0.1, dataset_info())
+    tables.write_tables(folder / "results", history, SPLIT.example_id)
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    """A copy, to damage."""
+    return Path(shutil.copytree(trained, tmp_path / "trained"))
 
 
 def test_a_trajectory_has_the_kept_epochs_and_the_scored_one(folder: Path) -> None:
@@ -47,7 +55,7 @@ def test_a_trajectory_has_the_kept_epochs_and_the_scored_one(folder: Path) -> No
 def test_dynamics_come_in_the_order_of_the_split(folder: Path) -> None:
     found = read_dynamics(folder / "results", SPLIT)
     assert found["first_correct_epoch"].max() <= 3
-    with pytest.raises(UserError, match=r"dynamics\.parquet: holds other examples than the training split"):
+    with pytest.raises(UserError, match=r"dynamics\.parquet: has other examples than the training split"):
         read_dynamics(folder / "results", random_split(9))
 
 
@@ -55,9 +63,9 @@ def test_dynamics_come_in_the_order_of_the_split(folder: Path) -> None:
     ("path", "content", "message"),
     [
         ("results/steps.parquet", None, "no such file; `dvc repro` makes it"),
-        ("results/steps.parquet", "x", "no table of this project"),
+        ("results/steps.parquet", "x", "not a table of this project"),
         ("results/epochs.csv", None, "no such file; `dvc repro` makes it"),
-        ("results/epochs.csv", "", "no table of this project"),
+        ("results/epochs.csv", "", "not a table of this project"),
         ("models/epochs/000.safetensors", "x", "no weights file of this project"),
     ],
 )
@@ -66,6 +74,12 @@ def test_what_is_missing_or_damaged_is_named(path: str, content: str | None, mes
     if content is not None:
         (folder / path).write_text(content)
     with pytest.raises(UserError, match=f"{path}: {message}"):
+        read_trajectory(folder / "models", folder / "results", "final", dataset_info())
+
+
+def test_weights_after_more_epochs_than_there_were_are_refused(folder: Path) -> None:
+    (folder / "results/epochs.csv").write_text("epoch\n1\n")
+    with pytest.raises(UserError, match=r"weights after epoch 3, but .* has 1 epochs"):
         read_trajectory(folder / "models", folder / "results", "final", dataset_info())
 
 
@@ -78,5 +92,5 @@ def test_weights_of_another_model_among_the_kept_ones_are_refused(folder: Path) 
     config = model_config(kind="linear")
     info = WeightsInfo(model=config, label_smoothing=0.1, dataset=dataset_info(), epoch=2)
     write_weights(folder / "models/epochs/002.safetensors", Model(config).init(key=jax.random.key(0)), info)
-    with pytest.raises(UserError, match="weights of linear, beside mlp-5 in final"):
+    with pytest.raises(UserError, match=r"weights of linear, but final\.safetensors holds mlp-5"):
         read_trajectory(folder / "models", folder / "results", "final", dataset_info())

@@ -1,6 +1,7 @@
 """Tables of gradients, and the sentences made of them, on an analysis drawn at random."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +28,13 @@ def splits(*, wrong: int = 0) -> dict[str, Split]:
     return found | {"train": dataclasses.replace(found["train"], labels=labels)}
 
 
+@functools.cache
+def tables(*, wrong: int = 0) -> Tables:
+    return score_tables.make_tables(table(wrong=wrong), ANALYSIS, CONFIG)
+
+
 def table(*, wrong: int = 0) -> pd.DataFrame:
     return score_tables.score_table(splits(wrong=wrong), ANALYSIS.scores, DYNAMICS)
-
-
-def tables(rows: pd.DataFrame) -> Tables:
-    return score_tables.make_tables(rows, ANALYSIS, CONFIG)
 
 
 def test_the_table_has_every_example_once_and_dynamics_of_those_that_were_trained_on() -> None:
@@ -74,7 +76,7 @@ def test_detection_is_perfect_where_the_wrong_labels_score_highest_and_counts_er
 
 def test_where_no_label_is_wrong_there_is_nothing_to_detect(tmp_path: Path) -> None:
     assert detection_table(table()[lambda rows: rows["split"] == "train"]).empty
-    score_tables.write_tables(tmp_path / "out", tables(table()))
+    score_tables.write_tables(tmp_path / "out", tables())
     assert not (tmp_path / "out" / "label_error_scores.csv").exists()
 
 
@@ -103,14 +105,13 @@ def test_the_histogram_of_norms_has_every_example_once_in_bins_that_no_run_chang
 
 
 def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
-    rows = table(wrong=6)
-    score_tables.write_tables(tmp_path / "out", tables(rows))
+    score_tables.write_tables(tmp_path / "out", tables(wrong=6))
     written = {path.name for path in (tmp_path / "out").iterdir()}
     names = ("largest", "suspects", "label_error_scores", "norms", "noise_scale", "classes", "influence")
     assert written == {"scores.parquet", *(f"{name}.csv" for name in names)}
     largest = pd.read_csv(tmp_path / "out" / "largest.csv")
-    assert largest["grad_norm"].tolist() == pytest.approx(sorted(rows["grad_norm"])[::-1][:4], rel=1e-5)
-    metrics = score_tables.measure(tables(rows), ANALYSIS, CONFIG)
+    assert largest["grad_norm"].tolist() == pytest.approx(sorted(table()["grad_norm"])[::-1][:4], rel=1e-5)
+    metrics = score_tables.measure(tables(wrong=6), ANALYSIS, CONFIG)
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["noise_scale_epoch_000"] == 3
     assert "noise_scale_epoch_002" not in metrics, "its gradient is drowned by noise"
@@ -120,26 +121,38 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [0, 6])
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
 def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> None:
-    rows = table(wrong=wrong)
-    metrics = score_tables.measure(tables(rows), ANALYSIS, CONFIG)
-    words = summary.in_words("a title", tables(rows), ANALYSIS, metrics, CONFIG, batch_size)
-    train = rows[rows["split"] == "train"]
-    assert words.startswith("# What the gradients say: a title\n\n## Largest gradients\n")
-    assert f"The largest are #{train.loc[train['grad_norm'].idxmax(), 'example_id']} (a " in words
-    assert f"least believed over the training are #{rank_suspects(rows, 'train', 1)['example_id'].iloc[0]} (" in words
-    assert "3 (2 to 4) at epoch 0, beyond measure at epoch 2" in words
-    verdict = {1: "smaller than that", 3: "near that", 128: "larger than that"}[batch_size]
-    assert f"The batch of {batch_size} is {verdict}" in words
+    found = tables(wrong=wrong)
+    metrics = score_tables.measure(found, ANALYSIS, CONFIG)
+    words = summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, batch_size)
+    train = found.train
+    assert words.startswith("# Summary of per-example gradients: a title\n\n## Largest gradients\n")
+    assert f"The largest norms are those of #{train.loc[train['grad_norm'].idxmax(), 'example_id']} (label " in words
+    suspect = rank_suspects(found.scores, "train", 1)["example_id"].iloc[0]
+    assert f"lowest mean probability over the training are those of #{suspect} (label " in words
+    assert "3 (2 to 4) at epoch 0, unbounded at epoch 2" in words
+    verdict = {1: "less than half of that", 3: "close to that", 128: "more than twice that"}[batch_size]
+    assert f"A typical value is 3; the batch size {batch_size} is {verdict}" in words
     assert ("AUROC" in words) == (wrong > 0)
 
 
-def test_layers_that_go_by_the_definition_are_named(
+def test_where_no_noise_scale_is_finite_the_summary_says_so() -> None:
+    found = tables()
+    metrics = score_tables.measure(found, ANALYSIS, CONFIG)
+    endless = dataclasses.replace(ANALYSIS, noise_scales={2: ANALYSIS.noise_scales[2]})
+    words = summary.in_words("a title", found, endless, metrics, CONFIG, 3)
+    assert "The gradient noise scale is unbounded at every epoch" in words
+    assert score_tables.typical_noise_scale(endless) is None
+
+
+def test_layers_without_fast_gradients_cost_a_warning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Model(model_config())
-    summary.tell_unknown_layers(model)
+    summary.warn_of_unknown_layers(model)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(Dense, "grads", Layer.grads)
-    summary.tell_unknown_layers(model)
-    told = "gradients: layers/0, layers/1: by vmap(grad), having no way of their own, which is slow\n"
-    assert capsys.readouterr().err == told
+    summary.warn_of_unknown_layers(model)
+    assert capsys.readouterr().err == (
+        "gradients: warning: no fast per-example gradients for layers/0, layers/1; falling back to vmap(grad), "
+        "which is slow\n"
+    )

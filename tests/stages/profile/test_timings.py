@@ -1,26 +1,23 @@
-"""What is logged follows from what was timed; and nothing is timed where nobody would see it."""
+"""Metrics follow from the measured times; and nothing is timed without tracking or with a debug switch on."""
 
-from types import SimpleNamespace
-from typing import Any
+import dataclasses
 
 import numpy as np
 import pytest
-from factories import CONFIGURED, step_times, timings_of
+from factories import CONFIGURED, ROOT, step_times, timings_of
 
+from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.profile import timings
 from gradtrail.stages.profile.tables import doubling_table
 
 
-def row(*, stored: object | None, debug_nans: bool = False, disable_jit: bool = False) -> Any:
-    runtime = SimpleNamespace(debug_nans=debug_nans, disable_jit=disable_jit)
-    return SimpleNamespace(stored=stored, stage=SimpleNamespace(runtime=runtime))
-
-
 def test_nothing_is_timed_without_tracking_or_under_a_debug_switch() -> None:
-    assert timings.wanted(row(stored=object()))
-    assert not timings.wanted(row(stored=None))
-    assert not timings.wanted(row(stored=object(), debug_nans=True))
-    assert not timings.wanted(row(stored=object(), disable_jit=True))
+    runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
+    assert timings.wanted(runtime, is_tracked=True)
+    assert not timings.wanted(runtime, is_tracked=False)
+    for switch in ("debug_nans", "disable_jit"):
+        assert not timings.wanted(dataclasses.replace(runtime, **{switch: True}), is_tracked=True)
 
 
 def test_metrics_of_given_times() -> None:

@@ -1,4 +1,4 @@
-"""The report is one file that holds all it shows, runs nothing, and says what the metrics say."""
+"""The report is one file that holds everything it shows, runs nothing, and says what the metrics say."""
 
 import itertools
 import json
@@ -92,14 +92,14 @@ TABLES = {
     ),
     "profile/doubling": "function,batch_size,doubled,flops,total_bytes\ntrain_step,64,128,1.93,0.99",
 }
-PICTURES = (
+FIGURES = (
     *("preprocess/samples", "preprocess/class_balance", "train/learning_curves", "train/steps"),
     *("evaluate/confusion", "evaluate/reliability", "evaluate/mistakes"),
     *(f"gradients/{name}" for name in ("histograms", "relations", "largest", "course", "classes", "influence")),
     *("gradients/suspects_train", "gradients/suspects_test", "profile/costs", "profile/fusions"),
 )
 STAGES = stages_before("report", read_pipeline(ROOT / "dvc.yaml"))
-SUMMARY = "# What the gradients say: mlp-256-128\n\n## Noise\n\nThe gradient noise scale is 77.\n"
+SUMMARY = "# Summary of per-example gradients: mlp-256-128\n\n## Noise\n\nThe gradient noise scale is 77.\n"
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / f"results/train/{name}.parquet").write_text(name)
     for name, text in TABLES.items():
         (tmp_path / "results" / f"{name}.csv").write_text(f"{text}\n")
-    for number, name in enumerate(PICTURES):
+    for number, name in enumerate(FIGURES):
         (tmp_path / "results" / f"{name}.png").write_bytes(a_png(number))
     (tmp_path / "results/gradients/summary.md").write_text(SUMMARY)
     for name in ("params.yaml", "versions.yaml"):
@@ -130,7 +130,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def a_png(number: int) -> bytes:
-    """The beginning of a picture of 100 × 50 pixels, which is all that is read of one."""
+    """The beginning of a PNG of 100 × 50 pixels, which is all that is read of one."""
     return b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + struct.pack(">IIB", 100, 50, number)
 
 
@@ -190,7 +190,7 @@ def test_the_same_files_give_the_same_bytes_wherever_they_lie(folder: Path, tmp_
     assert render(folder) == render(folder) == render(elsewhere)
 
 
-def test_a_picture_or_table_that_changes_changes_the_page(folder: Path) -> None:
+def test_a_figure_or_table_that_changes_changes_the_page(folder: Path) -> None:
     before = render(folder)
     (folder / "results/train/steps.png").write_bytes(a_png(99))
     assert (after := render(folder)) != before
@@ -211,11 +211,11 @@ def test_the_page_loads_and_runs_nothing(folder: Path) -> None:
     assert policy.startswith("default-src 'none'")
 
 
-def test_every_picture_is_there_and_says_what_it_shows_with_a_figure_in_it(folder: Path) -> None:
+def test_every_figure_is_there_with_a_text_alternative_that_has_a_number(folder: Path) -> None:
     images = Reader(render(folder)).all("img")
     alts = [str(image["alt"]) for image in images]
-    assert len({image["src"] for image in images}) == len(PICTURES)
-    assert len(set(alts)) == len(PICTURES)
+    assert len({image["src"] for image in images}) == len(FIGURES)
+    assert len(set(alts)) == len(FIGURES)
     assert all(len(alt) > 40 and re.search(r"\d", alt) for alt in alts)
     assert all((image["width"], image["height"]) == ("100", "50") for image in images)
 
@@ -241,47 +241,52 @@ def test_text_from_files_is_text_on_the_page(folder: Path) -> None:
     assert hostile.words.count("<script>alert(1)</script>") >= 8
 
 
-@pytest.mark.parametrize("name", ["mnist", "digits"])
-def test_what_is_not_mnist_says_so(name: str, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["mnist", "digits", "clothes"])
+def test_the_page_names_the_data_set_and_no_other(name: str, folder: Path) -> None:
     path = folder / "data/processed/dataset.json"
     path.write_text(path.read_text().replace("mnist", name))
-    reader = Reader(render(folder))
-    assert ("This is not MNIST." in reader.words) == (name == "digits")
-    assert f"on {name} , the data set with the digest {DIGEST}" in reader.words
+    params = load_params(folder)
+    params["fetch"]["dataset"] = name
+    (folder / "params.yaml").write_text(json.dumps(params))
+    words = Reader(render(folder)).words
+    assert f"on {name} (data set digest {DIGEST} )" in words
+    assert f"The data set {name} {DIGEST[:8]} has 60,000 training images" in words
+    assert ("not comparable with results on other data sets" in words) == (name != "mnist")
+    assert ("mnist" in words.lower()) == (name == "mnist")
 
 
-def test_the_figures_are_those_of_the_metrics_files(folder: Path) -> None:
+def test_the_numbers_are_those_of_the_metrics_files(folder: Path) -> None:
     words = Reader(render(folder)).words
     for said in (
-        "Test accuracy 98.59% 98.34% to 98.80%",
+        "Test accuracy 98.59% 98.34% to 98.80% (95%)",
         "Mistakes 141 of 10,000 test examples",
         "Test loss 0.1414",
         "Calibration error 0.0978",
         "Parameters 235,146 mlp-256-128",
         "Epochs 3 1,290 steps",
         "Gradient noise scale 382,509",
-        "10,000 test examples 9,859 are classified rightly",
-        "The most frequent mistake is a 5 that is taken for a 3, 2 times",
-        "promise less than they hold",
+        "9,859 of 10,000 test examples are classified correctly and 141 are not",
+        "The most frequent mistake is label 5 predicted as 3 (2 times)",
+        "the model is underconfident",
         "train_step 134 MFLOP 18.9 MiB 1.79 MiB 46.5 MiB 1,358 86",
-        "382,509 29,519 beyond measure",
+        "382,509 29,519 unbounded",
         "train_step train 134 MFLOP 60.1 MiB 46.5 MiB 1,358",
     ):
         assert said in words, said
 
 
-def test_sentences_follow_the_figures(folder: Path) -> None:
+def test_sentences_follow_the_metrics(folder: Path) -> None:
     write_metrics(folder, "preprocess", METRICS["preprocess"] | {"noisy_labels": 5500})
     write_metrics(folder, "train", METRICS["train"] | {"steps": 430, "epochs": 1, "accuracy": 0.9})
     write_metrics(folder, "evaluate", METRICS["evaluate"] | {"accuracy": 0.8})
     words = Reader(render(folder)).words
-    assert "5,500 of the training labels, 10.0%, were made wrong on purpose" in words
-    assert "for one epoch, 430 steps, of 1,290 that were planned" in words
-    assert "8.5 points less than on the validation split" in words
-    assert "they promise too much" in words
+    assert "Label noise changed 5,500 of the training labels (10.0%)" in words
+    assert "for one epoch (430 of 1,290 planned steps)" in words
+    assert "8.5 percentage points below the validation accuracy" in words
+    assert "the model is overconfident" in words
 
 
-def test_where_labels_were_made_wrong_the_scores_that_find_them_are_shown(folder: Path) -> None:
+def test_with_label_noise_the_scores_that_find_it_are_shown(folder: Path) -> None:
     stem = folder / "results/gradients/label_error_scores"
     stem.with_suffix(".csv").write_text("score,epoch,auroc,average_precision\nel2n,2,0.99,0.951\n")
     stem.with_suffix(".png").write_bytes(a_png(50))
@@ -292,7 +297,7 @@ def test_where_labels_were_made_wrong_the_scores_that_find_them_are_shown(folder
 def test_where_no_mistake_was_made_the_page_says_so(folder: Path) -> None:
     (folder / "results/evaluate/classes.csv").write_text("label,predicted\n0,0\n1,1\n")
     (folder / "results/evaluate/mistakes.csv").write_text("example_id,label,predicted,probability,loss\n")
-    assert "No mistake was made, in any class." in Reader(render(folder)).words
+    assert "No example of any class is misclassified." in Reader(render(folder)).words
 
 
 def test_headings_are_in_order_ids_are_unique_and_contents_lead_somewhere(folder: Path) -> None:
@@ -313,11 +318,47 @@ def test_headings_are_in_order_ids_are_unique_and_contents_lead_somewhere(folder
 
 def test_the_lineage_has_every_digest_param_and_version(folder: Path) -> None:
     words = Reader(render(folder)).words
+    versions = YAML(typ="safe", pure=True).load(folder / "versions.yaml")
     for spec in STAGES.values():
         for out in spec.outs:
             assert f"{out} {digest(folder / out)}" in words
-    for said in ("mlp.hidden [256, 128]", "clip_norm 1.0", "patience null", "remat false", "jax 0.10.2"):
+    for said in ("train.mlp.hidden [256, 128]", "train.clip_norm 1.0", "train.patience null", "train.remat false"):
         assert said in words, said
+    assert f"jax {versions['jax']}" in words
+
+
+def test_a_stage_that_the_report_reads_is_part_of_its_lineage(folder: Path) -> None:
+    pipeline = YAML(typ="safe", pure=True).load(folder / "dvc.yaml")
+    outs = {"outs": ["results/toy"], "metrics": [{"metrics/toy.json": {"cache": False}}]}
+    toy = {"cmd": "toy", "deps": ["models/final.safetensors"], "params": ["toy.size", "train.seed"], **outs}
+    pipeline["stages"] = {"toy": toy} | pipeline["stages"]
+    (folder / "dvc.yaml").write_text(json.dumps(pipeline))
+    (folder / "params.yaml").write_text(json.dumps(load_params(folder) | {"toy": {"size": 7, "unread": 8}}))
+    write_metrics(folder, "toy", {"compile/toy_step/flops": 5, "compile/toy_step/bytes_accessed": 6})
+    assert "toy" not in Reader(render(folder)).words, "the report does not read it yet"
+
+    pipeline["stages"]["report"]["deps"] += ["results/toy", "metrics/toy.json"]
+    (folder / "dvc.yaml").write_text(json.dumps(pipeline))
+    with pytest.raises(UserError, match="results/toy: no such file"):
+        render(folder)
+    (folder / "results/toy").mkdir()
+    (folder / "results/toy/table.csv").write_text("a\n1\n")
+    write_metrics(folder, "toy", {"accuracy": 1})
+    words = Reader(render(folder)).words
+    assert (
+        f"Read by toy file or folder digest models/final.safetensors {digest(folder / 'models/final.safetensors')}"
+        in words
+    )
+    assert f"Written by toy file or folder digest results/toy {digest(folder / 'results/toy')}" in words
+    assert "Params of toy key value toy.size 7 train.seed 0" in words
+    write_metrics(folder, "toy", {"dataset_digest": "other"})
+    with pytest.raises(UserError, match=r"metrics/toy\.json: of another data set"):
+        render(folder)
+
+
+def test_the_report_runs_again_where_a_param_that_it_shows_changes() -> None:
+    shown = {key for spec in STAGES.values() for key in spec.params["params.yaml"]}
+    assert shown <= set(read_pipeline(ROOT / "dvc.yaml")["report"].params["params.yaml"])
 
 
 @pytest.mark.parametrize(
@@ -326,7 +367,7 @@ def test_the_lineage_has_every_digest_param_and_version(folder: Path) -> None:
         *("params.yaml", "versions.yaml", "data/raw", "data/processed/dataset.json", "data/processed/train.npz"),
         *("models/final.safetensors", "metrics/train.json", "results/gradients/summary.md", "results/evaluate"),
         *(f"results/{name}.csv" for name in TABLES),
-        *(f"results/{name}.png" for name in PICTURES),
+        *(f"results/{name}.png" for name in FIGURES),
     ],
 )
 def test_a_missing_file_is_one_line(file: str, folder: Path) -> None:
@@ -345,7 +386,7 @@ def write(text: str) -> Callable[[Path], object]:
     ("file", "change", "said"),
     [
         ("metrics/train.json", write("{"), "not readable as JSON"),
-        ("metrics/train.json", write("[1]"), "expected figures by name, got list"),
+        ("metrics/train.json", write("[1]"), "expected a mapping of metrics, got list"),
         ("metrics/train.json", write("\xff"), "not readable as text"),
         ("metrics/train.json", write('{"dataset_digest": "other"}'), "of another data set"),
         ("metrics/train.json", write(f'{{"dataset_digest": "{DIGEST}"}}'), "should be a number, got None"),
@@ -357,8 +398,8 @@ def write(text: str) -> Callable[[Path], object]:
         ("results/train/epochs.csv", write("epoch,loss\n1,2\n"), "column accuracy is missing or incomplete"),
         ("results/train/epochs.csv", write(TABLES["train/epochs"].replace("0.8", "x")), "could not convert"),
         ("results/train/epochs.csv", write('epoch\n"a'), "not readable as a table"),
-        ("results/train/steps.png", write("GIF89a" * 9), "no PNG"),
-        ("params.yaml", write("train: 1\n"), "section 'fetch' is missing"),
+        ("results/train/steps.png", write("GIF89a" * 9), "not a PNG"),
+        ("params.yaml", write("train: 1\n"), "preprocess.subset_fraction is missing"),
     ],
 )
 def test_a_file_of_another_kind_is_one_line(
@@ -380,17 +421,17 @@ def test_a_missing_key_of_the_params_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("title", ["", "  ", "x" * 201])
-def test_a_title_has_something_to_say_and_is_no_essay(title: str) -> None:
+def test_a_title_is_neither_empty_nor_long(title: str) -> None:
     with pytest.raises(ValueError, match="title must have 1 to 200 characters"):
         report.ReportConfig(title=title)
 
 
-def test_metrics_say_how_large_the_page_is(folder: Path) -> None:
+def test_metrics_have_the_size_of_the_page(folder: Path) -> None:
     sources = inputs.read_sources(folder)
     sections = report.sections_of(sources)
     page = report.render(report.ReportConfig(title="A “title”"), sources, sections)
     metrics = report.measure(sources, sections, page)
-    assert metrics["num_pictures"] == len(PICTURES)
+    assert metrics["num_pictures"] == len(FIGURES)
     (folder / "page.html").write_text(page, encoding="utf-8")
     assert metrics["size_bytes"] == (folder / "page.html").stat().st_size
     assert metrics["dataset_digest"] == DIGEST
@@ -407,12 +448,12 @@ def test_metrics_say_how_large_the_page_is(folder: Path) -> None:
         (134_147_512, "128 MiB", "134 MFLOP"),
     ],
 )
-def test_units_are_those_that_people_read(number: int, bytes_said: str, flops_said: str) -> None:
+def test_numbers_have_units(number: int, bytes_said: str, flops_said: str) -> None:
     assert (size(number), flops(number)) == (bytes_said, flops_said)
 
 
-def test_long_tables_are_folded_and_figures_stand_right() -> None:
-    table = Table(caption="", header=("a", "b", "c"), rows=[("x", "−1.5%", "beyond measure"), ("y", "", "7")])
+def test_long_tables_are_folded_and_numbers_are_right_aligned() -> None:
+    table = Table(caption="", header=("a", "b", "c"), rows=[("x", "−1.5%", "unbounded"), ("y", "", "7")])
     assert table.is_numeric == (False, True, True)
     assert not table.is_folded
     assert Table(caption="", header=("a",), rows=[("x",)] * 17).is_folded

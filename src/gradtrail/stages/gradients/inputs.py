@@ -47,16 +47,15 @@ def read_trajectory(
         require_same_data(path, kept_about, dataset)
         by_epoch[kept_about.epoch] = kept
     by_epoch |= {about.epoch: params}
-    epochs = _count_epochs(results / "epochs.csv")
-    steps = _read_steps(results / "steps.parquet", epochs)
+    epochs, learning_rates, batch_size = read_schedule(results)
     if max(by_epoch) > epochs:
         raise UserError(f"{models}: weights after epoch {max(by_epoch)}, but {results} has {epochs} epochs")
     trajectory = Trajectory(
         params=by_epoch,
         scored=about.epoch,
-        learning_rates=steps["learning_rate"],
-        steps_per_epoch=len(steps["learning_rate"]) // epochs,
-        batch_size=int(steps["num_examples"].max()),
+        learning_rates=learning_rates,
+        steps_per_epoch=len(learning_rates) // epochs,
+        batch_size=batch_size,
     )
     return model, about, trajectory
 
@@ -76,15 +75,20 @@ def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
     return table
 
 
-def _read_steps(path: Path, epochs: int) -> dict[str, np.ndarray]:
-    """Read the steps of a training; every epoch has the same number of them."""
+def read_schedule(results: Path) -> tuple[int, np.ndarray, int]:
+    """Read the number of epochs of a training, the learning rate of every step, and the batch size.
+
+    Raises:
+        UserError: a file is missing or damaged, or the epochs have different numbers of steps.
+    """
+    epochs, path = _count_epochs(results / "epochs.csv"), results / "steps.parquet"
     steps = _read_parquet(path, _STEPS)
     rates, sizes = steps["learning_rate"], steps["num_examples"]
     if not len(rates) or len(rates) % epochs:
         raise UserError(f"{path}: {len(rates)} steps cannot be divided evenly among {epochs} epochs")
     if sizes.max() < 1 or not np.isfinite(rates).all():
         raise UserError(f"{path}: a learning rate is not finite, or no step has examples")
-    return steps
+    return epochs, rates, int(sizes.max())
 
 
 def _count_epochs(path: Path) -> int:

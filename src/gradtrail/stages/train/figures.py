@@ -1,4 +1,4 @@
-"""Pictures of a training: by epoch, and step by step."""
+"""Figures of a training: by epoch, and by optimizer step."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gradtrail.stages.train.tables import epoch_table, step_table
 
 
 def draw(folder: Path, history: History, title: str, clip_norm: float | None) -> None:
-    """Draw all pictures of the `train` stage into a folder."""
+    """Draw all figures of the `train` stage into a folder."""
     epochs, steps = epoch_table(history.epochs), step_table(history.steps)
     plotting.save(draw_learning_curves(epochs, title), folder / "learning_curves.png")
     plotting.save(draw_steps(steps, title, clip_norm), folder / "steps.png")

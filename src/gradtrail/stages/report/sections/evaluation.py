@@ -47,7 +47,7 @@ def interval(sources: Sources) -> str:
 def _how_good(sources: Sources) -> str:
     total, wrong = sources.metric("evaluate", "num_examples"), sources.metric("evaluate", "num_mistakes")
     return (
-        f"With the {sources.param('evaluate.weights')} weights (epoch {sources.metric('evaluate', 'epoch'):g}) "
+        f"With the {sources.param('evaluate.weights')} weights (epoch {sources.metric('evaluate', 'epoch'):g}), "
         f"{count(total - wrong)} of {count(total)} test examples are classified correctly and {count(wrong)} are not: "
         f"an accuracy of {percent(sources.metric('evaluate', 'accuracy'))} (95% interval: {interval(sources)}). The "
         f"test loss is {sources.metric('evaluate', 'loss'):.3g} nats per example."
