@@ -14,7 +14,6 @@ from gradtrail.tracking.lineage.snapshots import snapshot_of, working_snapshot
 from gradtrail.tracking.sync.sync import sync
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in what DVC imports
-STAGES = ["evaluate", "fetch", "gradients", "train"]
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +66,10 @@ def test_code_that_moved_makes_no_second_run_and_no_stage_run_again(project: Pro
         assert dvc.reproduce() == []
 
     Path("mlflow.db").unlink()
-    assert sorted(sync().rebuilt) == STAGES
-    assert len(project.rows()) == 4, "of the two states of the same outs, one has a run"
+    said = project.sync()  # in a process of its own, as MLflow keeps the lost database open in this one
+    assert said == "0 runs present; rebuilt: fetch, train, evaluate, gradients\n", (
+        "one run for two states of the same outs"
+    )
 
 
 def test_a_commit_is_compared_by_the_files_of_its_folders(project: Project) -> None:
