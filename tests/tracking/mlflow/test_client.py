@@ -1,11 +1,8 @@
 """One store for many processes: created once, and a request that conflicts with another one is repeated."""
 
 import contextlib
-import os
 import sqlite3
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,23 +11,14 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 
 from gradtrail.tracking.mlflow.client import StoreClient
 
-OPEN = (
-    "from gradtrail.tracking.mlflow.client import experiment_id, open_store; "
-    "print(experiment_id(open_store(), 'models'))"
-)
 
-
-def test_processes_that_create_the_store_at_once_agree(tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_TRACKING")}
-    env |= {"DVC_ROOT": str(tmp_path)}
-    started = [subprocess.Popen([sys.executable, "-c", OPEN], env=env, stdout=subprocess.PIPE) for _ in range(2)]
-    answers = {process.communicate()[0] for process in started}
-    assert [process.returncode for process in started] == [0, 0]
-    assert len(answers) == 1
-    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
-        assert store.execute("select count(*) from experiments where name = 'models'").fetchone() == (1,)
-        (location,) = store.execute("select artifact_location from experiments where name = 'models'").fetchone()
-    assert location == (tmp_path / "mlruns").as_uri()
+def test_processes_that_create_the_store_at_once_agree(created_store: Any) -> None:
+    folder = created_store.folder
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as store:
+        query = "select experiment_id, artifact_location from experiments where name = 'models'"
+        ((experiment, location),) = store.execute(query).fetchall()
+    assert created_store.processes == [(0, f"{experiment}\n".encode())] * 2
+    assert location == (folder / "mlruns").as_uri()
 
 
 @pytest.mark.parametrize(

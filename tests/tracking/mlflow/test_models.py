@@ -8,6 +8,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import jax
 import mlflow
@@ -28,17 +29,14 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (3, *SHAPE), np.uint8)
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
-    folder = tmp_path_factory.mktemp("store")
+def client(created_store: Any) -> MlflowClient:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        client = open_store()
-        client.create_experiment("here", artifact_location=(folder / "mlruns").as_uri())
-        return client
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{created_store.folder}/mlflow.db")
+        return open_store()
 
 
 def new_run(client: MlflowClient, **params: str) -> Run:
-    experiment = client.get_experiment_by_name("here")
+    experiment = client.get_experiment_by_name("models")
     run_id = client.create_run(experiment.experiment_id, tags={"stage": "evaluate" if params else "train"}).info.run_id
     client.log_param(run_id, "train.seed", "7")
     for key, value in params.items():
