@@ -1,4 +1,4 @@
-"""Pictures of the data: what the images look like, and how the classes are shared out."""
+"""Figures of the data: what the images look like, and how large each class is."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,20 +8,24 @@ import numpy as np
 from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts import plotting
 
+_MAX_SHOWN = 20  # classes, or labels on an axis: a figure of more takes minutes, and nobody can read it
+
 
 def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: int) -> None:
-    """Draw all pictures of the `preprocess` stage into a folder."""
+    """Draw all figures of the `preprocess` stage into a folder."""
     draw_samples(folder / "samples.png", splits["train"], dataset, num_classes)
     draw_class_balance(folder / "class_balance.png", splits, dataset, num_classes)
 
 
 def draw_samples(path: Path, split: Split, dataset: str, num_classes: int, per_class: int = 12) -> None:
-    """Draw the first training examples of each class, a row a class, by given label."""
+    """Draw the first training examples of each class, a row a class, by given label; of the first 20 classes."""
+    rows = min(num_classes, _MAX_SHOWN)
+    shown = "" if rows == num_classes else f" below {rows} of {num_classes}"
     figure, axes = plotting.new_figure(
-        f"Training examples by label ({dataset})",
-        rows=num_classes,
+        f"Training examples by label{shown} ({dataset})",
+        rows=rows,
         columns=per_class,
-        size=(per_class * 0.8, num_classes * 0.8 + 0.5),
+        size=(per_class * 0.8, rows * 0.8 + 0.5),
     )
     for label, row in enumerate(axes):
         chosen = np.flatnonzero(split.labels == label)[:per_class]
@@ -40,7 +44,7 @@ def draw_class_balance(path: Path, splits: Mapping[str, Split], dataset: str, nu
         shares = np.bincount(split.labels, minlength=num_classes) / len(split)
         places = np.arange(num_classes) + (index - (len(splits) - 1) / 2) * width
         axis.bar(places, 100 * shares, width, label=f"{name} ({len(split):,})", color=plotting.SPLIT_COLOURS[name])
-    axis.set_xticks(np.arange(num_classes))
+    axis.set_xticks(np.arange(0, num_classes, -(-num_classes // _MAX_SHOWN)))
     axis.set_xlabel("class")
     axis.set_ylabel("% of the split")
     axis.grid(axis="x", visible=False)
