@@ -8,8 +8,6 @@ import numpy as np
 from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts import plotting
 
-_MAX_SHOWN = 20  # classes, or labels on an axis: a figure of more takes minutes, and nobody can read it
-
 
 def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: int) -> None:
     """Draw all figures of the `preprocess` stage into a folder."""
@@ -19,7 +17,7 @@ def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: i
 
 def draw_samples(path: Path, split: Split, dataset: str, num_classes: int, per_class: int = 12) -> None:
     """Draw the first training examples of each class, a row a class, by given label; of the first 20 classes."""
-    rows = min(num_classes, _MAX_SHOWN)
+    rows = min(num_classes, plotting.MAX_CLASSES)
     shown = "" if rows == num_classes else f" below {rows} of {num_classes}"
     figure, axes = plotting.new_figure(
         f"Training examples by label{shown} ({dataset})",
@@ -44,7 +42,7 @@ def draw_class_balance(path: Path, splits: Mapping[str, Split], dataset: str, nu
         shares = np.bincount(split.labels, minlength=num_classes) / len(split)
         places = np.arange(num_classes) + (index - (len(splits) - 1) / 2) * width
         axis.bar(places, 100 * shares, width, label=f"{name} ({len(split):,})", color=plotting.SPLIT_COLOURS[name])
-    axis.set_xticks(np.arange(0, num_classes, -(-num_classes // _MAX_SHOWN)))
+    axis.set_xticks(plotting.class_ticks(num_classes))
     axis.set_xlabel("class")
     axis.set_ylabel("% of the split")
     axis.grid(axis="x", visible=False)

@@ -1,0 +1,29 @@
+"""A data set may have 256 classes; figures show as many of them as can be read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import random_split
+from PIL import Image
+
+from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.preprocess import figures
+
+
+def read_size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
+def test_of_many_classes_the_first_are_shown(tmp_path: Path) -> None:
+    splits = {name: random_split(60, num_classes=256) for name in ("train", "test")}
+    figures.draw(tmp_path, splits, "idx", 256)
+    assert read_size(tmp_path / "samples.png") == (12 * 88, plotting.MAX_CLASSES * 88 + 55)  # 0.8 inches a cell
+
+
+@pytest.mark.parametrize(("num_classes", "step"), [(1, 1), (10, 1), (20, 1), (21, 2), (256, 13)])
+def test_an_axis_names_every_class_or_evenly_spaced_ones(num_classes: int, step: int) -> None:
+    ticks = list(plotting.class_ticks(num_classes))
+    assert ticks == list(np.arange(0, num_classes, step))
+    assert len(ticks) <= plotting.MAX_CLASSES
