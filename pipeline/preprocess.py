@@ -1,4 +1,4 @@
-"""Split the data set, inject label noise if asked: `data/raw` → `data/processed`, pictures."""
+"""Split the data set, inject label noise if asked: `data/raw` → `data/processed`, figures."""
 
 from pathlib import Path
 

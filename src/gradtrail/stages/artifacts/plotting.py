@@ -13,6 +13,7 @@ BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E0
 NARROW_INCHES = 8
 _CELL_INCHES = (1.15, 1.55)  # of an image in a gallery, with its caption
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE)
+MAX_CLASSES = 20  # that a figure shows one by one: more take minutes to draw, and nobody can read them
 SPLIT_COLOURS = {"train": BLUE, "validation": ORANGE, "test": GREEN}
 
 _STYLE: Any = {
@@ -69,6 +70,11 @@ def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns:
         axes[0, 0].text(*place, caption, fontsize=8, ha="center", va="bottom").set_in_layout(False)
     show_image(axes[0, 0], mosaic)
     return figure
+
+
+def class_ticks(num_classes: int) -> range:
+    """Return the classes to name on an axis: all of them, or where they are many every second, third and so on."""
+    return range(0, num_classes, -(-num_classes // MAX_CLASSES))
 
 
 def show_image(axis: Axes, image: np.ndarray) -> None:

@@ -23,10 +23,11 @@ def draw_confusion(confusion: np.ndarray, title: str) -> Figure:
     axis = axes[0, 0]
     mistakes = np.where(np.eye(len(confusion), dtype=bool), 0, confusion)
     axis.imshow(mistakes, cmap="Oranges")
-    for (row, column), count in np.ndenumerate(confusion):
+    for (row, column), count in np.ndenumerate(confusion) if len(confusion) <= plotting.MAX_CLASSES else ():
         shade = plotting.GREY if row == column else "white" if count > mistakes.max() / 2 else "black"
         axis.text(column, row, f"{count}" if count else "·", ha="center", va="center", color=shade, fontsize=8)
-    axis.set(xlabel="predicted", ylabel="label", xticks=range(len(confusion)), yticks=range(len(confusion)))
+    ticks = plotting.class_ticks(len(confusion))
+    axis.set(xlabel="predicted", ylabel="label", xticks=ticks, yticks=ticks)
     axis.grid(visible=False)
     return figure
 

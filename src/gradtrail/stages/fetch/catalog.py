@@ -35,13 +35,15 @@ class Contents:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """An entry: what a data set holds, and where it comes from. Its sources are tried in the order of the fields.
+    """An entry: what a data set holds, and where it comes from.
+
+    It needs `load`, or else a `folder_variable`; folder, mirrors and OpenML are tried in this order.
 
     Attributes:
         title: what messages call it.
         citation: what to cite.
         contents: what every source must deliver; None where any four IDX files will do.
-        load: makes the four arrays from an installed package.
+        load: returns the four arrays from an installed package.
         folder_variable: environment variable that may name a folder with the files, each plain or as `.gz`.
         mirrors: base URLs that serve each file as `<base>/<name>.gz`.
         openml: name of version 1 of the data set at OpenML, where the test examples follow the training ones.

@@ -1,4 +1,4 @@
-"""Acquire a data set from the first of its sources that has all four files: a package, a folder, a mirror, OpenML.
+"""Acquire a data set: from an installed package, or else the first of a folder, mirrors and OpenML that has it all.
 
 Whatever the source, the files end as IDX, uncompressed, and their SHA-256 is compared with the catalog's.
 """
@@ -66,12 +66,15 @@ def acquire(config: FetchConfig, to: Path, *, parts: Path, runtime: RuntimeConfi
         UserError: files of one's own are missing, damaged, or do not fit together; a mirror is no http or https URL.
     """
     entry = DATASETS[config.dataset]
+    if entry.load:
+        _write_arrays(entry, entry.load(), to)
+        return describe_raw(to, config.dataset)
     sources = _sources(entry, to, parts, runtime)
     for source in sources.values():
         try:
             origin = source()
             info = describe_raw(to, config.dataset)
-        except (UserError, WrongBytesError) as fault:
+        except UserError as fault:
             if entry.contents is None:
                 folder = os.environ[entry.folder_variable]
                 raise UserError(str(fault).replace(str(to), f"{entry.folder_variable}: {folder}")) from fault
@@ -82,16 +85,14 @@ def acquire(config: FetchConfig, to: Path, *, parts: Path, runtime: RuntimeConfi
     flag = os.environ.get(NO_SOURCE_FLAG)
     if flag and entry.stand_in:  # DVC does not pass a stage's exit status on to `gradtrail repro`
         Path(flag).touch()
-    advice = f": set {entry.folder_variable} to a folder with the four IDX files" if entry.folder_variable else ""
+    advice = f"set {entry.folder_variable} to a folder with the four IDX files"
     advice += f", or set fetch.dataset: {entry.stand_in} in params.yaml" if entry.stand_in else ""
-    raise NoSourceError(f"no source of {entry.title} answered (asked: {', '.join(sources) or 'none'}){advice}")
+    raise NoSourceError(f"no source of {entry.title} answered (asked: {', '.join(sources) or 'none'}): {advice}")
 
 
 def _sources(entry: Dataset, to: Path, parts: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
     """Return what may be asked, by name, in order; each writes the files to `to` and returns where they came from."""
     sources: dict[str, Callable[[], str]] = {}
-    if entry.load:
-        sources["package"] = lambda: _from_package(entry, to)
     if folder := os.environ.get(entry.folder_variable):
         sources[entry.folder_variable] = lambda: _from_folder(entry, Path(folder), to)
     bases = entry.mirrors if runtime.mirrors is None else runtime.mirrors
@@ -103,12 +104,6 @@ def _sources(entry: Dataset, to: Path, parts: Path, runtime: RuntimeConfig) -> d
     if entry.openml and runtime.openml:
         sources["OpenML"] = lambda: _from_openml(entry, to)
     return sources
-
-
-def _from_package(entry: Dataset, to: Path) -> str:
-    assert entry.load is not None  # noqa: S101 - for the type checker
-    _write_arrays(entry, entry.load(), to)
-    return "an installed package"
 
 
 def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:

@@ -118,16 +118,17 @@ def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
     """Draw the cosines of the classes' mean gradients, their coherence, and their shares of the mean gradient."""
     classes = analysis.classes
     figure, axes = plotting.new_figure(f"Gradients by class · {title}", columns=3, size=(14, 4.6))
+    ticks = plotting.class_ticks(len(classes.share))
     panels = {"cosine of the mean gradients": classes.cosine, "coherence of per-example gradients": classes.coherence}
     for axis, (name, matrix) in zip(axes[0], panels.items(), strict=False):
         limit = float(np.nanmax(np.abs(matrix))) or 1.0
         drawn = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axis.grid(visible=False)
-        axis.set(title=name, xlabel="class", ylabel="class", xticks=range(len(matrix)), yticks=range(len(matrix)))
+        axis.set(title=name, xlabel="class", ylabel="class", xticks=ticks, yticks=ticks)
         figure.colorbar(drawn, ax=axis, shrink=0.8)
     axes[0, 2].bar(range(len(classes.share)), 100 * classes.share, color=plotting.BLUE)
     axes[0, 2].axhline(0, color=plotting.GREY, linewidth=1)
-    axes[0, 2].set(title="share of the mean gradient", xlabel="class", ylabel="%", xticks=range(len(classes.share)))
+    axes[0, 2].set(title="share of the mean gradient", xlabel="class", ylabel="%", xticks=ticks)
     return figure
 
 

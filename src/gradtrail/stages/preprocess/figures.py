@@ -1,4 +1,4 @@
-"""Pictures of the data: what the images look like, and how the classes are shared out."""
+"""Figures of the data: what the images look like, and how large each class is."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,18 +11,20 @@ from gradtrail.stages.artifacts import plotting
 
 
 def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: int) -> None:
-    """Draw all pictures of the `preprocess` stage into a folder."""
+    """Draw all figures of the `preprocess` stage into a folder."""
     plotting.save(draw_samples(splits["train"], dataset, num_classes), folder / "samples.png")
     plotting.save(draw_class_balance(splits, dataset, num_classes), folder / "class_balance.png")
 
 
 def draw_samples(split: Split, dataset: str, num_classes: int, per_class: int = 12) -> Figure:
-    """Draw the first training examples of each class, a row a class, by given label."""
+    """Draw the first training examples of each class, a row a class, by given label; of the first 20 classes."""
+    rows = min(num_classes, plotting.MAX_CLASSES)
+    shown = "" if rows == num_classes else f" below {rows} of {num_classes}"
     figure, axes = plotting.new_figure(
-        f"Training examples by label ({dataset})",
-        rows=num_classes,
+        f"Training examples by label{shown} ({dataset})",
+        rows=rows,
         columns=per_class,
-        size=(per_class * 0.8, num_classes * 0.8 + 0.5),
+        size=(per_class * 0.8, rows * 0.8 + 0.5),
     )
     for label, row in enumerate(axes):
         chosen = np.flatnonzero(split.labels == label)[:per_class]
@@ -41,7 +43,7 @@ def draw_class_balance(splits: Mapping[str, Split], dataset: str, num_classes: i
         shares = np.bincount(split.labels, minlength=num_classes) / len(split)
         places = np.arange(num_classes) + (index - (len(splits) - 1) / 2) * width
         axis.bar(places, 100 * shares, width, label=f"{name} ({len(split):,})", color=plotting.SPLIT_COLOURS[name])
-    axis.set_xticks(np.arange(num_classes))
+    axis.set_xticks(plotting.class_ticks(num_classes))
     axis.set_xlabel("class")
     axis.set_ylabel("% of the split")
     axis.grid(axis="x", visible=False)

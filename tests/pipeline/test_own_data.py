@@ -1,0 +1,100 @@
+"""A folder of one's own images, of another size and number of classes, goes through the whole pipeline."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from projects import Project, copy_project
+
+from gradtrail.stages.artifacts.idx import RAW_FILES, encode_idx
+
+pytestmark = pytest.mark.slow
+
+SHAPE, NUM_CLASSES = (12, 10), 4
+QUICK = {
+    "fetch.dataset": "idx",
+    "train.epochs": 1,
+    "train.batch_size": 16,
+    "train.keep_epochs": [0, 1],
+    "train.model": "cnn",
+    "train.cnn.channels": [4],
+    "train.cnn.hidden": [8],
+    "gradients.bootstrap_samples": 100,
+    "profile.steps": 2,
+    "profile.smallest_batch_size": 16,
+    "profile.largest_batch_size": 16,
+    "profile.seconds": 0.05,
+    "profile.precisions": ["float32"],
+    "runtime.tracking": False,
+}
+
+
+def write_own(folder: Path, seed: int) -> Path:
+    """Write images whose brightness tells their class, but for noise."""
+    generator = np.random.default_rng(seed)
+    folder.mkdir(exist_ok=True)
+    for count, names in ((200, RAW_FILES[:2]), (80, RAW_FILES[2:])):
+        labels = np.arange(count, dtype=np.uint8) % NUM_CLASSES
+        images = (labels * 60)[:, None, None] + generator.integers(0, 50, (count, *SHAPE), dtype=np.uint8)
+        for name, array in zip(names, (images, labels), strict=True):
+            (folder / name).write_bytes(encode_idx(array))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = copy_project(tmp_path_factory.mktemp("own") / "project")
+    for key, value in QUICK.items():
+        project.set(key, value)
+    project.dvc("repro", env={"IDX_DIR": str(write_own(project.folder.with_name("folder"), 0))})
+    return project
+
+
+def metrics_of(project: Project, stage: str) -> dict:
+    return json.loads((project.folder / "metrics" / f"{stage}.json").read_text())
+
+
+def test_every_stage_took_the_size_and_the_classes_from_the_data(project: Project) -> None:
+    info = json.loads((project.folder / "data/processed/dataset.json").read_text())
+    assert (info["name"], tuple(info["image_shape"]), info["num_classes"]) == ("idx", SHAPE, NUM_CLASSES)
+    for stage in ("fetch", "preprocess", "train", "evaluate", "gradients", "profile", "report"):
+        assert metrics_of(project, stage)["dataset_digest"] == info["digest"]
+    assert metrics_of(project, "evaluate")["num_examples"] == 80
+    assert metrics_of(project, "gradients")["num_examples"] == 280
+
+
+@pytest.mark.parametrize("path", ["reports/report.html", "results/gradients/summary.md", "metrics/report.json"])
+def test_no_text_speaks_of_another_data_set(project: Project, path: str) -> None:
+    text = (project.folder / path).read_text().lower()
+    assert not {"mnist", "digit", "clothing"} & {word.strip(".,:;()") for word in text.split()}
+    assert "not mnist" not in text
+
+
+def test_a_changed_folder_is_read_when_forced_and_what_depends_on_it_runs(project: Project) -> None:
+    env = {"IDX_DIR": str(write_own(project.folder.with_name("folder"), 1))}
+    before = metrics_of(project, "fetch")["dataset_digest"]
+    assert project.ran(project.dvc("repro", "fetch", env=env)) == []
+    assert project.ran(project.dvc("repro", "--force", "--single-item", "fetch", env=env)) == ["fetch"]
+    assert metrics_of(project, "fetch")["dataset_digest"] != before
+    assert project.ran(project.dvc("repro", "preprocess", env=env)) == ["preprocess"]
+
+
+def test_a_data_set_whose_sources_do_not_answer_is_one_line_and_status_2(project: Project, tmp_path: Path) -> None:
+    copy = copy_project(tmp_path / "project")
+    copy.set("fetch.dataset", "fashion_mnist")
+    copy.set("runtime.mirrors", ["http://127.0.0.1:9/fashion"])  # where nobody listens
+    env = {"PYTHONPATH": str(copy.folder / "src"), "FASHION_MNIST_DIR": ""}
+    command = f"{sys.executable} -m pipeline.fetch; echo status $?"
+    *_, line, status = copy.run("sh", "-c", command, env=env).splitlines()
+    assert status == "status 2"
+    assert line == (
+        "fetch: no source of Fashion-MNIST answered (asked: mirrors): "
+        "set FASHION_MNIST_DIR to a folder with the four IDX files"
+    )
+    params = (copy.folder / "params.yaml").read_bytes()
+    output = copy.run(sys.executable, "-m", "gradtrail", "repro", "fetch", env=env, check=False)
+    assert line in output
+    assert "digits" not in output.replace("set fetch.dataset: digits", "")
+    assert (copy.folder / "params.yaml").read_bytes() == params

@@ -1,0 +1,29 @@
+"""A data set may have 256 classes; figures show as many of them as can be read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import random_split
+from matplotlib.figure import Figure
+
+from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.preprocess import figures
+
+
+def test_of_many_classes_the_first_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: dict[str, Figure] = {}
+    monkeypatch.setattr(plotting, "save", lambda figure, path: saved.update({path.name: figure}))
+    splits = {name: random_split(60, num_classes=256) for name in ("train", "test")}
+    figures.draw(tmp_path, splits, "idx", 256)
+    assert len(saved["samples.png"].axes) == 12 * plotting.MAX_CLASSES
+    assert saved["samples.png"].get_suptitle() == "Training examples by label below 20 of 256 (idx)"
+    assert len(saved["class_balance.png"].axes[0].patches) == 2 * 256
+    assert len(saved["class_balance.png"].axes[0].get_xticks()) <= plotting.MAX_CLASSES
+
+
+@pytest.mark.parametrize(("num_classes", "step"), [(1, 1), (10, 1), (20, 1), (21, 2), (256, 13)])
+def test_an_axis_names_every_class_or_evenly_spaced_ones(num_classes: int, step: int) -> None:
+    ticks = list(plotting.class_ticks(num_classes))
+    assert ticks == list(np.arange(0, num_classes, step))
+    assert len(ticks) <= plotting.MAX_CLASSES
