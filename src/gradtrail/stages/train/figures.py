@@ -1,4 +1,4 @@
-"""Pictures of a training: by epoch, and step by step."""
+"""Figures of a training: by epoch, and by step."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from gradtrail.stages.train.tables import epoch_table, step_table
 
 
 def draw(folder: Path, history: History, title: str, clip_norm: float | None) -> None:
-    """Draw all pictures of the `train` stage into a folder."""
+    """Draw all figures of the `train` stage into a folder."""
     epochs, steps = epoch_table(history.epochs), step_table(history.steps)
     draw_learning_curves(folder / "learning_curves.png", epochs, title)
     draw_steps(folder / "steps.png", steps, title, clip_norm)
@@ -61,7 +61,7 @@ def draw_steps(path: Path, steps: pd.DataFrame, title: str, clip_norm: float | N
 
 
 def _draw_noisy(axis: Axes, steps: pd.Series, values: pd.Series) -> None:
-    """Draw what jumps from step to step faintly, and its running mean on top."""
+    """Plot noisy values faintly, and their running mean on top."""
     window = max(1, len(values) // 100)
     values = values.where(np.isfinite(values))
     axis.plot(steps, values, color=plotting.BLUE, alpha=0.25, linewidth=0.8)
