@@ -8,11 +8,13 @@ stands out from the noise; the share is that of the cadence in `params.yaml`. Th
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +30,7 @@ from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.calls import StoreCalls
 from gradtrail.tracking.mlflow.run import TrackedRun
+from gradtrail.tracking.mlflow.training_log import TrainingLog
 
 OFTEN_SECONDS = 2.0
 NEVER = float("inf")
@@ -38,8 +41,8 @@ class CountedFolder(ResumeFolder):
 
     written = 0
 
-    def _write(self, *args: object) -> None:
-        super()._write(*args)
+    def _start(self, *args: Any) -> None:
+        super()._start(*args)
         self.written += 1
 
 
@@ -53,13 +56,15 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     compiler = Compiler(time.perf_counter)
     engine = loop.compile_engine(loop.make_program(config, model, len(train)), compiler=compiler)
     predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
+    validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
 
     def seconds(every_seconds: float) -> tuple[float, int]:
         with tempfile.TemporaryDirectory() as folder:
             checkpoints = CountedFolder(Path(folder) / "resume", every_seconds, time.monotonic)
-            options = {"row": TrackedRun(stage, None, StoreCalls(None)), "checkpoints": checkpoints, "runtime": runtime}
+            listener = TrainingLog(TrackedRun(stage, None, StoreCalls(None)), engine, runtime)
+            options = {"checkpoints": checkpoints, "steps_per_call": runtime.steps_per_call}
             started = time.perf_counter()
-            training_runs.run(engine, predict, train, validation, config, **options)
+            training_runs.run(engine, validate, train, config, listener=listener, **options)
             checkpoints.remove()
             return time.perf_counter() - started, checkpoints.written
 

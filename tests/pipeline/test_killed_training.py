@@ -1,4 +1,8 @@
-"""A training that is killed at any moment goes on at the next call, and ends with the bytes of one that was not."""
+"""A training that is killed resumes at the next call, and ends with the bytes of one that was not.
+
+The kills are at set places of the code: a process that runs the stage with SIGKILL put there. `tools/random_kills.py`
+kills at random moments; `tests/stages/train/test_loop.py` stops after every step, within one process.
+"""
 
 import contextlib
 import dataclasses
@@ -7,23 +11,20 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 from projects import Project, copy_project, stop
 
 pytestmark = pytest.mark.slow
 
-Moment = Callable[[Path], bool]
 OUTS = ("models", "results/train", "metrics/train.json")
 QUICK = {
     "fetch.dataset": "digits",
-    "train.epochs": 8,
-    "train.batch_size": 8,
+    "train.epochs": 3,
+    "train.batch_size": 16,
     "train.mlp.hidden": [16],
     "train.mlp.dropout": 0.2,
     "train.augmentation.shift": 1.0,
@@ -33,18 +34,49 @@ QUICK = {
     "runtime.system_metrics": False,
 }
 
+# Runs the stage with a function of the project replaced by one that ends the process at its second call or later.
+STAGE_WITH_A_KILL = """
+import importlib, os, signal, sys
+
+module, owner, name, call, first = sys.argv[1:]
+place = getattr(importlib.import_module(module), owner) if owner else importlib.import_module(module)
+real, calls = getattr(place, name), []
+
+def killing(*args, **kwargs):
+    calls.append(args)
+    if len(calls) == int(call) and first == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = real(*args, **kwargs)
+    if len(calls) == int(call):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(place, name, killing)
+from gradtrail.stages.common.stage import run_stage
+from pipeline.train import main
+run_stage(main, "train")
+"""
+TRAIN, TRACKING = "gradtrail.stages.train", "gradtrail.tracking.mlflow"
+KILLS = {
+    "at a chunk": (f"{TRACKING}.training_log", "TrainingLog", "after_chunk", 150, "before"),
+    "while a checkpoint is written": (f"{TRAIN}.checkpointing", "ResumeFolder", "_start", 2, "after"),
+    "between the outs and their log": (f"{TRACKING}.run", "TrackedRun", "outs", 1, "before"),
+}
+
 
 @dataclasses.dataclass
 class Training:
     """A project whose `train` is about to run, by hand."""
 
     project: Project
+    expected: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def stop(self, moment: Moment, number: signal.Signals) -> tuple[int, str, float]:
-        """Start, send a signal at a moment, and return the exit status, the output and the seconds it took to end."""
-        process = self.project.start_stage("train")
-        output, seconds = stop(process, number, when=lambda: moment(resume_folder(self.project)))
-        return process.returncode, output, seconds
+    def kill(self, *place: object) -> None:
+        """Run the stage until it comes to a place where it kills itself."""
+        command = (sys.executable, "-c", STAGE_WITH_A_KILL, *map(str, place))
+        process = self.project.start(*command, env={"PYTHONPATH": f"{self.project.folder / 'src'}"})
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, output
 
     def finish(self) -> str:
         return self.project.run_stage("train")
@@ -53,87 +85,55 @@ class Training:
         return self.project.digests(*OUTS)
 
     def points(self, metric: str) -> list[int]:
-        """Return the steps of every point of a curve of the one row."""
+        """Return the steps of every point of a curve of the one run."""
         query = "select step from metrics where key = ? order by step"
         with contextlib.closing(sqlite3.connect(self.project.folder / "mlflow.db")) as store:
             return [step for (step,) in store.execute(query, (metric,))]
 
 
-def sealed(count: int, state: str = "") -> Moment:
-    """When so many steps at least lie behind a whole checkpoint, if asked of the state that begins so."""
-    pattern = f"{state}*/step_*.digest"
-    return lambda folder: any(int(path.stem.split("_")[1]) >= count for path in folder.glob(pattern))
-
-
-def while_writing(folder: Path) -> bool:
-    """When a checkpoint is under way after others were sealed."""
-    seals = {path.stem for path in folder.glob("*/step_*.digest")}
-    return bool(seals) and any(
-        path.name.split(".")[0] not in seals for path in folder.glob("*/step_*") if path.is_dir()
-    )
-
-
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """A training that was finished once, without a stop."""
     project = copy_project(tmp_path_factory.mktemp("killed") / "project")
     for key, value in QUICK.items():
         project.set(key, value)
-    project.dvc("repro", "preprocess")
-    return Training(project)
-
-
-@pytest.fixture(scope="module")
-def expected(training: Training) -> dict[str, str]:
-    """The outs of a training that nobody stopped."""
+    for stage in ("fetch", "preprocess"):
+        project.run_stage(stage)
+    training = Training(project)
     assert training.finish() == ""
-    assert not list((training.project.folder / ".gradtrail/resume").glob("*/step_*")), "a complete one needs none"
-    return training.outs()
+    assert not list(resume_folder(project).glob("*/step_*")), "a complete one needs none"
+    training.expected = training.outs()
+    return training
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        pytest.param(while_writing, id="while writing"),
-        pytest.param(sealed(1), id="early"),
-        pytest.param(sealed(300), id="late"),
-    ],
-)
-def test_after_a_kill_the_bytes_are_the_same(moment: Moment, training: Training, expected: dict[str, str]) -> None:
-    status, _, _ = training.stop(moment, signal.SIGKILL)
-    assert status == -signal.SIGKILL
-    assert training.outs() == expected, "the outs of before stand"
+@pytest.mark.parametrize("place", KILLS)
+def test_after_a_kill_the_bytes_are_the_same(place: str, training: Training) -> None:
+    training.kill(*KILLS[place])
+    assert training.outs() == training.expected, "the outs of before stand, or are whole"
+    assert list(resume_folder(training.project).glob("*/*.orbax-checkpoint-tmp")) or "written" not in place
     assert "train: going on after step " in training.finish()
-    assert training.outs() == expected
-    (row,) = training.project.runs_of("train")
-    assert row["status"] == "FINISHED"
-    assert training.points("train/loss") == list(range(1, 9))
+    assert training.outs() == training.expected
+    (run,) = training.project.runs_of("train")
+    assert run["status"] == "FINISHED"
+    assert training.points("train/loss") == [1, 2, 3]
     assert len(training.points("steps/loss")) == len(set(training.points("steps/loss")))
+    assert not list(resume_folder(training.project).glob("*/*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_it_writes_a_checkpoint_and_says_how_to_go_on(
-    number: signal.Signals, training: Training, expected: dict[str, str]
-) -> None:
-    status, output, seconds = training.stop(sealed(10), number)
-    assert status == 128 + number
+def test_asked_to_stop_it_writes_a_checkpoint_and_says_how_to_go_on(number: signal.Signals, training: Training) -> None:
+    sealed = resume_folder(training.project).glob
+    process = training.project.start_stage("train")
+    output, _ = stop(process, number, when=lambda: any(sealed("*/step_*.digest")))
+    assert process.returncode == 128 + number
     line = output.splitlines()[-1]
     assert line.startswith("train: stopped after step ")
     assert line.endswith("; `dvc repro` goes on from there")
-    assert seconds < 5
-    (row,) = training.project.runs_of("train")
-    assert row["status"] == "KILLED"
+    (run,) = training.project.runs_of("train")
+    assert run["status"] == "KILLED"
     step = int(line.split()[4].replace(",", ""))
     assert f"train: going on after step {step:,}, from a checkpoint" in training.finish()
-    assert training.outs() == expected
-
-
-def test_a_damaged_checkpoint_is_passed_over(training: Training, expected: dict[str, str]) -> None:
-    training.stop(sealed(30), signal.SIGKILL)
-    last = sorted((training.project.folder / ".gradtrail/resume").glob("*/step_*.digest"))[-1]
-    last.write_text("0" * 32)
-    output = training.finish()
-    assert f"{last.stem} is no whole checkpoint" in output
-    assert training.outs() == expected
+    assert training.outs() == training.expected
 
 
 @pytest.fixture
@@ -141,15 +141,16 @@ def committed(training: Training, tmp_path: Path) -> Project:
     """A copy whose data are prepared, for experiments."""
     project = Project(shutil.copytree(training.project.folder, tmp_path / "project", symlinks=True))
     for path in (project.folder / "models", project.folder / "results" / "train"):
-        shutil.rmtree(path, ignore_errors=True)  # made by hand, and so known to nobody
+        shutil.rmtree(path, ignore_errors=True)  # made by hand, and so unknown to DVC
+    project.set("train.epochs", 60)
     project.dvc("repro", "preprocess")
     project.commit("prepared")
     return project
 
 
-def written(row: dict[str, Any]) -> dict[str, str]:
-    """Return the digests of what a row's process wrote, by path."""
-    marked = {name: value for name, value in row["tags"].items() if name.startswith("output/")}
+def written(run: dict[str, Any]) -> dict[str, str]:
+    """Return the digests of what a run's process wrote, by path."""
+    marked = {name: value for name, value in run["tags"].items() if name.startswith("output/")}
     return {name.removeprefix("output/"): value for name, value in marked.items()}
 
 
@@ -160,8 +161,9 @@ def kill_one(project: Project) -> None:
         assert time.monotonic() < deadline
         for process in project.processes("pipeline.train"):
             with contextlib.suppress(psutil.Error):
-                locks = [Path(file.path) for file in process.open_files() if "/locks/train-" in file.path]
-                if any(sealed(30, lock.stem.removeprefix("train-"))(resume_folder(project)) for lock in locks):
+                states = [Path(file.path).stem for file in process.open_files() if "/locks/train-" in file.path]
+                patterns = [f"{state.removeprefix('train-')}*/step_*.digest" for state in states]
+                if any(any(resume_folder(project).glob(pattern)) for pattern in patterns):
                     process.kill()
                     return
         time.sleep(0.01)
@@ -171,82 +173,22 @@ def resume_folder(project: Project) -> Path:
     return project.folder / ".gradtrail" / "resume"
 
 
-def test_an_experiment_in_a_temporary_folder_goes_on(committed: Project) -> None:
-    command = ("exp", "run", "--temp", "-S", "train.seed=1", "train")
-    process = committed.start(sys.executable, "-m", "dvc", *command)
+def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(committed: Project) -> None:
+    """Wherever DVC runs the stage, its checkpoints lie in the repository, and its state is the same."""
+    committed.dvc("exp", "run", "--queue", "-S", "train.seed=1,2", "train")
+    committed.start_queue(2)
     kill_one(committed)
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "train: going on after step " in committed.dvc(*command)
-    (row,) = (row for row in committed.runs_of("train") if row["params"]["train.seed"] == "1")
-    assert row["status"] == "FINISHED"
-    committed.set("train.seed", 1)
-    committed.run_stage("train")
-    assert written(row) == committed.digests(*written(row))
-
-
-def test_in_a_queue_with_four_workers_a_killed_one_goes_on_when_it_is_queued_again(committed: Project) -> None:
-    committed.set("train.epochs", 60)
-    committed.git("commit", "-qam", "longer")
-    committed.dvc("exp", "run", "--queue", "-S", "train.seed=1,2,3,4", "train")
-    committed.start_queue(4)
-    kill_one(committed)
-    assert committed.wait_for_queue().count("Success") == 3
-    assert len(list(resume_folder(committed).iterdir())) == 1, "the complete ones left nothing behind"
-    (failed,) = (row for row in committed.runs_of("train") if row["status"] in ("RUNNING", "KILLED"))
+    assert committed.wait_for_queue().count("Success") == 1
+    assert len(list(resume_folder(committed).iterdir())) == 1, "the complete one left nothing behind"
+    (failed,) = (run for run in committed.runs_of("train") if run["status"] in ("RUNNING", "KILLED"))
+    assert written(failed) == {}
     seed = failed["params"]["train.seed"]
     again = committed.dvc("exp", "run", "--temp", "-S", f"train.seed={seed}", "train")
     assert "train: going on after step " in again
-    rows = [row for row in committed.runs_of("train") if row["params"]["train.epochs"] == "60"]
-    assert sorted(row["params"]["train.seed"] for row in rows) == ["1", "2", "3", "4"]
-    assert {row["status"] for row in rows} == {"FINISHED"}
+    runs = [run for run in committed.runs_of("train") if run["params"]["train.epochs"] == "60"]
+    assert sorted(run["params"]["train.seed"] for run in runs) == ["1", "2"]
+    assert {run["status"] for run in runs} == {"FINISHED"}
     committed.set("train.seed", int(seed))
     committed.run_stage("train")
-    assert written(failed) == {}
-    assert [found for row in rows if (found := written(row)) == committed.digests(*found)] == [
-        written(row) for row in rows if row["params"]["train.seed"] == seed
-    ]
-
-
-KINDS = {
-    "mlp with dropout and augmentation": {
-        "train.mlp.dropout": 0.2,
-        "train.augmentation.shift": 1.0,
-        "train.augmentation.rotation": 10.0,
-    },
-    "cnn in float16": {
-        "train.model": "cnn",
-        "train.cnn.channels": [4, 8],
-        "train.cnn.hidden": [16],
-        "train.precision": "float16",
-    },
-    "schedule-free": {"train.optimizer": "schedule_free"},
-}
-KILLS = 50
-
-
-def test_fifty_kills_at_random_moments_change_no_byte(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    quick = {**QUICK, "train.epochs": 4, "train.mlp.dropout": 0.0, "train.augmentation.shift": 0.0}
-    shares = np.array_split(np.arange(KILLS), len(KINDS))
-    kills = 0
-    for (name, params), share in zip(KINDS.items(), shares, strict=True):
-        project = copy_project(tmp_path / name.replace(" ", "_"))
-        for key, value in {**quick, **params}.items():
-            project.set(key, value)
-        project.dvc("repro", "preprocess")
-        training = Training(project)
-        training.finish()
-        straight, started = training.outs(), time.monotonic()
-        training.finish()
-        whole = time.monotonic() - started
-        for _ in share:
-            at = time.monotonic() + rng.uniform(0, whole)
-            training.stop(lambda _, at=at: time.monotonic() >= at, signal.SIGKILL)
-            kills += 1
-            if rng.uniform() < 0.5:  # else the next kill hits the same training
-                training.finish()
-                assert training.outs() == straight, f"{name}, kill {kills}"
-        training.finish()
-        assert training.outs() == straight, name
-    assert kills == KILLS
+    (resumed,) = (run for run in runs if run["params"]["train.seed"] == seed)
+    assert written(resumed) == committed.digests(*written(resumed))

@@ -1,4 +1,4 @@
-"""Checkpoints of an unfinished training: which are kept, which are passed over and why, and what a full disk costs."""
+"""Checkpoints of an unfinished training: which are kept, which are skipped and why, and what a full disk costs."""
 
 import functools
 import shutil
@@ -175,28 +175,23 @@ def test_for_a_damaged_one_the_one_before_is_used_and_orbax_opens_only_that(
     assert found[0].step == 4
     assert opened == ["step_000000004"]
     assert capfd.readouterr().err.splitlines() == [
-        "train: step_000000005 is no whole checkpoint (its files or its training are not those of its seal); "
-        "passed over",
+        "train: skipping the checkpoint step_000000005: its files, step or training do not match its seal",
         "train: going on after step 4, from a checkpoint",
     ]
     assert names(written) == ["step_000000004", "step_000000004.digest"], "it would be in the way of the next"
 
 
 @pytest.mark.parametrize("seal", [None, b"", b"\xff", b"x" * 100_000, b"0" * 32 + b".dir"])
-def test_one_without_its_seal_is_passed_over(
-    seal: bytes | None, written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_without_its_seal_is_skipped(seal: bytes | None, written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written / "step_000000005.digest"
     path.unlink() if seal is None else path.write_bytes(seal)
     found = load(written)
     assert found is not None
     assert found.step == 4
-    assert "cut off before it was sealed" in capsys.readouterr().err or seal is not None
+    assert "it has no seal" in capsys.readouterr().err or seal is not None
 
 
-def test_what_a_killed_process_left_half_done_is_in_nobodys_way(
-    written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_killed_process_left_half_done_does_no_harm(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A write, a seal without its folder, one that was being removed; and one of the format before."""
     (written / "step_000000006.orbax-checkpoint-tmp").mkdir()
     (written / "step_000000002.digest").write_text("of a folder that is gone")
@@ -208,7 +203,7 @@ def test_what_a_killed_process_left_half_done_is_in_nobodys_way(
     assert found is not None
     assert found.step == 5
     (told, _) = capsys.readouterr().err.splitlines()
-    assert told.startswith("train: step_000000007 is no whole checkpoint (")
+    assert told.startswith("train: skipping the checkpoint step_000000007: ")
     save(ResumeFolder(written, 0.0, lambda: 0.0), 6, 7)
     assert capsys.readouterr().err == ""
     assert names(written) == [f"step_00000000{n}{end}" for n in (6, 7) for end in ("", ".digest")]
@@ -217,7 +212,7 @@ def test_what_a_killed_process_left_half_done_is_in_nobodys_way(
 def test_one_of_another_training_is_not_used(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = shutil.copytree(written, tmp_path / "cd34-cpu1")
     assert load(other) is None
-    assert capsys.readouterr().err.count("is no whole checkpoint") == 2
+    assert capsys.readouterr().err.count("train: skipping the checkpoint step_") == 2
     assert names(other) == []
 
 

@@ -1,4 +1,4 @@
-"""Weights on disk: one safetensors file holds the parameters and says of which model, so that it reads by itself."""
+"""Weights on disk: one safetensors file with the parameters and the model's config, so that no other file is needed."""
 
 import dataclasses
 import hashlib
@@ -22,11 +22,11 @@ _KEY = "gradtrail"  # a single key: the format keeps several in no fixed order, 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsInfo:
-    """What a weights file says of itself.
+    """The metadata of a weights file.
 
     Attributes:
         label_smoothing: of the loss that the training minimized.
-        dataset: what it was trained on.
+        dataset: that it was trained on.
         epoch: epochs of training behind these weights; 0 for the initial ones.
     """
 
@@ -52,7 +52,7 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
     """Read a weights file.
 
     Returns:
-        The model, its parameters as arrays on the host, and what the file says of itself.
+        The model, its parameters as arrays on the host, and the file's metadata.
 
     Raises:
         UserError: the file is missing, damaged, or holds other tensors than its model has or than were written.

@@ -2,8 +2,8 @@
 
 Orbax' `Checkpointer` writes them in the background, into folders that get their name when they are complete, and keeps
 the last two. What is added here: a seal beside each folder, which names the training and holds the digest of the files,
-and is checked before Orbax opens any of them. A checkpoint that is cut off, damaged or of another training is passed
-over for the one before; a fault while one with a good seal is loaded is a bug, and is raised.
+and is checked before Orbax opens any of them. A checkpoint that is incomplete, damaged or of another training is
+skipped for the one before; an error while a checkpoint with a valid seal is loaded is a bug, and is raised.
 
 They lie in `.gradtrail/resume/<state>/`, a folder for each state and kind of device, whose lock the caller holds.
 """
@@ -37,12 +37,12 @@ _SPARE_BYTES = 2**20  # for what describes the arrays
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a training had come.
+    """A training as a checkpoint has it.
 
     Attributes:
         state: after `step` optimizer steps.
-        records: of the epoch under way; None where it had not begun.
-        seconds: that the training had taken.
+        records: of the epoch under way; None at the end of an epoch.
+        seconds: of training until then.
     """
 
     step: int
@@ -72,14 +72,14 @@ class ResumeFolder:
     def load(
         self, state: TrainState, records: StepRecord, history_of: Callable[[dict[str, np.ndarray]], History]
     ) -> Progress | None:
-        """Return the last whole checkpoint, or None where there is none; say which one, on stderr.
+        """Return the last valid checkpoint, or None if there is none; print its step to stderr.
 
         Args:
-            state: of the same training, whose shapes, dtypes and devices count.
-            records: likewise.
-            history_of: makes a history of its arrays.
+            state: any state of the same training; gives structure, shapes, dtypes and devices.
+            records: likewise, of an epoch.
+            history_of: makes a history from its arrays.
         """
-        path = self._last_whole()
+        path = self._last_valid()
         if path is None:
             return None
         step = int(path.name.removeprefix("step_"))
@@ -97,7 +97,7 @@ class ResumeFolder:
         )
 
     def tick(self, chunk: Chunk, history: History, seconds: float) -> None:
-        """Write a checkpoint in the background, if it is time for one and none is being written."""
+        """Write a checkpoint in the background if one is due and none is being written."""
         with self._fault_as_warning():
             if self._writing is not None and not self._checkpointer.is_saving_in_progress():
                 self._finish()
@@ -148,7 +148,7 @@ class ResumeFolder:
 
     @contextlib.contextmanager
     def _fault_as_warning(self) -> Iterator[None]:
-        """Warn of what the disk does: a training goes on without checkpoints. TensorStore's faults are ValueErrors."""
+        """Warn of an I/O error, without which the training goes on. TensorStore raises its own as ValueErrors."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -158,43 +158,43 @@ class ResumeFolder:
     def _close(self) -> None:
         checkpointer, self._checkpointer, self._writing = self._checkpointer, None, None
         if checkpointer is not None:
-            with contextlib.suppress(OSError, ValueError):  # told of already, or of no use any more
+            with contextlib.suppress(OSError, ValueError):  # reported already, or of no use any more
                 checkpointer.close()
 
-    def _last_whole(self) -> Path | None:
-        """Return the newest checkpoint with a good seal; remove those without, and name any that was newer."""
+    def _last_valid(self) -> Path | None:
+        """Return the newest checkpoint with a valid seal; remove those without, and report any that was newer."""
         if self._folder is None:
             return None
         found = None
         for path in sorted(self._folder.glob(_name("?" * 9)), reverse=True):
             flaw = self._flaw(path)
             if flaw and found is None:
-                print(f"train: {path.name} is no whole checkpoint ({flaw}); passed over", file=sys.stderr)
-            if flaw:  # it would be in the way of a later one of that step
+                print(f"train: skipping the checkpoint {path.name}: {flaw}", file=sys.stderr)
+            if flaw:  # else the next checkpoint of that step would fail
                 _seal(path).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
             found = found or (None if flaw else path)
         return found
 
     def _flaw(self, path: Path) -> str:
-        """Say what is wrong with a checkpoint; nothing where it is whole."""
+        """Return what is wrong with a checkpoint, empty if nothing is."""
         try:
             is_good = _seal(path).read_bytes() == self._sealed(path).encode()
         except FileNotFoundError:
-            return "it was cut off before it was sealed"
+            return "it has no seal, so its write was interrupted"
         except OSError as error:
             return one_line(error)[:200]
-        return "" if is_good else "its files or its training are not those of its seal"
+        return "" if is_good else "its files, step or training do not match its seal"
 
     def _sealed(self, path: Path) -> str:
-        """Return what the seal of a checkpoint says: whose it is, after which step, and the digest of its files."""
+        """Return the content of a seal: training, step, and digest of the files."""
         return f"{path.parent.name} {path.name} {digest(path)}\n"
 
 
 def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], float]) -> ResumeFolder:
     """Return the checkpoints of the state with this key; none under a debug switch.
 
-    Other devices add in another order, and so end with other bits: each kind has its own.
+    Devices of another kind or number sum in another order and give other bits, so each has its own folder.
     """
     devices = jax.local_devices()
     name = f"{state[:32]}-{devices[0].platform}{len(devices)}"
@@ -206,7 +206,7 @@ def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], flo
 def import_orbax() -> Any:
     """Import Orbax, late: it takes a second, and most trainings end before the first checkpoint is due.
 
-    Its threads log the faults that it raises; whoever catches them says so in one line.
+    Its threads also log the errors that it raises, at length: only the exceptions count here.
     """
     from orbax.checkpoint import v1
 
@@ -215,12 +215,12 @@ def import_orbax() -> Any:
 
 
 def state_on_host(state: TrainState) -> TrainState:
-    """Copy a state to the host, its key as bits: what Orbax can store, and what the next step does not overwrite."""
+    """Copy a state to the host, its key as bits; the next step, which reuses the memory, does not overwrite it."""
     return jax.tree.map(np.array, dataclasses.replace(state, key=jax.random.key_data(state.key)))
 
 
 def state_on_device(found: TrainState, like: TrainState) -> TrainState:
-    """Undo `state_on_host`, with each leaf on the devices of the one in `like`."""
+    """Invert `state_on_host`; each leaf goes to the devices of that in `like`."""
     return _placed(dataclasses.replace(found, key=jax.random.wrap_key_data(found.key)), like)
 
 
@@ -229,7 +229,7 @@ def _placed(found: Any, like: Any) -> Any:
 
 
 def _open(folder: Path) -> Any:
-    """Return Orbax' manager of the checkpoints in a folder, where it removes what a killed process left half done."""
+    """Open Orbax' manager of the checkpoints in a folder; it removes the incomplete ones of a killed process."""
     ocp = import_orbax()
     context = ocp.Context()
     context.array.saving.use_compression = False  # a checkpoint is short-lived, and the processor is the training's
@@ -243,7 +243,7 @@ def _open(folder: Path) -> Any:
 
 
 def _require_space(folder: Path, num_bytes: int) -> None:
-    """Raise OSError unless the disk has room: where a write fails half way, Orbax' threads print their faults."""
+    """Raise OSError unless the disk has room: if a write fails half way, Orbax' threads print tracebacks."""
     free = shutil.disk_usage(folder).free
     if free < num_bytes + _SPARE_BYTES:
         raise OSError(errno.ENOSPC, f"it takes {num_bytes:,} bytes, {free:,} are free", str(folder))

@@ -62,7 +62,7 @@ def draw_steps(steps: pd.DataFrame, title: str, clip_norm: float | None) -> Figu
 
 
 def _draw_noisy(axis: Axes, steps: pd.Series, values: pd.Series) -> None:
-    """Draw what jumps from step to step faintly, and its running mean on top."""
+    """Plot noisy values faintly, and their running mean on top."""
     window = max(1, len(values) // 100)
     values = values.where(np.isfinite(values))
     axis.plot(steps, values, color=plotting.BLUE, alpha=0.25, linewidth=0.8)

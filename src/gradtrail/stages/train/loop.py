@@ -1,4 +1,4 @@
-"""A training from beginning to end, or from the last checkpoint of one that was killed."""
+"""Run a training to its end, from the beginning or from the last checkpoint of an interrupted one."""
 
 import functools
 import time
@@ -21,24 +21,24 @@ from gradtrail.support.signals import stop_request
 
 
 class Listener(Protocol):
-    """What hears of a training while it runs, and cannot change it."""
+    """Called while a training runs; cannot change it."""
 
     def after_chunk(self, state: TrainState) -> None:
-        """Hear of the state after a chunk of steps, which may still be computed."""
+        """Receive the state after a chunk of steps; its arrays may still be being computed."""
 
     def after_epoch(self, history: History, seconds: float) -> None:
-        """Hear of an epoch, the last one of `history`, and of the seconds that the training has taken until then."""
+        """Receive the history, whose last epoch has just ended, and the seconds of training until then."""
 
     def diverged(self, chunk: Chunk) -> None:
-        """Hear of the steps of the epoch in which the training diverged."""
+        """Receive the steps of the epoch in which the training diverged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a training came to.
+    """The result of a training.
 
     Attributes:
-        seconds: of the loop, over all processes that worked on it.
+        seconds: of the loop, summed over all processes that ran it.
     """
 
     state: TrainState
@@ -104,7 +104,7 @@ def run(
 
 
 def _check(history: History, chunk: Chunk, listener: Listener) -> None:
-    """Raise FloatingPointError if the training diverged, after the listener has heard of it."""
+    """Call the listener and raise FloatingPointError if the training diverged."""
     try:
         history.check(chunk)
     except FloatingPointError:

@@ -1,4 +1,4 @@
-"""A training's history as tables: an epoch a row for people and plots, a step a row for analyses."""
+"""A training's history as tables: one row per epoch for people and plots, one per step for analyses."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ WINDOWS = 20  # parts of a training over which the noise scale is averaged
 
 
 def epoch_table(epochs: Sequence[EpochRecord]) -> pd.DataFrame:
-    """Return a row for each epoch, as `epochs.csv` has it: figures of 9 digits."""
+    """Return a row for each epoch, as in `epochs.csv`: numbers rounded to 9 digits."""
     columns = [field.name for field in dataclasses.fields(EpochRecord)]
     records = (dataclasses.asdict(record) for record in epochs)
     return pd.DataFrame(
@@ -49,7 +49,7 @@ def parameter_table(params: HostParams) -> pd.DataFrame:
 
 
 def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " examples"]) -> pd.DataFrame:
-    """Return a row for each training example: how it fared from epoch to epoch."""
+    """Return a row for each training example: its learning dynamics over the epochs."""
     return pd.DataFrame(
         {
             "example_id": example_id,
@@ -83,9 +83,9 @@ def write_all_weights(
 
 
 def measure(history: History, planned_steps: int) -> dict[str, float]:
-    """Return the metrics of a training: its size, the last epoch's figures, and which epoch was best.
+    """Return the metrics of a training: its size, the metrics of the last epoch, and the best epoch.
 
-    `planned_steps` are those of all epochs asked for; early stopping may have left some undone.
+    `planned_steps` counts all epochs of the config; early stopping may skip some.
     """
     last = {key: value for key, value in dataclasses.asdict(history.epochs[-1]).items() if key != "epoch"}
     return {
