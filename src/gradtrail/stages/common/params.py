@@ -87,7 +87,8 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
     """
     try:
         # Via JSON, because strict mode then accepts a list as a tuple, but neither "10" nor true as a number.
-        return _adapter(into, extra).validate_json(json.dumps(value, default=str))
+        adapter = _adapter(into, extra)  # type: ignore[arg-type] # mypy: a type variable is not hashable
+        return adapter.validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise UserError(_one_line(error.errors()[0], name)[:_MAX_LINE]) from None
     except (TypeError, ValueError, RecursionError) as error:  # a list as a key, an integer of thousands of digits
@@ -120,8 +121,8 @@ def _content_bytes(node: Any, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-@functools.cache
-def _adapter(into: type[Section], extra: ExtraValues) -> TypeAdapter[Section]:
+@functools.cache  # pydantic takes milliseconds to build one
+def _adapter(into: type, extra: ExtraValues) -> TypeAdapter[Any]:
     return TypeAdapter(_strict(into, extra))
 
 
