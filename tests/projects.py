@@ -1,9 +1,10 @@
 """Projects in a temporary folder: the real one, and a small one of the same shape whose stages take no time.
 
-The small one has the real bookkeeping (states, rows, outs, params) under stages that only join strings, so that DVC's
+The small one has the real bookkeeping (states, runs, outs, params) under stages that only join strings, so that DVC's
 logic can be tried many times over.
 """
 
+import compileall
 import contextlib
 import os
 import shutil
@@ -19,12 +20,15 @@ from typing import Any
 
 import psutil
 from ruamel.yaml import YAML
+from warm_python import made_once, warm_python
 
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.pipeline_file import read_pipeline
 
 ROOT = Path(__file__).resolve().parents[1]
+STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
 _LONGEST = 900  # seconds that no command takes: one that hangs is a failure, not a wait without end
-_COPIED = ("src", "pipeline", "dvc.yaml", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
+_COPIED = ("dvc.yaml", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
 
 _SMALL_STAGE = '''
 """A stage that joins strings."""
@@ -43,12 +47,12 @@ READS, PARAM, WRITES = {reads!r}, {param!r}, {writes!r}
 def main(stage: Stage) -> None:
     value = functools.reduce(dict.__getitem__, PARAM.split("."), read_yaml(Path("params.yaml"))[stage.name])
     words = [Path(name).read_text() for name in READS]
-    with tracked(stage) as row:
+    with tracked(stage) as run:
         with stage.writing_outs() as new:
             for name in WRITES:
                 (new / name).write_text(" ".join([*words, WORD, str(value)[:4]]))
             stage.write_metrics(new, {{"dataset": "words", "dataset_digest": "0" * 64, "length": len(str(value))}})
-        row.outs()
+        run.outs()
 
 
 if __name__ == "__main__":
@@ -63,6 +67,23 @@ _SMALL_STAGES: dict[str, tuple[list[str], str, list[str], str]] = {
     "gradients": (["models/final.safetensors"], "top_fraction", ["results/gradients/words.txt"], "third"),
 }
 
+QUICK = {
+    "fetch.dataset": "digits",
+    "preprocess.label_noise": 0.1,
+    "train.epochs": 3,
+    "train.mlp.hidden": [32],
+    "train.precision": "float16",
+    "train.keep_epochs": [0, 2, 99],
+    "evaluate.num_mistakes": 5,
+    "gradients.num_largest": 5,
+    "gradients.num_suspects": 5,
+    "gradients.num_influenced": 2,
+    "profile.smallest_batch_size": 128,
+    "profile.largest_batch_size": 128,
+    "profile.seconds": 0.1,
+    "profile.precisions": ["float32"],
+}
+
 
 @dataclass(frozen=True)
 class Project:
@@ -70,14 +91,27 @@ class Project:
 
     folder: Path
 
+    def copy(self, to: Path) -> "Project":
+        """Copy the folder; what first opens the store there relocates its artifacts."""
+        return Project(Path(shutil.copytree(self.folder, to, symlinks=True)))
+
     def run(self, *command: str, env: Mapping[str, str] | None = None, check: bool = True) -> str:
-        """Run a command in the folder; return what it printed."""
-        result = subprocess.run(command, check=False, timeout=_LONGEST, **self._options(env))
+        """Run a command in the folder, with a Python that starts at once; return what it printed."""
+        result = subprocess.run(command, check=False, timeout=_LONGEST, **self._options(warm() | dict(env or {})))
         assert not check or result.returncode == 0, f"{command} ended with {result.returncode}:\n{result.stdout}"
         return result.stdout
 
+    def python(self, *arguments: str, env: Mapping[str, str] | None = None, check: bool = True) -> str:
+        """Run Python with the project's own code; return what it printed."""
+        own_code = {"PYTHONPATH": str(self.folder / "src")}
+        return self.run(str(warm_python()), *arguments, env=own_code | dict(env or {}), check=check)
+
+    def gradtrail(self, *arguments: str, **options: Any) -> str:
+        """Run the project's own command line; return what it printed."""
+        return self.python("-m", "gradtrail", *arguments, **options)
+
     def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a command in the folder, in a process group of its own."""
+        """Start a command in the folder, in a process group of its own, with the real interpreter."""
         return subprocess.Popen(command, start_new_session=True, **self._options(env))
 
     def _options(self, env: Mapping[str, str] | None) -> dict[str, Any]:
@@ -87,14 +121,12 @@ class Project:
 
     def start_stage(self, name: str, *under: str) -> subprocess.Popen[str]:
         """Start a stage by hand, if asked `under` a command such as `nice`."""
-        return self.start(*under, *self._by_hand(name), env={"PYTHONPATH": str(self.folder / "src")})
+        stage = (sys.executable, "-m", f"pipeline.{name}")
+        return self.start(*under, *stage, env={"PYTHONPATH": str(self.folder / "src")})
 
     def run_stage(self, name: str) -> str:
         """Run a stage by hand; return what it printed."""
-        return self.run(*self._by_hand(name), env={"PYTHONPATH": str(self.folder / "src")})
-
-    def _by_hand(self, name: str) -> tuple[str, ...]:
-        return (sys.executable, "-m", f"pipeline.{name}")
+        return self.python("-m", f"pipeline.{name}")
 
     def digests(self, *outs: str) -> dict[str, str]:
         """Return the digest of each out; an empty one where it is missing."""
@@ -102,7 +134,7 @@ class Project:
 
     def dvc(self, *arguments: str, **options: Any) -> str:
         """Run DVC."""
-        return self.run(sys.executable, "-m", "dvc", *arguments, **options)
+        return self.run(str(warm_python()), "-m", "dvc", *arguments, **options)
 
     def git(self, *arguments: str) -> str:
         """Run git."""
@@ -117,7 +149,7 @@ class Project:
         """Start workers of DVC's queue. They inherit its output, so that a pipe would wait for the last of them."""
         command = (sys.executable, "-m", "dvc", "queue", "start", "--jobs", str(jobs))
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.run(command, check=True, timeout=_LONGEST, **(self._options(None) | streams))
+        subprocess.run(command, check=True, timeout=_LONGEST, **(self._options(warm()) | streams))
 
     def wait_for_queue(self, seconds: float = 240) -> str:
         """Return the status of DVC's queue once nothing waits or runs any more, or when the time is up.
@@ -162,8 +194,8 @@ class Project:
         """Return the bytes of `dvc.lock`."""
         return (self.folder / "dvc.lock").read_bytes()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the project's store, the newest first, read from its tables: importing MLflow is slow."""
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the runs of the project's store, the newest first, read from its tables: importing MLflow is slow."""
         queries = {
             "tags": "select key, value from tags where run_uuid = ?",
             "params": "select key, value from params where run_uuid = ?",
@@ -179,13 +211,21 @@ class Project:
                 for run, name, status, place in runs
             ]
 
+    def empty_store(self) -> None:
+        """Put a store without runs in the place of the project's: what is left of one that was lost and made anew."""
+        path = self.folder / "mlflow.db"
+        path.unlink(missing_ok=True)
+        shutil.copy(made_once(_make_store, "store") / "mlflow.db", path)
+        with contextlib.closing(sqlite3.connect(path)) as store, store:  # else it would say that it was moved
+            store.execute("update experiments set artifact_location = ?", (str(self.folder / "mlruns" / "0"),))
+
     def sync(self, **env: str) -> str:
         """Run `gradtrail sync` with the project's own code; return what it printed."""
-        return self.run(sys.executable, "-m", "gradtrail", "sync", env={"PYTHONPATH": str(self.folder / "src")} | env)
+        return self.gradtrail("sync", env=env)
 
-    def rows_of(self, stage: str) -> list[dict[str, Any]]:
-        """Return the rows of one stage."""
-        return [row for row in self.rows() if row["tags"].get("stage") == stage]
+    def runs_of(self, stage: str) -> list[dict[str, Any]]:
+        """Return the runs of one stage."""
+        return [run for run in self.runs() if run["tags"].get("stage") == stage]
 
 
 def stop(process: subprocess.Popen[str], number: signal.Signals, *, when: Callable[[], bool]) -> tuple[str, float]:
@@ -203,33 +243,76 @@ def stop(process: subprocess.Popen[str], number: signal.Signals, *, when: Callab
     return output, time.monotonic() - sent
 
 
+def warm() -> dict[str, str]:
+    """Return what of the environment makes the stages' Python one that starts at once."""
+    folder = warm_python().parents[1]
+    return {"VIRTUAL_ENV": str(folder), "PATH": f"{folder / 'bin'}{os.pathsep}{environment()['PATH']}"}
+
+
 def environment() -> dict[str, str]:
     """Return the environment of a person's shell in which this interpreter's environment is active."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "MLFLOW_", "GRADTRAIL_"))}
+    without = ("DVC_", "MLFLOW_", "GRADTRAIL_", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     switches = {"DVC_NO_ANALYTICS": "true", "MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONWARNINGS": "ignore"}
     return kept | switches | {"PATH": path, "VIRTUAL_ENV": str(Path(sys.executable).parents[1])}
 
 
+def finished_small_project() -> Project:
+    """Return the small project whose pipeline ran once, with its results committed; to be copied, not to be changed."""
+    return Project(made_once(_finish_small_project, "small"))
+
+
+def finished_project() -> Project:
+    """Return the real project whose pipeline ran once on the digits; to be copied, not to be changed."""
+    return Project(made_once(_finish_project, "digits"))
+
+
+def _finish_small_project(folder: Path) -> None:
+    project = make_small_project(folder)
+    assert project.ran(project.dvc("repro")) == list(_SMALL_STAGES)
+    project.commit("results")
+
+
+def _finish_project(folder: Path) -> None:
+    project = copy_project(folder)
+    for key, value in QUICK.items():
+        project.set(key, value)
+    project.commit("quick params")
+    output = project.dvc("repro")
+    assert project.ran(output) == list(STAGES)
+    assert "warning" not in output, output
+    project.commit("results")
+
+
+def _make_store(folder: Path) -> None:
+    """Make a database as MLflow makes it."""
+    folder.mkdir()
+    code = "from gradtrail.tracking.mlflow.client import open_store; open_store()"
+    env = environment() | {"DVC_ROOT": str(folder), "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([warm_python(), "-c", code], check=True, env=env, timeout=_LONGEST)
+
+
+def _compile_code(folder: Path) -> None:
+    """Copy and compile the code, so that no copy of it is compiled again."""
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "pipeline", folder / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    assert compileall.compile_dir(folder, quiet=2)
+
+
 def copy_project(to: Path) -> Project:
     """Copy the real project, without results, into a new folder under git and DVC."""
-    to.mkdir()
+    shutil.copytree(made_once(_compile_code, "code"), to)
     for name in _COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, to / name)
+        shutil.copy(ROOT / name, to)
     return _initialize(Project(to))
 
 
 def make_small_project(to: Path) -> Project:
     """Make the small project in a new folder under git and DVC."""
-    to.mkdir()
-    for name in ("src", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore"):
-        source = ROOT / name
-        copy = shutil.copytree if source.is_dir() else shutil.copy
-        copy(source, to / name)
+    shutil.copytree(made_once(_compile_code, "code") / "src", to / "src")
+    for name in _COPIED:
+        shutil.copy(ROOT / name, to)
     (to / "pipeline").mkdir()
     (to / "pipeline" / "__init__.py").touch()
     shutil.copy(ROOT / "pipeline" / "stage.sh", to / "pipeline")
@@ -253,7 +336,9 @@ def make_small_project(to: Path) -> Project:
 
 
 def _initialize(project: Project) -> Project:
+    """Put a new project under git and DVC, with a store without runs: MLflow takes seconds to make one."""
     project.git("init", "-q")
     project.dvc("init", "-q")
     project.commit("a project")
+    project.empty_store()
     return project

@@ -33,8 +33,8 @@ class TrackingServer:
     def uri(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows, the newest first, as `Project.rows` does."""
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the runs, the newest first, as `Project.runs` does."""
         experiments = [found for name in _EXPERIMENTS if (found := self._experiment(name))]
         query = {"experiment_ids": experiments, "max_results": 1000, "order_by": ["attributes.start_time DESC"]}
         found = self._ask("POST", "runs/search", json=query).get("runs", []) if experiments else []
@@ -45,19 +45,19 @@ class TrackingServer:
             for run in found
         ]
 
-    def rows_of(self, stage: str) -> list[dict[str, Any]]:
-        return [row for row in self.rows() if row["tags"].get("stage") == stage]
+    def runs_of(self, stage: str) -> list[dict[str, Any]]:
+        return [run for run in self.runs() if run["tags"].get("stage") == stage]
 
-    def artifact(self, row: dict[str, Any], path: str) -> bytes:
+    def artifact(self, run: dict[str, Any], path: str) -> bytes:
         """Return an artifact's content, which the server hands on."""
-        query = {"run_uuid": row["id"], "path": path}
+        query = {"run_uuid": run["id"], "path": path}
         answer = requests.get(f"{self.uri}/get-artifact", query, timeout=_SECONDS)
         answer.raise_for_status()
         return answer.content
 
-    def remove_rows(self) -> None:
-        for row in self.rows():
-            self._ask("POST", "runs/delete", json={"run_id": row["id"]})
+    def remove_runs(self) -> None:
+        for run in self.runs():
+            self._ask("POST", "runs/delete", json={"run_id": run["id"]})
 
     def answers(self) -> bool:
         with contextlib.suppress(OSError):

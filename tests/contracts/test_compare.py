@@ -52,7 +52,7 @@ def command(*arguments: str) -> tuple[str, ...]:
 
 
 def compare(project: Project, *arguments: str, check: bool = True) -> str:
-    return project.run(*command(*arguments), env={"PYTHONPATH": str(project.folder / "src")}, check=check)
+    return project.gradtrail("compare", *arguments, check=check)
 
 
 def experiments(project: Project) -> int:
@@ -63,7 +63,7 @@ def experiments(project: Project) -> int:
 
 def trained(project: Project) -> Counter[tuple[str, str]]:
     """Return how often each rate and seed of the comparison was trained."""
-    rows = [row for row in project.rows_of("train") if row["params"][LR] != "0.005"]
+    rows = [row for row in project.runs_of("train") if row["params"][LR] != "0.005"]
     return Counter({(row["params"][LR], row["params"]["train.seed"]): int(row["tags"]["attempts"]) for row in rows})
 
 
@@ -88,7 +88,7 @@ def test_only_what_is_missing_is_run(project: Project) -> None:
     assert trained(project) == once("0", "1", "2")
 
     with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store, store:
-        (lost,) = (row["id"] for row in project.rows_of("train") if row["params"][LR] == "0.02" and is_seed(row, "1"))
+        (lost,) = (row["id"] for row in project.runs_of("train") if row["params"][LR] == "0.02" and is_seed(row, "1"))
         store.execute("update runs set lifecycle_stage = 'deleted' where run_uuid = ?", (lost,))
     assert "done (" not in compare(project, "rates"), "a row that was lost is made from what DVC kept"
     assert trained(project) == once("0", "1", "2")

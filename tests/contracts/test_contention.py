@@ -18,12 +18,12 @@ def test_twenty_experiments_by_four_workers_leave_all_their_rows(project: Projec
     assert len(logs) == len(RATES)
     assert not [log for log in logs if "warning: MLflow" in log]
 
-    rows = project.rows()
+    rows = project.runs()
     assert {row["status"] for row in rows} == {"FINISHED"}
     assert len({row["tags"]["state"] for row in rows}) == len(rows) == 1 + 3 * (1 + len(RATES))
     for name, commit in experiments(project).items():
         lock = YAML(typ="safe").load(project.git("show", f"{commit}:dvc.lock"))["stages"]
-        (train,) = (row for row in project.rows_of("train") if row["tags"].get("dvc.exp_name") == name)
+        (train,) = (row for row in project.runs_of("train") if row["tags"].get("dvc.exp_name") == name)
         assert train["params"][LR] == str(lock["train"]["params"]["params.yaml"]["train"]["adamw"]["learning_rate"])
         below = {row["tags"]["stage"]: row for row in rows if row["tags"].get("train_state") == train["tags"]["state"]}
         for row in (train, below["evaluate"], below["gradients"]):
@@ -35,7 +35,7 @@ def test_twenty_experiments_by_four_workers_leave_all_their_rows(project: Projec
         assert train["metrics"]["train/length"] == len(train["params"][LR])
         assert train["metrics"]["eval/length"] == below["evaluate"]["metrics"]["eval/length"]
         assert train["metrics"]["gradients/length"] == below["gradients"]["metrics"]["gradients/length"]
-    assert project.sync() == f"{len(rows)} rows present\n"
+    assert project.sync() == f"{len(rows)} runs present\n"
 
 
 def experiments(project: Project) -> dict[str, str]:

@@ -26,8 +26,7 @@ def own_code(project: Project) -> dict[str, str]:
 
 
 def gc(project: Project, *arguments: str, check: bool = True, **env: str) -> str:
-    command = (sys.executable, "-m", "gradtrail", "gc", *arguments)
-    return project.run(*command, env=own_code(project) | env, check=check)
+    return project.gradtrail("gc", *arguments, env=env, check=check)
 
 
 def sql(project: Project, query: str) -> list[tuple]:
@@ -40,7 +39,7 @@ def an_hour_later(project: Project) -> None:
 
 
 def ids(project: Project) -> set[str]:
-    return {row["id"] for row in project.rows()}
+    return {row["id"] for row in project.runs()}
 
 
 def trained(project: Project, learning_rate: float) -> set[str]:
@@ -57,9 +56,9 @@ def forget_what_ran(project: Project) -> None:
 
 def assert_sync_has_nothing_to_do(project: Project) -> None:
     rows = ids(project)
-    assert re.fullmatch(r"\d+ rows present\n", project.sync())
+    assert re.fullmatch(r"\d+ runs present\n", project.sync())
     assert ids(project) == rows
-    assert all((row["artifacts"] / "lineage.json").is_file() for row in project.rows())
+    assert all((row["artifacts"] / "lineage.json").is_file() for row in project.runs())
     assert gc(project).startswith(NOTHING)
 
 
@@ -78,7 +77,7 @@ def test_what_something_refers_to_stays_and_all_else_goes(project: Project) -> N
     leftovers = make_leftovers(project)
     before = (project.folder / "mlflow.db").stat().st_size
     shown = gc(project)
-    assert "nothing was removed: this is no terminal" in shown
+    assert "nothing was removed: there is no terminal" in shown
     assert ids(project) == in_folder | lost
     for name in (
         "mlp-256-128 adamw",
@@ -117,7 +116,7 @@ print(row.info.run_id)
 
 def make_leftovers(project: Project) -> list[Path]:
     """Leave behind what killed processes and earlier times leave behind."""
-    deleted = project.run(sys.executable, "-c", DELETED_ROW, env=own_code(project)).strip()
+    deleted = project.python("-c", DELETED_ROW).strip()
     paths = [
         project.folder / "mlruns" / deleted / "artifacts/note.txt",
         project.folder / "mlruns" / ("0123456789abcdef" * 2) / "artifacts/old.txt",
@@ -162,7 +161,7 @@ def test_open_rows_and_those_that_only_just_ended_stay(project: Project) -> None
     finally:
         stop(process, signal.SIGKILL, when=lambda: True)
     assert "removed: 1," in gc(project, "--yes")
-    assert [row["tags"]["process"] for row in project.rows() if row["status"] == "RUNNING"] == ["elsewhere:1"]
+    assert [row["tags"]["process"] for row in project.runs() if row["status"] == "RUNNING"] == ["elsewhere:1"]
 
 
 def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
@@ -170,7 +169,7 @@ def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
     row_of: dict[str, str] = {}
 
     def has_begun() -> bool:
-        row_of.update({row["tags"]["state"]: row["id"] for row in project.rows() if row["status"] == "RUNNING"})
+        row_of.update({row["tags"]["state"]: row["id"] for row in project.runs() if row["status"] == "RUNNING"})
         return bool(row_of)
 
     stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
@@ -179,7 +178,7 @@ def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
     project.dvc("checkout")
     checkpoint = project.folder / ".gradtrail/resume" / f"{state[:32]}-cpu1" / "step_000000001"
     checkpoint.mkdir(parents=True)
-    (done,) = (row["tags"]["state"] for row in project.rows_of("train") if row["id"] != run_id)
+    (done,) = (row["tags"]["state"] for row in project.runs_of("train") if row["id"] != run_id)
     complete = project.folder / ".gradtrail/resume" / f"{done[:32]}-cpu1"
     complete.mkdir()
     said = gc(project, "--yes")
@@ -200,7 +199,7 @@ def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
 
 def test_a_row_that_another_hangs_below_stays(project: Project) -> None:
     """Two trainings of the same bytes have one evaluation, whose parent is the first one."""
-    (first,) = project.rows_of("train")
+    (first,) = project.runs_of("train")
     project.set(CLIP, 5.0)  # which the small stage does not look at
     project.dvc("repro")
     project.git("add", "-A")
@@ -218,9 +217,9 @@ def test_a_row_of_other_code_that_stands_for_a_commit_stays(project: Project) ->
     core.write_text(core.read_text() + "# a word to the reader\n")
     project.dvc("repro")
     project.git("checkout", "-q", ".")
-    edited, committed = (row["id"] for row in project.rows_of("train"))
+    edited, committed = (row["id"] for row in project.runs_of("train"))
     sql(project, f"delete from runs where run_uuid = '{committed}'")  # noqa: S608
-    assert project.sync() == "4 rows present\n"
+    assert project.sync() == "4 runs present\n"
     forget_what_ran(project)
     an_hour_later(project)
     gc(project, "--yes")
@@ -248,11 +247,11 @@ def test_what_was_interrupted_goes_on(project: Project) -> None:
     project.dvc("checkout")
     forget_what_ran(project)
     an_hour_later(project)
-    said = project.run(sys.executable, "-c", INTERRUPTED, env=own_code(project), check=False)
+    said = project.python("-c", INTERRUPTED, check=False)
     assert "KeyboardInterrupt" in said
     assert len(sql(project, "select 1 from runs where lifecycle_stage = 'deleted'")) == 1
     assert len(ids(project)) == 5
-    assert project.sync() == "4 rows present\n"
+    assert project.sync() == "4 runs present\n"
     assert "deleted in MLflow" in gc(project, "--yes")
     assert ids(project) == kept
     assert sql(project, "select count(*) from runs") == [(4,)]
@@ -281,7 +280,7 @@ def on_a_terminal(project: Project, command: Sequence[str], answer: bytes) -> st
 @pytest.mark.parametrize("store", ["none", "its row"])
 def test_a_lock_without_its_files_makes_no_training_complete(project: Project, store: str) -> None:
     """As in a fresh clone, where the training that the lock names was stopped before its first end."""
-    (train,) = project.rows_of("train")
+    (train,) = project.runs_of("train")
     checkpoint = project.folder / ".gradtrail/resume" / f"{train['tags']['state'][:32]}-cpu1" / "step_000000001"
     checkpoint.mkdir(parents=True)
     shutil.rmtree(project.folder / ".dvc/cache/files")
@@ -323,7 +322,7 @@ def test_rows_of_a_server_are_left_alone(project: Project) -> None:
     an_hour_later(project)
     rows = ids(project)
     said = gc(project, "--yes", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
-    assert said.startswith("rows are left alone")
+    assert said.startswith("runs are not removed")
     assert not leftover.exists()
     assert checkpoint.exists(), "nobody here knows whether it is complete"
     assert ids(project) == rows
@@ -334,7 +333,7 @@ def test_it_refuses_where_it_cannot_tell(project: Project, tmp_path: Path) -> No
     project.git("checkout", "-q", ".")
     an_hour_later(project)
     rows = ids(project)
-    assert "git does not answer" in gc(project, "--yes", check=False, GIT_DIR=str(tmp_path / "no"))
+    assert "git does not work here" in gc(project, "--yes", check=False, GIT_DIR=str(tmp_path / "no"))
     (project.folder / ".dvc/cache").rename(project.folder / ".dvc/away")
     assert "DVC's cache is not there" in gc(project, "--yes", check=False)
     (project.folder / "dvc.yaml").rename(project.folder / "away.yaml")

@@ -2,7 +2,6 @@
 
 import shutil
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,11 +14,11 @@ NAME = "neuer Ordner ü"
 DOWNLOAD = """
 from pathlib import Path
 from gradtrail.stages.common.digests import digest
-from gradtrail.tracking.mlflow.search import RowIndex
 from gradtrail.tracking.mlflow.client import open_store
 client = open_store()
-for row in RowIndex(client).rows():
-    print(row.info.run_id, digest(Path(client.download_artifacts(row.info.run_id, ""))))
+experiments = [found.experiment_id for found in client.search_experiments()]
+for run in client.search_runs(experiments):
+    print(run.info.run_id, digest(Path(client.download_artifacts(run.info.run_id, ""))))
 """
 LOCATIONS = [
     "select artifact_location from experiments",
@@ -38,8 +37,7 @@ def locations(project: Project) -> list[str]:
 
 def downloads(project: Project) -> dict[str, str]:
     """Return the digest of all artifacts of each row, as MLflow gives them."""
-    env = {"PYTHONPATH": str(project.folder / "src"), "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
-    lines = project.run(sys.executable, "-c", DOWNLOAD, env=env).splitlines()
+    lines = project.python("-c", DOWNLOAD, env={"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}).splitlines()
     return dict(line.split() for line in lines)
 
 
@@ -58,12 +56,12 @@ def test_a_moved_project_goes_on_in_its_new_place(finished: Project, tmp_path: P
     (tmp_path / NAME).mkdir()
     moved = Project(Path(shutil.move(project.folder, tmp_path / NAME)))
     assert moved.sync().splitlines() == [
-        f"moved or copied from {project.folder}: MLflow's rows (4) now name {moved.folder}",
-        "4 rows present",
+        f"moved or copied from {project.folder}: MLflow's runs (4) now name {moved.folder}",
+        "4 runs present",
     ]
     assert all(location.startswith(quoted(moved.folder)) for location in locations(moved))
     assert downloads(moved) == before
-    assert moved.sync() == "4 rows present\n"
+    assert moved.sync() == "4 runs present\n"
     assert moved.ran(moved.dvc("repro")) == []
     moved.set("evaluate.calibration_bins", 7)
     assert moved.ran(moved.dvc("repro")) == ["evaluate"]
@@ -84,4 +82,4 @@ def test_a_copy_is_led_to_itself_and_leaves_the_other_alone(finished: Project, t
     assert copied.ran(output) == ["evaluate"]
     assert all(location.startswith(quoted(copied.folder)) for location in locations(copied))
     assert (digest(project.folder / "mlflow.db"), digest(project.folder / "mlruns")) == before
-    assert project.sync() == "4 rows present\n"
+    assert project.sync() == "4 runs present\n"

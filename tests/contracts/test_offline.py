@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,7 @@ def project(tmp_path: Path) -> Project:
 
 def repro(project: Project, *options: str) -> str:
     """Run what `make repro` runs, as far as the first stage."""
-    env = {"PYTHONPATH": str(project.folder / "src"), "MNIST_DIR": ""}
-    return project.run(sys.executable, "-m", "gradtrail", "repro", *options, "fetch", env=env)
+    return project.gradtrail("repro", *options, "fetch", env={"MNIST_DIR": ""})
 
 
 def test_the_stage_says_what_to_do_and_falls_back_to_nothing(project: Project) -> None:
@@ -64,8 +62,7 @@ def test_bad_params_are_refused_before_dvc_removes_anything(project: Project) ->
     before = {path: path.read_bytes() for path in (project.folder / "data").rglob("*") if path.is_file()}
     project.set("fetch.dataset", "mnist")
     project.set("gradients.top_fraction", 2)
-    env = {"PYTHONPATH": str(project.folder / "src")}
-    output = project.run(sys.executable, "-m", "gradtrail", "repro", "fetch", env=env, check=False)
+    output = project.gradtrail("repro", "fetch", check=False)
     assert output == "gradtrail: params.yaml: gradients.top_fraction must be above 0 and at most 1, got 2.0\n"
     assert before == {path: path.read_bytes() for path in (project.folder / "data").rglob("*") if path.is_file()}
 

@@ -1,7 +1,6 @@
 """`gradtrail show`: what it prints is so, and the commands that it gives restore exactly the state."""
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ def project(project: Project) -> Project:
 
 
 def show(project: Project, *words: str, check: bool = True) -> str:
-    env = {"PYTHONPATH": str(project.folder / "src")}
-    return project.run(sys.executable, "-m", "gradtrail", "show", *words, env=env, check=check)
+    return project.gradtrail("show", *words, check=check)
 
 
 def commands(told: str) -> list[str]:
@@ -37,18 +35,18 @@ def digests(project: Project) -> dict[str, str]:
 
 
 def of_learning_rate(project: Project, value: str) -> dict[str, Any]:
-    (row,) = (row for row in project.rows_of("train") if row["params"][LR] == value)
+    (row,) = (row for row in project.runs_of("train") if row["params"][LR] == value)
     return row
 
 
 def test_the_chain_goes_down_to_the_raw_data(project: Project) -> None:
-    row = project.rows_of("evaluate")[0]
+    row = project.runs_of("evaluate")[0]
     told = show(project, row["id"])
     assert told == show(project, row["tags"]["state"][:10]) == show(project, "results/evaluate/words.txt")
     for path in ("results/evaluate/words.txt", "models/final.safetensors", "data/words.txt"):
         assert f"{path}  {digest(project.folder / path)}" in told
     for stage in ("evaluate", "train", "fetch"):
-        (made,) = project.rows_of(stage)
+        (made,) = project.runs_of(stage)
         assert f"{stage}  state {made['tags']['state'][:12]}  run {made['id'][:12]}" in told
     assert row["tags"]["mlflow.source.git.commit"] in told
     assert "the working folder has it" in told
@@ -67,7 +65,7 @@ def test_what_is_not_there_is_one_line(project: Project, tmp_path: Path) -> None
 def test_of_several_rows_a_person_chooses(project: Project) -> None:
     project.set(LR, 0.5)
     project.dvc("repro")
-    ids = {row["id"] for row in project.rows_of("evaluate")}
+    ids = {row["id"] for row in project.runs_of("evaluate")}
     listed = show(project, "evaluate final", check=False)
     assert listed.startswith("evaluate final: 2 runs; which one?")
     for line in listed.splitlines()[1:]:
@@ -152,7 +150,7 @@ def test_what_no_lock_names_is_made_again(project: Project, *, forget: bool) -> 
     source.write_text(source.read_text().replace("third", "third of another kind"))
     (project.folder / "notes.txt").write_text("of no importance")
     project.dvc("repro")
-    before, row = digests(project), project.rows_of("evaluate")[0]
+    before, row = digests(project), project.runs_of("evaluate")[0]
     assert row["tags"]["git.dirty"] == "true"
     project.git("checkout", "-q", ".")
     project.dvc("checkout")
@@ -165,8 +163,8 @@ def test_what_no_lock_names_is_made_again(project: Project, *, forget: bool) -> 
     assert digests(project)["results/evaluate/words.txt"] == before["results/evaluate/words.txt"]
     assert "another kind" in (project.folder / "results/evaluate/words.txt").read_text()
     project.sync()
-    assert [each["id"] for each in project.rows_of("evaluate")].count(row["id"]) == 1
-    assert len(project.rows_of("evaluate")) == 2
+    assert [each["id"] for each in project.runs_of("evaluate")].count(row["id"]) == 1
+    assert len(project.runs_of("evaluate")) == 2
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """DVC and MLflow together, on a small pipeline of the real one's shape: what runs, what is kept, which row is whose."""
 
-import sys
-
 import pytest
 from projects import Project
 
@@ -17,17 +15,17 @@ def test_the_second_repro_runs_nothing(project: Project) -> None:
 
 
 def test_force_leaves_the_lock_and_adds_no_row(project: Project) -> None:
-    lock, rows = project.lock(), len(project.rows())
+    lock, rows = project.lock(), len(project.runs())
     assert project.ran(project.dvc("repro", "--force")) == STAGES
     assert project.lock() == lock
-    assert len(project.rows()) == rows
-    assert {row["tags"]["attempts"] for row in project.rows()} == {"2"}
+    assert len(project.runs()) == rows
+    assert {row["tags"]["attempts"] for row in project.runs()} == {"2"}
 
 
 def test_rows_hang_together(finished: Project) -> None:
-    (train,) = finished.rows_of("train")
+    (train,) = finished.runs_of("train")
     for stage in ("evaluate", "gradients"):
-        (child,) = finished.rows_of(stage)
+        (child,) = finished.runs_of(stage)
         assert child["tags"]["mlflow.parentRunId"] == train["id"]
         assert child["tags"]["input/models/final.safetensors"] == train["tags"]["output/models/final.safetensors"]
     assert train["name"] == "mlp-256-128 adamw warmup_cosine float32 digits"
@@ -35,21 +33,21 @@ def test_rows_hang_together(finished: Project) -> None:
     assert train["metrics"]["gradients/length"] == 4
     assert train["params"]["fetch.dataset"] == "digits"
     assert train["params"]["train.mlp.hidden"] == "[256, 128]"
-    assert {row["status"] for row in finished.rows()} == {"FINISHED"}
+    assert {row["status"] for row in finished.runs()} == {"FINISHED"}
 
 
 def test_only_what_depends_on_a_key_runs(project: Project) -> None:
     project.set("evaluate.calibration_bins", 7)
     assert project.ran(project.dvc("repro")) == ["evaluate"]
-    (train,) = project.rows_of("train")
-    assert {row["tags"]["mlflow.parentRunId"] for row in project.rows_of("evaluate")} == {train["id"]}
+    (train,) = project.runs_of("train")
+    assert {row["tags"]["mlflow.parentRunId"] for row in project.runs_of("evaluate")} == {train["id"]}
     assert train["metrics"]["eval/length"] == 1
 
 
 def test_changed_back_the_outs_come_from_the_cache_and_the_row_is_the_same(project: Project) -> None:
     lock = project.lock()
     weights = (project.folder / "models/final.safetensors").read_bytes()
-    (first,) = project.rows_of("train")
+    (first,) = project.runs_of("train")
     project.set("train.adamw.learning_rate", 0.5)
     assert project.ran(project.dvc("repro")) == ["train", "evaluate", "gradients"]
     project.set("train.adamw.learning_rate", 5.0e-3)
@@ -57,19 +55,19 @@ def test_changed_back_the_outs_come_from_the_cache_and_the_row_is_the_same(proje
     assert project.ran(output) == []
     assert project.lock() == lock
     assert (project.folder / "models/final.safetensors").read_bytes() == weights
-    assert len(project.rows_of("train")) == 2
+    assert len(project.runs_of("train")) == 2
     # A new evaluation of the restored model hangs on the row of its training, which never ran again.
     project.set("evaluate.calibration_bins", 9)
     assert project.ran(project.dvc("repro")) == ["evaluate"]
-    newest = project.rows_of("evaluate")[0]
+    newest = project.runs_of("evaluate")[0]
     assert newest["tags"]["mlflow.parentRunId"] == first["id"]
-    assert next(row for row in project.rows() if row["id"] == first["id"])["metrics"]["eval/length"] == 1
+    assert next(row for row in project.runs() if row["id"] == first["id"])["metrics"]["eval/length"] == 1
 
 
 def test_two_trainings_with_the_same_bytes_both_show_the_evaluation(project: Project) -> None:
     project.set("train.clip_norm", 5.0)  # which the small stage does not look at
     assert project.ran(project.dvc("repro")) == ["train"]
-    rows = project.rows_of("train")
+    rows = project.runs_of("train")
     assert len(rows) == 2
     assert all(row["metrics"]["eval/length"] == 2 for row in rows)
 
@@ -80,27 +78,27 @@ def test_editing_code_reruns_what_imports_it(project: Project) -> None:
 
 
 def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
-    before = {row["tags"]["state"]: row["metrics"] for row in project.rows()}
+    before = {row["tags"]["state"]: row["metrics"] for row in project.runs()}
     (project.folder / "mlflow.db").unlink()
     output = project.sync()
     assert "rebuilt: fetch, train, evaluate, gradients" in output
-    rows = project.rows()
+    rows = project.runs()
     assert {row["tags"]["state"]: row["metrics"] for row in rows} == before
     assert {row["tags"]["rebuilt"] for row in rows} == {"true"}
-    assert "4 rows present" in project.sync()
-    assert len(project.rows()) == len(rows)
+    assert "4 runs present" in project.sync()
+    assert len(project.runs()) == len(rows)
     project.dvc("repro", "--force", "--single-item", "evaluate")
-    assert "rebuilt" not in project.rows_of("evaluate")[0]["tags"]
+    assert "rebuilt" not in project.runs_of("evaluate")[0]["tags"]
 
 
 @pytest.mark.slow
 def test_experiments_write_to_the_one_store(project: Project) -> None:
     project.dvc("exp", "run", "-S", "train.adamw.learning_rate=0.25", "--name", "here")
     project.dvc("exp", "run", "--temp", "-S", "train.adamw.learning_rate=0.75", "--name", "there")
-    rows = {row["tags"].get("dvc.exp_name"): row for row in project.rows_of("train")}
+    rows = {row["tags"].get("dvc.exp_name"): row for row in project.runs_of("train")}
     assert rows["here"]["params"]["train.adamw.learning_rate"] == "0.25"
     assert rows["there"]["params"]["train.adamw.learning_rate"] == "0.75"
-    assert len(project.rows_of("evaluate")) == 3
+    assert len(project.runs_of("evaluate")) == 3
     assert not (project.folder / ".dvc/tmp/exps" / "mlflow.db").exists()
     shown = project.dvc("exp", "show", "--csv")
     assert "here" in shown
@@ -115,7 +113,7 @@ def test_queued_experiments_run_the_code_they_were_queued_with(project: Project)
     project.start_queue(2)
     status = project.wait_for_queue()
     assert status.count("Success") == 2, status
-    rows = [row for row in project.rows_of("train") if row["tags"].get("dvc.exp_name")]
+    rows = [row for row in project.runs_of("train") if row["tags"].get("dvc.exp_name")]
     assert {row["params"]["train.adamw.learning_rate"] for row in rows} == {"0.25", "0.75"}
     for experiment in (row["tags"]["dvc.exp_name"] for row in rows):
         project.git("checkout", "-q", "--", ".")
@@ -140,14 +138,13 @@ def test_a_stage_knows_whose_state_it_belongs_to(project: Project, monkeypatch: 
 def test_sync_gives_a_training_with_the_same_bytes_no_second_evaluation(project: Project) -> None:
     project.set("train.clip_norm", 5.0)
     project.dvc("repro")
-    rows = len(project.rows())
-    assert "5 rows present" in project.sync()
-    assert len(project.rows()) == rows
+    rows = len(project.runs())
+    assert "5 runs present" in project.sync()
+    assert len(project.runs()) == rows
 
 
 def test_sync_without_a_server_is_one_line(project: Project) -> None:
-    env = {"PYTHONPATH": str(project.folder / "src"), "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-    output = project.run(sys.executable, "-m", "gradtrail", "sync", env=env, check=False)
+    output = project.gradtrail("sync", env={"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, check=False)
     assert output.startswith("gradtrail: MLflow's store failed")
     assert len([line for line in output.splitlines() if "WARNING" not in line]) == 1
 

@@ -32,7 +32,7 @@ def start(project: Project, stage: str, **env: str) -> tuple[int, str]:
         ("preprocess.validation_fraction", 1.5, "preprocess", ["preprocess.validation_fraction", "below 1", "1.5"]),
         ("preprocess.seed", "zero", "preprocess", ["preprocess.seed", "integer", "zero"]),
         ("preprocess.label_nois", 0.1, "preprocess", ["preprocess.label_nois", "no known key"]),
-        ("fetch.dataset", "cifar", "fetch", ["fetch.dataset", "'mnist' or 'digits'", "cifar"]),
+        ("fetch.dataset", "cifar", "fetch", ["fetch.dataset", "mnist, digits, fashion_mnist, idx", "cifar"]),
         ("train.mlp.hidden", [], "train", ["train.mlp.hidden", "at least 1"]),
         ("train.optimizer", "adamz", "train", ["train.optimizer", "'adamw'", "adamz"]),
         ("train.adamw.b1", 1.0, "train", ["train.adamw.b1", "below 1"]),
@@ -61,8 +61,7 @@ def _contents(folder: Path) -> dict[Path, bytes]:
 
 def test_a_stage_refuses_code_from_elsewhere(project: Project, tmp_path: Path) -> None:
     elsewhere = shutil.copytree(project.folder / "src", tmp_path / "src")
-    env = {"PYTHONPATH": str(elsewhere)}
-    output = project.run(sys.executable, "-m", "pipeline.fetch", env=env, check=False)
+    output = project.python("-m", "pipeline.fetch", env={"PYTHONPATH": str(elsewhere)}, check=False)
     assert "gradtrail was imported from" in output
     assert len(output.splitlines()) == 1
 

@@ -79,7 +79,7 @@ def killed(project: Project) -> None:
     project.set(LR, 0.5)
 
     def has_begun() -> bool:
-        return any(row["status"] == "RUNNING" for row in project.rows_of("train"))
+        return any(row["status"] == "RUNNING" for row in project.runs_of("train"))
 
     stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
     assert has_begun()
@@ -89,7 +89,7 @@ def killed_under_force(project: Project) -> None:
     """The row was whole before; the lock still names its state, whose outs are gone from the working folder."""
 
     def has_begun() -> bool:
-        return project.rows_of("train")[0]["status"] == "RUNNING"
+        return project.runs_of("train")[0]["status"] == "RUNNING"
 
     stop(project.start(sys.executable, "-m", "dvc", "repro", "--force"), signal.SIGKILL, when=has_begun)
     assert has_begun()
@@ -149,18 +149,18 @@ def test_after_a_sync_each_state_has_one_row(
     project.sync()
     assert whole_rows(project) == sorted(expected)
     assert by_state(project) == before
-    assert all(row["tags"]["rebuilt"] == "true" for row in project.rows())
+    assert all(row["tags"]["rebuilt"] == "true" for row in project.runs())
 
 
 @pytest.mark.slow
 def test_a_killed_run_that_goes_on_has_one_row(project: Project) -> None:
     killed(project)
     project.sync()
-    assert [row["status"] for row in project.rows_of("train")] == ["KILLED", "FINISHED"]
+    assert [row["status"] for row in project.runs_of("train")] == ["KILLED", "FINISHED"]
     project.dvc("repro")
     project.sync()
     assert whole_rows(project) == sorted(FIRST + OTHER)
-    assert [row["status"] for row in project.rows_of("train")] == ["FINISHED", "FINISHED"]
+    assert [row["status"] for row in project.runs_of("train")] == ["FINISHED", "FINISHED"]
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_clone_with_a_cache_has_the_rows_of_all_branches(project: Project, tmp
     assert "rebuilt: fetch, train (2), evaluate (2), gradients (2)" in clone.sync()
     assert whole_rows(clone) == sorted(FIRST + OTHER)
     assert by_state(clone) == before
-    commits = {row["tags"]["mlflow.source.git.commit"] for row in clone.rows() if row["params"].get(LR) == "0.5"}
+    commits = {row["tags"]["mlflow.source.git.commit"] for row in clone.runs() if row["params"].get(LR) == "0.5"}
     assert commits == {clone.git("rev-parse", "origin/other").strip()}
     assert not (clone.folder / "models/final.safetensors").exists(), "a sync leaves the working folder alone"
 
@@ -191,7 +191,7 @@ def test_twenty_commits_are_brought_into_an_empty_store(project: Project) -> Non
     (project.folder / "mlflow.db").unlink()
     assert "rebuilt: fetch, train (21), evaluate (21), gradients\n" in project.sync()
     assert len(whole_rows(project)) == 44
-    assert project.sync() == "44 rows present\n"
+    assert project.sync() == "44 runs present\n"
 
 
 def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_pat
 
     assert "MLflow is imported" in says()
     project.sync()
-    assert says() == "4 rows present\n"
+    assert says() == "4 runs present\n"
     time_of_store = store.stat().st_mtime_ns
     changes: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
         (lambda: project.git("commit", "--allow-empty", "-qm", "x"), lambda: project.git("reset", "-q", "HEAD~1")),
@@ -218,7 +218,7 @@ def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_pat
         change()
         assert "MLflow is imported" in says()
         change_back()
-        assert says() == "4 rows present\n"
+        assert says() == "4 runs present\n"
 
 
 STRANGE_ROWS = """
@@ -235,14 +235,14 @@ client.create_run(row.info.experiment_id, tags=elsewhere)
 @slow
 def test_rows_of_two_clones_and_of_other_hosts(project: Project) -> None:
     """Two clones that share a server may each make a row of a state; the older stays. Other hosts' rows are theirs."""
-    (train,) = project.rows_of("train")
-    project.run(sys.executable, "-c", STRANGE_ROWS, env={"PYTHONPATH": str(project.folder / "src")})
+    (train,) = project.runs_of("train")
+    project.python("-c", STRANGE_ROWS)
     said = project.sync()
-    assert "deleted, as they repeated others: 1" in said
-    assert "open, of other hosts: 1" in said
+    assert "deleted as duplicates: 1" in said
+    assert "open on other hosts: 1" in said
     assert whole_rows(project) == FIRST
-    assert train["id"] in {row["id"] for row in project.rows_of("train")}
-    assert project.sync().strip() == "4 rows present; open, of other hosts: 1"
+    assert train["id"] in {row["id"] for row in project.runs_of("train")}
+    assert project.sync().strip() == "4 runs present; open on other hosts: 1"
 
 
 def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
@@ -251,20 +251,20 @@ def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
         (project.folder / "dvc.lock").write_bytes(content)
         project.commit("odd")
     (project.folder / "dvc.lock").write_bytes(lock)
-    assert project.sync().endswith("4 rows present; passed over, of another shape: 2\n")
+    assert project.sync().endswith("4 runs present; skipped, not readable: 2\n")
     assert whole_rows(project) == FIRST
 
 
 @slow
 def test_a_row_says_what_was_changed_in_what_matters(project: Project) -> None:
-    clean = project.rows_of("evaluate")[0]
+    clean = project.runs_of("evaluate")[0]
     assert clean["tags"]["git.dirty"] == "true", "no .gitignore of an out was in git at the first run"
     project.dvc("repro", "--force", "--single-item", "evaluate")
-    assert project.rows_of("evaluate")[0]["tags"]["git.dirty"] == "false"
+    assert project.runs_of("evaluate")[0]["tags"]["git.dirty"] == "false"
     project.set(BINS, 7)
     (project.folder / "notes.txt").write_text("x")
     project.dvc("repro")
-    row = project.rows_of("evaluate")[0]
+    row = project.runs_of("evaluate")[0]
     assert row["tags"]["git.dirty"] == "true"
     diff = (row["artifacts"] / "git.diff").read_text()
     assert "+  calibration_bins: 7" in diff
@@ -279,7 +279,7 @@ def test_rows_hold_the_weights_where_params_ask_for_it(project: Project) -> None
     (project.folder / "mlflow.db").unlink()
     shutil.rmtree(project.folder / "models")
     project.sync()
-    (row,) = project.rows_of("train")
+    (row,) = project.runs_of("train")
     assert [path.name for path in (row["artifacts"] / "models").iterdir()] == ["final.safetensors"]
     assert (row["artifacts"] / "models/final.safetensors").read_bytes() == weights
 
@@ -289,7 +289,7 @@ def whole_rows(project: Project) -> list[str]:
 
     Asserts what holds of all rows: none is open; each state has one; each is complete, and hangs below its training.
     """
-    rows = [row for row in project.rows() if row["tags"].get("process") != "elsewhere:1"]
+    rows = [row for row in project.runs() if row["tags"].get("process") != "elsewhere:1"]
     assert "RUNNING" not in {row["status"] for row in rows}
     whole = [row for row in rows if row["status"] == "FINISHED"]
     assert len({row["tags"]["state"] for row in rows}) == len(rows)
@@ -319,7 +319,7 @@ def label(row: dict[str, Any]) -> str:
 
 def by_state(project: Project) -> dict[str, dict[str, float]]:
     """Return the metrics of each whole row."""
-    return {row["tags"]["state"]: row["metrics"] for row in project.rows() if row["status"] == "FINISHED"}
+    return {row["tags"]["state"]: row["metrics"] for row in project.runs() if row["status"] == "FINISHED"}
 
 
 def commit_as_if_run(project: Project, learning_rate: str) -> None:
@@ -361,8 +361,8 @@ def test_a_commit_whose_code_wrote_the_same_bytes_gets_no_row_made(project: Proj
     core.write_text(core.read_text() + "# a word to the reader\n")
     project.dvc("repro")
     project.commit("edited")
-    (edited, _) = (row["tags"]["state"] for row in project.rows_of("train"))
+    (edited, _) = (row["tags"]["state"] for row in project.runs_of("train"))
     (project.folder / "mlflow.db").unlink()
     project.dvc("repro", "--force")
     project.sync()
-    assert [row["tags"]["state"] for row in project.rows_of("train")] == [edited]
+    assert [row["tags"]["state"] for row in project.runs_of("train")] == [edited]

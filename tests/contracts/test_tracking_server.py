@@ -49,8 +49,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrackingServer
 
 @pytest.fixture
 def server(running: TrackingServer) -> TrackingServer:
-    """A server without rows."""
-    running.remove_rows()
+    """A server without runs."""
+    running.remove_runs()
     return running
 
 
@@ -85,17 +85,17 @@ def check_whole_story(project: Project, server: TrackingServer, folder: Path) ->
     check_rows(client, server)
     assert not (project.folder / "mlflow.db").exists()
     assert not (project.folder / "mlruns").exists(), "the artifacts are the server's"
-    assert client.sync() == "4 rows present\n"
+    assert client.sync() == "4 runs present\n"
     client.commit("results")
 
     clone = make_clone(client, folder / "clone")
     clone.dvc("checkout")
     assert clone.ran(clone.dvc("repro")) == []
-    assert clone.sync() == "4 rows present\n"
+    assert clone.sync() == "4 runs present\n"
     assert clone.ran(clone.dvc("repro", "--force")) == STAGES
-    assert clone.sync() == "4 rows present\n"
+    assert clone.sync() == "4 runs present\n"
     check_rows(client, server)
-    assert {row["tags"]["attempts"] for row in server.rows()} == {"2"}
+    assert {row["tags"]["attempts"] for row in server.runs()} == {"2"}
 
 
 def test_two_clones_that_take_turns_have_one_row_a_state(
@@ -109,7 +109,7 @@ def test_two_clones_that_take_turns_have_one_row_a_state(
         client.set(LR, value)
         client.dvc("repro")
         client.sync()
-        assert client.sync() == "4 rows present\n"
+        assert client.sync() == "4 runs present\n"
     assert "rebuilt" not in first.sync()
     check_states(server, trainings={"0.005", "0.5"})
 
@@ -129,7 +129,7 @@ def test_two_clones_at_once_have_one_row_a_state_after_a_sync(
     for client in (first, second):
         client.sync()
         check_states(server, trainings={"0.005", "0.5"})
-    assert first.sync() == second.sync() == "4 rows present\n"
+    assert first.sync() == second.sync() == "4 runs present\n"
 
 
 @pytest.fixture(params=["down", "silent", "slow"])
@@ -153,12 +153,12 @@ def test_a_server_that_is_of_no_use_costs_a_warning_and_sync_brings_the_rows(
     output = Client(project.folder, bad_address).dvc("repro")
     assert project.ran(output) == STAGES
     check_said(output, times=len(STAGES))
-    for row in server.rows():  # the slow one's
+    for row in server.runs():  # the slow one's
         assert row["status"] == "RUNNING"
     client = Client(project.folder, server.uri)
     assert "rebuilt: fetch, train, evaluate, gradients" in client.sync()
     check_rows(client, server)
-    assert client.sync() == "4 rows present\n"
+    assert client.sync() == "4 runs present\n"
 
 
 def test_a_server_may_die_at_any_request(project: Project, server: TrackingServer) -> None:
@@ -182,7 +182,7 @@ def test_a_server_may_die_at_any_request(project: Project, server: TrackingServe
             client.sync()
             (row,) = trainings(server, value)
             check_row(client, server, row)
-        assert "rows present" in client.sync()
+        assert "runs present" in client.sync()
 
 
 def test_a_slow_server_is_waited_for_where_the_person_wants_it(project: Project, server: TrackingServer) -> None:
@@ -191,9 +191,9 @@ def test_a_slow_server_is_waited_for_where_the_person_wants_it(project: Project,
         proxy.delay = 0.3
         client = Client(project.folder, proxy.uri)
         assert WARNING not in client.dvc("repro", "train")
-        for row in server.rows():
+        for row in server.runs():
             check_row(client, server, row)
-        assert len(server.rows()) == 2
+        assert len(server.runs()) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -219,7 +219,7 @@ def test_a_real_training_goes_on_where_its_server_dies(server: TrackingServer, t
     with Proxy(server.port) as proxy:
         client = Client(project.folder, proxy.uri)
         client.dvc("repro", "train")
-        (row,) = server.rows_of("train")
+        (row,) = server.runs_of("train")
         assert row["status"] == "FINISHED"
         metrics = row["metrics"]
         assert any(name.startswith("system/") for name in metrics)
@@ -228,7 +228,7 @@ def test_a_real_training_goes_on_where_its_server_dies(server: TrackingServer, t
         project.set("train.seed", 1)
         project.set("runtime.tracking_seconds", 2.0)
         process = client.start(sys.executable, "-m", "dvc", "repro", "train")
-        while not (begun := [row for row in server.rows_of("train") if row["params"].get("train.seed") == "1"]):
+        while not (begun := [row for row in server.runs_of("train") if row["params"].get("train.seed") == "1"]):
             assert process.poll() is None
         proxy.lives = proxy.requests
         output, _ = process.communicate(timeout=300)
@@ -236,7 +236,7 @@ def test_a_real_training_goes_on_where_its_server_dies(server: TrackingServer, t
         check_said(output)
         proxy.revive()
         assert "rebuilt: train" in client.sync()
-    (row,) = [row for row in server.rows_of("train") if row["params"]["train.seed"] == "1"]
+    (row,) = [row for row in server.runs_of("train") if row["params"]["train.seed"] == "1"]
     assert row["id"] == begun[0]["id"]
     assert row["status"] == "FINISHED"
     of_the_clock = re.compile(r"train/compile_|.*seconds")
@@ -249,16 +249,16 @@ def check_said(output: str, times: int = 1) -> None:
     """Assert that each stage said in one line what happened, and nothing else of it."""
     lines = [line for line in output.splitlines() if WARNING in line]
     assert len(lines) == times, output
-    assert all(line.startswith(WARNING) and "the results stand, and `gradtrail sync`" in line for line in lines)
+    assert all(line.startswith(WARNING) and "the results are unaffected; `gradtrail sync`" in line for line in lines)
     rest = [line for line in output.splitlines() if WARNING not in line]
     assert not [line for line in rest if any(word in line for word in ("WARN", "rror", "etry", "Traceback"))], output
 
 
 def check_rows(client: Client, server: TrackingServer) -> None:
     """Assert that each stage has one row, which is whole, and that the headlines stand on the training's."""
-    rows = {row["tags"]["stage"]: row for row in server.rows()}
+    rows = {row["tags"]["stage"]: row for row in server.runs()}
     assert sorted(rows) == sorted(STAGES)
-    assert len(server.rows()) == len(STAGES)
+    assert len(server.runs()) == len(STAGES)
     for row in rows.values():
         check_row(client, server, row)
     for stage in ("evaluate", "gradients"):
@@ -285,7 +285,7 @@ def check_row(client: Client, server: TrackingServer, row: dict[str, Any]) -> No
 
 def check_states(server: TrackingServer, trainings: set[str]) -> None:
     """Assert that each state has one row, none is open, and the trainings are those with these learning rates."""
-    rows = server.rows()
+    rows = server.runs()
     assert {row["status"] for row in rows} == {"FINISHED"}
     assert len({row["tags"]["state"] for row in rows}) == len(rows) == 1 + 3 * len(trainings)
     assert {row["params"][LR] for row in rows if row["tags"]["stage"] == "train"} == trainings
@@ -296,7 +296,7 @@ def check_states(server: TrackingServer, trainings: set[str]) -> None:
 
 
 def trainings(server: TrackingServer, learning_rate: float) -> list[dict[str, Any]]:
-    return [row for row in server.rows_of("train") if row["params"].get(LR) == str(learning_rate)]
+    return [row for row in server.runs_of("train") if row["params"].get(LR) == str(learning_rate)]
 
 
 def make_clone(client: Client, to: Path, *, own_cache: bool = False) -> Client:

@@ -73,7 +73,7 @@ def refusal(project: Project, stage: str, *under: str) -> str:
 
 
 def statuses(project: Project, stage: str) -> list[str]:
-    return [row["status"] for row in project.rows_of(stage)]
+    return [row["status"] for row in project.runs_of(stage)]
 
 
 def is_running(project: Project, stage: str) -> Callable[[], bool]:
@@ -135,7 +135,7 @@ def test_a_full_disk_is_one_line(stage: str, project: Project) -> None:
     project.set("runtime.tracking", False)
     line = refusal(project, stage, *files_of_at_most(2))
     assert "File too large" in line
-    assert line.endswith("; results of before stand")
+    assert line.endswith("; no results were written")
 
 
 def test_a_full_disk_under_the_store_costs_a_warning(project: Project) -> None:
@@ -145,7 +145,7 @@ def test_a_full_disk_under_the_store_costs_a_warning(project: Project) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert output.startswith("warning: MLflow's store failed (")
-    assert "`gradtrail sync` brings this run in later" in output
+    assert "`gradtrail sync` rebuilds this run later" in output
     assert all_outs(project) == expected
 
 
@@ -233,7 +233,7 @@ def test_files_have_the_permissions_that_the_umask_leaves_and_none_is_executable
         process = project.start_stage(stage, *after("umask 027"))
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
-    (run,) = (row["id"] for row in project.rows_of("train"))
+    (run,) = (row["id"] for row in project.runs_of("train"))
     assert (project.folder / "mlruns" / run).is_dir()
     wrong = {
         path.relative_to(project.folder).as_posix(): oct(path.stat().st_mode)
@@ -284,13 +284,13 @@ def points(project: Project) -> list[tuple[str, str, int]]:
 
 
 def test_two_that_make_one_state_at_once_end_with_one_result(project: Project) -> None:
-    expected, rows = all_outs(project), len(project.rows())
+    expected, rows = all_outs(project), len(project.runs())
     (project.folder / "mlflow.db").unlink()
     shutil.rmtree(project.folder / "mlruns")
     both = [project.start_stage("train") for _ in range(2)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
-    assert sum("another process makes this very state; waiting for it to end" in output for output in outputs) == 1
+    assert sum("another process is already making this state; waiting for it" in output for output in outputs) == 1
     assert all_outs(project) == expected
     assert statuses(project, "train") == ["FINISHED"]
     assert rows == len(STAGES)
@@ -311,7 +311,7 @@ def test_two_dvc_repro_at_once_break_nothing(project: Project) -> None:
     project.dvc("repro")
     assert all_outs(project) == expected
     assert "up to date" in project.dvc("status")
-    assert len(project.rows()) == len(STAGES)
+    assert len(project.runs()) == len(STAGES)
 
 
 def test_ctrl_c_on_dvc_repro_stops_the_training_within_seconds_and_the_next_goes_on(project: Project) -> None:

@@ -104,7 +104,7 @@ def test_after_a_kill_the_bytes_are_the_same(moment: Moment, training: Training,
     assert training.outs() == expected, "the outs of before stand"
     assert "train: going on after step " in training.finish()
     assert training.outs() == expected
-    (row,) = training.project.rows_of("train")
+    (row,) = training.project.runs_of("train")
     assert row["status"] == "FINISHED"
     assert training.points("train/loss") == list(range(1, 9))
     assert len(training.points("steps/loss")) == len(set(training.points("steps/loss")))
@@ -120,7 +120,7 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_says_how_to_go_on(
     assert line.startswith("train: stopped after step ")
     assert line.endswith("; `dvc repro` goes on from there")
     assert seconds < 5
-    (row,) = training.project.rows_of("train")
+    (row,) = training.project.runs_of("train")
     assert row["status"] == "KILLED"
     step = int(line.split()[4].replace(",", ""))
     assert f"train: going on after step {step:,}, from a checkpoint" in training.finish()
@@ -178,7 +178,7 @@ def test_an_experiment_in_a_temporary_folder_goes_on(committed: Project) -> None
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert "train: going on after step " in committed.dvc(*command)
-    (row,) = (row for row in committed.rows_of("train") if row["params"]["train.seed"] == "1")
+    (row,) = (row for row in committed.runs_of("train") if row["params"]["train.seed"] == "1")
     assert row["status"] == "FINISHED"
     committed.set("train.seed", 1)
     committed.run_stage("train")
@@ -193,11 +193,11 @@ def test_in_a_queue_with_four_workers_a_killed_one_goes_on_when_it_is_queued_aga
     kill_one(committed)
     assert committed.wait_for_queue().count("Success") == 3
     assert len(list(resume_folder(committed).iterdir())) == 1, "the complete ones left nothing behind"
-    (failed,) = (row for row in committed.rows_of("train") if row["status"] in ("RUNNING", "KILLED"))
+    (failed,) = (row for row in committed.runs_of("train") if row["status"] in ("RUNNING", "KILLED"))
     seed = failed["params"]["train.seed"]
     again = committed.dvc("exp", "run", "--temp", "-S", f"train.seed={seed}", "train")
     assert "train: going on after step " in again
-    rows = [row for row in committed.rows_of("train") if row["params"]["train.epochs"] == "60"]
+    rows = [row for row in committed.runs_of("train") if row["params"]["train.epochs"] == "60"]
     assert sorted(row["params"]["train.seed"] for row in rows) == ["1", "2", "3", "4"]
     assert {row["status"] for row in rows} == {"FINISHED"}
     committed.set("train.seed", int(seed))

@@ -14,34 +14,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from projects import Project, copy_project
+from projects import STAGES, Project, finished_project
 
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
-STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile", "report")
-
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    project = copy_project(tmp_path_factory.mktemp("stages") / "project")
-    quick = {
-        "fetch.dataset": "digits",
-        "preprocess.label_noise": 0.1,
-        "train.epochs": 3,
-        "train.mlp.hidden": [32],
-        "train.precision": "float16",
-        "train.augmentation.shift": 1.0,
-        "train.keep_epochs": [0, 2, 99],
-        "profile.smallest_batch_size": 32,
-        "profile.largest_batch_size": 32,
-        "profile.seconds": 0.1,
-        "profile.precisions": ["float32"],
-    }
-    for key, value in quick.items():
-        project.set(key, value)
-    assert project.ran(project.dvc("repro")) == list(STAGES)
-    return project
+def project() -> Project:
+    """What no test here changes."""
+    return finished_project()
 
 
 def metrics_of(project: Project, stage: str) -> dict[str, Any]:
@@ -77,8 +59,7 @@ def test_pictures_of_the_test_split_get_the_labels_that_evaluation_gave_them(pro
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     names = [str(tmp_path / f"{number}.png") for number in range(5)]
     options = ("--figure", str(tmp_path / "seen.png"))
-    env = {"PYTHONPATH": str(project.folder / "src")}
-    said = project.run(sys.executable, "-m", "gradtrail", "predict", *names, *options, env=env)
+    said = project.gradtrail("predict", *names, *options)
     labels = [int(line.split(": ")[1].split()[0]) for line in said.splitlines()]
     assert labels == pd.read_parquet(project.folder / "results/evaluate/predictions.parquet")["predicted"][:5].tolist()
     with Image.open(tmp_path / "seen.png") as picture:
@@ -88,7 +69,7 @@ def test_pictures_of_the_test_split_get_the_labels_that_evaluation_gave_them(pro
 def test_rows_hold_what_is_looked_at_and_name_the_rest_by_digest(project: Project) -> None:
     """What DVC's cache has anyhow, and nobody opens in a browser, is not stored twice."""
     for stage in STAGES:
-        (row,) = project.rows_of(stage)
+        (row,) = project.runs_of(stage)
         logged = {path.relative_to(row["artifacts"] / "results") for path in row["artifacts"].glob("results/**/*.*")}
         folder = project.folder / "results" / stage
         written = {path.relative_to(folder) for path in folder.glob("**/*.*")}
@@ -111,9 +92,9 @@ def test_every_example_has_its_scores(project: Project) -> None:
 
 
 def test_the_rows_in_mlflow(project: Project) -> None:
-    rows = {row["tags"]["stage"]: row for row in project.rows()}
+    rows = {row["tags"]["stage"]: row for row in project.runs()}
     assert set(rows) == set(STAGES)
-    assert len(project.rows()) == len(STAGES)
+    assert len(project.runs()) == len(STAGES)
     assert {row["status"] for row in rows.values()} == {"FINISHED"}
     train = rows["train"]
     assert train["name"] == "mlp-32 adamw warmup_cosine float16 digits"
@@ -130,7 +111,7 @@ def test_the_rows_in_mlflow(project: Project) -> None:
 
 
 def test_the_training_row_has_figures_tables_and_checkpoint(project: Project) -> None:
-    (train,) = project.rows_of("train")
+    (train,) = project.runs_of("train")
     artifacts = {path.relative_to(project.folder).as_posix() for path in (project.folder / "mlruns").rglob("*")}
     mine = {path.split("artifacts/")[1] for path in artifacts if f"{train['id']}/artifacts/" in path}
     assert {"results/learning_curves.png", "results/steps.png", "tables/epochs.json"} <= mine
@@ -143,7 +124,7 @@ def test_the_training_row_has_figures_tables_and_checkpoint(project: Project) ->
 
 
 def test_rows_say_in_words_what_came_out_and_show_their_main_picture(project: Project) -> None:
-    (train,), (gradients,) = project.rows_of("train"), project.rows_of("gradients")
+    (train,), (gradients,) = project.runs_of("train"), project.runs_of("gradients")
     words = train["tags"]["mlflow.note.content"]
     assert words.startswith(f"**{metrics_of(project, 'evaluate')['accuracy']:.2%}** of the test images")
     for row in (train, gradients):
@@ -155,7 +136,7 @@ def test_rows_say_in_words_what_came_out_and_show_their_main_picture(project: Pr
 
 
 def test_weights_are_models_with_the_figures_of_their_evaluation(project: Project) -> None:
-    (train,) = project.rows_of("train")
+    (train,) = project.runs_of("train")
     with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store:
         models = dict(store.execute("select name, model_id from logged_models where source_run_id = ?", [train["id"]]))
         query = "select metric_value, dataset_name from logged_model_metrics where model_id = ? and metric_name = ?"
@@ -166,7 +147,7 @@ def test_weights_are_models_with_the_figures_of_their_evaluation(project: Projec
 
 def test_tables_of_examples_begin_with_those_to_look_at(project: Project) -> None:
     for stage, name, column in (("evaluate", "predictions", "loss"), ("gradients", "scores", "grad_norm")):
-        (row,) = project.rows_of(stage)
+        (row,) = project.runs_of(stage)
         table = json.loads((row["artifacts"] / f"tables/{name}_by_{column}.json").read_text())
         values = [line[table["columns"].index(column)] for line in table["data"]]
         every = pd.read_parquet(project.folder / f"results/{stage}/{name}.parquet")[column]
@@ -176,7 +157,7 @@ def test_tables_of_examples_begin_with_those_to_look_at(project: Project) -> Non
 
 
 def test_the_profile_row_has_times_in_figures_tables_and_pictures(project: Project) -> None:
-    (row,) = project.rows_of("profile")
+    (row,) = project.runs_of("profile")
     folder = project.folder / "mlruns" / row["id"] / "artifacts" / "timings"
     names = ("jit", "batch_sizes", "precision_and_remat", "roofline", "where_the_time_goes")
     assert {f"{name}.png" for name in names} <= {path.name for path in folder.iterdir()}
@@ -185,12 +166,12 @@ def test_the_profile_row_has_times_in_figures_tables_and_pictures(project: Proje
     assert set(functions["precision"]) == {"float16", "float32"}
     assert (functions["examples_per_second"] > 0).all()
     assert row["metrics"]["profile/jit/speedup"] > 0
-    assert row["metrics"]["profile/batch/32/examples_per_second"] > 0
+    assert row["metrics"]["profile/batch/128/examples_per_second"] > 0
     assert row["metrics"]["xla/train_step/steady_call_seconds"] > 0
 
 
 def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(project: Project) -> None:
-    (row,) = project.rows_of("report")
+    (row,) = project.runs_of("report")
     assert row["name"] == "report mlp-32 adamw float16"
     page = (project.folder / "reports/report.html").read_bytes()
     assert (row["artifacts"] / "report.html").read_bytes() == page
@@ -204,7 +185,7 @@ def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(projec
 
 
 def test_running_a_state_again_doubles_no_table(project: Project) -> None:
-    (row,) = project.rows_of("evaluate")
+    (row,) = project.runs_of("evaluate")
     table = project.folder / "mlruns" / row["id"] / "artifacts" / "tables" / "classes.json"
     before = json.loads(table.read_text())
     assert before["columns"] == ["label", "predicted"]
@@ -224,7 +205,7 @@ def test_a_training_that_diverges_says_where(project: Project, tmp_path: Path) -
     copy.set("train.adamw.learning_rate", 1e30)
     copy.set("train.keep_epochs", [])
     copy.set("runtime.tracking", False)
-    output = copy.run(sys.executable, "-m", "pipeline.train", env={"PYTHONPATH": str(copy.folder / "src")}, check=False)
+    output = copy.python("-m", "pipeline.train", check=False)
     assert output.startswith("train: training diverged: the loss of step ")
     assert len(output.splitlines()) == 1
     assert (copy.folder / "models/final.safetensors").read_bytes() == (
@@ -233,7 +214,7 @@ def test_a_training_that_diverges_says_where(project: Project, tmp_path: Path) -
 
 
 def test_curves_have_a_point_for_each_epoch(project: Project) -> None:
-    (train,) = project.rows_of("train")
+    (train,) = project.runs_of("train")
     epochs = pd.read_csv(project.folder / "results/train/epochs.csv")
     assert train["metrics"]["train/validation_accuracy"] == pytest.approx(epochs["validation_accuracy"].iloc[-1])
     steps = pd.read_parquet(project.folder / "results/train/steps.parquet")
@@ -251,7 +232,7 @@ def test_plots_and_metrics_for_people(project: Project) -> None:
 @pytest.mark.slow
 def test_by_hand_without_tracking_or_cache_and_with_another_cadence_the_bytes_are_the_same(project: Project) -> None:
     """Each stage runs as a module; and what stands in `runtime` changes no byte of any out."""
-    rows = len(project.rows())
+    rows = len(project.runs())
     project.set("runtime.tracking", False)
     project.set("runtime.compile_cache", False)
     project.set("runtime.steps_per_call", 7)
@@ -259,7 +240,7 @@ def test_by_hand_without_tracking_or_cache_and_with_another_cadence_the_bytes_ar
         env = {"PYTHONPATH": str(project.folder / "src")}
         assert project.run(sys.executable, "-m", f"pipeline.{stage}", env=env) == ""
     assert "up to date" in project.dvc("status")
-    assert len(project.rows()) == rows
+    assert len(project.runs()) == rows
     assert all(path.suffix == ".lock" for path in (project.folder / ".outs").iterdir())
 
 
@@ -286,10 +267,10 @@ def test_the_main_histories(project: Project, tmp_path: Path) -> None:
     all_rows["evaluate"] += 1
     all_rows["report"] += 1
     assert count(copy) == all_rows
-    before = {row["tags"]["state"]: row["metrics"] for row in copy.rows()}
+    before = {row["tags"]["state"]: row["metrics"] for row in copy.runs()}
     (copy.folder / "mlflow.db").unlink()
     assert count(copy) == all_rows
-    for row in copy.rows():  # with all figures but those of the clock, and of what compiling took
+    for row in copy.runs():  # with all figures but those of the clock, and of what compiling took
         assert row["metrics"].items() <= before[row["tags"]["state"]].items()
         assert row["tags"]["stage"] != "train" or "eval/accuracy" in row["metrics"]
 
@@ -297,7 +278,7 @@ def test_the_main_histories(project: Project, tmp_path: Path) -> None:
 def count(project: Project) -> dict[str, int]:
     """Bring the store up to date; return how many rows each stage has, and assert that all are whole."""
     project.sync()
-    rows = project.rows()
+    rows = project.runs()
     assert {row["status"] for row in rows} == {"FINISHED"}
     assert len({row["tags"]["state"] for row in rows}) == len(rows)
     return dict(Counter(row["tags"]["stage"] for row in rows))

@@ -1,4 +1,4 @@
-"""Arrays that outlive a stage are told of, with their shapes; small ones are not."""
+"""Arrays that outlive a stage are a warning with their shapes; small ones are not."""
 
 import jax.numpy as jnp
 import pytest

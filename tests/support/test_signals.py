@@ -1,4 +1,4 @@
-"""Asked once, a process goes on to a safe place; asked again, it ends at once."""
+"""Asked to stop once, a process goes on to a safe place; asked again, it ends at once."""
 
 import signal
 import subprocess

@@ -29,11 +29,10 @@ from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.xla.compile_events import CompileLog, compile_log, differences
+from gradtrail.core.xla.compile_events import CompileLog, differences
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section, read_yaml
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.progress import stdout_console
 
@@ -157,18 +156,18 @@ def run_gate(*, accept: bool) -> int:
 
 def measure() -> Record:
     """Measure the costs of the functions of `train`, `evaluate` and `gradients`, as configured in `params.yaml`."""
-    config, runtime = load_section("train", TrainConfig), load_section("runtime", RuntimeConfig)
+    config = load_section("train", TrainConfig)
     costs = measure_training(config)
     costs |= measure_evaluation(config, load_section("evaluate", EvaluateConfig))
-    costs |= measure_gradients(config, load_section("gradients", GradientsConfig), runtime)
+    costs |= measure_gradients(config, load_section("gradients", GradientsConfig))
     params = read_yaml(Path("params.yaml"))
     return Record(machine=_machine(), params={name: params[name] for name in _SECTIONS}, costs=costs)
 
 
 def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `train`, as `train/<function>` → metric → value."""
-    with compile_log() as log:
-        compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
+    with CompileLog() as log:
+        compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
         engine = loop.compile_engine(loop.make_program(config, model, _NUM_EXAMPLES), compiler=compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         state = engine.init(jax.random.key(config.seed))
@@ -181,26 +180,21 @@ def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
 
 def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `evaluate`."""
-    with compile_log() as log:
-        compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
+    with CompileLog() as log:
+        compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
         inference.compile_predict(model, evaluate.batch_size, compiler=compiler)
     return _costs("evaluate", compiler, log)
 
 
-def measure_gradients(
-    config: TrainConfig, gradients: GradientsConfig, runtime: RuntimeConfig
-) -> dict[str, dict[str, int]]:
+def measure_gradients(config: TrainConfig, gradients: GradientsConfig) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `gradients`."""
-    from gradtrail.stages.common.setup import memory_budget  # late: it asks for the devices
-
-    with compile_log() as log:
-        compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
+    with CompileLog() as log:
+        compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
         passes.compile_passes(
             model,
             config.label_smoothing,
             analysis.num_influenced(gradients, _NUM_EXAMPLES),
             curvature=gradients.curvature_iterations > 0,
-            memory_budget=memory_budget(runtime),
             compiler=compiler,
         )
     return _costs("gradients", compiler, log)
@@ -231,8 +225,8 @@ def as_table(changes: list[Change]) -> Table:
     return table
 
 
-def _compiler() -> Compiler:
-    return Compiler(lambda: 0.0)
+def _compiler(log: CompileLog) -> Compiler:
+    return Compiler(lambda: 0.0, log=log)
 
 
 def _blank(count: int) -> tuple[np.ndarray, np.ndarray]:

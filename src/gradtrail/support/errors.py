@@ -1,15 +1,18 @@
-"""Faults that a person can mend: reported as one line on stderr, with exit status 2, without a traceback."""
+"""Faults that a person can correct: reported as one line on stderr, with exit status 2, without a traceback."""
 
 import errno
+import sqlite3
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-_GROUND = (
+_ENVIRONMENT = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full
     *(errno.EACCES, errno.EPERM, errno.EROFS),  # closed
     *(errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.EMFILE, errno.ENAMETOOLONG),
 )
+# What MLflow's client raises: its own errors and those of its databases, its HTTP client and its artifact stores.
+_STORE_LIBRARIES = {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "botocore", "boto3", "azure", "google"}
 
 
 class UserError(Exception):
@@ -25,8 +28,8 @@ class NoSourceError(UserError):
 
 
 def environment_error(fault: Exception) -> str:
-    """Return in one line what the machine refused, such as disk, permission or memory; nothing for other faults."""
-    if isinstance(fault, OSError) and fault.errno in _GROUND:
+    """Return in one line what the machine refused, such as disk, permission or memory; empty for other faults."""
+    if isinstance(fault, OSError) and fault.errno in _ENVIRONMENT:
         return f"{fault.filename or 'a file'}: {fault.strerror}"
     if isinstance(fault, MemoryError) or "RESOURCE_EXHAUSTED" in str(fault):
         return f"memory is too small ({one_line(fault)[:120]}); a smaller batch_size or model takes less"
@@ -34,17 +37,33 @@ def environment_error(fault: Exception) -> str:
 
 
 def one_line(fault: object) -> str:
-    """Return what a fault says, as one line."""
+    """Return the message of a fault as one line."""
     return " ".join(str(fault).split())
 
 
+def is_store_fault(fault: BaseException) -> bool:
+    """Whether a fault is one of MLflow's store or of the system; any other is a bug of this project.
+
+    Told by the library that defines the exception, so that nothing of MLflow is imported to find out.
+    """
+    if isinstance(fault, OSError | sqlite3.Error | MemoryError):
+        return True
+    return any(kind.__module__.partition(".")[0] in _STORE_LIBRARIES for kind in type(fault).__mro__)
+
+
 def with_store(action: Callable[[], T]) -> T:
-    """Return what an action on MLflow's store returns; whatever the store does to it is one line, as a UserError."""
+    """Return the result of an action on MLflow's store.
+
+    Raises:
+        UserError: the store or the system failed; one line.
+        Exception: any other fault, a bug of this project, as it was raised.
+    """
     try:
         return action()
     except UserError:
         raise
-    except Exception as error:  # whatever the store does
-        if said := environment_error(error):
-            raise UserError(said) from error
-        raise UserError(f"MLflow's store failed: {one_line(error)[:200]}") from error
+    except Exception as error:
+        if not is_store_fault(error):
+            raise
+        said = environment_error(error) or f"MLflow's store failed: {one_line(error)[:200]}"
+        raise UserError(said) from error

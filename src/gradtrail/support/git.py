@@ -1,22 +1,54 @@
-"""Asks git, where there is git."""
+"""Runs git. Without git, or outside of a repository, every answer is empty; any other failure of git is an error."""
 
 import io
+import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from gradtrail.support.errors import UserError
+
+_NO_REPOSITORY = b"not a git repository"
+
+
+class GitError(UserError):
+    """A git command failed in a repository; the message is one line."""
 
 
 def git(*arguments: str) -> str:
-    """Return what a git command prints, stripped; empty where it fails or git is not installed."""
+    """Return what a git command prints, stripped; see `git_bytes`."""
     return git_bytes(*arguments).decode(errors="replace").strip()
 
 
-def git_bytes(*arguments: str, stdin: bytes = b"") -> bytes:
-    """Return what a git command prints, as it is; empty where it fails or git is not installed."""
+def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
+    """Return what a git command prints, as it is.
+
+    Empty where git is not installed, where there is no repository, and where git says no by its exit status alone, as
+    `git rev-parse --verify --quiet` does.
+
+    Args:
+        arguments: of git.
+        stdin: what it reads.
+        env: environment variables beside those of this process.
+
+    Raises:
+        GitError: git failed for another reason, such as a corrupt repository or one that another user owns.
+    """
+    env = {**os.environ, "LC_ALL": "C", **(env or {})}
     try:
-        result = subprocess.run(["git", *arguments], input=stdin, capture_output=True, check=False)
-    except OSError:
+        result = subprocess.run(["git", *arguments], input=stdin, capture_output=True, check=False, env=env)
+    except FileNotFoundError:
         return b""
-    return result.stdout if result.returncode == 0 else b""
+    if result.returncode == 0:
+        return result.stdout
+    if not result.stderr or _NO_REPOSITORY in result.stderr:
+        return b""
+    reason = result.stderr.decode(errors="replace").splitlines()[0]
+    raise GitError(f"`git {' '.join(arguments[:2])}` failed: {reason[:200]}")
+
+
+def head_commit() -> str:
+    """Return the hash of the commit that is checked out; empty where there is none."""
+    return git("rev-parse", "--verify", "--quiet", "HEAD")
 
 
 def blob_ids(commits: Iterable[str], path: str) -> list[str]:
@@ -47,6 +79,12 @@ def blobs(commit: str, paths: Iterable[str]) -> dict[str, bytes]:
         head = stream.readline().split()
         if head[-1:] != [b"missing"] and len(head) == 3:
             content = stream.read(int(head[2]))
-            stream.readline()  # the end of the line that the content stands in
+            stream.readline()  # the end of the line that the content is in
             found |= {path: content} if head[1] == b"blob" else {}
     return found
+
+
+def files_below(commit: str, folder: str) -> list[str]:
+    """Return the paths of the files in a folder of a commit, relative to the working folder, as `folder` is."""
+    listed = git_bytes("ls-tree", "-r", "-z", "--name-only", commit, "--", f"{folder}/")
+    return [name.decode(errors="surrogateescape") for name in listed.split(b"\0") if name]

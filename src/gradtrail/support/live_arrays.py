@@ -1,10 +1,10 @@
-"""Arrays that outlive the stage that made them: a stage that is over should hold none."""
+"""Warns of arrays that are still on the devices at the end of a stage, which should have released them."""
 
 import gc
 import sys
 from collections import Counter
 
-_LARGEST_BYTES = 2**20  # in all, that constants of JAX and the like may take
+_LARGEST_BYTES = 2**20  # in all; constants of JAX stay below it
 
 
 def warn_of_live_arrays(stage: str) -> None:

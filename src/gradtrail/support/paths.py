@@ -1,6 +1,6 @@
-"""Where a stage stands: the folder whose code and data it uses, and the root that holds the store.
+"""The folders of a stage: the working folder, whose code and data it uses, and the root, which has the store.
 
-Both are the repository, but under `dvc exp run --temp` and in a queue, where DVC runs the stage in a copy below
+Both are the repository, except under `dvc exp run --temp` and in a queue: there DVC runs the stage in a copy below
 `.dvc/tmp/exps` and names the repository in `DVC_ROOT`.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import gradtrail
 from gradtrail.support.errors import UserError
 
-SQLITE = "sqlite:///"  # how the address of a store begins that is a file here, and no server
+SQLITE = "sqlite:///"  # prefix of the address of a store that is a file, not a server
 
 
 def working_folder() -> Path:
@@ -24,17 +24,17 @@ def root() -> Path:
 
 
 def store_uri() -> str:
-    """The address of MLflow's store: what `MLFLOW_TRACKING_URI` names, or else the root's `mlflow.db`."""
+    """The address of MLflow's store: that of `MLFLOW_TRACKING_URI`, or else the root's `mlflow.db`."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root() / 'mlflow.db'}"
 
 
 def database_path(uri: str) -> Path:
-    """The database that the address of a store names, where it is a file here."""
+    """The database file that the address of a store names."""
     return Path(uri.removeprefix(SQLITE))
 
 
 def private_folder() -> Path:
-    """`.gradtrail/` in the root, made if need be: locks and caches. Git-ignored; may be deleted at any time."""
+    """`.gradtrail/` in the root, created if need be: locks and caches. Git-ignored; may be deleted at any time."""
     folder = root() / ".gradtrail"
     folder.mkdir(exist_ok=True)
     return folder
@@ -43,11 +43,11 @@ def private_folder() -> Path:
 def require_own_code() -> None:
     """Refuse to go on unless `gradtrail` was imported from the working folder's `src`.
 
-    An editable install names one folder; a queued experiment runs in another. Code of the first under the name of
-    the second would be wrong results with a right label.
+    An editable install names one folder; a queued experiment runs in another. Running the code of the first under the
+    key of the second would record wrong results.
 
     Raises:
-        UserError: the working folder is not the repository's, or the package comes from elsewhere.
+        UserError: the working folder is no repository's root, or the package was imported from elsewhere.
     """
     if not Path("dvc.yaml").is_file():
         raise UserError(f"{Path.cwd()}: no dvc.yaml here; run a stage from the repository's root")

@@ -1,4 +1,4 @@
-"""Being asked to stop, by Ctrl-C or by the system: at a safe place, and at once when asked again."""
+"""Handles requests to stop, by Ctrl-C or SIGTERM: the first one at a safe place, the second one at once."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """The process was asked to stop; `args[0]` says how to go on, and `number` which signal asked."""
+    """The process was asked to stop; `args[0]` says how to go on, and `number` is the signal."""
 
     def __init__(self, message: str, number: int):
         super().__init__(message)
@@ -18,23 +18,23 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether somebody asked to stop, and by which signal."""
+    """Whether the process was asked to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.number: int | None = None
 
     def obey(self, message: str) -> None:
-        """Raise `Stopped` if somebody asked."""
+        """Raise `Stopped` if the process was asked to stop."""
         if self.number is not None:
             raise Stopped(message, self.number)
 
 
 @contextlib.contextmanager
 def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[StopRequest]:
-    """Note Ctrl-C and SIGTERM in place of obeying, for as long as the block runs; the second one ends the process.
+    """Record the first Ctrl-C or SIGTERM while the block runs, for the block to obey; the second one ends the process.
 
     Args:
-        when_asked: is called at the first one, wherever the block is.
+        when_asked: called in the signal handler, at the first signal.
     """
     request = StopRequest()
 
@@ -54,7 +54,7 @@ def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[St
 
 @contextlib.contextmanager
 def stopping_on_sigterm(message: str) -> Iterator[None]:
-    """Raise `Stopped` on SIGTERM, wherever the block is: its `with` statements close what they opened."""
+    """Raise `Stopped` on SIGTERM while the block runs, so that its `with` statements close what they opened."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise Stopped(message, number)

@@ -1,4 +1,4 @@
-"""Which files nothing refers to, and that what a process is at work on is left alone. Rows: `tests/contracts`."""
+"""Which files are garbage, and that files in use are left alone. Runs: `tests/contracts`."""
 
 import os
 import time
@@ -13,8 +13,8 @@ from gradtrail.tracking.gc.files import (
     checkpoints,
     leftover_outs,
     open_checkpoints,
-    remembered_of_nothing,
     size_of,
+    stale_cache,
     unused_locks,
 )
 
@@ -48,7 +48,7 @@ def remove(found: Iterable[Garbage]) -> None:
         one.remove()
 
 
-def test_checkpoints_of_complete_trainings_go_and_others_wait_for_a_month() -> None:
+def test_checkpoints_of_complete_trainings_are_removed_and_others_after_a_month() -> None:
     made, young, old = checkpoint(MADE), checkpoint(OTHER, days=29), checkpoint(LEFT, days=31)
     assert open_checkpoints({MADE}) == {OTHER[:32]}
     found = list(checkpoints({MADE}))
@@ -63,7 +63,7 @@ def test_checkpoints_of_complete_trainings_go_and_others_wait_for_a_month() -> N
     assert not list(Path(".gradtrail/locks").iterdir())
 
 
-def test_a_checkpoint_that_a_training_uses_stays() -> None:
+def test_a_checkpoint_in_use_is_kept() -> None:
     folder = checkpoint(MADE)
     lock = put(f".gradtrail/locks/train-{MADE[:32]}.lock")
     (found,) = checkpoints({MADE})
@@ -76,7 +76,7 @@ def test_a_checkpoint_that_a_training_uses_stays() -> None:
     assert lock.exists()
 
 
-def test_leftovers_of_a_killed_stage_go_unless_it_writes() -> None:
+def test_leftovers_of_a_killed_stage_are_removed_unless_it_is_writing() -> None:
     put(".outs/train/models/final", "123")
     put(".outs/train.old/metrics/train.json", "12")
     put(".outs/evaluate/words")
@@ -89,19 +89,19 @@ def test_leftovers_of_a_killed_stage_go_unless_it_writes() -> None:
     assert sorted(path.name for path in Path(".outs").iterdir()) == ["evaluate", "evaluate.lock", "train.lock"]
 
 
-def test_what_is_remembered_of_nothing_goes() -> None:
+def test_parsed_files_of_nothing_that_exists_are_removed() -> None:
     put(".gradtrail/parsed/known-1.json")
     put(".gradtrail/parsed/of-before-1.json", "123")
     put(".gradtrail/parsed/known-0.json", "of another form")
     put(".gradtrail/parsed/.being-written-1.json.0123.tmp")
-    (found,) = remembered_of_nothing(["known"])
+    (found,) = stale_cache(["known"])
     assert (found.why.split()[0], found.size_bytes) == ("2", 18)
     remove([found])
-    assert list(remembered_of_nothing(["known"])) == []
+    assert list(stale_cache(["known"])) == []
     assert len(list(Path(".gradtrail/parsed").iterdir())) == 2
 
 
-def test_locks_of_other_states_go_unless_they_are_held() -> None:
+def test_locks_of_other_states_are_removed_unless_they_are_held() -> None:
     kept, held, free = (put(f".gradtrail/locks/train-{state[:32]}.lock") for state in (MADE, OTHER, LEFT))
     with FileLock(held):
         (found,) = unused_locks([MADE])

@@ -1,4 +1,4 @@
-"""What ran is put together again from DVC's run-cache, by the digests of what was read and written."""
+"""Locks are reconstructed from DVC's run-cache, by the digests of what was read and written."""
 
 import os
 from pathlib import Path
@@ -69,8 +69,10 @@ def test_of_makers_of_the_same_bytes_the_newest_that_fits_all_counts() -> None:
 
 
 def test_a_profile_belongs_to_the_newest_training_of_its_params() -> None:
-    """It reads nothing that the training wrote, and yet hangs below it; without one there is nothing to hang below."""
-    pipeline = PIPELINE | {"profile": StageSpec(cmd="run profile", deps=("data",), params={}, outs=("costs",))}
+    """It is a child of a training although it reads none of its outs; without a training it is left out."""
+    pipeline = PIPELINE | {
+        "profile": StageSpec(cmd="run profile", deps=("data",), params={"params.yaml": ("train",)}, outs=("costs",))
+    }
     params = [{"params.yaml": {"train": {"seed": seed}}} for seed in (1, 2)]
     fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
     profile = keep("profile", {"data": "d"}, {"costs": "c"}, at=2, params=params[0])

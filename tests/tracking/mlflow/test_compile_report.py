@@ -1,5 +1,7 @@
-"""What a stage compiled reaches its row: figures, a table and programs; what nobody expected reaches a person."""
+"""What a stage compiled is logged to its run: metrics, a table and programs; a retrace is a warning."""
 
+import contextlib
+import io
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,17 +18,20 @@ from gradtrail.tracking.mlflow.compile_report import achieved, compiling, profil
 RATES = MachineRates(flops_per_second=1e9, bytes_per_second=1e8)
 
 
-class TakingRow:
-    """A row that keeps what it is given."""
+class RecordingRun:
+    """A run that keeps what is logged to it."""
 
     def __init__(self, *, stored: bool = True):
         self.stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False))
         self.stored = object() if stored else None
-        self.figures: dict[str, float] = {}
+        self.logged: dict[str, float] = {}
         self.written: dict[str, str] = {}
 
+    def best_effort(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
     def metrics(self, values: dict[str, float]) -> None:
-        self.figures |= values
+        self.logged |= values
 
     def files(self, folder: Path, under: str) -> None:
         self.written |= {f"{under}/{path.name}": path.read_text(errors="replace") for path in folder.iterdir()}
@@ -37,12 +42,12 @@ def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_report, "measure_rates", lambda _: RATES)
 
 
-def work(row: TakingRow, shapes: tuple[int, ...] = (3,)) -> None:
+def work(run: RecordingRun, shapes: tuple[int, ...] = (3,)) -> None:
     @jax.jit
     def planted(values: jax.Array) -> jax.Array:
         return values.sum()
 
-    with compiling(row) as compiler:
+    with compiling(run) as compiler:
         square = compiler.compile("square", lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), jnp.float32))
         for _ in range(3):
             square(np.eye(8, dtype=np.float32))
@@ -50,53 +55,67 @@ def work(row: TakingRow, shapes: tuple[int, ...] = (3,)) -> None:
             planted(np.ones(length, np.float32))
 
 
-def test_a_row_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    row = TakingRow()
-    work(row)
-    assert row.figures["compile/compilations"] >= 2
-    assert row.figures["compile/retraced"] == 0
-    assert 0 < row.figures["compile/share_of_time"] <= 1
-    assert row.figures["compile/memory/rss_after_mib"] > 0
+def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    run = RecordingRun()
+    work(run)
+    assert run.logged["compile/compilations"] >= 2
+    assert run.logged["compile/retraced"] == 0
+    assert 0 < run.logged["compile/share_of_time"] <= 1
+    assert run.logged["compile/memory/rss_after_mib"] > 0
     assert {
         f"compile/square/{key}_seconds" for key in ("trace", "lower", "compile", "first_call", "steady_call")
-    } < set(row.figures)
-    assert all(np.isfinite(value) for value in row.figures.values())
+    } < set(run.logged)
+    assert all(np.isfinite(value) for value in run.logged.values())
     kinds = ("jaxpr", "stablehlo", "hlo")
-    assert set(row.written) == {
+    assert set(run.written) == {
         "compile/functions.csv",
         "compile/roofline.png",
         "compile/calls.csv",
         *(f"compile/square.{k}.txt" for k in kinds),
     }
-    assert "planted,float32[3]" in row.written["compile/calls.csv"]
+    assert "planted,float32[3]" in run.written["compile/calls.csv"]
     assert capsys.readouterr().err == ""
 
 
 def test_a_retrace_is_a_warning_with_both_signatures(capsys: pytest.CaptureFixture[str]) -> None:
-    row = TakingRow()
-    work(row, shapes=(3, 4, 3))
-    assert row.figures["compile/retraced"] == 1
+    run = RecordingRun()
+    work(run, shapes=(3, 4, 3))
+    assert run.logged["compile/retraced"] == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "train: warning: planted was compiled 2 times; argument 1: float32[3], float32[4]"
 
 
-def test_without_a_row_nothing_is_measured_but_a_retrace_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    row = TakingRow(stored=False)
-    work(row, shapes=(3, 4))
-    assert (row.figures, row.written) == ({}, {})
+def test_without_a_run_nothing_is_measured_but_a_retrace_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    run = RecordingRun(stored=False)
+    work(run, shapes=(3, 4))
+    assert (run.logged, run.written) == ({}, {})
     assert "planted was compiled 2 times" in capsys.readouterr().err
 
 
+def test_every_compilation_counts_in_the_total_and_has_its_line_in_the_table() -> None:
+    run = RecordingRun()
+    with compiling(run) as compiler:
+        shapes = [jax.ShapeDtypeStruct((length,), jnp.float32) for length in (3, 4)]
+        for shape in shapes:
+            compiler.compile("sine", jnp.sin, shape)
+        compiler.for_variant("bfloat16").compile("sine", jnp.sin, shapes[0])
+    total = sum(each.times.total_seconds for each in compiler.compiled)
+    assert run.logged["compile/total_seconds"] == total > compiler.functions["sine"].times.total_seconds
+    table = pd.read_csv(io.StringIO(run.written["compile/functions.csv"]))
+    assert table["function"].tolist() == ["sine", "sine", "sine (bfloat16)"]
+    assert table["signature"].tolist() == ["float32[3]", "float32[4]", "float32[3]"]
+
+
 def test_a_stage_that_fails_logs_no_profile() -> None:
-    row = TakingRow()
-    with pytest.raises(ZeroDivisionError), compiling(row) as compiler:
+    run = RecordingRun()
+    with pytest.raises(ZeroDivisionError), compiling(run) as compiler:
         _ = compiler.compile("sine", jnp.sin, jax.ShapeDtypeStruct((8,), jnp.float32)), 1 / 0
-    assert row.figures == {}
+    assert run.logged == {}
 
 
 def test_rates_are_work_by_the_steady_call_and_shares_those_of_the_machine() -> None:
-    row = TakingRow()
-    with compiling(row) as compiler:
+    run = RecordingRun()
+    with compiling(run) as compiler:
         function = compiler.compile("square", lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), jnp.float32))
     function.calls.seconds.extend([9.0, 1e-6, 1e-6])
     function.calls.trips.extend([1, 1, 1])

@@ -1,6 +1,7 @@
 """Weights as models of MLflow: which ones, once each, and loaded without this repository."""
 
 import contextlib
+import functools
 import json
 import sqlite3
 import subprocess
@@ -16,7 +17,7 @@ from factories import SHAPE, dataset_info, model_config
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric, Run
 
-from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.models import Model, Params
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, write_weights
 from gradtrail.tracking.gc.runs import as_garbage, ownerless_artifacts
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
@@ -36,7 +37,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> MlflowClient:
         return client
 
 
-def new_row(client: MlflowClient, **params: str) -> Run:
+def new_run(client: MlflowClient, **params: str) -> Run:
     experiment = client.get_experiment_by_name("here")
     run_id = client.create_run(experiment.experiment_id, tags={"stage": "evaluate" if params else "train"}).info.run_id
     client.log_param(run_id, "train.seed", "7")
@@ -53,76 +54,83 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
+@functools.cache
+def initial_params(epoch: int) -> Params:
+    return Model(model_config()).init(key=jax.random.key(epoch))
+
+
 def write(path: Path, epoch: int) -> None:
     info = WeightsInfo(model=model_config(), label_smoothing=0.1, dataset=dataset_info(), epoch=epoch)
-    write_weights(path, Model(info.model).init(key=jax.random.key(epoch)), info)
+    write_weights(path, initial_params(epoch), info)
 
 
-def names(client: MlflowClient, row: Run) -> list[str]:
-    return sorted(model.tags["weights"] for model in models_of(client, row))
+def names(client: MlflowClient, run: Run) -> list[str]:
+    return sorted(model.tags["weights"] for model in models_of(client, run))
 
 
-def test_each_is_logged_once_and_what_changed_anew(client: MlflowClient, weights: Path) -> None:
-    row = new_row(client)
-    log_models(client, row, weights, kept_epochs=False)
-    assert names(client, row) == ["best", "final"]
-    log_models(client, row, weights, kept_epochs=True)
-    assert names(client, row) == ["000", "005", "best", "final"]
+def test_each_model_is_logged_once_and_again_when_its_weights_change(client: MlflowClient, weights: Path) -> None:
+    run = new_run(client)
+    log_models(client, run, weights, kept_epochs=False)
+    assert names(client, run) == ["best", "final"]
+    log_models(client, run, weights, kept_epochs=True)
+    assert names(client, run) == ["000", "005", "best", "final"]
     write(weights / "best.safetensors", 9)
-    log_models(client, row, weights, kept_epochs=False)
-    assert names(client, row) == ["000", "005", "best", "best", "final"]
-    outputs = client.get_run(row.info.run_id).outputs.model_outputs
-    assert {output.model_id for output in outputs} == {model.model_id for model in models_of(client, row)}
-    assert all(model.params == {"train.seed": "7"} for model in models_of(client, row))
+    log_models(client, run, weights, kept_epochs=False)
+    assert names(client, run) == ["000", "005", "best", "best", "final"]
+    outputs = client.get_run(run.info.run_id).outputs.model_outputs
+    assert {output.model_id for output in outputs} == {model.model_id for model in models_of(client, run)}
+    assert all(model.params == {"train.seed": "7"} for model in models_of(client, run))
 
 
-def test_the_figures_of_their_epoch_stand_on_them_and_no_point_stands_twice(
+def test_models_have_the_metrics_of_their_epoch_and_no_point_is_logged_twice(
     client: MlflowClient, weights: Path
 ) -> None:
-    row = new_row(client)
+    run = new_run(client)
     curve = [Metric("train/validation_accuracy", epoch / 10, 5, epoch) for epoch in range(3)]
-    client.log_batch(row.info.run_id, metrics=curve)
-    log_models(client, row, weights, kept_epochs=False)
+    client.log_batch(run.info.run_id, metrics=curve)
+    log_models(client, run, weights, kept_epochs=False)
     found = {
         model.tags["weights"]: [(m.key, m.value, m.dataset_name) for m in model.metrics]
-        for model in models_of(client, row)
+        for model in models_of(client, run)
     }
     key = "train/validation_accuracy"
     assert found == {"final": [(key, 0.0, dataset_info().name)], "best": [(key, 0.1, dataset_info().name)]}
-    assert len(client.get_metric_history(row.info.run_id, key)) == 3
+    assert len(client.get_metric_history(run.info.run_id, key)) == 3
 
 
-def test_one_that_was_begun_only_is_made_anew(client: MlflowClient, weights: Path) -> None:
-    row = new_row(client)
+def test_an_incomplete_model_is_replaced(client: MlflowClient, weights: Path) -> None:
+    run = new_run(client)
     tags = {"weights": "final", "weights_digest": "0"}
-    begun = client.create_logged_model(row.info.experiment_id, "begun", row.info.run_id, tags)
-    log_models(client, row, weights, kept_epochs=False)
-    found = list(models_of(client, row))
+    begun = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags)
+    log_models(client, run, weights, kept_epochs=False)
+    found = list(models_of(client, run))
     assert begun.model_id not in {model.model_id for model in found}
     assert {model.status for model in found} == {LoggedModelStatus.READY}
 
 
-def test_what_are_no_weights_is_no_model(client: MlflowClient, weights: Path) -> None:
-    row = new_row(client)
+def test_a_file_that_holds_no_weights_is_skipped(client: MlflowClient, weights: Path) -> None:
+    run = new_run(client)
     (weights / "final.safetensors").write_text("words")
-    log_models(client, row, weights, kept_epochs=False)
-    assert names(client, row) == ["best"]
+    log_models(client, run, weights, kept_epochs=False)
+    assert names(client, run) == ["best"]
 
 
-def test_an_evaluation_names_its_model_and_its_figures_stand_on_it(client: MlflowClient, weights: Path) -> None:
-    row, evaluation = new_row(client), new_row(client, evaluate__weights="best")
-    log_models(client, row, weights, kept_epochs=False)
+def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
+    client: MlflowClient, weights: Path
+) -> None:
+    run, evaluation = new_run(client), new_run(client, evaluate__weights="best")
+    log_models(client, run, weights, kept_epochs=False)
     client.log_batch(evaluation.info.run_id, metrics=[Metric("eval/accuracy", 0.5, 0, 0)])
     for _ in range(2):
-        evaluation, row = client.get_run(evaluation.info.run_id), client.get_run(row.info.run_id)
-        copy_headlines(client, evaluation, row)
-    (model,) = (model for model in models_of(client, row) if model.tags["weights"] == "best")
+        evaluation, run = client.get_run(evaluation.info.run_id), client.get_run(run.info.run_id)
+        copy_headlines(client, evaluation, run)
+    (model,) = (model for model in models_of(client, run) if model.tags["weights"] == "best")
     assert [(metric.key, metric.value, metric.run_id) for metric in model.metrics] == [
-        ("eval/accuracy", 0.5, row.info.run_id)
+        ("eval/accuracy", 0.5, run.info.run_id)
     ]
-    assert link_evaluation(client, evaluation, row).model_id == model.model_id
+    assert link_evaluation(client, evaluation, run).model_id == model.model_id
     assert [found.model_id for found in client.get_run(evaluation.info.run_id).inputs.model_inputs] == [model.model_id]
-    assert client.get_run(row.info.run_id).data.metrics == {"eval/accuracy": 0.5}
+    assert client.get_run(run.info.run_id).data.metrics == {"eval/accuracy": 0.5}
 
 
 def expected_labels(path: Path) -> list[int]:
@@ -131,9 +139,9 @@ def expected_labels(path: Path) -> list[int]:
 
 
 def test_it_is_loaded_without_the_repository_or_a_pickle(client: MlflowClient, weights: Path, tmp_path: Path) -> None:
-    row = new_row(client)
-    log_models(client, row, weights, kept_epochs=False)
-    (model,) = (model for model in models_of(client, row) if model.tags["weights"] == "final")
+    run = new_run(client)
+    log_models(client, run, weights, kept_epochs=False)
+    (model,) = (model for model in models_of(client, run) if model.tags["weights"] == "final")
     np.save(tmp_path / "images.npy", IMAGES)
     code = f"""
 import pickle
@@ -151,13 +159,13 @@ print(gradtrail.__file__)
 
 
 @pytest.mark.slow
-def test_with_its_row_a_model_goes_for_good(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_removed_with_its_run(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     client = open_store()
-    row = client.create_run(experiment_id(client, "models"), tags={"stage": "train", "state": "0" * 64})
-    log_models(client, row, weights, kept_epochs=False)
-    client.delete_run(row.info.run_id)
+    run = client.create_run(experiment_id(client, "models"), tags={"stage": "train", "state": "0" * 64})
+    log_models(client, run, weights, kept_epochs=False)
+    client.delete_run(run.info.run_id)
     (garbage,) = as_garbage(client, [])
     assert garbage.size_bytes > sum((weights / f"{name}.safetensors").stat().st_size for name in ("final", "best"))
     (tmp_path / "mlruns" / "models" / f"m-{'0' * 32}").mkdir()
@@ -174,10 +182,10 @@ def test_with_its_row_a_model_goes_for_good(weights: Path, tmp_path: Path, monke
 def test_in_a_fresh_environment_with_the_stated_requirements(
     client: MlflowClient, weights: Path, tmp_path: Path
 ) -> None:
-    """`mlflow models predict`, from JSON of whole numbers and of floats; and what is no image is refused."""
-    row = new_row(client)
-    log_models(client, row, weights, kept_epochs=False)
-    (model,) = (model for model in models_of(client, row) if model.tags["weights"] == "final")
+    """`mlflow models predict`, from JSON of whole numbers and of floats; other shapes are refused."""
+    run = new_run(client)
+    log_models(client, run, weights, kept_epochs=False)
+    (model,) = (model for model in models_of(client, run) if model.tags["weights"] == "final")
     place = Path(model.artifact_location.removeprefix("file://"))
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env" / "bin"

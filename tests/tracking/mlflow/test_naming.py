@@ -1,4 +1,4 @@
-"""What a row says of itself: its figures, its picture, what its gradients say, and where it comes from."""
+"""The description of a run: its metrics, its main figure, the summary of its gradients, and its lineage."""
 
 import pytest
 
@@ -26,20 +26,20 @@ It is 277.
 """
 
 
-def test_a_training_says_its_accuracy_its_figures_and_its_lineage() -> None:
+def test_a_training_shows_its_accuracy_its_metrics_and_its_lineage() -> None:
     text = note(RUN, TAGS, METRICS, SUMMARY)
-    assert text.startswith("**98.59%** of the test images are classified rightly (95 % interval: 98.34% to 98.80%).")
+    assert text.startswith("**98.59%** of the test images are classified correctly (95 % interval: 98.34% to 98.80%).")
     assert "| epochs | parameters | noise scale |\n| --- | --- | --- |\n| 10 | 235,146 | 277 |" in text
     assert f"![Learning curves](get-artifact?path=results%2Flearning_curves.png&run_uuid={RUN})" in text
     assert "### What the gradients say\n\n#### Largest gradients\n\nThe largest is 18.\n\n#### Noise" in text
     assert text.rstrip().endswith(
-        "Data set digits abababab. Code of commit `cccccccc`. `gradtrail show 01234567` says what it is made of, and "
-        "how its files come back."
+        "Data set digits abababab. Code of commit `cccccccc`. `gradtrail show 01234567` prints its lineage and how to "
+        "restore its files."
     )
 
 
 def test_before_the_evaluation_it_says_so() -> None:
-    assert note(RUN, TAGS, {}, "").startswith("Not evaluated yet: `dvc repro` does.\n\n![Learning curves]")
+    assert note(RUN, TAGS, {}, "").startswith("Not evaluated yet: run `dvc repro`.\n\n![Learning curves]")
 
 
 def test_changes_and_experiments_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Which locations are led to a new place, and which are nobody's to lead. Whole projects: `tests/contracts`."""
+"""Which locations of artifacts are relocated, and which are not. Whole projects: `tests/contracts`."""
 
 import shutil
 import sqlite3
@@ -20,7 +20,7 @@ create table trace_tags (key text, value text)
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A project whose database has two rows."""
+    """A project whose database has two runs."""
     old = tmp_path / "old"
     (old / "mlruns/1/artifacts").mkdir(parents=True)
     with closing(sqlite3.connect(old / "mlflow.db")) as store, store:
@@ -34,7 +34,7 @@ def old(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def new(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, in which we stand."""
+    """A copy of it, which is the working folder."""
     new = Path(shutil.copytree(old, tmp_path / "a new ü"))
     monkeypatch.setenv("DVC_ROOT", str(new))
     monkeypatch.chdir(new)
@@ -56,20 +56,20 @@ def locations(folder: Path) -> dict[str, str]:
         return dict(runs + store.execute("select name, artifact_location from experiments").fetchall())
 
 
-def test_locations_are_led_to_the_new_place(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_locations_name_the_new_place(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (old / "mlflow.db").read_bytes()
     assert is_moved(uri(new))
     assert is_moved("sqlite:///mlflow.db")
     relocate_artifacts(uri(new))
     ours = (new / "mlruns").as_uri()
-    rows = {"1": f"{ours}/1/artifacts", "2": f"{ours}/2/artifacts"}
-    assert locations(new) == rows | {
+    runs = {"1": f"{ours}/1/artifacts", "2": f"{ours}/2/artifacts"}
+    assert locations(new) == runs | {
         "Default": f"{new}/mlruns/0",
         "data": ours,
         "models": ours,
         "own": "s3://bucket",
     }
-    assert capsys.readouterr().err == f"moved or copied from {old}: MLflow's rows (2) now name {new}\n"
+    assert capsys.readouterr().err == f"moved or copied from {old}: MLflow's runs (2) now name {new}\n"
     assert not is_moved(uri(new))
     assert (old / "mlflow.db").read_bytes() == before
 
@@ -98,12 +98,14 @@ def test_locations_of_others_stay(old: Path, new: Path) -> None:
         assert dict(store.execute("select * from trace_tags")) == tags
 
 
-def test_a_database_that_came_alone_stays_as_it_is(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_database_without_its_artifacts_is_not_changed(
+    old: Path, new: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = locations(new)
     shutil.rmtree(new / "mlruns")
     relocate_artifacts(uri(new))
     said = capsys.readouterr().err
-    assert f"which still lie in {old}/mlruns; copy them to {new}/mlruns" in said
+    assert f"which are still in {old}/mlruns; copy them to {new}/mlruns" in said
     assert said.count("\n") == 1
     assert locations(new) == before
     shutil.copytree(old / "mlruns", new / "mlruns")
@@ -131,15 +133,15 @@ def test_a_link_to_the_same_folder_is_no_move(old: Path, new: Path) -> None:
 
 
 def test_a_fault_in_the_middle_leaves_all_as_it_was(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, led, calls = locations(new), relocate._led, []
+    before, relocated, calls = locations(new), relocate._relocated, []
 
     def break_down(location: str, former: Path) -> str:
         calls.append(location)
         if len(calls) > 4:
             raise OSError("broken")
-        return led(location, former)
+        return relocated(location, former)
 
-    monkeypatch.setattr(relocate, "_led", break_down)
+    monkeypatch.setattr(relocate, "_relocated", break_down)
     with pytest.raises(OSError, match="broken"):
         relocate_artifacts(uri(new))
     assert locations(new) == before

@@ -1,14 +1,15 @@
-"""Whose a row is, and whether that process is still there."""
+"""The process of a run, and the changes of the working folder that its `git.diff` restores."""
 
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from gradtrail.tracking.mlflow import tags as row_labels
-from gradtrail.tracking.mlflow.tags import is_alive, is_of_this_host, process_tags, working_diff
+from gradtrail.tracking.mlflow import tags as run_tags
+from gradtrail.tracking.mlflow.tags import is_alive, is_of_this_host, origin_tags, process_tags, working_diff
 
 
 def test_this_process_is_alive() -> None:
@@ -32,11 +33,79 @@ def test_of_other_hosts_nothing_is_known(tags: dict[str, str]) -> None:
     assert not is_alive(tags)
 
 
-def test_a_diff_has_at_most_a_mebibyte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_labels, "git", lambda *_: "?? new.py\n M old.py")
-    monkeypatch.setattr(row_labels, "git_bytes", lambda *_: b"+x\n")
-    assert working_diff() == "# not in git: new.py\n+x\n"
-    monkeypatch.setattr(row_labels, "git_bytes", lambda *_: "ä".encode() * 2**20)
-    cut = working_diff()
-    assert len(cut.encode()) <= 2**20
-    assert cut.endswith("# cut off here\n")
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in a folder of a repository, with one commit."""
+    project = tmp_path / "repository" / "folder"
+    project.mkdir(parents=True)
+    monkeypatch.chdir(project)
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, "/dev/null")
+    for name in ("old.py", "dvc.lock"):
+        (project / name).write_bytes("naïve\n".encode("latin-1"))
+    (project / ".gitignore").write_text("*.ignored\n")
+    git("-C", "..", "init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    return project
+
+
+def git(*arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def change(project: Path) -> dict[str, bytes]:
+    """Change what a person may change; return the files that the diff is to restore, with their contents."""
+    changed = {
+        "old.py": "naïf\n".encode("latin-1"),
+        "new.py": b"new = 1\n",
+        "empty.py": b"",
+        "below/ü *.py": b"no end of line",
+        "staged.py": b"staged\n",
+    }
+    others = {"dvc.lock": b"x", "metrics/a.json": b"x", "x.ignored": b"x", "a.npz": b"\0", "data.csv": b"1\n" * 2**17}
+    for name, content in (changed | others).items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_bytes(content)
+    git("add", "staged.py")
+    return changed
+
+
+def test_a_diff_restores_changes_and_small_untracked_files_and_names_others(repository: Path, tmp_path: Path) -> None:
+    changed = change(repository)
+    before = git("status", "--porcelain")
+    diff = working_diff()
+    assert git("status", "--porcelain") == before, "git's own index is not changed"
+    assert diff.splitlines()[:2] == [b"# not in git: a.npz", b"# not in git: data.csv"]
+    (tmp_path / "git.diff").write_bytes(diff)
+    git("stash", "--include-untracked")
+    git("apply", "../../git.diff")
+    assert {name: (repository / name).read_bytes() for name in changed} == changed
+    assert (repository / "dvc.lock").read_bytes() != b"x"
+
+
+def test_what_does_not_fit_into_a_diff_is_left_out_by_whole_files_and_named(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(repository)
+    (repository / "new.py").write_bytes(b"+diff --git \n" * 1000)
+    monkeypatch.setattr(run_tags, "_MAX_DIFF_BYTES", 5000)
+    diff = working_diff()
+    assert b"# cut off here: diff --git a/folder/new.py b/folder/new.py\n" in diff
+    (tmp_path / "git.diff").write_bytes(diff)
+    git("stash", "--include-untracked")
+    git("apply", "../../git.diff")
+    assert not (repository / "new.py").exists()
+    assert (repository / "staged.py").read_bytes() == b"staged\n"
+
+
+def test_a_git_that_fails_is_a_warning_and_costs_only_the_commit(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DVC_EXP_NAME", "famed-eel")
+    assert origin_tags()["git.dirty"] == "false"
+    (repository.parent / ".git/index").write_bytes(b"no index")
+    assert origin_tags() == {"dvc.exp_name": "famed-eel"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: `git status --porcelain` failed: ")

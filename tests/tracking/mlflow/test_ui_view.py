@@ -1,4 +1,4 @@
-"""The shared view of the UI: what its tag decodes to, and that it names figures that rows have."""
+"""The shared view of the UI: what its tag decodes to, and its link."""
 
 import base64
 import json

@@ -49,7 +49,7 @@ def show(what: str) -> int:
     client = open_store()
     index = RunIndex(client)
     console = stdout_console()
-    found = look_up(what, index.rows())
+    found = look_up(what, index.runs())
     if len(found) > 1:
         console.print(f"{what}: {len(found)} runs; which one?", markup=False, soft_wrap=True)
         for run in found:
@@ -61,7 +61,7 @@ def show(what: str) -> int:
     if run.data.tags["stage"] not in lineage:
         raise UserError(f"{run.info.run_id}: its artifact lineage.json is missing or damaged")
     diff = _artifact(client, run, "git.diff") if run.data.tags.get("git.dirty") == "true" else ""
-    by_state = {each.data.tags.get("state", ""): each for each in index.rows()}
+    by_state = {each.data.tags.get("state", ""): each for each in index.runs()}
     for line in _head(run, index, diff):
         console.print(line, markup=False, soft_wrap=True)
     console.print(_chain(run, lineage, by_state))

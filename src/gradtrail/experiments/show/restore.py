@@ -48,8 +48,15 @@ def restore_options(run: Run, diff: str) -> list[RestoreOption]:
     snapshots = [snapshot for snapshot in committed_snapshots()[0] if _state_in(snapshot, run)]
     newest = reversed(snapshots[-_NUM_SHOWN:])
     options = [each for snapshot in newest for each in _in_snapshot(snapshot, run)] or list(_by_origin(run, diff))
-    stash = ("git stash",) if git("status", "--porcelain", "--untracked-files=no") else ()
-    return [RestoreOption(about=each.about, commands=(*stash, *each.commands)) for each in options]
+    return [RestoreOption(about=each.about, commands=(*_stash(each), *each.commands)) for each in options]
+
+
+def _stash(option: RestoreOption) -> tuple[str, ...]:
+    """Return the command that stashes local changes; untracked files too, which `git apply` refuses to overwrite."""
+    applies = any(command.startswith("git apply") for command in option.commands)
+    if applies and git("status", "--porcelain"):
+        return ("git stash --include-untracked",)
+    return ("git stash",) if git("status", "--porcelain", "--untracked-files=no") else ()
 
 
 def _state_in(snapshot: Snapshot, run: Run) -> bool:
@@ -108,7 +115,7 @@ def _by_origin(run: Run, diff: str) -> Iterator[RestoreOption]:
     checkout, repro = f"git checkout {commit[:12]}", f"dvc repro {tags['stage']}"
     if tags.get("git.dirty") != "true":
         yield RestoreOption(about="no lock has it; its commit computes the same bytes", commands=(checkout, repro))
-    elif diff and CUT_OFF not in diff:
+    elif diff and not any(line.startswith(CUT_OFF) for line in diff.splitlines()):
         about = "no lock has it; its commit with its uncommitted changes computes the same bytes"
         untracked = [line.removeprefix(NOT_IN_GIT) for line in diff.splitlines() if line.startswith(NOT_IN_GIT)]
         about += f", unless it depends on an untracked file: {', '.join(untracked)}" if untracked else ""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -13,8 +14,12 @@ def digest(path: Path) -> str:
     if not path.is_dir():
         return _md5_of_file(path)
     files = [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]  # .dvcignore
-    listing = [{"md5": _md5_of_file(file), "relpath": file.relative_to(path).as_posix()} for file in files]
-    listing.sort(key=lambda entry: entry["relpath"])  # as text: "a.txt" before "a/b"
+    return folder_digest({file.relative_to(path).as_posix(): _md5_of_file(file) for file in files})
+
+
+def folder_digest(files: Mapping[str, str]) -> str:
+    """Return the digest of a folder from the digests of its files, by their paths in it."""
+    listing = [{"md5": files[name], "relpath": name} for name in sorted(files)]  # as text: "a.txt" before "a/b"
     return hashlib.md5(json.dumps(listing, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
 
 

@@ -10,13 +10,12 @@ class RuntimeConfig:
     """How a stage runs, as opposed to what it computes.
 
     Attributes:
-        mirrors: URLs of folders with the four MNIST files as `.gz`, tried in order.
-        openml: whether to ask OpenML when no mirror delivers.
+        mirrors: base URLs that serve the four files of the data set as `.gz`, tried in order; None for the data set's
+            own.
+        openml: whether to ask OpenML, where it has the data set, when no mirror delivers.
         download_timeout_seconds: limit for one file from one mirror; a mirror that sends nothing is given up sooner.
         steps_per_call: optimizer steps between two updates of the progress bar.
         checkpoint_seconds: time between two checkpoints of a training, from which it resumes after a kill.
-        memory_budget_mib: that the temporary arrays of a pass over single examples' gradients may take on a device;
-            None for what is fastest on it.
         compile_cache: whether to keep compiled functions on disk, for the next run.
         trace: whether to record some training steps with JAX's profiler, as an artifact.
         tracking: whether to log to MLflow.
@@ -30,12 +29,11 @@ class RuntimeConfig:
         gpu_preallocate: whether JAX allocates most of a GPU's memory at start.
     """
 
-    mirrors: tuple[str, ...]
+    mirrors: tuple[str, ...] | None
     openml: bool
     download_timeout_seconds: float
     steps_per_call: int
     checkpoint_seconds: float
-    memory_budget_mib: int | None
     compile_cache: bool
     trace: bool
     tracking: bool
@@ -52,5 +50,3 @@ class RuntimeConfig:
         check("steps_per_call", self.steps_per_call, at_least=1)
         check("checkpoint_seconds", self.checkpoint_seconds, above=0)
         check("tracking_seconds", self.tracking_seconds, above=0)
-        if self.memory_budget_mib is not None:
-            check("memory_budget_mib", self.memory_budget_mib, at_least=1)

@@ -39,15 +39,6 @@ def set_up_jax(runtime: RuntimeConfig) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
 
 
-def memory_budget(runtime: RuntimeConfig) -> int:
-    """Return the bytes that the temporary arrays of one pass over single examples' gradients may take on a device.
-
-    On a CPU more than the caches hold is slower, and what the system hands out anew for every call much slower.
-    """
-    default = 24 if jax.default_backend() == "cpu" else 1024
-    return 2**20 * (default if runtime.memory_budget_mib is None else runtime.memory_budget_mib)
-
-
 def set_up_cache() -> Path:
     """Enable the persistent compilation cache for every function; return its folder."""
     folder = private_folder() / "xla" / f"jaxlib-{jaxlib.version.__version__}-{_processor()}"

@@ -1,7 +1,7 @@
-"""What `gradtrail gc` may remove beside rows: checkpoints, leftovers of killed stages, what is remembered of nothing.
+"""What `gradtrail gc` may remove beside runs: checkpoints, leftovers of killed stages, stale caches and lock files.
 
-A checkpoint serves nothing once its training is complete. One of a training that was stopped stays, with its row, for
-30 days, as it holds work that nothing else has. What a process is at work on has a held lock, and is left alone.
+A checkpoint is useless once its training is complete. That of a training that was stopped is kept, with its run, for 30
+days, as nothing else has that work. Files that a process works on are under a lock, and are left alone.
 """
 
 import contextlib
@@ -17,20 +17,20 @@ from filelock import FileLock, Timeout
 from gradtrail.support.paths import private_folder, working_folder
 from gradtrail.tracking.lineage.snapshots import stale_cache_files
 
-KEPT_DAYS = 30  # of checkpoints that a training could go on from
+KEPT_DAYS = 30  # how long a checkpoint is kept from which a training could resume
 PREFIX = 32  # digits of a state's key in names of files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Garbage:
-    """One thing that nothing refers to.
+    """Something that can be removed.
 
     Attributes:
         what: its kind.
-        name: which one; the only one of its kind.
-        why: it goes.
+        name: unique among its kind.
+        why: the reason.
         size_bytes: of its files.
-        remove: removes it; what was half removed is found, and removed, the next time.
+        remove: removes it; where that was interrupted, the next time finds and removes the rest.
     """
 
     what: str
@@ -47,21 +47,21 @@ def size_of(path: Path) -> int:
 
 
 def open_checkpoints(complete: Collection[str]) -> set[str]:
-    """Return the states, by the first digits of their keys, that a training could go on with.
+    """Return the states whose training could resume, by the first digits of their keys.
 
     Args:
-        complete: keys of states that are made.
+        complete: keys of complete states.
     """
     made = _prefixes(complete)
-    return {_state_of(folder) for folder in _checkpoint_folders() if not _why(folder, made)}
+    return {_state_of(folder) for folder in _checkpoint_folders() if not _reason(folder, made)}
 
 
 def checkpoints(complete: Collection[str]) -> Iterator[Garbage]:
-    """Yield checkpoints of trainings that are complete, or that nobody went on with for long."""
+    """Yield checkpoints of trainings that are complete, or that were stopped long ago."""
     made = _prefixes(complete)
     for folder in _checkpoint_folders():
         lock = _locks() / f"train-{_state_of(folder)}.lock"
-        if (why := _why(folder, made)) and _is_free(lock):
+        if (why := _reason(folder, made)) and _is_free(lock):
             yield Garbage(
                 what="checkpoint",
                 name=folder.name,
@@ -72,7 +72,7 @@ def checkpoints(complete: Collection[str]) -> Iterator[Garbage]:
 
 
 def leftover_outs() -> Iterator[Garbage]:
-    """Yield what stages that were killed had written."""
+    """Yield the unfinished outs of stages that were killed."""
     for folder in sorted(path for path in (working_folder() / ".outs").glob("*") if path.is_dir()):
         lock = folder.with_name(f"{folder.name.removesuffix('.old')}.lock")
         if _is_free(lock):
@@ -85,27 +85,27 @@ def leftover_outs() -> Iterator[Garbage]:
             )
 
 
-def remembered_of_nothing(keys: Collection[str]) -> Iterator[Garbage]:
-    """Yield, as one, what is remembered of locks and entries that are nowhere any more.
+def stale_cache(keys: Collection[str]) -> Iterator[Garbage]:
+    """Yield, as one, the parsed contents of locks and run-cache entries that no longer exist.
 
     Args:
-        keys: of those that are somewhere.
+        keys: of those that exist.
     """
     if files := stale_cache_files(keys):
         yield Garbage(
-            what="remembered",
+            what="parsed files",
             name=".gradtrail/parsed",
-            why=f"{len(files)} of locks and run-cache entries that are nowhere",
+            why=f"{len(files)} of locks and run-cache entries that no longer exist",
             size_bytes=sum(map(size_of, files)),
             remove=functools.partial(_remove_files, files),
         )
 
 
 def unused_locks(states: Collection[str]) -> Iterator[Garbage]:
-    """Yield, as one, the lock files of states that nothing refers to.
+    """Yield, as one, the lock files of states that are not recorded.
 
     Args:
-        states: keys, or the first digits of keys, of those that something refers to.
+        states: keys, or the first digits of keys, of those that are recorded or have a run.
     """
     known = _prefixes(states)
     files = [path for path in sorted(_locks().glob("*-*.lock")) if path.stem.rpartition("-")[2] not in known]
@@ -113,14 +113,14 @@ def unused_locks(states: Collection[str]) -> Iterator[Garbage]:
         yield Garbage(
             what="lock files",
             name=".gradtrail/locks",
-            why=f"{len(files)} of states that nothing refers to",
+            why=f"{len(files)} of states that are recorded nowhere",
             size_bytes=0,
             remove=functools.partial(_remove_locks, files),
         )
 
 
-def _why(folder: Path, complete: set[str]) -> str:
-    """Say why a folder of checkpoints may go; nothing where it may not."""
+def _reason(folder: Path, complete: set[str]) -> str:
+    """Return why a folder of checkpoints can be removed; empty where it is to be kept."""
     if _state_of(folder) in complete:
         return "its training is complete"
     last = max((path.stat().st_mtime for path in [folder, *folder.iterdir()]), default=0.0)
@@ -154,7 +154,7 @@ def _is_free(lock: Path) -> bool:
 
 
 def _remove_under(lock: Path, path: Path) -> None:
-    """Remove a file or folder while holding a lock; leave it where a process took the lock meanwhile."""
+    """Remove a file or folder under a lock; leave it where another process holds the lock by now."""
     was_there = lock.exists()
     lock.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(Timeout), FileLock(lock, timeout=0):

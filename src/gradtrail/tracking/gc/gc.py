@@ -1,8 +1,8 @@
-"""`gradtrail gc`: shows, then removes, what no state refers to: rows and artifacts, checkpoints, leftovers, old locks.
+"""`gradtrail gc`: lists, then removes, what belongs to no recorded state, such as runs, artifacts and checkpoints.
 
-What refers to a state: the working folder's `dvc.lock`, a commit of any branch or tag, an experiment, or an entry of
-the run-cache whose files DVC's cache still has; so after a `gradtrail gc` a `gradtrail sync` has nothing to make again.
-DVC's cache itself is `dvc gc`'s to clean, and compiled functions stay.
+A state is recorded by the working folder's `dvc.lock`, by a commit of any branch or tag, by an experiment, or by an
+entry of the run-cache whose files DVC's cache still has; so after `gradtrail gc`, `gradtrail sync` has nothing to
+rebuild. Out of scope: DVC's cache, which `dvc gc` cleans, and the cache of compiled functions.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import git
+from gradtrail.support.git import GitError, git
 from gradtrail.support.paths import private_folder, root, store_uri, working_folder
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.gc.files import (
@@ -22,98 +22,100 @@ from gradtrail.tracking.gc.files import (
     checkpoints,
     leftover_outs,
     open_checkpoints,
-    remembered_of_nothing,
+    stale_cache,
     unused_locks,
 )
 from gradtrail.tracking.lineage.dvc_cache import cache_folder
 from gradtrail.tracking.lineage.recorded import (
-    Recorded,
+    RecordedStates,
     consistent_stages,
     entry_files,
     has_files,
     last_stage,
-    recorded_snapshots,
+    recorded_states,
 )
 from gradtrail.tracking.mlflow.relocate import own_database
 from gradtrail.tracking.sync.sync import sync
 
-_LAST_LINE = "DVC's own cache is not touched: `dvc gc` cleans it, and what it drops there goes here the next time."
+_LAST_LINE = (
+    "DVC's cache is not changed: `dvc gc` cleans it, and `gradtrail gc` then removes the runs of what it dropped."
+)
 
 
 def collect_garbage(*, yes: bool) -> None:
-    """Show what nothing refers to; remove it if the person says so.
+    """List what belongs to no recorded state; remove it after a confirmation.
 
     Args:
-        yes: remove without asking; otherwise it is asked on a terminal, and nothing is removed without one.
+        yes: remove without asking; otherwise ask on a terminal, and remove nothing without one.
 
     Raises:
-        UserError: it cannot be told what is referred to.
+        UserError: what is recorded cannot be read completely.
     """
-    _require_ground()
+    _require_repository()
     if _database() is None:
-        print("rows are left alone: those of a server, or of a database elsewhere, may be of other clones")
-    elif _has_rows():
-        sync()  # what has no row yet gets it: a row that stands for several states is then known as such
-    recorded = recorded_snapshots()
+        print("runs are not removed: on a server, or in a database elsewhere, they may belong to other clones")
+    elif _has_runs():
+        sync()  # rebuild what has no run yet, so that a run which represents several states is known as such
+    recorded = recorded_states()
     found = _find(recorded)
     if not found:
         print(f"nothing to remove. {_LAST_LINE}")
         return
     stdout_console().print(_as_table(found))
     if recorded.num_unreadable:
-        print(f"not read, so what only they refer to is above: {recorded.num_unreadable} commits of another shape")
+        print(f"{recorded.num_unreadable} commits cannot be read; what only they record is listed above")
     if yes or _agrees():
         print(_remove({(one.what, one.name) for one in found}))
     elif not _is_terminal():
-        print("nothing was removed: this is no terminal to ask on; `gradtrail gc --yes` removes it")
+        print("nothing was removed: there is no terminal to ask on; `gradtrail gc --yes` removes it")
     print(_LAST_LINE)
 
 
-def _find(recorded: Recorded) -> list[Garbage]:
-    rows, states, complete = _of_rows(recorded) if _has_rows() else _without_rows(recorded)
+def _find(recorded: RecordedStates) -> list[Garbage]:
+    runs, states, complete = _of_runs(recorded) if _has_runs() else _without_runs(recorded)
     resumable = open_checkpoints(complete)
     keys = [*(snapshot.key for snapshot in recorded.snapshots), *(path.name for path in entry_files())]
-    files = [*leftover_outs(), *checkpoints(complete), *remembered_of_nothing(keys), *unused_locks(states | resumable)]
-    return rows + files
+    files = [*leftover_outs(), *checkpoints(complete), *stale_cache(keys), *unused_locks(states | resumable)]
+    return runs + files
 
 
-def _of_rows(recorded: Recorded) -> tuple[list[Garbage], set[str], set[str]]:
-    """Return what goes of the store; the states that something refers to; and those that are made."""
+def _of_runs(recorded: RecordedStates) -> tuple[list[Garbage], set[str], set[str]]:
+    """Return the garbage in the store; the keys of the states that have runs or are recorded; and of complete ones."""
     from gradtrail.tracking.gc import runs  # late: it imports MLflow
 
     client, index = runs.open_index()
-    kept = runs.referred(recorded, index)
-    complete = _made(recorded) | {row.data.tags.get("state", "") for row in index({}, finished=True)}
-    to_go = runs.rows_to_go(index, kept, open_checkpoints(complete))
+    kept = runs.live_references(recorded, index)
+    complete = _trained_states(recorded) | {run.data.tags.get("state", "") for run in index({}, finished=True)}
+    to_go = runs.unreferenced_runs(index, kept, open_checkpoints(complete))
     if to_go:
         _require_records(recorded)
-    gone = {row.info.run_id for row in to_go}
-    states = {row.data.tags.get("state", "") for row in index.rows() if row.info.run_id not in gone}
+    gone = {run.info.run_id for run in to_go}
+    states = {run.data.tags.get("state", "") for run in index.runs() if run.info.run_id not in gone}
     found = [*runs.as_garbage(client, to_go), *runs.ownerless_artifacts()]
     return found, kept.states | states, complete
 
 
-def _without_rows(recorded: Recorded) -> tuple[list[Garbage], set[str], set[str]]:
+def _without_runs(recorded: RecordedStates) -> tuple[list[Garbage], set[str], set[str]]:
     stages = [stage for snapshot in recorded.snapshots for stage in consistent_stages(snapshot)]
-    states = {stage.state for stage in [*stages, *map(last_stage, recorded.only_ran(lambda _: False))]}
-    return [], states, _made(recorded)
+    states = {stage.state for stage in [*stages, *map(last_stage, recorded.only_in_run_cache(lambda _: False))]}
+    return [], states, _trained_states(recorded)
 
 
-def _made(recorded: Recorded) -> set[str]:
-    """Return the trained states whose files are here: a lock may name others, that are yet to be made here."""
+def _trained_states(recorded: RecordedStates) -> set[str]:
+    """Return the trained states whose files are here: a lock may name others, which were made on another machine."""
     stages = (stage for snapshot in recorded.snapshots for stage in consistent_stages(snapshot))
     return {stage.state for stage in stages if stage.name == "train" and has_files(stage)}
 
 
 def _remove(shown: set[tuple[str, str]]) -> str:
-    """Remove what was shown and is still to go; say what came of it."""
+    """Remove what was listed and is still garbage; return a line that says how much."""
     database = _database()
     with FileLock(private_folder() / "sync.lock"):
-        chosen = [one for one in _find(recorded_snapshots()) if (one.what, one.name) in shown]
+        chosen = [one for one in _find(recorded_states()) if (one.what, one.name) in shown]
         for one in chosen:
             one.remove()
         said = f"removed: {len(chosen)}, {decimal(sum(one.size_bytes for one in chosen))}"
-        if database and any(one.what == "row" for one in chosen):
+        if database and any(one.what == "run" for one in chosen):
             from gradtrail.tracking.gc.runs import shrink  # late: it imports MLflow
 
             said += f"; {database.name} is smaller by {decimal(shrink(database))}"
@@ -121,7 +123,7 @@ def _remove(shown: set[tuple[str, str]]) -> str:
 
 
 def _as_table(found: list[Garbage]) -> Table:
-    table = Table(title="what no state refers to", show_footer=True)
+    table = Table(title="what belongs to no recorded state", show_footer=True)
     table.add_column("what", "total")
     table.add_column("name", str(len(found)), overflow="fold")
     table.add_column("why")
@@ -132,7 +134,7 @@ def _as_table(found: list[Garbage]) -> Table:
 
 
 def _agrees() -> bool:
-    """Ask, where there is somebody to ask."""
+    """Ask for confirmation, if there is a terminal."""
     with contextlib.suppress(EOFError):
         return _is_terminal() and input("Remove all this? [y/N] ").strip().lower() in ("y", "yes")
     return False
@@ -147,33 +149,35 @@ def _database() -> Path | None:
     return own_database(store_uri())
 
 
-def _has_rows() -> bool:
+def _has_runs() -> bool:
     database = _database()
     return database is not None and database.exists()
 
 
-def _require_ground() -> None:
-    """Refuse to judge where what refers to states cannot be read.
+def _require_repository() -> None:
+    """Refuse to go on where git cannot tell what is recorded.
 
     Raises:
-        UserError: this is no repository's root, or git does not answer although there is a repository.
+        UserError: this is no repository's root, or git fails although there is a repository.
     """
     if not (working_folder() / "dvc.yaml").is_file():
         raise UserError(f"{working_folder()}: no dvc.yaml here; run it in the repository's root")
-    if git("rev-parse", "--verify", "--quiet", "HEAD") and not git("rev-list", "--all", "--count"):
-        raise UserError("git cannot read all commits here, so nobody can tell what they refer to; try `git fsck`")
+    try:
+        git("rev-list", "--all", "--count")
+    except GitError as error:
+        raise UserError(f"git cannot read all commits, which may record states ({error}); try `git fsck`") from error
     has_git = any((folder / ".git").exists() for folder in (root(), *root().parents))
     if has_git and not git("rev-parse", "--git-dir"):
-        raise UserError("git does not answer here, so nobody can tell what commits refer to; try `git status`")
+        raise UserError("git does not work here, although there is a repository; try `git status`")
 
 
-def _require_records(recorded: Recorded) -> None:
-    """Refuse to remove rows where nothing is recorded at all: that is rather a loss than garbage.
+def _require_records(recorded: RecordedStates) -> None:
+    """Refuse to remove runs where nothing is recorded at all: the records were lost, rather than the runs left over.
 
     Raises:
-        UserError: there is no lock anywhere, or DVC's cache is not there.
+        UserError: there is no lock anywhere, or no cache of DVC's.
     """
     if not recorded.snapshots:
-        raise UserError("no dvc.lock here nor in any commit, so nobody can tell what is referred to")
+        raise UserError("no dvc.lock here nor in any commit, so it is unknown which runs are still needed")
     if not cache_folder().is_dir():
-        raise UserError(f"DVC's cache is not there ({cache_folder()}), so nobody can tell what is referred to")
+        raise UserError(f"DVC's cache is missing ({cache_folder()}), so it is unknown which runs are still needed")

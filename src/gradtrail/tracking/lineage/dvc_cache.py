@@ -1,4 +1,7 @@
-"""Files from DVC's cache, by their digests, without DVC, whose import takes longer than most of what is asked here."""
+"""Reads files from DVC's cache by their digests, without importing DVC, which takes longer than most of these queries.
+
+Out of scope: writing to the cache, and remotes; `dvc fetch` and `dvc pull` do that.
+"""
 
 import configparser
 import contextlib
@@ -10,29 +13,29 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gradtrail.stages.common.digests import digest
-from gradtrail.support.git import git_bytes
+from gradtrail.support.git import blobs
 from gradtrail.support.paths import root, working_folder
 
 _SYSTEM_CONFIG = "/etc/xdg/dvc/config"
 
 
 def cache_folder() -> Path:
-    """Return the folder of DVC's cache, as its configuration files have it: the last one that says so counts."""
+    """Return the folder of DVC's cache; of DVC's configuration files the last one that names it counts."""
     return _configured_cache(root() / ".dvc")
 
 
 def has_remote() -> bool:
-    """Whether DVC knows of a remote to pull from."""
+    """Whether DVC's configuration names a remote to pull from."""
     configs = _configurations(root() / ".dvc")
     return any(name.strip("'").startswith("remote ") for _, config in configs for name in config.sections())
 
 
 def _configurations(own: Path) -> Iterator[tuple[Path, configparser.ConfigParser]]:
-    """Yield DVC's configuration files, the later ones of more weight."""
+    """Yield DVC's configuration files; later ones override earlier ones."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     for file in (Path(_SYSTEM_CONFIG), Path(home) / "dvc" / "config", own / "config", own / "config.local"):
         config = configparser.ConfigParser(interpolation=None, strict=False)
-        with contextlib.suppress(configparser.Error, ValueError):  # DVC itself will say so
+        with contextlib.suppress(configparser.Error, ValueError):  # DVC itself reports it
             config.read(file, encoding="utf-8")
             yield file, config
 
@@ -47,7 +50,7 @@ def _configured_cache(own: Path) -> Path:
 
 
 def file_folder() -> Path:
-    """Return the folder that holds the files, below it a folder for each first two digits of a digest."""
+    """Return the folder that holds the files, in one folder for each two leading digits of a digest."""
     return cache_folder() / "files" / "md5"
 
 
@@ -60,7 +63,7 @@ def listing(md5: str) -> Mapping[str, str] | None:
 
 
 def digest_within(out: str, md5: str, dep: str) -> str | None:
-    """Return the digest of a dep that is an out or lies in it; None where the cache does not tell."""
+    """Return the digest of a dep that is an out or lies in it; None where the cache lacks the out's listing."""
     return md5 if dep == out else (listing(md5) or {}).get(dep.removeprefix(f"{out}/"))
 
 
@@ -82,7 +85,7 @@ def restore(out: str, md5: str, to: Path, commit: str) -> bool:
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     found = _from_cache(md5, target) and digest(target) == md5
-    found = found or (_from_commit(commit, out, _removed(target)) and digest(target) == md5)
+    found = found or (commit != "" and _from_commit(commit, out, _removed(target)) and digest(target) == md5)
     return found or _from_working_folder(out, md5, _removed(target))
 
 
@@ -106,9 +109,10 @@ def _files_of(md5: str) -> Mapping[str, str] | None:
 
 
 def _from_commit(commit: str, out: str, target: Path) -> bool:
-    content = git_bytes("cat-file", "blob", f"{commit}:./{out}") if commit else b""
-    target.write_bytes(content)
-    return content != b""
+    found = blobs(commit, [out])
+    for content in found.values():
+        target.write_bytes(content)
+    return bool(found)
 
 
 def _from_working_folder(out: str, md5: str, target: Path) -> bool:
@@ -132,7 +136,7 @@ def _place(md5: str) -> Path:
 
 
 def _is_below(path: Path, folder: Path) -> bool:
-    """Whether a path that a file names leads nowhere else."""
+    """Whether a path, which a file may have made up, stays in a folder."""
     return Path(os.path.normpath(path)).is_relative_to(folder)
 
 

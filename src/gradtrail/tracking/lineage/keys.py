@@ -1,7 +1,7 @@
 """The key of a state: the same wherever it is computed, one for each distinct state.
 
 A state is the stage, its command, the params that it reads, the digests of its deps, and the states of the stages
-upstream. All but the last stand in `dvc.lock`, in the same form as here, so that the key can be computed from the
+upstream. All but the last are in `dvc.lock`, in the same form as here, so that the key can be computed from the
 working folder and from a lock file alike.
 """
 
@@ -17,7 +17,7 @@ def state_key(stage: str, pipeline: Mapping[str, StageSpec], entry_of: Callable[
     Args:
         stage: name of the stage.
         pipeline: all stages.
-        entry_of: gives the entry of a stage, from the workspace or from a lock file.
+        entry_of: returns the entry of a stage, from the workspace or from a lock file.
     """
 
     @functools.cache
@@ -31,5 +31,5 @@ def state_key(stage: str, pipeline: Mapping[str, StageSpec], entry_of: Callable[
 
 
 def entry_key(stage: str, entry: Entry) -> str:
-    """Return a key of what determines a stage's outs, whichever states of the stages before it led there."""
+    """Return a key of what determines a stage's outs, whatever the states of the stages before it."""
     return sha256_of({"stage": stage, "cmd": entry.cmd, "params": entry.params, "deps": entry.deps})

@@ -1,37 +1,40 @@
-"""Of which commit and experiment a state is that was not just made, but found."""
+"""Which commit and experiment a state belongs to that was not just made, but found in a lock or in DVC's cache."""
 
 import hashlib
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from gradtrail.stages.common.digests import folder_digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import is_code, values_of
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import blobs, git
+from gradtrail.support.git import blobs, files_below, head_commit
 from gradtrail.tracking.lineage.snapshots import PARAMS, disk_cached
 from gradtrail.tracking.lineage.state import Identity
 
 
 def origin_of(stage: Identity) -> dict[str, str]:
-    """Return tags: commit, experiment and its baseline, and whether the commit has other code or params than the state.
+    """Return tags: commit, experiment and its baseline, and whether the state has other code or params than the commit.
 
-    Of a state that no commit has, the one that is checked out counts if it has the same code and params.
+    For a state that no commit records, the commit that is checked out counts if it has the same code and params.
     """
     tags = stage.snapshot.tags if stage.snapshot else {}
     commit = stage.snapshot.commit if stage.snapshot else ""
     if commit:
         return tags | {"git.dirty": str(not commit_has(stage, commit)).lower()}
-    head = git("rev-parse", "HEAD")
+    head = head_commit()
     return tags | ({"mlflow.source.git.commit": head, "git.dirty": "false"} if head and commit_has(stage, head) else {})
 
 
 def commit_has(stage: Identity, commit: str) -> bool:
-    """Whether a commit has the code and the params that a state, and all before it, was made with."""
+    """Whether a commit has the code and the params that a state, and all states before it, were made with."""
     entries = [stage.entry(name) for name in stage.lineage]
     code = {dep: md5 for entry in entries for dep, md5 in entry.deps.items() if is_code(dep)}
-    found = blobs(commit, {*code, *(file for entry in entries for file in entry.params)})
-    if any(dep not in found or _md5(found[dep]) != md5 for dep, md5 in code.items()):
+    files = {dep: files_below(commit, dep) if md5.endswith(".dir") else [dep] for dep, md5 in code.items()}
+    params = {file for entry in entries for file in entry.params}
+    found = blobs(commit, params.union(*files.values()))
+    if any(_digest(dep, files[dep], found) != md5 for dep, md5 in code.items()):
         return False
     try:
         return all(
@@ -39,7 +42,7 @@ def commit_has(stage: Identity, commit: str) -> bool:
             for entry in entries
             for file, then in entry.params.items()
         )
-    except (UserError, KeyError, TypeError):  # no such file in the commit, or none of params
+    except (UserError, KeyError, TypeError):  # the commit lacks the file, or it is no params file
         return False
 
 
@@ -51,6 +54,15 @@ def _parsed(content: bytes) -> dict[str, Any]:
             return read_yaml(path)
 
     return disk_cached(f"{PARAMS}{hashlib.sha256(content).hexdigest()}", parse)
+
+
+def _digest(dep: str, files: list[str], contents: dict[str, bytes]) -> str:
+    """Return the digest of a dep in a commit, as DVC computes it; empty where the commit lacks it."""
+    if not all(file in contents for file in files):
+        return ""
+    if files == [dep]:
+        return _md5(contents[dep])
+    return folder_digest({file.removeprefix(f"{dep}/"): _md5(contents[file]) for file in files})
 
 
 def _md5(content: bytes) -> str:

@@ -1,10 +1,10 @@
-"""Which states there are: those that commits, experiments and the working folder record, and those that only ran.
+"""Lists the states that commits, experiments and the working folder record, and those of DVC's run-cache.
 
-Sync gives each of them its run; `gradtrail gc` removes the runs of all others.
+`gradtrail sync` backfills their runs; `gradtrail gc` removes the runs of all other states.
 
-What only ran is in DVC's run-cache. An entry is a stage's section of `dvc.lock`, without its name and without what came
-before it. The name follows from the command; what came before is found by the digests of what was read. Where several
-entries wrote the same bytes the newest is taken; so an entry counts only where nothing better knows of it.
+DVC's run-cache keeps every stage that ran. An entry is the stage's section of `dvc.lock`, without its name and without
+the stages before it. The name follows from the command; the stages before it are found by the digests of what it read.
+Where several entries wrote the same bytes the newest is taken; so an entry counts only where no lock records its state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ def run_cache_snapshots(pipelines: Iterable[Pipeline], is_known: Callable[[str],
     """Return a snapshot for each entry whose lineage the run-cache has, the oldest first.
 
     Args:
-        pipelines: that the entries may be of; of several that an entry fits, the first counts.
+        pipelines: that an entry may belong to; where it fits several, the first counts.
         is_known: whether an entry, given by its key, needs no snapshot.
     """
     sections = [section for path in entry_files() if (section := _read(path))]
@@ -62,18 +62,18 @@ def _read(path: Path) -> Section | None:
     try:
         section = disk_cached(path.name, lambda: read_yaml(path))
         return section if locked_entry(section) and _outs(section) else None
-    except (UserError, KeyError, TypeError):  # not ours to judge; DVC removes what it cannot read
+    except (UserError, KeyError, TypeError):  # no entry; DVC removes what it cannot read
         return None
 
 
 def _stage_of(section: Section, pipeline: Pipeline) -> str | None:
-    """Return the stage that an entry is of."""
+    """Return the stage that wrote an entry."""
     fitting = (name for name, spec in pipeline.items() if spec.cmd == section["cmd"] and has_shape(section, spec))
     return next(fitting, None)
 
 
 def _lineage(name: str, section: Section, known: list[tuple[str, Section]], pipeline: Pipeline) -> dict[str, Section]:
-    """Return a lock of a stage and all before it, each settled before its makers; empty where one is missing."""
+    """Return a lock of a stage and all before it, found from the last to the first; empty where one is missing."""
     lock = {name: section}
     for stage in reversed(list(pipeline)):
         if stage in lock or not any(stage in upstream_stages(user, pipeline) for user in lock):
@@ -85,10 +85,10 @@ def _lineage(name: str, section: Section, known: list[tuple[str, Section]], pipe
         lock[stage] = newest
     if (
         name in stages_below_training(pipeline) and TRAIN not in lock
-    ):  # it belongs to a training without reading what that wrote
-        if not (trainings := [one for made, one in known if made == "train" and _is_of_training(section, one)]):
+    ):  # it belongs to a training but reads none of its outs
+        if not (trainings := [one for made, one in known if made == TRAIN and _is_of_training(section, one)]):
             return {}
-        lock["train"] = trainings[-1]
+        lock[TRAIN] = trainings[-1]
     return {stage: lock[stage] for stage in pipeline if stage in lock}
 
 
@@ -99,7 +99,7 @@ def _is_of_training(section: Section, training: Section) -> bool:
 
 
 def _fits(section: Section, wanted: Mapping[str, str]) -> bool:
-    """Whether an entry wrote, of all that was read, the part that its outs hold, and read no other data itself."""
+    """Whether an entry wrote the wanted files that are in its outs, and read no other version of a wanted file."""
     return _reads_alike(section, wanted) and all(
         digest_within(out, md5, dep) == found
         for dep, found in wanted.items()
@@ -117,18 +117,18 @@ def _outs(section: Section) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """What commits, experiments and the working folder have.
+class RecordedStates:
+    """The states that commits, experiments and the working folder record.
 
     Attributes:
         snapshots: the oldest first, the working folder's last.
-        num_unreadable: commits whose pipeline or lock is none.
+        num_unreadable: commits whose `dvc.yaml` or `dvc.lock` cannot be read.
     """
 
     snapshots: list[Snapshot]
     num_unreadable: int
 
-    def only_ran(self, is_known: Callable[[str], bool]) -> list[Snapshot]:
+    def only_in_run_cache(self, is_known: Callable[[str], bool]) -> list[Snapshot]:
         """Return what only the run-cache has, the oldest first, as far as DVC's cache has the files.
 
         Args:
@@ -138,19 +138,19 @@ class Recorded:
         return [snapshot for snapshot in run_cache_snapshots(pipelines, is_known) if has_files(last_stage(snapshot))]
 
 
-def recorded_snapshots() -> Recorded:
-    """Return all that is recorded.
+def recorded_states() -> RecordedStates:
+    """Read what commits, experiments and the working folder record.
 
     Raises:
-        UserError: the working folder's pipeline or lock is none.
+        UserError: the `dvc.yaml` or `dvc.lock` of the working folder cannot be read.
     """
     committed, num_unreadable = committed_snapshots()
     working = working_snapshot()
-    return Recorded(snapshots=[*committed, *([working] if working else [])], num_unreadable=num_unreadable)
+    return RecordedStates(snapshots=[*committed, *([working] if working else [])], num_unreadable=num_unreadable)
 
 
 def consistent_stages(snapshot: Snapshot) -> Iterator[Identity]:
-    """Yield the stages of a snapshot whose states can be told, and whose training is one, in the pipeline's order."""
+    """Yield the stages of a snapshot, in its order, whose sections belong together with those of the stages before."""
     stages = (Identity(name, from_lock=True, snapshot=snapshot) for name in snapshot.pipeline)
     sound = [stage for stage in stages if stage.is_sound]
     has_training = any(stage.name == TRAIN for stage in sound)
@@ -158,11 +158,11 @@ def consistent_stages(snapshot: Snapshot) -> Iterator[Identity]:
 
 
 def last_stage(snapshot: Snapshot) -> Identity:
-    """Return the last stage that a snapshot's lock has: of one from the run-cache, the one that it is about."""
+    """Return the last stage in the lock of a snapshot: for one from the run-cache, the stage of the entry."""
     return Identity(list(snapshot.lock)[-1], from_lock=True, snapshot=snapshot)
 
 
 def has_files(stage: Identity, *, but_metrics: bool = False) -> bool:
-    """Whether DVC's cache, or the working folder, has all outs of a stage; if asked, but for its metrics file."""
-    passed_over = f"metrics/{stage.name}.json" if but_metrics else None
-    return all(is_here(out, md5) for out, md5 in stage.out_digests().items() if out != passed_over)
+    """Whether DVC's cache, or the working folder, has all outs of a stage; its metrics file aside, if asked."""
+    ignored = f"metrics/{stage.name}.json" if but_metrics else None
+    return all(is_here(out, md5) for out, md5 in stage.out_digests().items() if out != ignored)

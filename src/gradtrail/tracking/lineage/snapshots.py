@@ -1,4 +1,8 @@
-"""Pipelines with their locks, wherever there are some: in the working folder, git's history, and DVC's experiments."""
+"""Finds `dvc.yaml` files with their locks: in the working folder, in git's history, and in DVC's experiments.
+
+Parsing YAML is slow, so what was parsed once is kept in `.gradtrail/parsed`, by the ids of the contents. Out of scope:
+DVC's run-cache, which `recorded.py` reads.
+"""
 
 import contextlib
 import dataclasses
@@ -22,8 +26,8 @@ from gradtrail.support.git import blob_ids, git, git_bytes
 from gradtrail.support.paths import private_folder, working_folder
 
 _EXPERIMENT = re.compile(r"refs/exps/([0-9a-f]{2})/([0-9a-f]{38,62})/(.+)")  # others there are DVC's own
-PARAMS = "params-"  # begins the key of a remembered params file: there are few of them
-_FORM = "1"  # of what is remembered
+PARAMS = "params-"  # prefix of the keys of params files, which are few and always kept
+_FORM = "1"  # of the files in `.gradtrail/parsed`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,7 @@ class Experiment:
     """One of DVC's experiments.
 
     Attributes:
-        name: what DVC calls it.
+        name: its name in DVC.
         baseline: the commit that it started from.
         commit: its own.
     """
@@ -47,10 +51,10 @@ class Snapshot:
 
     Attributes:
         pipeline: the stages.
-        lock: what the lock says of each, as it stands there.
-        commit: the first one that has them; empty where none has.
+        lock: the section of each stage, as the lock has it.
+        commit: the first one that has both files; empty where none has.
         experiment: DVC's, if it is one.
-        key: that it is remembered by; empty where it is not.
+        key: of the parsed contents in `.gradtrail/parsed`; empty where they are not kept.
     """
 
     pipeline: dict[str, StageSpec]
@@ -61,7 +65,7 @@ class Snapshot:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Where a row that is made of it comes from, as far as that is known."""
+        """The commit and the experiment, as tags of a run that is rebuilt from the snapshot."""
         tags = {"mlflow.source.git.commit": self.commit} if self.commit else {}
         if self.experiment:
             tags |= {"dvc.exp_name": self.experiment.name, "dvc.exp_baseline": self.experiment.baseline}
@@ -77,10 +81,10 @@ def find_experiments() -> list[Experiment]:
 
 
 def working_snapshot() -> Snapshot | None:
-    """Return the working folder's; None without a lock.
+    """Return the snapshot of the working folder; None without a lock.
 
     Raises:
-        UserError: one of the files is none.
+        UserError: one of the files is no `dvc.yaml` or `dvc.lock`.
     """
     pipeline, lock = working_folder() / "dvc.yaml", working_folder() / "dvc.lock"
     if not lock.is_file():
@@ -89,13 +93,13 @@ def working_snapshot() -> Snapshot | None:
 
 
 def snapshot_of(commit: str) -> Snapshot | None:
-    """Return a commit's; None where it lacks one of the files, or they are none."""
+    """Return the snapshot of a commit; None where it lacks one of the files, or they cannot be read."""
     (pipeline,), (lock,) = blob_ids([commit], "dvc.yaml"), blob_ids([commit], "dvc.lock")
     return _of_commit(commit, pipeline, lock) if pipeline and lock else None
 
 
 def committed_snapshots() -> tuple[list[Snapshot], int]:
-    """Return those of commits and experiments, each once, the oldest first; and how many are not to be read."""
+    """Return the snapshots of commits and experiments, each once, the oldest first; and how many cannot be read."""
     history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", "dvc.lock")
     experiments = {one.commit: one for one in find_experiments()}
     commits = list(dict.fromkeys([*history.splitlines(), *experiments]))
@@ -113,7 +117,7 @@ def committed_snapshots() -> tuple[list[Snapshot], int]:
 
 
 def disk_cached(key: str, make: Callable[[], Any]) -> Any:
-    """Return what `make` makes of a content with this key: from the last time, as reading YAML is slow."""
+    """Return the result of `make` for a content with this key, from disk where it was made before."""
     path = _parsed_folder() / f"{key}-{_FORM}.json"
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
@@ -124,7 +128,7 @@ def disk_cached(key: str, make: Callable[[], Any]) -> Any:
 
 
 def stale_cache_files(keys: Iterable[str]) -> list[Path]:
-    """Return the files of pipelines with locks, and of run-cache entries, remembered by other keys than these."""
+    """Return the files in `.gradtrail/parsed` of snapshots and run-cache entries that have other keys than these."""
     needed = {f"{key}-{_FORM}.json" for key in keys}
     others = (path for path in _parsed_folder().glob("*.json") if path.name not in needed)
     return sorted(path for path in others if not path.name.startswith(PARAMS))
@@ -144,7 +148,7 @@ def _of_commit(commit: str, pipeline: str, lock: str) -> Snapshot | None:
 
     try:
         return dataclasses.replace(_parsed(pipeline, lock, parse), commit=commit)
-    except (UserError, TypeError):  # of another project, or half merged
+    except (UserError, TypeError):  # from another project, or with merge conflicts
         return None
 
 
@@ -166,6 +170,6 @@ def _spec(*, cmd: str, deps: list[str], params: Mapping[str, list[str]], outs: l
 
 
 def _blob_id(path: Path) -> str:
-    """Return the id that git has for a file's content."""
+    """Return the id that git gives to the content of a file."""
     content = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -1,8 +1,7 @@
-"""Which state a stage makes, or made, and what came before it: from `dvc.yaml`, `dvc.lock` and the files.
+"""The state that a stage makes or made, and the states before it, from `dvc.yaml`, `dvc.lock` and the files.
 
-By default those of the working folder; those of a snapshot, where one is given.
-
-One process at a time makes a state: two would write the same bytes twice, and every point of a curve.
+Read from the working folder, or from a snapshot where one is given. A lock lets one process at a time make a state: two
+would write the same outs, and every point of a curve, twice. Out of scope: how the key is computed (`keys.py`).
 """
 
 import contextlib
@@ -41,8 +40,8 @@ class Identity(Stage):
     """A stage, and the identity of its state.
 
     Attributes:
-        from_lock: whether it is the state that `dvc.lock` has, rather than the one that the stage is about to make.
-        snapshot: whose state it is; None for the working folder's.
+        from_lock: whether it is the state that `dvc.lock` records, not the one that the stage is about to make.
+        snapshot: the snapshot that records the state; None for the working folder.
         place: the folder that has its files; None for the working folder.
     """
 
@@ -63,9 +62,8 @@ class Identity(Stage):
     def entry(self, name: str) -> Entry:
         """Return what determines the outs of a stage.
 
-        Of the stage that is about to run, as the files are now. Of a stage before it, as `dvc.lock` has it where its
-        outs are still those of the lock: what made them counts, not what code or params have become since. Otherwise
-        as the files are now.
+        For a stage before this one, the entry of `dvc.lock` while its outs are still those that the lock names: what
+        made them counts, not later changes of code or params. In any other case, the files as they are now.
         """
         if name not in self._entries:
             locked = self._locked_entry(name)
@@ -73,7 +71,7 @@ class Identity(Stage):
         return self._entries[name]
 
     def state_of(self, name: str) -> str:
-        """Return the key of a stage's state, made or about to be made."""
+        """Return the key of the state of a stage."""
         return state_key(name, self.pipeline, self.entry)
 
     @property
@@ -83,7 +81,7 @@ class Identity(Stage):
 
     @property
     def entry_key(self) -> str:
-        """Key of what determines the outs, whichever states of the stages before it led there."""
+        """Key of what determines the outs, whatever the states of the stages before it."""
         return entry_key(self.name, self.entry(self.name))
 
     @property
@@ -102,15 +100,15 @@ class Identity(Stage):
         return [*stages_before(self.name, self.pipeline), self.name]
 
     def describe_lineage(self) -> dict[str, dict[str, Any]]:
-        """Return, for this stage and each before it, its state and all that determines it: command, params, deps."""
+        """Return, for this stage and each before it, its state and what determines it: command, params and deps."""
         return {name: {"state": self.state_of(name), **dataclasses.asdict(self.entry(name))} for name in self.lineage}
 
     @property
     def is_sound(self) -> bool:
-        """Whether the lock has this stage and all before it as the pipeline has them, each made of what those wrote.
+        """Whether the lock has this stage and all before it as declared, each made from the outs of those before it.
 
-        Where only some stages of a changed pipeline were run, the lock has sections of two times. Files in a folder
-        whose listing DVC's cache lacks are taken for the right ones.
+        Where only some stages of a changed pipeline were run, the sections of a lock do not belong together. Files in a
+        folder whose listing DVC's cache lacks are assumed to match.
         """
         if not all(name in self._lock and has_shape(self._lock[name], self.pipeline[name]) for name in self.lineage):
             return False
@@ -124,7 +122,7 @@ class Identity(Stage):
         )
 
     def out_digests(self) -> dict[str, str]:
-        """Return the digest of each out: as the lock has it, or of the files that were just written."""
+        """Return the digest of each out: from the lock, or of the files that were just written."""
         if self.from_lock:
             return self._locked_outs(self.name)
         return {out: digest(self.folder / out) for out in self.spec.outs}
@@ -158,9 +156,9 @@ class Identity(Stage):
 
 @contextlib.contextmanager
 def state_lock(stage: Identity) -> Iterator[None]:
-    """Hold the lock of the state that a stage is about to make; where another process has it, say so and wait.
+    """Hold the lock of the state that a stage is about to make; where another process holds it, say so and wait.
 
-    The system frees the lock of a process that was killed.
+    The operating system releases the lock of a process that was killed.
     """
     folder = private_folder() / "locks"
     folder.mkdir(exist_ok=True)
@@ -168,7 +166,7 @@ def state_lock(stage: Identity) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"{stage.name}: another process makes this very state; waiting for it to end", file=sys.stderr)
+        print(f"{stage.name}: another process is already making this state; waiting for it", file=sys.stderr)
         lock.acquire()
     try:
         yield

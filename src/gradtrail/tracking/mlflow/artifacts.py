@@ -1,6 +1,7 @@
-"""The curves that MLflow shows of a training, from the tables of its history.
+"""The curves and files of a run, in the forms in which MLflow's UI draws them.
 
-The files of a row as MLflow's UI shows them: results as artifacts, galleries as images, and tables as tables.
+Curves are read from the tables of a training's history; results are logged as artifacts, and again as images and tables
+where the UI has a view for these.
 """
 
 import json
@@ -16,7 +17,16 @@ from PIL import Image
 from gradtrail.tracking.mlflow.naming import metric_name
 
 CURVE_POINTS = 200
-_STEP_FIGURES = ("loss", "grad_norm", "learning_rate", "loss_scale")
+_STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
+_TABLE = ".parquet"  # of all examples or steps, which a browser does not show
+_TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
+_GALLERIES = {  # image → the group of charts that shows it
+    "samples": "data",
+    "mistakes": "eval",
+    **dict.fromkeys(("largest", "suspects_train", "suspects_test", "influence"), "gradients"),
+}
+_MOST_ROWS = 1000  # of a table of all examples, which a browser can still sort
+_RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all examples → the column that ranks its rows
 Curves = dict[str, dict[int, float]]
 
 
@@ -26,21 +36,21 @@ def read_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def curves(epochs: pd.DataFrame, steps: pd.DataFrame, planned_steps: int) -> Curves:
-    """Return name → step → value: figures of epochs over epochs, and of some 200 of the steps over steps.
+    """Return name → step → value: the metrics of epochs by epoch, and those of about 200 steps by step.
 
     Args:
-        epochs: all or some of them.
-        steps: all or some of them. What is not finite, of a skipped step, is left out.
+        epochs: rows of the table of epochs.
+        steps: rows of the table of steps. Values that are not finite, of skipped steps, are left out.
         planned_steps: of all epochs asked for, which decides which steps are shown.
     """
     shown = steps[steps["step"] % max(1, planned_steps // CURVE_POINTS) == 0]
     by_epoch = {metric_name("train", name): (epochs["epoch"], epochs[name]) for name in epochs.columns.drop("epoch")}
-    by_step = {f"steps/{name}": (shown["step"], shown[name]) for name in _STEP_FIGURES if name in shown}
+    by_step = {f"steps/{name}": (shown["step"], shown[name]) for name in _STEP_METRICS if name in shown}
     return _finite(by_epoch | by_step)
 
 
 def noise_curves(noise: pd.DataFrame, stage: str) -> Curves:
-    """Return the gradient noise scale over the kept epochs; what is infinite is left out."""
+    """Return the gradient noise scale over the kept epochs; infinite values are left out."""
     return _finite({metric_name(stage, "noise_scale"): (noise["epoch"], noise["noise_scale"])})
 
 
@@ -51,23 +61,12 @@ def _finite(columns: Mapping[str, tuple[pd.Series, pd.Series]]) -> Curves:
     }
 
 
-_TABLE = ".parquet"  # of every example or step: nothing to be looked at in a browser
-_TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
-_GALLERIES = {  # picture → the group of figures that it stands with
-    "samples": "data",
-    "mistakes": "eval",
-    **dict.fromkeys(("largest", "suspects_train", "suspects_test", "influence"), "gradients"),
-}
-_MOST_ROWS = 1000  # of a table of all examples, which a browser can still sort
-_RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all examples → by what its rows are chosen
-
-
 def log_results(client: MlflowClient, run_id: str, folder: Path, *, tables: bool) -> None:
-    """Log what a stage wrote to its folder of results, in the place of what an earlier attempt logged.
+    """Log the files in a stage's folder of results, which replace those of an earlier attempt.
 
     Args:
         client: of the store.
-        run_id: of the row.
+        run_id: of the run.
         folder: the stage's results.
         tables: whether parquet tables are logged too.
     """
@@ -80,17 +79,17 @@ def log_results(client: MlflowClient, run_id: str, folder: Path, *, tables: bool
 
 
 def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
-    """Log galleries as images, which the UI's charts show side by side; once, as one does not replace another."""
+    """Log galleries as images, which the UI compares side by side; only once, as images do not replace one another."""
     paths = {f"{group}/{name}": folder / f"{name}.png" for name, group in _GALLERIES.items()}
     found = {key: path for key, path in paths.items() if path.is_file()}
     if found and not client.list_artifacts(run_id, "images"):
         for key, path in found.items():
-            with Image.open(path) as picture:
-                client.log_image(run_id, picture.convert("RGB"), key=key, step=0)
+            with Image.open(path) as image:
+                client.log_image(run_id, image.convert("RGB"), key=key, step=0)
 
 
 def _log_tables(client: MlflowClient, run_id: str, folder: Path) -> None:
-    """Log tables where the UI shows them; not by `log_table`, which appends to what an earlier attempt logged."""
+    """Log tables for the UI's table view; not by `log_table`, which would append to those of an earlier attempt."""
     shown = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
     for name, column in _RANKED.items():
         if (folder / f"{name}{_TABLE}").is_file():

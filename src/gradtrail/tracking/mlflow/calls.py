@@ -1,6 +1,6 @@
-"""Calls of MLflow's store, made one after another by a thread of their own, so that little time is lost on them.
+"""Calls of MLflow's store, made one after another by a thread of their own, so that a stage waits little for them.
 
-Nobody joins that thread: a request that hangs does not hold up the end of the process either.
+The thread is never joined: a request that hangs does not delay the end of the process either.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _HURRIED_SECONDS = 2.0
-_SLICE_SECONDS = 0.1  # after which one who waits looks whether somebody wants it to hurry
+_SLICE_SECONDS = 0.1  # after which a waiting thread checks its limit, which `hurry` may have lowered
 
 
 class StoreTooSlowError(TimeoutError):
-    """The store took longer than one wants to wait for it."""
+    """The store took longer than the time that a stage may wait for it."""
 
 
 class StoreCalls:
     """Makes calls in order, and waits for them no longer than `seconds` in all.
 
     Args:
-        seconds: that may be spent waiting, summed over all calls; None for as long as they take.
+        seconds: the longest time to wait, summed over all calls; None for no limit.
     """
 
     def __init__(self, seconds: float | None):
@@ -46,7 +46,7 @@ class StoreCalls:
         """Make a call, wait for its end and return its result.
 
         Raises:
-            StoreTooSlowError: the time is up; what the call still does, it does alone.
+            StoreTooSlowError: the time is up; a call that has begun goes on unattended.
             Exception: the fault of this call, or of one that was offered before.
         """
         self._settle_offered()
@@ -58,10 +58,10 @@ class StoreCalls:
         return call.outcome()
 
     def offer(self, action: Callable[[], object]) -> bool:
-        """Make a call without waiting for it, unless another one is at work.
+        """Start a call without waiting for it, unless another one is in progress.
 
         Returns:
-            Whether it is made; otherwise it is dropped.
+            Whether it was started; otherwise it is dropped.
 
         Raises:
             Exception: the fault of a call that was offered before.
@@ -73,7 +73,7 @@ class StoreCalls:
         return True
 
     def hurry(self) -> None:
-        """Wait two seconds more at most, as somebody wants the process to end; a store without a limit keeps none.
+        """Lower the limit to two more seconds, as the process is asked to end; without a limit there remains none.
 
         May be called from a signal handler.
         """
@@ -81,7 +81,7 @@ class StoreCalls:
             self._seconds = min(self._seconds, self.waited + _HURRIED_SECONDS)
 
     def close(self) -> None:
-        """Let the thread end after what it is at."""
+        """Let the thread end after the call in progress."""
         self._queue.put(None)
 
     def _start(self, action: Callable[[], T]) -> _Call[T]:
@@ -122,7 +122,7 @@ class StoreCalls:
 
 
 class _Call(Generic[T]):
-    """A call, and what came of it."""
+    """A call with its outcome."""
 
     def __init__(self, action: Callable[[], T]):
         self.done = threading.Event()
@@ -132,11 +132,11 @@ class _Call(Generic[T]):
         self._fault: BaseException | None = None
 
     def make(self) -> None:
-        """Make the call, unless nobody wants it any more."""
+        """Make the call, unless it is unwanted by now."""
         try:
             if not self.unwanted:
                 self._result.append(self._action())
-        except BaseException as fault:  # raised where somebody waits for it
+        except BaseException as fault:  # raised again in the thread that waits
             self._fault = fault
         finally:
             self.done.set()

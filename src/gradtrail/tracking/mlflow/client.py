@@ -20,14 +20,13 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri
 from gradtrail.tracking.mlflow.relocate import is_moved, relocate_artifacts
 
-# Unless the person says otherwise, MLflow neither phones home nor waits minutes for a dead server, nor shows a bar for
-# each file. Read on import. A slow server gets the time it needs for a request; what a stage waits in all is limited
-# where it waits.
+# Unless these are set: no telemetry, no waiting for minutes for a dead server, no progress bar for each file. MLflow
+# reads them on import. A slow server gets the time it needs for a request; `calls.py` limits what a stage waits in all.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
-os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines a row, of a server's alone
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run on a server
 
 import mlflow
 from mlflow import MlflowClient
@@ -35,26 +34,26 @@ from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 
 for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults reach us as exceptions, and are told once
+    logging.getLogger(_name).setLevel(logging.CRITICAL)  # faults are raised too, and reported once
 logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # a line for each model that is logged
 
-_CROSSED = 2  # times that others may cross a request
+_MOST_CONFLICTS = 2  # of a request with those of other processes
 P = ParamSpec("P")
 T = TypeVar("T")
-_KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces the UI shows
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI for training, not that for GenAI
 _EXPERIMENT_TAGS = {
-    "data": _KIND | {"mlflow.note.content": "One row for each state of the data: fetched, and split."},
+    "data": _KIND | {"mlflow.note.content": "One run for each state of the data: fetched, and preprocessed."},
     "models": _KIND
-    | {"mlflow.note.content": "One row for each trained state; evaluation, gradients, profile and report below it."},
+    | {"mlflow.note.content": "One run for each trained state; evaluation, gradients, profile and report below it."},
 }
 
 
-def _asked_again(request: Callable[P, T]) -> Callable[P, T]:
-    """Return a request that is made again where another process crossed it."""
+def _retried(request: Callable[P, T]) -> Callable[P, T]:
+    """Return a request that is made again where it conflicted with another process."""
 
     @functools.wraps(request)
     def made(*args: P.args, **kwargs: P.kwargs) -> T:
-        for _ in range(_CROSSED):
+        for _ in range(_MOST_CONFLICTS):
             try:
                 return request(*args, **kwargs)
             except MlflowException as error:
@@ -68,18 +67,18 @@ def _asked_again(request: Callable[P, T]) -> Callable[P, T]:
 class StoreClient(MlflowClient):
     """A client of a store that others write to as well.
 
-    Two clones that open one row on a server at the same moment may both insert the same tag or data set: the database
-    refuses one, and the server says that the request was bad. Asked again, it finds what is there.
+    Two clones that open one run on a server at the same moment may both insert the same tag or data set: the database
+    rejects one, and the server answers BAD_REQUEST. The second time, the request finds the record.
     """
 
-    log_batch = _asked_again(MlflowClient.log_batch)
-    log_inputs = _asked_again(MlflowClient.log_inputs)
-    log_outputs = _asked_again(MlflowClient.log_outputs)
-    set_tag = _asked_again(MlflowClient.set_tag)
+    log_batch = _retried(MlflowClient.log_batch)
+    log_inputs = _retried(MlflowClient.log_inputs)
+    log_outputs = _retried(MlflowClient.log_outputs)
+    set_tag = _retried(MlflowClient.set_tag)
 
 
 def open_store() -> MlflowClient:
-    """Return a client of the store, which is created if need be, and led here if it was moved or copied."""
+    """Return a client of the store, which is created if need be; relocate its artifacts if the repository was moved."""
     uri = store_uri()
     if uri.startswith(SQLITE):
         _create_database(uri)
@@ -91,9 +90,9 @@ def open_store() -> MlflowClient:
 
 
 def store_lock(uri: str) -> FileLock:
-    """Return the lock of a store: beside a database that several clones may share, else in this repository.
+    """Return the lock of a store: beside a database, which several clones may share, else in this repository.
 
-    One object a file in a process, so that who holds it may take it again.
+    A process has one object for each file, so that its holder may acquire it again.
     """
     path = database_path(uri)
     file = path.with_name(f".{path.name}.lock") if uri.startswith(SQLITE) else private_folder() / "store.lock"
@@ -112,7 +111,7 @@ def experiment_id(client: MlflowClient, name: str) -> str:
 def _create_experiment(client: MlflowClient, name: str) -> Experiment:
     uri = client.tracking_uri
     location = _artifact_folder(uri).as_uri() if uri.startswith(SQLITE) else None
-    # A clone on another machine that shares the server may be faster.
+    # A clone on another machine that shares the server may have created it meanwhile.
     with contextlib.suppress(MlflowException):
         client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name])
     found = client.get_experiment_by_name(name)
@@ -122,7 +121,7 @@ def _create_experiment(client: MlflowClient, name: str) -> Experiment:
 
 
 def _create_database(uri: str) -> None:
-    """Make the database beside its place and rename it: nobody meets one that is half made."""
+    """Create the database under another name and rename it, so that no process opens an incomplete one."""
     path = database_path(uri)
     if _is_complete(path):
         return
@@ -137,7 +136,7 @@ def _create_database(uri: str) -> None:
 
 
 def _artifact_folder(uri: str) -> Path:
-    """Return the folder of the artifacts: beside the database, as several clones may share one."""
+    """Return the folder of the artifacts: beside the database, which several clones may share."""
     return database_path(uri).resolve().parent / "mlruns"
 
 

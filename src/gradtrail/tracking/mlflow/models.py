@@ -1,13 +1,12 @@
-"""Which files of the project a script imports, directly or not: read from the source, so that late imports count.
+"""Weights as logged models of MLflow, which anybody can load and serve: `mlflow.pyfunc.load_model("models:/…")`.
 
-Weights as logged models of MLflow, which anybody can load and serve: `mlflow.pyfunc.load_model("models:/…")`.
-
-A model hangs on the row of its training, and carries the params, the data set and the digest of its weights. The
-figures of an evaluation name the model that they are of, so that the UI compares models as it compares rows.
+A model belongs to the run of its training, and carries the params, the data set and the digest of its weights, and the
+validation metrics of its epoch. The weights that `evaluate.weights` names also get the metrics of the evaluation, once
+there is one; weights that were not evaluated have none.
 """
 
-import ast
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,65 +14,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import grimp
 import numpy as np
 from mlflow import MlflowClient
-from mlflow.entities import (
-    LoggedModel,
-    LoggedModelInput,
-    LoggedModelOutput,
-    LoggedModelStatus,
-    Metric,
-    Run,
-)
+from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, LoggedModelStatus, Metric, Run
 
+import gradtrail
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights
 from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.naming import NOTE
-
-PACKAGE = Path(__file__).resolve().parents[1]
-
-
-def import_closure(script: Path, root: Path, *, stop_at: frozenset[str] = frozenset()) -> set[str]:
-    """Return the script and all files of the package that it reaches, relative to a folder that holds them.
-
-    Modules in `stop_at` are neither listed nor followed. Empty `__init__.py` files say nothing and are left out.
-    """
-    found: set[str] = set()
-    waiting = [script]
-    while waiting:
-        path = waiting.pop()
-        name = path.relative_to(root).as_posix()
-        if name in found | stop_at:
-            continue
-        found.add(name)
-        waiting += [file for module in _imported(path) if (file := _file_of(module))]
-    return found
-
-
-def _imported(path: Path) -> set[str]:
-    """Return the dotted names that a file imports anywhere but under `if TYPE_CHECKING`."""
-    names: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            return
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(ast.parse(path.read_text(encoding="utf-8")))
-    return names
-
-
-def _file_of(module: str) -> Path | None:
-    file = PACKAGE.parent / Path(*module.split(".")).with_suffix(".py")
-    return file if module.startswith(f"{PACKAGE.name}.") and file.is_file() else None
-
 
 WEIGHTS = "weights"  # tag of a logged model: final, best or a kept epoch
 _DIGEST = "weights_digest"
@@ -84,13 +34,13 @@ _PACKAGES = ("flax", "jax", "jaxlib", "jaxtyping", "filelock", "numpy", "pydanti
 
 
 def log_models(client: MlflowClient, run: Run, folder: Path, *, kept_epochs: bool) -> None:
-    """Log the weights in a folder as models of a training's row; what was logged before stays as it is.
+    """Log the weights in a folder as models of a training's run; models that were logged before stay as they are.
 
     Args:
         client: of the store.
-        run: the training's row, which has its params.
+        run: the training's run, which has its params.
         folder: with `final.safetensors`, `best.safetensors` and `epochs/`.
-        kept_epochs: whether the weights of the kept epochs are wanted too.
+        kept_epochs: whether to log the weights of the kept epochs too.
     """
     paths = {name: folder / f"{name}.safetensors" for name in ("final", "best")}
     paths |= {path.stem: path for path in sorted((folder / "epochs").glob("*.safetensors")) if kept_epochs}
@@ -101,20 +51,20 @@ def log_models(client: MlflowClient, run: Run, folder: Path, *, kept_epochs: boo
 
 
 def models_of(client: MlflowClient, run: Run) -> Iterator[LoggedModel]:
-    """Yield the logged models of a training's row."""
+    """Yield the logged models of a training's run."""
     condition = f"source_run_id = '{run.info.run_id}'"
     found = client.search_logged_models([run.info.experiment_id], filter_string=condition)
     yield from (model for model in found if WEIGHTS in model.tags)
 
 
 def delete_models(client: MlflowClient, run: Run) -> None:
-    """Delete the models of a row that goes; MLflow keeps what it deletes until `mlflow gc`."""
+    """Delete the models of a run that is being deleted; MLflow keeps them until `mlflow gc`."""
     for model in models_of(client, run):
         client.delete_logged_model(model.model_id)
 
 
 def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> LoggedModel | None:
-    """Note on an evaluation's row which model it is of; return the model, None where none was logged."""
+    """Log the model that was evaluated as an input of the evaluation's run; return it, None where none was logged."""
     weights = evaluation.data.params.get("evaluate.weights")
     model = next((model for model in models_of(client, train) if model.tags[WEIGHTS] == weights), None)
     known = evaluation.inputs.model_inputs if evaluation.inputs else []
@@ -124,15 +74,15 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
 
 
 def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) -> None:
-    """Write a model as MLflow loads it: the weights, the modules that read them, and the packages those need.
+    """Write a model as MLflow loads it: the weights, the modules that read them, and the packages that these need.
 
     Args:
         path: the folder to make.
         weights: a weights file.
-        about: what it says of itself.
+        about: its metadata.
         ids: `run_id` and `model_id`, where it is logged.
     """
-    with warnings.catch_warnings():  # of types in a module of MLflow's own
+    with warnings.catch_warnings():  # about types in a module of MLflow itself
         warnings.simplefilter("ignore", UserWarning)
         import mlflow.pyfunc  # late: only a training needs it
     from mlflow.models import Model as MlflowModel
@@ -154,7 +104,8 @@ def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) 
 def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
     try:
         network, _, about = read_weights(path)
-    except UserError:  # of older code, whose weights were others: a row, but no model that could be served
+    except UserError as error:  # written by older code in another form: the run has no model that could be served
+        print(f"warning: {error}; no MLflow model is logged for it", file=sys.stderr)
         return
     tags = {WEIGHTS: name, _DIGEST: digest(path), "dataset": about.dataset.label, "epoch": str(about.epoch)}
     logged = client.create_logged_model(
@@ -171,7 +122,7 @@ def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
         save(saved, path, about, {"run_id": run.info.run_id, "model_id": logged.model_id})
         client.log_model_artifacts(logged.model_id, str(saved))
     client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
-    _name_validation(client, run, logged.model_id, about)
+    _attach_validation(client, run, logged.model_id, about)
     client.log_outputs(run.info.run_id, [LoggedModelOutput(logged.model_id, step=about.epoch)])
 
 
@@ -184,8 +135,8 @@ def _how_to_use(model_id: str, about: WeightsInfo) -> str:
     )
 
 
-def _name_validation(client: MlflowClient, run: Run, model_id: str, about: WeightsInfo) -> None:
-    """Let the validation figures of the weights' epoch, which the row has, stand on the model too."""
+def _attach_validation(client: MlflowClient, run: Run, model_id: str, about: WeightsInfo) -> None:
+    """Attach to the model the validation metrics that the run has at the epoch of the weights."""
     of = {"model_id": model_id, "run_id": run.info.run_id}
     of |= {"dataset_name": about.dataset.name, "dataset_digest": about.dataset.digest[:DIGEST_LENGTH]}
     metrics = [
@@ -194,12 +145,12 @@ def _name_validation(client: MlflowClient, run: Run, model_id: str, about: Weigh
         for point in client.get_metric_history(run.info.run_id, name)
         if point.step == about.epoch
     ]
-    if metrics:  # the very points of the row, so that it has none of them twice
+    if metrics:  # the same points as those of the run, so that it has none of them twice
         client.log_batch(run.info.run_id, metrics=metrics)
 
 
 def _is_ready(client: MlflowClient, model: LoggedModel) -> bool:
-    """Whether a model is whole; one that a killed process began is removed."""
+    """Whether a model is complete; one that a killed process began is deleted."""
     if model.status != LoggedModelStatus.READY:
         client.delete_logged_model(model.model_id)
         return False
@@ -207,19 +158,21 @@ def _is_ready(client: MlflowClient, model: LoggedModel) -> bool:
 
 
 def _copy_code(to: Path) -> Path:
-    """Copy the loader and the modules that it imports; return the folder of the package."""
-    root = PACKAGE.parent
-    loader = root / Path(*_LOADER.split(".")).with_suffix(".py")
-    for name in import_closure(loader, root):
-        (to / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / name, to / name)
-    for folder in (".", "core", "io"):  # without one, a `gradtrail` that is installed would go before
-        (to / PACKAGE.name / folder / "__init__.py").touch()
-    return to / PACKAGE.name
+    """Copy the loader and the modules that it imports, late ones included; return the folder of the package."""
+    graph = grimp.build_graph("gradtrail", exclude_type_checking_imports=True, cache_dir=None)
+    package = Path(gradtrail.__file__ or "").parent
+    for module in (_LOADER, *graph.find_upstream_modules(_LOADER)):
+        parts = module.split(".")
+        for depth in range(1, len(parts)):  # without these, a `gradtrail` that is installed would be imported
+            folder = to.joinpath(*parts[:depth])
+            folder.mkdir(exist_ok=True)
+            (folder / "__init__.py").touch()
+        shutil.copyfile(package.joinpath(*parts[1:]).with_suffix(".py"), to.joinpath(*parts).with_suffix(".py"))
+    return to / package.name
 
 
 def _signature(num_classes: int) -> Any:
-    """Say what comes out, and that anything may go in: MLflow would refuse all but one type of number, at length."""
+    """Describe the outputs, and allow any input: MLflow would accept one type of number only, with long errors."""
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 

@@ -1,6 +1,6 @@
 """A trained network as MLflow serves it: `mlflow.pyfunc.load_model` and `mlflow models predict` import this module.
 
-A logged model carries it, the few modules that it imports, and a weights file: it needs no repository, and no pickle.
+A logged model contains this module, those that it imports, and a weights file: it needs no repository and no pickle.
 """
 
 from pathlib import Path
@@ -37,9 +37,9 @@ class ServedModel:
         """Classify images, however many.
 
         Args:
-            data: array of shape (images, height, width): whole numbers from 0 to 255, or floats from 0 to 1, where the
-                ink is bright and the ground 0. Nested lists, as from JSON, are taken likewise.
-            params: none are known.
+            data: array of shape (images, height, width): whole numbers from 0 to 255, or floats from 0 to 1, with
+                bright ink on a background of 0. Nested lists, as from JSON, are accepted too.
+            params: MLflow's inference parameters; there are none.
 
         Returns:
             `label` (images), int64, and `probabilities` (images, classes), float32.
@@ -54,7 +54,7 @@ class ServedModel:
         return {"label": probabilities.argmax(axis=1), "probabilities": probabilities}
 
     def _batch(self, images: Images) -> Float[np.ndarray, "images classes"]:
-        """Return the probabilities, padded to a power of two meanwhile: few sizes are compiled, whatever comes."""
+        """Return the probabilities; padding to a power of two keeps the number of compiled sizes small."""
         size = 1 << (len(images) - 1).bit_length()
         padded = np.concatenate([images, np.zeros((size - len(images), *self._shape), images.dtype)])
         return np.asarray(self._probabilities(self._params, padded))[: len(images)]

@@ -1,7 +1,7 @@
-"""A store whose repository was moved or copied: MLflow keeps absolute locations, and they are led to the new place.
+"""Relocates the artifacts of a store whose repository was moved or copied: MLflow stores absolute locations.
 
-Only of the database in this repository's root, whose artifacts lie in `mlruns/` beside it. Locations of others (another
-folder, a server, a bucket) stay as they are. Out of scope: a database elsewhere, which may be of several clones.
+Only for the database in this repository's root, whose artifacts are in `mlruns/` beside it. Other locations (another
+folder, a server, a bucket) are not changed. Out of scope: a database elsewhere, which several clones may share.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from gradtrail.support.paths import SQLITE, database_path, root
 _FOLDER = "mlruns"
 _OURS = "select experiment_id, artifact_location from experiments where name in ('data', 'models') or experiment_id = 0"
 _TRACE_KEYS = "key in ('mlflow.artifactLocation', 'mlflow.trace.archiveLocation')"
-_LOCATIONS = (  # table, column, which of its rows
+_LOCATIONS = (  # table, column, condition on its rows
     ("experiments", "artifact_location", "true"),
     ("runs", "artifact_uri", "true"),
     ("logged_models", "artifact_location", "true"),
@@ -44,16 +44,16 @@ def local_path(location: str) -> Path | None:
 
 
 def is_moved(uri: str) -> bool:
-    """Whether a store is this repository's, and says that its artifacts are elsewhere: one query tells."""
+    """Whether a store is this repository's, but names another folder of artifacts; takes one query."""
     database = own_database(uri)
     return database is not None and len(_former_folders(database)) > 0
 
 
 def relocate_artifacts(uri: str) -> None:
-    """Let all locations in a former artifact folder name this repository's, in one transaction, and say so on stderr.
+    """Change all locations in a former artifact folder to this repository's, in one transaction, and say so on stderr.
 
-    Locations stay, with a warning, where the artifacts did not come along but are still in the former place. Whoever
-    calls holds the store's lock.
+    Where the artifacts were not copied along but are still in the former folder, nothing changes, with a warning. The
+    caller holds the store's lock.
     """
     database = database_path(uri)
     for former in sorted(_former_folders(database)):
@@ -65,10 +65,10 @@ def relocate_artifacts(uri: str) -> None:
                 continue
             for table, column, row, location in found:
                 change = f"update {table} set {column} = ? where rowid = ?"  # noqa: S608 - both are named above
-                store.execute(change, (_led(location, former), row))
+                store.execute(change, (_relocated(location, former), row))
             store.execute("commit")
         number = sum(table == "runs" for table, *_ in found)
-        print(f"moved or copied from {former.parent}: MLflow's rows ({number}) now name {root()}", file=sys.stderr)
+        print(f"moved or copied from {former.parent}: MLflow's runs ({number}) now name {root()}", file=sys.stderr)
 
 
 def _former_folders(database: Path) -> set[Path]:
@@ -80,7 +80,7 @@ def _former_folders(database: Path) -> set[Path]:
 
 
 def _folder_of(experiment: int, location: str) -> Path | None:
-    """Return the artifact folder that an experiment's location tells of; MLflow gives its first one a folder below."""
+    """Return the artifact folder of an experiment's location; that of MLflow's default experiment is a folder below."""
     path = local_path(location or "")
     if path is not None and experiment == 0:
         path = path.parent if path.name == "0" else None
@@ -88,7 +88,7 @@ def _folder_of(experiment: int, location: str) -> Path | None:
 
 
 def _locations_below(store: sqlite3.Connection, folder: Path) -> Iterator[tuple[str, str, int, str]]:
-    """Yield table, column, row and location of all that lies in a folder."""
+    """Yield table, column, row id and location of all locations in a folder."""
     for table, column, condition in _LOCATIONS:
         if store.execute("select 1 from pragma_table_info(?) where name = ?", (table, column)).fetchone():
             query = f"select rowid, {column} from {table} where {column} is not null and {condition}"  # noqa: S608
@@ -97,25 +97,25 @@ def _locations_below(store: sqlite3.Connection, folder: Path) -> Iterator[tuple[
                     yield table, column, row, location
 
 
-def _led(location: str, former: Path) -> str:
-    """Return where a location in the former folder is now, in the form that it had."""
+def _relocated(location: str, former: Path) -> str:
+    """Return the new location of one in the former folder, again as a path or a URI."""
     path = local_path(location)
-    assert path is not None  # noqa: S101 - it was found to lie in the folder
+    assert path is not None  # noqa: S101 - `_locations_below` found it in the folder
     now = root() / _FOLDER / path.relative_to(former)
     return str(now) if location.startswith("/") else now.as_uri()
 
 
 def _stayed_behind(former: Path, runs: Iterable[str]) -> bool:
-    """Whether rows have artifacts in the former place, and none here."""
+    """Whether runs have artifacts in the former folder, and none here."""
     paths = [path for location in runs if (path := local_path(location))]
-    here = any(Path(_led(str(path), former)).exists() for path in paths)
+    here = any(Path(_relocated(str(path), former)).exists() for path in paths)
     return not here and any(path.exists() for path in paths)
 
 
 @functools.cache
 def _warn_of_missing(former: Path) -> None:
     print(
-        f"warning: mlflow.db came here without its artifacts, which still lie in {former}; copy them to "
-        f"{root() / _FOLDER}, then `gradtrail sync`",
+        f"warning: mlflow.db was copied without its artifacts, which are still in {former}; copy them to "
+        f"{root() / _FOLDER}, then run `gradtrail sync`",
         file=sys.stderr,
     )

@@ -1,6 +1,8 @@
-"""What a row in MLflow holds, made from a stage's declaration and its outs alone, so that a lost row can be remade."""
+"""What a run in MLflow holds: made from a stage's declaration and its outs alone, so that a lost run can be rebuilt."""
 
 import json
+import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,19 +13,20 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from gradtrail.stages.common.stage import Stage
+from gradtrail.support.git import GitError
+from gradtrail.tracking.lineage.environment import environment, environment_tags
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, noise_curves, read_tables
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
 from gradtrail.tracking.mlflow.links import PARENT, link_runs
 from gradtrail.tracking.mlflow.models import DIGEST_LENGTH, log_models
-from gradtrail.tracking.mlflow.naming import NOTE, metric_name, note, summary_in
+from gradtrail.tracking.mlflow.naming import NOTE, metric_name, note, run_name, summary_in
 from gradtrail.tracking.mlflow.search import StoredRuns, find_run
 from gradtrail.tracking.mlflow.tags import (
     is_alive,
     is_of_this_host,
     origin_tags,
     process_tags,
-    run_name,
     shown,
     stage_params,
     state_tags,
@@ -33,16 +36,16 @@ from gradtrail.tracking.mlflow.tags import (
 REBUILT = "rebuilt"
 _DATA, _WEIGHTS = "data/", "models/"
 _EPOCHS = "models/epochs"
-_PAGES = "reports/"  # where the outs lie that are one file each, for people
+_PAGES = "reports/"  # folder of the outs that are one page each
 
 
 class StoredRun:
-    """A row in the store.
+    """A run in the store.
 
     Args:
         client: of the store.
-        run_id: of the row.
-        attempt: which run of the state this is, from 1.
+        run_id: of the run.
+        attempt: how many times the state was executed, this time included.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, attempt: int = 1):
@@ -52,7 +55,7 @@ class StoredRun:
         self._logged: dict[str, set[int]] = {}
 
     def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
-        """Log metrics, name → step → value; a point that the row has already is left as it is."""
+        """Log metrics, name → step → value; a point that the run has already is left as it is."""
         now = int(time.time() * 1000)
         new = [
             Metric(name, float(value), now, int(step))
@@ -68,8 +71,8 @@ class StoredRun:
     def log_outs(self, stage: Identity) -> None:
         """Log what the stage wrote, from the files.
 
-        Weights as models. Data, weights of single epochs and parquet tables, which DVC's cache has, by their digests,
-        unless `runtime.copy_outs` asks for weights and tables.
+        Weights are logged as models. Data, weights of single epochs and parquet tables, which DVC's cache has, are only
+        named by their digests, unless `runtime.copy_outs` asks for copies of weights and tables.
         """
         metrics = stage.read_metrics()
         points = _curves(stage, metrics)
@@ -85,7 +88,7 @@ class StoredRun:
             kept_epochs = stage.runtime.log_kept_epochs
             log_models(self.client, self.client.get_run(self.run_id), stage.folder / "models", kept_epochs=kept_epochs)
         for out in stage.spec.outs if stage.runtime.copy_outs else ():
-            if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of every epoch stay with DVC
+            if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of the epochs are DVC's alone
                 self.log_files(stage.folder / out, "models")
         tags = {f"output/{out}": found for out, found in stage.out_digests().items()}
         tags |= {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
@@ -93,10 +96,10 @@ class StoredRun:
         self._write_note(folder / "summary.md")
 
     def link_runs(self) -> None:
-        """Tie the row to others, and close those of processes that are no more."""
-        rows = StoredRuns(self.client)
-        link_runs(self.client, self.client.get_run(self.run_id), rows)
-        close_dead_runs(self.client, rows.running())
+        """Link the run to its parent and children, and close the runs of processes that no longer exist."""
+        runs = StoredRuns(self.client)
+        link_runs(self.client, self.client.get_run(self.run_id), runs)
+        close_dead_runs(self.client, runs.running())
 
     def log_files(self, path: Path, under: str) -> None:
         """Log a file, or the files of a folder, as artifacts."""
@@ -108,15 +111,15 @@ class StoredRun:
         self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def _steps(self, name: str) -> set[int]:
-        """The steps at which the row has a value already: of an earlier attempt, or of this one."""
+        """The steps at which the run has a value already: of an earlier attempt, or of this one."""
         if name not in self._logged:
-            # A new row has none, and to ask for each metric takes long.
+            # A new run has none, and a query for each metric takes long.
             history = self.client.get_metric_history(self.run_id, name) if self.attempt > 1 else []
             self._logged[name] = {metric.step for metric in history}
         return self._logged[name]
 
     def _write_note(self, summary: Path) -> None:
-        """Describe the row in words; what other rows have told of a training's gradients stays."""
+        """Write the description of the run; a training keeps the summary that its gradients' run added."""
         data = self.client.get_run(self.run_id).data
         words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
         self.set_tags({NOTE: note(self.run_id, data.tags, data.metrics, words)})
@@ -129,17 +132,17 @@ class StoredRun:
 
 
 def open_run(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None) -> StoredRun:
-    """Find the row of the state that `stage` makes, or create it; count the attempt.
+    """Find the run of the state that `stage` makes, or create it; count the attempt.
 
     Args:
         client: of the store.
-        stage: whose state it is.
-        origin: tags that say where the state comes from, where it is made again from its files; None where the stage is
-            about to run, so that the working folder says it.
+        stage: the stage.
+        origin: tags of the commit and experiment of a state whose run is rebuilt; None for a stage that is about to
+            run, whose origin is the working folder.
     """
     experiment = experiment_id(client, stage.experiment)
-    tags = process_tags() | dict(origin_tags() if origin is None else origin)
-    with store_lock(client.tracking_uri):  # until the row says who is at work on it: then nobody closes or removes it
+    tags = process_tags() | dict(origin_tags() | environment_tags() if origin is None else origin)
+    with store_lock(client.tracking_uri):  # until the run names its process: then no other process closes or removes it
         found = find_run(client, state=stage.state)
         run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
         attempt = int(run.data.tags.get("attempts", 0)) + 1
@@ -151,28 +154,44 @@ def open_run(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
     if found and REBUILT in found.data.tags:
         client.delete_tag(run.info.run_id, REBUILT)
     client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
+    if origin is None:
+        client.log_dict(
+            run.info.run_id, environment(), "environment.json" if attempt == 1 else f"environment-{attempt}.json"
+        )
     if origin is None and tags.get("git.dirty") == "true":
-        client.log_text(run.info.run_id, working_diff(), "git.diff")
+        _log_diff(client, run.info.run_id)
     return StoredRun(client, run.info.run_id, attempt)
 
 
 def is_referenced(stage: Stage, out: str) -> bool:
-    """Whether a row has a file or folder by its digest alone."""
+    """Whether a run names a file or folder by its digest alone."""
     runtime = stage.runtime
     return out.startswith(_DATA) or (out == _EPOCHS and not (runtime.copy_outs or runtime.log_kept_epochs))
 
 
-def close_dead_runs(client: MlflowClient, rows: Iterable[Run]) -> tuple[list[Run], list[Run]]:
-    """Mark rows KILLED that a process of this host left open.
+def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
+    """Mark runs KILLED whose process was on this host and no longer exists.
 
     Returns:
-        Those that were marked, and those that may be at work still, here or on another host.
+        The runs that were marked, and the open ones whose process may still exist, here or on another host.
     """
-    rows = [row for row in rows if row.info.status == "RUNNING"]
-    dead = [row for row in rows if is_of_this_host(row.data.tags) and not is_alive(row.data.tags)]
-    for row in dead:
-        client.set_terminated(row.info.run_id, "KILLED")
-    return dead, [row for row in rows if row not in dead]
+    runs = [run for run in runs if run.info.status == "RUNNING"]
+    dead = [run for run in runs if is_of_this_host(run.data.tags) and not is_alive(run.data.tags)]
+    for run in dead:
+        client.set_terminated(run.info.run_id, "KILLED")
+    return dead, [run for run in runs if run not in dead]
+
+
+def _log_diff(client: MlflowClient, run_id: str) -> None:
+    """Log the changes since the commit, byte for byte: a source file need not be UTF-8."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "git.diff"
+        try:
+            path.write_bytes(working_diff())
+        except GitError as error:
+            print(f"warning: {error}; the run in MLflow has no git.diff", file=sys.stderr)
+        else:
+            client.log_artifact(run_id, str(path))
 
 
 def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
@@ -182,7 +201,7 @@ def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
 
 
 def _curves(stage: Stage, metrics: Mapping[str, Any]) -> Curves:
-    """Return the curves of a stage from its tables; one that keeps none has none."""
+    """Return the curves of a stage from its tables; empty for a stage that writes none."""
     folder = stage.folder / "results" / stage.name
     if (folder / "noise_scale.csv").is_file():
         return noise_curves(pd.read_csv(folder / "noise_scale.csv"), stage.name)

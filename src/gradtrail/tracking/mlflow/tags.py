@@ -1,43 +1,29 @@
-"""What a row in MLflow is called and labelled with: all that can be said without MLflow."""
+"""The tags and params of a run, and the diff of its working folder: all that is known without MLflow."""
 
 import getpass
 import os
+import re
+import shutil
 import socket
+import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from gradtrail.stages.common.overrides import PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
-from gradtrail.support.git import git, git_bytes
+from gradtrail.support.git import GitError, git, git_bytes, head_commit
 from gradtrail.tracking.lineage.state import Identity
 
-NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # lines of an artifact `git.diff` that are no diff
+NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an artifact `git.diff` begin that are no diff
 _CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics")
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
-_MAX_DIFF_BYTES = 2**20
+_MAX_DIFF_BYTES = 2**24
+_MAX_UNTRACKED_BYTES = 2**17  # of a file; larger ones are rather data than code
 _CLOCK_SECONDS = 10  # by which two readings of when a process started may differ
-
-
-def run_name(stage: Identity) -> str:
-    """Name a row so that a person can read it, such as `mlp-256-128 adamw warmup_cosine float32 mnist`."""
-    params = stage_params(stage)
-    match stage.name:
-        case "fetch" | "preprocess":
-            return f"{stage.name} {params['fetch.dataset']}"
-        case "train":
-            how = [params[f"train.{part}"] for part in ("optimizer", "schedule", "precision")]
-            return " ".join([_model_name(params), *how, params["fetch.dataset"]])
-        case "profile" | "report":
-            return f"{stage.name} {_model_name(params)} {params['train.optimizer']} {params['train.precision']}"
-    return f"{stage.name} {params[f'{stage.name}.weights']}"
-
-
-def _model_name(params: Mapping[str, Any]) -> str:
-    kind = params["train.model"]
-    widths = [*params.get(f"train.{kind}.channels", []), *params.get(f"train.{kind}.hidden", [])]
-    return "-".join([kind, *map(str, widths)])
 
 
 def stage_params(stage: Identity) -> dict[str, Any]:
@@ -51,12 +37,12 @@ def flat_params(entry: Entry) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a param's value as a row has it."""
+    """Return the value of a param as a run has it."""
     return "null" if value is None else str(value)
 
 
 def state_tags(stage: Identity) -> dict[str, str]:
-    """Return the tags that follow from the state, and stay as they are for the life of a row."""
+    """Return the tags that follow from the state, and never change."""
     entry = stage.entry(stage.name)
     tags = {"stage": stage.name, "state": stage.state, "entry": stage.entry_key, "code": entry.code_digest}
     tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
@@ -69,18 +55,18 @@ def input_tags(entry: Entry) -> dict[str, str]:
 
 
 def process_tags() -> dict[str, str]:
-    """Return which process is at work on a row."""
+    """Return tags that identify this process, which works on a run."""
     started = int(psutil.Process().create_time())
     return {"process": f"{socket.gethostname()}:{os.getpid()}", "process.started": str(started)}
 
 
 def is_of_this_host(tags: Mapping[str, str]) -> bool:
-    """Whether the process that worked on a row was one of this host."""
+    """Whether the process that worked on a run was on this host."""
     return tags.get("process", "").rpartition(":")[0] == socket.gethostname()
 
 
 def is_alive(tags: Mapping[str, str]) -> bool:
-    """Whether the process that worked on a row is one of this host and still there, not another with its number."""
+    """Whether the process that worked on a run is on this host and still exists, its number not taken by another."""
     if not is_of_this_host(tags):
         return False
     try:
@@ -91,26 +77,57 @@ def is_alive(tags: Mapping[str, str]) -> bool:
 
 
 def origin_tags() -> dict[str, str]:
-    """Return of what commit and experiment the working folder is, and whether it was changed since in what matters."""
+    """Return the commit and experiment of the working folder, and whether it has changes that matter.
+
+    Where git fails, a warning says why, and the tags name no commit.
+    """
     names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
     tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
-    commit = git("rev-parse", "HEAD")
-    if commit:
-        tags |= {"mlflow.source.git.commit": commit, "git.dirty": str(bool(_changes())).lower()}
+    try:
+        if commit := head_commit():
+            is_dirty = git("status", "--porcelain", "--", ".", *_CHANGED_BY_STAGES) != ""
+            tags |= {"mlflow.source.git.commit": commit, "git.dirty": str(is_dirty).lower()}
+    except GitError as error:
+        print(f"warning: {error}; the run in MLflow names no commit", file=sys.stderr)
     return tags
 
 
-def working_diff() -> str:
-    """Return what was changed since the commit, without what stages change themselves, cut off after 1 MiB."""
-    new = "".join(f"{NOT_IN_GIT}{line[3:]}\n" for line in _changes().splitlines() if line.startswith("??"))
-    diff = new.encode() + git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", ".", *_CHANGED_BY_STAGES)
-    cut = f"\n{CUT_OFF}\n" if len(diff) > _MAX_DIFF_BYTES else ""
-    return diff[: _MAX_DIFF_BYTES - len(cut)].decode(errors="ignore") + cut
+def working_diff() -> bytes:
+    """Return the changes since the commit, as `git apply` reads them; those that stages make themselves aside.
+
+    Small text files that git does not track are in it as new files; others are named in lines that begin with
+    `NOT_IN_GIT`. Beyond 16 MiB the changes of whole files are left out, named in lines that begin with `CUT_OFF`.
+    """
+    listed = git_bytes("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_CHANGED_BY_STAGES)
+    untracked = [name for name in listed.split(b"\0") if name]
+    text = [name for name in untracked if _is_small_text(Path(os.fsdecode(name)))]
+    with tempfile.TemporaryDirectory() as folder:
+        index = Path(folder) / "index"  # a copy, in which the new files are announced: git's own stays as it is
+        with_index = {"GIT_INDEX_FILE": str(index)}
+        shutil.copy2(git("rev-parse", "--git-path", "index"), index)
+        if text:
+            add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
+            git_bytes(*add, stdin=b"\0".join(text), env=with_index)
+        diff = git_bytes("diff", *_FOR_GIT_APPLY, "HEAD", "--", ".", *_CHANGED_BY_STAGES, env=with_index)
+    named = b"".join(NOT_IN_GIT.encode() + name + b"\n" for name in untracked if name not in text)
+    return named + _limited(diff)
 
 
-def _changes() -> str:
-    """Return git's list of changed files, but `dvc.lock` and `metrics/`, which stages change themselves."""
-    return git("status", "--porcelain", "--", ".", *_CHANGED_BY_STAGES)
+def _limited(diff: bytes) -> bytes:
+    """Return the changes of as many files as fit into the limit, each whole, and a line for each file left out."""
+    kept, left_out, room = list[bytes](), list[bytes](), _MAX_DIFF_BYTES
+    for change in re.split(rb"(?m)^(?=diff --git )", diff):
+        if len(change) <= room:
+            kept.append(change)
+            room -= len(change)
+        else:
+            left_out.append(CUT_OFF.encode() + b": " + change.partition(b"\n")[0] + b"\n")
+    return b"".join([*left_out, *kept])
+
+
+def _is_small_text(path: Path) -> bool:
+    is_file = path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_UNTRACKED_BYTES
+    return is_file and b"\0" not in path.read_bytes()
 
 
 def _user() -> str:

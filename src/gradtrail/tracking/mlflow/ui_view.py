@@ -1,7 +1,7 @@
-"""How the trainings are best compared in MLflow's UI: which columns and which charts, as a shared view of its own.
+"""A shared view of MLflow's UI that compares trainings: which columns and which charts.
 
-The UI keeps a view that somebody shares as a tag of the experiment, and shows it under a link that names it. `gradtrail
-ui` writes ours, so that nobody has to arrange anything; a person's own arrangement stays theirs.
+The UI stores a shared view as a tag of the experiment, and opens it by a link that names it. `gradtrail ui` writes this
+one; a person's own arrangement of the page is not changed.
 """
 
 import base64
@@ -25,7 +25,7 @@ _COLUMNS = (
 )
 _LINE, _BAR, _LOGARITHMIC = {"type": "LINE"}, {"type": "BAR"}, {"scaleType": "log"}
 _OVER_TIME = {"xAxisKey": "metric", "selectedXAxisMetricKey": "train/elapsed_seconds", "useGlobalXaxisKey": False}
-_CHARTS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # section → metric, what is special about its chart
+_CHARTS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # section → metric, options of its chart
     "Learning curves": [
         ("train/validation_accuracy", _LINE),
         ("train/validation_accuracy", _LINE | _OVER_TIME),
@@ -34,7 +34,7 @@ _CHARTS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # section → metric, 
         ("steps/grad_norm", _LINE | _LOGARITHMIC),
         ("steps/learning_rate", _LINE),
     ],
-    "What came out": [
+    "Results": [
         ("eval/accuracy", _BAR),
         ("eval/loss", _BAR),
         ("eval/expected_calibration_error", _BAR),
@@ -43,7 +43,7 @@ _CHARTS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # section → metric, 
         ("gradients/noise_scale", _LINE | _LOGARITHMIC),
     ],
 }
-_CARD = {  # what the UI expects of every chart
+_CARD = {  # fields that the UI requires of every chart
     "runsCountToCompare": 10,
     "deleted": False,
     "isGenerated": False,
@@ -62,14 +62,14 @@ _CARD = {  # what the UI expects of every chart
 
 
 def write_view(client: MlflowClient, experiment_id: str) -> None:
-    """Write the view to an experiment, unless it stands there."""
+    """Write the view to an experiment, unless it has it already."""
     tag = as_tag()
     if client.get_experiment(experiment_id).tags.get(_TAG) != tag:
         client.set_experiment_tag(experiment_id, _TAG, tag)
 
 
 def as_tag() -> str:
-    """Return the view as the UI keeps it."""
+    """Return the view as the UI stores it."""
     return "deflate;" + base64.b64encode(zlib.compress(json.dumps(_state(), sort_keys=True).encode())).decode()
 
 
@@ -86,7 +86,7 @@ def _state() -> dict[str, Any]:
         "orderByKey": "metrics.`eval/accuracy`",
         "orderByAsc": False,
         "runsHiddenMode": "FIRST_20_RUNS",
-        "isAccordionReordered": True,  # else the sections of all other figures, which the UI adds, go in between
+        "isAccordionReordered": True,  # else the UI puts its own sections, of all other metrics, in between
         "compareRunSections": [_section(number, name) for number, name in enumerate(sections)],
         "compareRunCharts": [
             _card(number, place, metric, special)

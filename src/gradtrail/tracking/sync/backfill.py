@@ -1,9 +1,10 @@
-"""The rows that MLflow's store lacks: which states there are, which of them have a row, and how a row is made again.
+"""Backfills MLflow's store: finds the states that have no run, and rebuilds their runs from the outs.
 
-The store is searched once, at the beginning. What is decided is decided in memory; only what is changed is asked again.
+The store is searched once, at the beginning; later only the runs that were changed are queried again.
 """
 
 import dataclasses
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -13,17 +14,17 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.stages.common.pipeline_file import TRAIN
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.lineage.dvc_cache import is_here, restore
 from gradtrail.tracking.lineage.origin import origin_of
-from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_snapshots
+from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_states
 from gradtrail.tracking.lineage.snapshots import Snapshot
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, has_headlines
 from gradtrail.tracking.mlflow.models import delete_models
-from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, find_run, is_whole
-from gradtrail.tracking.mlflow.stored_run import REBUILT, StoredRun, close_dead_runs, is_referenced, open_run
+from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, find_run, is_finished_or_live
+from gradtrail.tracking.mlflow.stored_run import REBUILT, close_dead_runs, is_referenced, open_run
 from gradtrail.tracking.mlflow.tags import is_of_this_host
 from gradtrail.tracking.sync.report import SyncReport
 
@@ -31,25 +32,25 @@ DUPLICATE = "duplicate_of"
 
 
 def backfill() -> tuple[SyncReport, list[str] | None]:
-    """Give every state its row, every child its parent and every training its headlines.
+    """Rebuild the runs that states lack, link children to their parents, and copy headline metrics to trainings.
 
     Returns:
-        What was done; and the rows that stay open as they are not of this host, or None where a process of this host is
-        at work, so that nobody can say how things will be.
+        The report; and the open runs of other hosts, or None while a process of this host works on a run, as the report
+        will then soon be out of date.
     """
     client = open_store()
     index = RunIndex(client)
-    dead, still_open = close_dead_runs(client, index.rows())
-    index.refresh(row.info.run_id for row in dead)
+    dead, still_open = close_dead_runs(client, index.runs())
+    index.refresh(run.info.run_id for run in dead)
     num_duplicates = _remove_duplicates(client, index)
-    recorded = recorded_snapshots()
+    recorded = recorded_states()
     found = States(client, index)
-    trainings = [found.settle(snapshot) for snapshot in recorded.snapshots]
-    absent = found.absent  # of the run-cache's, those that can be made: it may remember what was thrown away
-    only_ran = [found.settle(snapshot) for snapshot in recorded.only_ran(found.is_known)]
-    found.hang_children()
-    found.show_headlines(trainings, only_ran)
-    elsewhere = [row for row in still_open if not is_of_this_host(row.data.tags)]
+    trainings = [found.ensure_runs(snapshot) for snapshot in recorded.snapshots]
+    absent = found.absent  # states of the run-cache do not count: it may still have entries of discarded outs
+    cached = [found.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(found.is_known)]
+    found.link_children()
+    found.copy_headlines(trainings, cached)
+    elsewhere = [run for run in still_open if not is_of_this_host(run.data.tags)]
     report = SyncReport(
         present=len({*found.run_ids.values()}) - len(found.rebuilt),
         rebuilt=dict(Counter(found.rebuilt.values())),
@@ -59,21 +60,21 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
         duplicates=num_duplicates,
         elsewhere=len(elsewhere),
     )
-    return report, [row.info.run_id for row in elsewhere] if len(elsewhere) == len(still_open) else None
+    return report, [run.info.run_id for run in elsewhere] if len(elsewhere) == len(still_open) else None
 
 
 class States:
-    """The states that were found, and their rows.
+    """The states that were found, and their runs.
 
     Args:
         client: of the store.
-        index: its rows.
+        index: its runs.
 
     Attributes:
-        run_ids: state → its row, be it one under another training that wrote the same bytes, or of other code.
-        rebuilt: row that was made → its stage.
-        absent: states without a row, whose files were not found.
-        unreadable: states of which no row can be made.
+        run_ids: state → the run that represents it, its own or an equivalent one.
+        rebuilt: rebuilt run → its stage.
+        absent: states without a run, whose files were not found.
+        unreadable: states whose files cannot be read.
     """
 
     def __init__(self, client: MlflowClient, index: RunIndex):
@@ -83,17 +84,17 @@ class States:
         self.unreadable: set[str] = set()
         self._client = client
         self._index = index
-        self._entries = {row.data.tags.get("entry") for row in index.rows() if is_whole(row)}
+        self._entries = {run.data.tags.get("entry") for run in index.runs() if is_finished_or_live(run)}
 
     def is_known(self, entry: str) -> bool:
-        """Whether a state with this entry was found, or has a row."""
+        """Whether a state with this entry was found, or has a run."""
         return entry in self._entries
 
-    def settle(self, snapshot: Snapshot) -> dict[str, str]:
-        """Give each state of a snapshot its row, if its files are there.
+    def ensure_runs(self, snapshot: Snapshot) -> dict[str, str]:
+        """Find or rebuild the run of each state of a snapshot, as far as the files are there.
 
         Returns:
-            Stage → its row.
+            Stage → its run.
         """
         found = {}
         for stage in consistent_stages(snapshot):
@@ -102,37 +103,37 @@ class States:
                 found[stage.name] = self.run_ids[stage.state] = run_id
         return found
 
-    def hang_children(self) -> None:
-        """Let each row below training hang on the row of its own training, where there is one."""
-        trainings = {row.data.tags["state"]: row.info.run_id for row in self._index({"stage": "train"})}
-        for row in self._index.rows():
-            parent = trainings.get(row.data.tags.get("train_state", ""))
-            if parent and row.data.tags.get(PARENT) not in self._index:
-                self._hang(row, parent)
+    def link_children(self) -> None:
+        """Make each run below training a child of its own training's run, where there is one."""
+        trainings = {run.data.tags["state"]: run.info.run_id for run in self._index({"stage": "train"})}
+        for run in self._index.runs():
+            parent = trainings.get(run.data.tags.get("train_state", ""))
+            if parent and run.data.tags.get(PARENT) not in self._index:
+                self._set_parent(run, parent)
 
-    def show_headlines(self, trainings: Iterable[dict[str, str]], only_ran: Iterable[dict[str, str]]) -> None:
-        """Copy the figures of children to their trainings; where there are several children, of the last.
+    def copy_headlines(self, trainings: Iterable[dict[str, str]], only_in_run_cache: Iterable[dict[str, str]]) -> None:
+        """Copy the headline metrics of children to their trainings; of several children of a stage, those of the last.
 
         Args:
-            trainings: stage → row, the oldest first, the working folder's last.
-            only_ran: likewise, of the run-cache, which says less of what was last.
+            trainings: stage → run for each recorded snapshot, the oldest first, the working folder's last.
+            only_in_run_cache: likewise for the run-cache; used where no recorded snapshot has such a child.
         """
-        chosen = {pair: child for rows in trainings for pair, child in _pairs(rows, self._index)}
-        for rows in only_ran:
-            for (train, stage), child in _pairs(rows, self._index):
+        chosen = {pair: child for runs in trainings for pair, child in _pairs(runs, self._index)}
+        for runs in only_in_run_cache:
+            for (train, stage), child in _pairs(runs, self._index):
                 if not has_headlines(self._index[train], stage):
                     chosen.setdefault((train, stage), child)
         for (train, _), child in chosen.items():
             if PARENT not in self._index[child].data.tags:
-                self._hang(self._index[child], train)
+                self._set_parent(self._index[child], train)
             if copy_headlines(self._client, self._index[child], self._index[train]):
                 self._index.refresh([train])
 
     def _run_id(self, stage: Identity) -> str | None:
         if stage.state in self.run_ids:
             return self.run_ids[stage.state]
-        row = find_equivalent_run(self._index, stage)
-        return row.info.run_id if row else self._rebuild(stage)
+        run = find_equivalent_run(self._index, stage)
+        return run.info.run_id if run else self._rebuild(stage)
 
     def _rebuild(self, stage: Identity) -> str | None:
         with tempfile.TemporaryDirectory() as name:
@@ -144,7 +145,7 @@ class States:
             ):
                 self.absent |= {stage.state}
                 return None
-            run_id = _make_row(self._client, dataclasses.replace(stage, place=place))
+            run_id = _rebuild_run(self._client, dataclasses.replace(stage, place=place))
         if run_id is None:
             self.unreadable.add(stage.state)
             return None
@@ -152,21 +153,23 @@ class States:
         self.rebuilt[run_id] = stage.name
         return run_id
 
-    def _hang(self, child: Run, train_id: str) -> None:
+    def _set_parent(self, child: Run, train_id: str) -> None:
         self._client.set_tag(child.info.run_id, PARENT, train_id)
         self._index.refresh([child.info.run_id])
 
 
-def _make_row(client: MlflowClient, stage: Identity) -> str | None:
-    """Make the row of a state from its files; return None, and leave none, if they are of another shape."""
-    began = find_run(client, state=stage.state)  # another process may have begun since
-    if began and is_whole(began):
+def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
+    """Rebuild the run of a state from its files; where these cannot be read, say so, leave no run and return None."""
+    began = find_run(client, state=stage.state)  # another process may have begun it meanwhile
+    if began and is_finished_or_live(began):
         return str(began.info.run_id)
-    stored: StoredRun | None = None
+    stored, origin = None, origin_of(stage)
     try:
-        stored = open_run(client, stage, origin_of(stage))
+        stored = open_run(client, stage, origin)
         stored.log_outs(stage)
-    except (LookupError, ValueError, TypeError, UserError):  # of files and params; the store's faults are others
+    except (LookupError, ValueError, TypeError, UserError) as error:  # files or params that other code wrote
+        reason = f"{type(error).__name__}: {one_line(error)[:200]}"
+        print(f"warning: {stage.name}, state {stage.state[:12]}: no run can be rebuilt ({reason})", file=sys.stderr)
         if stored and began:
             client.set_terminated(stored.run_id, began.info.status)
         elif stored:
@@ -179,29 +182,29 @@ def _make_row(client: MlflowClient, stage: Identity) -> str | None:
 
 
 def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
-    """Keep one row of each state, the oldest that is finished; MLflow keeps what it deletes until `mlflow gc`.
+    """Delete all runs of a state but the oldest finished one; MLflow keeps deleted runs until `mlflow gc`.
 
-    In a database here a state cannot get two, as whoever makes a row holds the store's lock; on a server that several
-    clones write to it can. Rows that are open are left alone.
+    With a database here a state cannot get two, as the store's lock is held while a run is created; on a server that
+    several clones write to it can. Open runs are left alone.
     """
     by_state: dict[str, list[Run]] = defaultdict(list)
-    for row in reversed(index.rows()):
-        if "state" in row.data.tags:
-            by_state[row.data.tags["state"]].append(row)
+    for run in reversed(index.runs()):
+        if "state" in run.data.tags:
+            by_state[run.data.tags["state"]].append(run)
     removed = 0
-    for rows in by_state.values():
-        kept = next((row for row in rows if row.info.status == "FINISHED"), rows[0])
-        for row in rows:
-            if row is not kept and row.info.status != "RUNNING":
-                client.set_tag(row.info.run_id, DUPLICATE, kept.info.run_id)
-                delete_models(client, row)
-                client.delete_run(row.info.run_id)
-                index.drop(row.info.run_id)
+    for runs in by_state.values():
+        kept = next((run for run in runs if run.info.status == "FINISHED"), runs[0])
+        for run in runs:
+            if run is not kept and run.info.status != "RUNNING":
+                client.set_tag(run.info.run_id, DUPLICATE, kept.info.run_id)
+                delete_models(client, run)
+                client.delete_run(run.info.run_id)
+                index.drop(run.info.run_id)
                 removed += 1
     return removed
 
 
-def _pairs(rows: dict[str, str], index: RunIndex) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield training's row and a stage below it → that stage's row."""
-    if train := rows.get(TRAIN):
-        yield from (((train, stage), row) for stage, row in rows.items() if "train_state" in index[row].data.tags)
+def _pairs(runs: dict[str, str], index: RunIndex) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield ((run of the training, stage below it), run of that stage)."""
+    if train := runs.get(TRAIN):
+        yield from (((train, stage), run) for stage, run in runs.items() if "train_state" in index[run].data.tags)

@@ -1,4 +1,4 @@
-"""What bringing MLflow's store up to date came to."""
+"""What a sync of MLflow's store did, as one line."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """What was done.
+    """What a sync did.
 
     Attributes:
-        present: rows that were there.
-        rebuilt: stage → how many rows were made.
-        absent: states without a row, whose files are nowhere here.
-        unreadable: commits whose pipeline or lock is none, and states that no row can be made of.
-        killed: rows that a process of this host had left open.
-        duplicates: rows that were deleted, as there is another one of their state.
-        elsewhere: rows that are open and not of this host.
+        present: runs that were there.
+        rebuilt: stage → how many runs were rebuilt.
+        absent: states without a run, whose files are neither in DVC's cache nor in the working folder.
+        unreadable: commits whose `dvc.yaml` or `dvc.lock`, and states whose files, cannot be read.
+        killed: runs that were open although their process on this host no longer exists.
+        duplicates: runs that were deleted, because their state has another one.
+        elsewhere: runs that are open, with a process on another host.
     """
 
     present: int
@@ -29,21 +29,21 @@ class SyncReport:
 
     @property
     def afterwards(self) -> "SyncReport":
-        """What there is to say while nothing changes."""
+        """The report of the next sync, if nothing changes."""
         present = self.present + sum(self.rebuilt.values())
         return dataclasses.replace(self, present=present, rebuilt={}, killed=0, duplicates=0)
 
     def describe(self) -> str:
-        """Say it in one line."""
+        """Return the report as one line."""
         made = [name if count == 1 else f"{name} ({count})" for name, count in self.rebuilt.items()]
-        advice = "`dvc checkout`, or `dvc fetch --all-commits` where there is a remote, then again"
+        advice = "`dvc checkout`, or `dvc fetch --all-commits` with a remote, then sync again"
         parts = {
-            f"{self.present} rows present": True,
+            f"{self.present} runs present": True,
             f"rebuilt: {', '.join(made)}": self.rebuilt,
             f"states whose files are not here: {self.absent}; {advice}": self.absent,
-            f"passed over, of another shape: {self.unreadable}": self.unreadable,
-            f"closed, of processes that are no more: {self.killed}": self.killed,
-            f"deleted, as they repeated others: {self.duplicates}": self.duplicates,
-            f"open, of other hosts: {self.elsewhere}": self.elsewhere,
+            f"skipped, not readable: {self.unreadable}": self.unreadable,
+            f"closed, as their processes no longer exist: {self.killed}": self.killed,
+            f"deleted as duplicates: {self.duplicates}": self.duplicates,
+            f"open on other hosts: {self.elsewhere}": self.elsewhere,
         }
         return "; ".join(part for part, is_so in parts.items() if is_so)

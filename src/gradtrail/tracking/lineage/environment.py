@@ -1,0 +1,74 @@
+"""What computed a result: the machine, the packages and the switches that its bytes may depend on.
+
+Equal inputs give equal bytes on one kind of machine with one set of versions; a run says which those were.
+"""
+
+import contextlib
+import os
+import platform
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # of instruction sets, the one that says most first
+_SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
+
+
+def environment() -> dict[str, Any]:
+    """Return what computes in this process, as plain values: processor, memory, accelerators, packages, switches."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return {
+        "machine": machine_key(),
+        "processor": _processor() | {"cores_allowed": len(cores)},
+        "memory_bytes": psutil.virtual_memory().total,
+        "accelerators": _accelerators(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "switches": {name: value for name, value in sorted(os.environ.items()) if _SWITCHES.fullmatch(name)},
+    }
+
+
+def environment_tags() -> dict[str, str]:
+    """Return the tags `machine` and `jax` of a run, to search by."""
+    return {"machine": machine_key(), "jax": _versions().get("jax", "")}
+
+
+def machine_key() -> str:
+    """Return a short key of the kind of machine: processor, such as `AuthenticAMD-25-1-avx2`, and GPUs."""
+    found = _processor()
+    vector = next((name for name in _VECTORS if name in found["features"]), "")
+    parts = [found[key] for key in ("vendor", "family", "model") if key in found] or [platform.machine()]
+    return "-".join([*parts, *([vector] if vector else []), *(kind.replace(" ", "-") for kind in _accelerators())])
+
+
+def _processor() -> dict[str, Any]:
+    """Return name, vendor, family, model and the features that decide which code is compiled."""
+    lines: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        first, *_ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
+        lines = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    names = {"name": "model name", "vendor": "vendor_id", "family": "cpu family", "model": "model"}
+    features = f"{lines.get('flags', '')} {lines.get('Features', '')}".split()
+    known = {key: lines[name] for key, name in names.items() if name in lines}
+    return {"architecture": platform.machine(), "features": [name for name in _VECTORS if name in features]} | known
+
+
+def _accelerators() -> list[str]:
+    """Return the kinds of devices that JAX uses beside the processor; empty in a process that does not use JAX."""
+    jax = sys.modules.get("jax")
+    devices = jax.local_devices() if jax else []
+    return sorted({str(device.device_kind) for device in devices if device.platform != "cpu"})
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

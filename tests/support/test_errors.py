@@ -1,0 +1,56 @@
+"""Faults of MLflow's store and of the system are one line; a bug of ours stays what it is."""
+
+import errno
+import sqlite3
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+import requests
+import sqlalchemy.exc
+from filelock import Timeout
+from mlflow.exceptions import MlflowException, RestException
+from urllib3.exceptions import MaxRetryError
+
+from gradtrail.support.errors import UserError, with_store
+
+STORE_FAULTS = [
+    MlflowException("down"),
+    RestException({"error_code": "INTERNAL_ERROR", "message": "down"}),
+    sqlalchemy.exc.OperationalError("select", {}, Exception("locked")),
+    sqlite3.DatabaseError("malformed"),
+    requests.ConnectionError("refused"),
+    MaxRetryError(None, "http://127.0.0.1:9"),  # type: ignore[arg-type]
+    OSError("gone"),
+    TimeoutError("too slow"),
+    Timeout("store.lock"),
+]
+
+
+def raising(fault: Exception) -> Callable[[], NoReturn]:
+    def action() -> NoReturn:
+        raise fault
+
+    return action
+
+
+@pytest.mark.parametrize("fault", STORE_FAULTS, ids=lambda fault: type(fault).__name__)
+def test_a_fault_of_the_store_is_one_line(fault: Exception) -> None:
+    with pytest.raises(UserError, match="MLflow's store failed: ") as caught:
+        with_store(raising(fault))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bug", [KeyError("params"), TypeError("x"), AssertionError(), AttributeError("y")])
+def test_a_bug_is_raised_as_it_is(bug: Exception) -> None:
+    with pytest.raises(type(bug)) as caught:
+        with_store(raising(bug))
+    assert caught.value is bug
+
+
+def test_the_machines_limits_and_bad_input_are_named_and_results_returned() -> None:
+    with pytest.raises(UserError, match=r"^/x: No space left on device$"):
+        with_store(raising(OSError(errno.ENOSPC, "No space left on device", "/x")))
+    with pytest.raises(UserError, match=r"^bad input$"):
+        with_store(raising(UserError("bad input")))
+    assert with_store(lambda: 7) == 7
