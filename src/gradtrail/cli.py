@@ -65,7 +65,7 @@ def repro(arguments: tuple[str, ...]) -> int:
 @click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Such as train.model=cnn; repeatable.")
 @click.option("--limit", type=_COUNT, metavar="N", help="Maximum number of runs.")
 def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int | None) -> None:
-    """List the trainings, and the params in which they differ."""
+    """List the training runs, and the params in which they differ."""
     from gradtrail.experiments.list_runs import print_runs
 
     ascending = sort_order == "asc"
@@ -99,7 +99,7 @@ def predict(images: tuple[Path, ...], weights: Path, figure: Path | None, pictur
 @gradtrail.command()
 @click.option("--port", type=int, default=5000, show_default=True)
 def ui(port: int) -> int:
-    """Sync, then serve MLflow's UI with a link to compare trainings."""
+    """Sync, then serve MLflow's UI with a link to compare runs."""
     from gradtrail.experiments.ui import serve
 
     return with_store(lambda: serve(port))

@@ -56,7 +56,7 @@ def test_the_chain_goes_down_to_the_raw_data(project: Project) -> None:
 @pytest.mark.slow
 def test_what_is_not_there_is_one_line(project: Project, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("of nobody")
-    for what, said in (("nobody", "no row has this name"), (str(tmp_path / "other.txt"), "no row's state wrote")):
+    for what, said in (("nobody", "no run has this name"), (str(tmp_path / "other.txt"), "no run wrote these bytes")):
         (line,) = show(project, what, check=False).splitlines()
         assert said in line
 
@@ -67,7 +67,7 @@ def test_of_several_rows_a_person_chooses(project: Project) -> None:
     project.dvc("repro")
     ids = {row["id"] for row in project.runs_of("evaluate")}
     listed = show(project, "evaluate final", check=False)
-    assert listed.startswith("evaluate final: 2 rows; which one?")
+    assert listed.startswith("evaluate final: 2 runs; which one?")
     for line in listed.splitlines()[1:]:
         told = project.run("sh", "-c", line.partition("   ")[0], env={"PYTHONPATH": str(project.folder / "src")})
         assert {run for run in ids if run in told} == {run for run in ids if run[:12] in line}

@@ -70,7 +70,7 @@ def test_the_order_is_of_numbers_and_what_lacks_the_key_is_last() -> None:
 
 def test_it_shows_what_differs_and_marks_the_best() -> None:
     lines = printed(RUNS[:2])
-    assert "2 of 9 trainings" in lines[0]
+    assert "2 of 9 training runs" in lines[0]
     assert "seed" in lines[2]
     assert "epochs" not in lines[2], "the same in all"
     (best,) = (line for line in lines if "* " in line)
@@ -106,10 +106,10 @@ def test_runs_are_filtered_and_limited(monkeypatch: pytest.MonkeyPatch, capsys: 
     options = {"sort_by": "eval/accuracy", "ascending": False}
     print_runs(where={"train.model": "mlp", "dataset": "digits"}, limit=2, **options)
     out = capsys.readouterr().out
-    assert "2 of 3 trainings" in out
+    assert "2 of 3 training runs" in out
     assert [RUNS[number].info.run_id[:8] in out for number in range(4)] == [True, True, False, False]
-    with pytest.raises(UserError, match=r"none of 4 trainings has train.model=tree; train.model is cnn or mlp"):
+    with pytest.raises(UserError, match=r"none of 4 training runs has train.model=tree; train.model is cnn or mlp"):
         print_runs(where={"train.model": "tree"}, limit=None, **options)
     monkeypatch.setattr(list_runs, "RunIndex", lambda _: lambda _: [])
     print_runs(where={}, limit=None, **options)
-    assert "no training yet" in capsys.readouterr().out
+    assert "no training run yet" in capsys.readouterr().out

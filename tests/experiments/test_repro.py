@@ -20,8 +20,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_stage_of_the_repository_is_validated_before_it_runs(project: Path) -> None:
-    assert repro.section_configs().keys() == {*read_yaml(Path("dvc.yaml"))["stages"], "runtime"}
+def test_an_invalid_section_is_refused_before_any_stage_runs(project: Path) -> None:
+    assert {*repro._CONFIGS} <= {*read_yaml(Path("params.yaml"))} == {*read_yaml(Path("dvc.yaml"))["stages"], "runtime"}
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("num_mistakes: 40", "num_mistakes: forty"))
     with pytest.raises(UserError, match=r"^params\.yaml: evaluate\.num_mistakes"):

@@ -58,7 +58,7 @@ def test_pictures_of_the_test_split_get_the_labels_that_evaluation_gave_them(pro
     for number, image in enumerate(images):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     names = [str(tmp_path / f"{number}.png") for number in range(5)]
-    options = ("--picture", str(tmp_path / "seen.png"))
+    options = ("--figure", str(tmp_path / "seen.png"))
     said = project.gradtrail("predict", *names, *options)
     labels = [int(line.split(": ")[1].split()[0]) for line in said.splitlines()]
     assert labels == pd.read_parquet(project.folder / "results/evaluate/predictions.parquet")["predicted"][:5].tolist()

@@ -1,4 +1,4 @@
-"""`gradtrail runs`: a table of the trainings, with the params in which they differ and the best one marked."""
+"""`gradtrail runs`: a table of the training runs, the params in which they differ, and the best one."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,7 +25,7 @@ _METRICS = {  # metric → title and format; on a narrow terminal the last ones 
 
 
 def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit: int | None) -> None:
-    """Print the trainings in the store.
+    """Print the training runs in the store.
 
     Args:
         sort_by: a metric or param; runs without it come last.
@@ -36,14 +36,16 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     Raises:
         UserError: no run has a key or a value; one line.
     """
-    trainings = RunIndex(open_store())({"stage": "train"})
-    if not trainings:
-        print("no training yet: `dvc repro` runs the first")
+    training_runs = RunIndex(open_store())({"stage": "train"})
+    if not training_runs:
+        print("no training run yet: `dvc repro` runs the first")
         return
-    chosen = [run for run in trainings if _fits(run, where)]
+    chosen = [run for run in training_runs if _fits(run, where)]
     if not chosen:
         wanted = ", ".join(f"{key}={value}" for key, value in where.items())
-        raise UserError(f"--where: none of {len(trainings)} trainings has {wanted}; {_values(trainings, where)}")
+        raise UserError(
+            f"--where: none of {len(training_runs)} training runs has {wanted}; {_values(training_runs, where)}"
+        )
     ordered = in_order(chosen, sort_by, ascending=ascending)
     console = stdout_console()
     console.print(fitting_table(ordered[:limit], len(chosen), console))
@@ -88,7 +90,7 @@ def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
     titles = {name: _METRICS[name][0] for name in shown}
     differing = _differing(runs)
     is_open = any(run.info.status != "FINISHED" for run in runs)
-    title = f"{len(runs)} of {total} trainings"
+    title = f"{len(runs)} of {total} training runs"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("run", no_wrap=True)
     table.add_column("training", overflow="fold")

@@ -40,12 +40,12 @@ _CONFIGS: dict[str, type] = {
 }
 
 
-def section_configs() -> dict[str, type]:
+def section_configs(pipeline: Path = Path("dvc.yaml")) -> dict[str, type]:
     """Return the config class of each section that can be validated before its stage starts.
 
-    `dvc.yaml` says which stages there are. A stage without a class here validates its section when it starts.
+    A stage of `dvc.yaml` that has no class here validates its section itself, when it starts.
     """
-    return {name: _CONFIGS[name] for name in (*read_pipeline(), "runtime") if name in _CONFIGS}
+    return {name: _CONFIGS[name] for name in (*read_pipeline(pipeline), "runtime") if name in _CONFIGS}
 
 
 def reproduce(arguments: list[str]) -> int:

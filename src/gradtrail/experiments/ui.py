@@ -1,4 +1,4 @@
-"""`gradtrail ui`: MLflow's UI on this repository's store, with a link to a comparison of all trainings."""
+"""`gradtrail ui`: MLflow's UI on this repository's store, with a link to a comparison of all training runs."""
 
 import os
 import subprocess
@@ -25,10 +25,10 @@ def serve(port: int) -> int:
     experiment = experiment_id(client, "models")
     write_view(client, experiment)
     if not store_uri().startswith(SQLITE):  # a tracking server
-        print(f"compare trainings: {link(store_uri(), experiment)}")
+        print(f"compare training runs: {link(store_uri(), experiment)}")
         return 0
     address = f"http://127.0.0.1:{port}"
-    print(f"compare trainings: {link(address, experiment)}", flush=True)
+    print(f"compare training runs: {link(address, experiment)}", flush=True)
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--port", str(port)]
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
     return subprocess.run([*command, "--backend-store-uri", store_uri()], check=False, env=environment).returncode

@@ -1,8 +1,22 @@
-"""What one process compiled another takes from the cache, and two at once compile nothing twice."""
+"""A process takes from the cache what another one compiled, and two at once compile a function once."""
 
+import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.common import setup
+from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
 
 SCRIPT = """
 import time, os
@@ -10,7 +24,7 @@ import jax, jax.numpy as jnp
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 def slow(values):
-    for _ in range(60):
+    for _ in range(20):
         values = jnp.sin(values) @ values
     return values
 compiler = Compiler(time.perf_counter, only_compiler(set_up_cache()))
@@ -19,18 +33,68 @@ print(made.times.cached, float(made(jnp.eye(16)).sum()))
 """
 
 
-def run(folder: Path, count: int) -> list[str]:
-    (folder / "dvc.yaml").touch()
-    both = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=folder, stdout=subprocess.PIPE, text=True)
-        for _ in range(count)
-    ]
-    return sorted(process.communicate(timeout=120)[0] for process in both)
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The persistent compilation cache of a project of its own."""
+    (tmp_path / "dvc.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
+    before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
+    reset_cache()
+    yield setup.set_up_cache()
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
 
 
-def test_two_at_once_compile_a_function_once_and_the_next_not_at_all(tmp_path: Path) -> None:
-    first = run(tmp_path, 2)
-    assert [told.split()[0] for told in first] == ["False", "True"]
-    (third,) = run(tmp_path, 1)
-    assert third.split()[0] == "True"
-    assert len({told.split()[1] for told in (*first, third)}) == 1
+def is_cached(compiler: Compiler) -> bool:
+    """Compile a function that no one compiled under this project; return whether it came from the cache."""
+    argument = jax.ShapeDtypeStruct((7,), jnp.float32)
+    return compiler.compile("doubled", lambda values: jnp.sin(values) * 2, argument).times.cached
+
+
+def test_what_was_compiled_before_comes_from_the_cache_unless_it_is_disabled(cache: Path) -> None:
+    guard = setup.only_compiler(cache)
+    assert [is_cached(Compiler(time.perf_counter, guard)) for _ in range(2)] == [False, True]
+    with setup.cache_disabled():
+        assert not is_cached(Compiler(time.perf_counter, guard))
+    assert is_cached(Compiler(time.perf_counter, guard))
+
+
+def test_a_program_is_compiled_by_one_at_a_time(tmp_path: Path) -> None:
+    inside, entered = [], threading.Event()
+
+    def compile_it() -> None:
+        entered.set()
+        with setup.only_compiler(tmp_path)("ab12"):
+            inside.append("second")
+
+    with setup.only_compiler(tmp_path)("ab34"), setup.only_compiler(tmp_path)("cd12"):
+        second = threading.Thread(target=compile_it)
+        second.start()
+        entered.wait()
+        second.join(timeout=0.1)
+        inside.append("first")
+    second.join()
+    assert inside == ["first", "second"]
+
+
+@pytest.mark.slow
+def test_two_at_once_compile_a_function_once_and_agree(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").touch()
+    command = [sys.executable, "-c", SCRIPT]
+    both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    first, second = sorted(process.communicate(timeout=120)[0].split() for process in both)
+    assert (first[0], second[0]) == ("False", "True")
+    assert first[1] == second[1]
+
+
+@pytest.mark.parametrize("before", ["", "--xla_gpu_deterministic_ops=false --xla_dump_to=x"])
+def test_gpus_are_deterministic_whatever_the_environment_says(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", before)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    runtime = load_section("runtime", RuntimeConfig)
+    for _ in range(2):
+        setup.set_up_jax(runtime)
+        assert os.environ["XLA_FLAGS"].split() == [*before.split(), "--xla_gpu_deterministic_ops=true"]
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"

@@ -96,7 +96,7 @@ class TrainConfig:
         check_fields(
             self,
             seed=SEED,
-            epochs=AT_LEAST_ONE,
+            epochs={"at_least": 1, "at_most": 100_000},  # JAX counts the steps in int32
             batch_size=AT_LEAST_ONE,
             accumulation_steps=AT_LEAST_ONE,
             label_smoothing=SHARE,

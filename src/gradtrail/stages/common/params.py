@@ -3,6 +3,7 @@
 This module knows no config class: each stage passes its own. YAML is read as YAML 1.2, where `1e-3` is a number.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -86,7 +87,8 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
     """
     try:
         # Via JSON, because strict mode then accepts a list as a tuple, but neither "10" nor true as a number.
-        return TypeAdapter(_strict(into, extra)).validate_json(json.dumps(value, default=str))
+        adapter = _adapter(into, extra)  # type: ignore[arg-type] # mypy: a type variable is not hashable
+        return adapter.validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise UserError(_one_line(error.errors()[0], name)[:_MAX_LINE]) from None
     except (TypeError, ValueError, RecursionError) as error:  # a list as a key, an integer of thousands of digits
@@ -117,6 +119,11 @@ def _content_bytes(node: Any, known: dict[int, float]) -> float:
         parts = itertools.chain(*node.value) if isinstance(node, MappingNode) else node.value
         known[id(node)] = sys.getsizeof(node.value) + sum(_content_bytes(part, known) for part in parts)
     return known[id(node)]
+
+
+@functools.cache  # pydantic takes milliseconds to build one
+def _adapter(into: type, extra: ExtraValues) -> TypeAdapter[Any]:
+    return TypeAdapter(_strict(into, extra))
 
 
 def _strict(cls: type[Section], extra: ExtraValues) -> type[Section]:
