@@ -4,9 +4,9 @@
 
 All find the norm of the gradient of every example, of the same networks in float32 on the same images drawn from a
 fixed seed; this project finds the norms layer by layer, EL2N, loss, margin and entropy besides, from uint8 images on
-the host. Beside them stand the ordinary mean gradient of batches and a whole epoch of training, which tell no norms.
+the host. For comparison: the mean gradient of batches, and an epoch of training, neither of which gives norms.
 Each row is tried at several batch sizes, each in a process of its own with a round of warm-up, and shown at the best.
-All are measured in turn, twice over. The figures are medians. Slow ways do a part of the data, scaled.
+All are measured in turn, twice. Times are medians. Slow methods process a part of the data, scaled.
 
 "Memory" is what the process grew by at its largest while it worked, allocator and compiler included.
 
@@ -36,7 +36,7 @@ from gradtrail.support.progress import progress_bar
 PASSES = 2
 EXAMPLES = 60_000  # in the table
 WHOLE = {"mlp": 61_440, "cnn": 2_560}  # examples of a round, whole batches of every size
-PART = {"mlp": 6_144, "cnn": 1_024}  # of a round of the slow ways
+PART = {"mlp": 6_144, "cnn": 1_024}  # of a round of the slow methods
 SLOW: tuple[Method, ...] = ("vmap", "opacus hooks", "torch.func")
 NAMES: dict[Method, str] = {
     "mean": "mean gradient",
@@ -72,7 +72,7 @@ NO_OPACUS = "not installed: pip install torch opacus"
 
 @dataclass(kw_only=True)
 class Measured:
-    """What the processes of one way and batch size reported.
+    """What the processes of one method and batch size reported.
 
     Attributes:
         seconds: of every timed round.
@@ -86,13 +86,13 @@ class Measured:
 
     @property
     def examples_per_second(self) -> float:
-        """Median; 0 where there are no figures."""
+        """Median; 0 where nothing was measured."""
         return self.task.examples / statistics.median(self.seconds) if self.seconds and not self.note else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the table: a way at its best batch size.
+    """A row of the table: a method at its best batch size.
 
     Attributes:
         times_vmap: how many times as fast as `vmap(grad)`.
@@ -113,14 +113,14 @@ def tasks(rounds: int) -> list[ScoreTask]:
     """Return every process of a pass, in order."""
     return [
         ScoreTask(
-            way=way,
+            method=method,
             model=model,
             batch_size=batch_size,
-            examples=(PART if way in SLOW else WHOLE)[model],
+            examples=(PART if method in SLOW else WHOLE)[model],
             rounds=math.ceil(rounds / PASSES),
         )
-        for model, ways in BATCH_SIZES.items()
-        for way, batch_sizes in ways.items()
+        for model, methods in BATCH_SIZES.items()
+        for method, batch_sizes in methods.items()
         for batch_size in batch_sizes
     ]
 
@@ -141,11 +141,11 @@ def run(rounds: int) -> list[Measured]:
     found = [Measured(task=task) for task in tasks(rounds)]
     missing = not all(importlib.util.find_spec(name) for name in ("torch", "opacus"))
     for measured in found:
-        if missing and measured.task.way in ("opacus hooks", "opacus ghost", "torch.func"):
+        if missing and measured.task.method in ("opacus hooks", "opacus ghost", "torch.func"):
             measured.note = NO_OPACUS
     with progress_bar("per-example gradients", PASSES * len(found), unit="steps") as bar:
         for measured in found * PASSES:
-            bar.advance(0, message=f"{measured.task.way}, {measured.task.model}, {measured.task.batch_size}")
+            bar.advance(0, message=f"{measured.task.method}, {measured.task.model}, {measured.task.batch_size}")
             if not measured.note:
                 measure(measured)
             bar.advance()
@@ -153,24 +153,24 @@ def run(rounds: int) -> list[Measured]:
 
 
 def rows(found: list[Measured]) -> list[Row]:
-    """Return each way at its best batch size."""
+    """Return each method at its best batch size."""
     table = []
-    for model, ways in BATCH_SIZES.items():
+    for model, methods in BATCH_SIZES.items():
         mine = [measured for measured in found if measured.task.model == model]
         best = {
-            way: max(
-                (measured for measured in mine if measured.task.way == way),
+            method: max(
+                (measured for measured in mine if measured.task.method == method),
                 key=lambda measured: measured.examples_per_second,
             )
-            for way in ways
+            for method in methods
         }
         definition = best["vmap"].examples_per_second
-        for way, measured in best.items():
+        for method, measured in best.items():
             rate = measured.examples_per_second
             table.append(
                 Row(
                     model=model,
-                    name=NAMES[way],
+                    name=NAMES[method],
                     batch_size=measured.task.batch_size,
                     examples_per_second=rate,
                     seconds=EXAMPLES / rate if rate else math.nan,
@@ -196,8 +196,8 @@ def as_table(table_rows: list[Row]) -> Table:
             if row.note:
                 table.add_row(escape(f"{row.name}: {row.note}"))
                 continue
-            figures = f"{row.examples_per_second:,.0f}", f"{row.seconds:.2f}", f"{row.times_vmap:.1f}"
-            table.add_row(row.name, str(row.batch_size or "auto"), *figures, f"{row.memory_mib:,.0f}")
+            cells = f"{row.examples_per_second:,.0f}", f"{row.seconds:.2f}", f"{row.times_vmap:.1f}"
+            table.add_row(row.name, str(row.batch_size or "auto"), *cells, f"{row.memory_mib:,.0f}")
     return table
 
 

@@ -1,4 +1,4 @@
-"""The ways to per-example gradient norms that `benchmarks.per_example_gradients` compares, each in its own process.
+"""The methods to per-example gradient norms that `benchmarks.per_example_gradients` compares, each in its own process.
 
     python -m benchmarks.per_example_peers JSON
 
@@ -22,16 +22,16 @@ TRAINING_BATCH = 128
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTask:
-    """What a process is asked to do.
+    """The task of a process.
 
     Attributes:
-        way: `mean` is the ordinary gradient of batches, `training` a training epoch: neither tells an example's norm.
-        batch_size: examples at a time; of `ours`, the budget in MiB that decides it, and 0 for the default one.
+        method: `mean` is the gradient of whole batches, `training` an epoch of training.
+        batch_size: examples at a time; 0 for `ours`, which chooses its own.
         examples: in a round.
         rounds: to time, after one that is not timed.
     """
 
-    way: Method
+    method: Method
     model: ModelName
     batch_size: int
     examples: int
@@ -197,7 +197,7 @@ def _peak_bytes() -> int:
 
 def main() -> None:
     task = ScoreTask(**json.loads(sys.argv[1]))
-    ways = {
+    methods = {
         "mean": mean,
         "vmap": vmap,
         "ours": this_project,
@@ -206,7 +206,7 @@ def main() -> None:
         "opacus ghost": opacus_ghost,
         "torch.func": torch_func,
     }
-    run_round = ways[task.way](task)
+    run_round = methods[task.method](task)
     before = _peak_bytes()
     seconds = timed(run_round, task.rounds)
     print(json.dumps({"seconds": seconds, "grown_bytes": _peak_bytes() - before}))

@@ -3,7 +3,7 @@
     python -m benchmarks.pipeline [--rounds 3] [--json FILE]
 
 Each round forces every stage through `dvc repro`, in the order of the pipeline; the first one warms the file cache and
-is not counted. The figures of a stage are medians over the rounds. At the end `dvc repro` with nothing to do.
+is not counted. Times of a stage are medians over the rounds. At the end `dvc repro` with nothing to do.
 """
 
 import argparse

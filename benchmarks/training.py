@@ -5,7 +5,7 @@
 All train the same networks with Adam at a constant rate, without clipping, smoothing or augmentation, on the same uint8
 images and labels drawn from a fixed seed, in shuffled whole batches. Each row is a process of its own, since the thread
 pools of two libraries disturb each other. All rows are measured in turn, several times over, so that the drift of a
-shared machine hits all alike; each process has one round of warm-up. The figures are medians over all timed rounds. A
+shared machine affects all alike; each process has one round of warm-up. Times are medians over all timed rounds. A
 round is an epoch; of the convolutional network, a part of one, scaled. Of PyTorch's two memory formats for
 convolutions, the faster one is shown.
 
@@ -61,7 +61,7 @@ class Measurements:
     Attributes:
         examples: in an epoch.
         seconds: of every timed round, scaled to an epoch.
-        notes: why a peer has no figures.
+        notes: why a peer was not measured.
     """
 
     examples: int
@@ -73,16 +73,16 @@ class Measurements:
         return None if peer in self.notes else statistics.median(self.seconds[peer])
 
     def fastest(self, peers: list[Peer]) -> Peer:
-        """Return the one with the smallest median; the first one where none has figures."""
+        """Return the one with the smallest median; the first one where none was measured."""
         return min(peers, key=lambda peer: self.median(peer) or math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the table; figures are None where there was nothing to measure or to compare with.
+    """A row of the table; None where there was nothing to measure or to compare with.
 
     Attributes:
-        note: in place of figures.
+        note: shown in place of numbers.
         ratio_to_lesson: how many times as fast; so is `ratio_to_pytorch_eager`.
         share_of_matmul_rate: as the module defines it.
     """
@@ -214,12 +214,12 @@ def bare_rows(found: Measurements) -> list[BareRow]:
 
 
 def machine() -> dict[str, str]:
-    """Return what the figures were measured on, and with."""
-    figures = {"processor": platform.machine(), "cores": str(available_cores()), "Python": platform.python_version()}
+    """Return the machine and the versions of the measurement."""
+    found = {"processor": platform.machine(), "cores": str(available_cores()), "Python": platform.python_version()}
     for package in ("jax", "flax", "optax", "torch"):
         if importlib.util.find_spec(package):
-            figures[package] = importlib.metadata.version(package)
-    return figures
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def training_table(rows: list[Row], caption: str) -> Table:
@@ -299,8 +299,8 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _text(figure: float | None, form: str) -> str:
-    return "–" if figure is None else format(figure, form)
+def _text(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 def main() -> None:

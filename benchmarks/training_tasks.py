@@ -39,7 +39,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a process is asked to do.
+    """The task of a process.
 
     Attributes:
         examples: in a round, a whole number of batches.

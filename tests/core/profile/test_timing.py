@@ -155,7 +155,15 @@ def test_the_same_steps_in_three_ways(num_examples: int) -> None:
     assert times.compile_seconds == 7.0
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lion", "muon", "schedule_free"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "adam", "lion")),
+        "adamw",
+        "muon",
+        "schedule_free",
+    ],
+)
 def test_what_is_timed_stays_finite(optimizer: str) -> None:
     """Arithmetic on NaN and infinity may take another time."""
     config = train_config(optimizer=optimizer, precision="float16", batch_size=4)

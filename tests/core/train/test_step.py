@@ -59,7 +59,7 @@ def compiled(
 ) -> tuple[Callable[..., TrainState], Callable[..., Any]]:
     model = Model(config.model_config(shape, num_classes))
     step = make_step(config, model, num_steps, make_mesh())
-    return make_init(config, model, num_steps), jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(make_init(config, model, num_steps)), jax.jit(step)
 
 
 def run(

@@ -19,18 +19,16 @@ from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import Layer
 from gradtrail.core.nn.models import Model, Params
 
+Images: TypeAlias = UInt8[Array, "batch height width"]
+Labels: TypeAlias = Int[Array, " batch"]
+Keys: TypeAlias = Key[Array, " batch"]
 Measure: TypeAlias = Callable[[Layer, PyTree, Array, Array], PyTree]
 Forward: TypeAlias = Callable[[Callable[[str, Layer, Array], Array]], tuple[Array, Array]]
 Signals: TypeAlias = dict[str, tuple[Array, Array]]
 
 
 def example_loss(
-    model: Model,
-    params: Params,
-    image: UInt8[Array, "height width"],
-    label: Int[Array, ""],
-    *,
-    label_smoothing: float,
+    model: Model, params: Params, image: UInt8[Array, "height width"], label: Int[Array, ""], *, label_smoothing: float
 ) -> Float[Array, ""]:
     """Return the training loss of one example, in nats."""
     logits = model.apply(params, image[None])
@@ -38,12 +36,7 @@ def example_loss(
 
 
 def per_example_grads(
-    model: Model,
-    params: Params,
-    images: UInt8[Array, "batch height width"],
-    labels: Int[Array, " batch"],
-    *,
-    label_smoothing: float,
+    model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float
 ) -> Params:
     """Return the gradient of each example's loss, by `vmap(grad)`: like `params`, with a leading axis of examples.
 
@@ -106,13 +99,7 @@ def _forward(
 
 
 def squared_grad_norms(
-    model: Model,
-    params: Params,
-    images: UInt8[Array, "batch height width"],
-    labels: Int[Array, " batch"],
-    *,
-    label_smoothing: float,
-    key: Key[Array, " batch"] | None = None,
+    model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float, key: Keys | None = None
 ) -> tuple[dict[str, Float[Array, " batch"]], Float[Array, "batch classes"]]:
     """Return the squared L2 norm of each example's gradient for each layer, float32, and the logits.
 
@@ -134,12 +121,12 @@ def squared_grad_norms(
 def grad_dots(
     model: Model,
     params: Params,
-    images: UInt8[Array, "batch height width"],
-    labels: Int[Array, " batch"],
+    images: Images,
+    labels: Labels,
     directions: Params,
     *,
     label_smoothing: float,
-    key: Key[Array, " batch"] | None = None,
+    key: Keys | None = None,
 ) -> Float[Array, "batch directions"]:
     """Return the inner product of each example's gradient with each direction, such as the mean gradient, float32.
 
@@ -154,14 +141,7 @@ def grad_dots(
     return sum(by_layer.values(), start=jnp.float32(0))
 
 
-def signals(
-    model: Model,
-    params: Params,
-    images: UInt8[Array, "batch height width"],
-    labels: Int[Array, " batch"],
-    *,
-    label_smoothing: float,
-) -> Signals:
+def signals(model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float) -> Signals:
     """Return the inputs of each layer and the cotangents of its outputs, by name: its gradients follow from these."""
 
     def measure(_: Layer, __: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
@@ -171,13 +151,7 @@ def signals(
 
 
 def grad_products(
-    model: Model,
-    params: Params,
-    images: UInt8[Array, "batch height width"],
-    labels: Int[Array, " batch"],
-    others: Signals,
-    *,
-    label_smoothing: float,
+    model: Model, params: Params, images: Images, labels: Labels, others: Signals, *, label_smoothing: float
 ) -> Float[Array, "batch others"]:
     """Return the inner products of each example's gradient with those of other examples, float32.
 
@@ -192,13 +166,7 @@ def grad_products(
 
 
 def summed_grad(
-    model: Model,
-    params: Params,
-    images: UInt8[Array, "batch height width"],
-    labels: Int[Array, " batch"],
-    mask: Bool[Array, " batch"],
-    *,
-    label_smoothing: float,
+    model: Model, params: Params, images: Images, labels: Labels, mask: Bool[Array, " batch"], *, label_smoothing: float
 ) -> Params:
     """Return the sum of the gradients of the examples where `mask` is true; like `params`, float32."""
 
