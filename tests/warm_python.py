@@ -190,12 +190,13 @@ def _wait_for(*descriptors: int) -> list[tuple[int, int]]:
 
 def _run(arguments: list[str], folder: str, env: dict[str, str]) -> None:
     """Do what Python does with `-m module` or `-c code`."""
-    os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     own = str(Path(__file__).resolve().parent)
     added = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
+    sys.executable = str(Path.cwd() / "bin" / "python")  # so that what it starts starts at once too
+    os.chdir(folder)
     sys.path[:] = [folder, *added, *(path for path in sys.path if path != own)]
     kind, what, *rest = arguments
     if kind == "-m":

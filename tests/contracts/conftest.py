@@ -1,6 +1,5 @@
 """The small pipeline after its first run, for the tests that go on from there."""
 
-import shutil
 from pathlib import Path
 
 import pytest

@@ -18,7 +18,7 @@ class ToyConfig:
 
     repeats: int
 '''
-SCRIPT = '''
+SCRIPT = """
 from pathlib import Path
 
 from gradtrail.stages.common import dataset
@@ -42,7 +42,7 @@ def main(stage: Stage) -> None:
 
 if __name__ == "__main__":
     run_stage(main, "toy")
-'''
+"""
 ENTRY = {
     "cmd": "sh pipeline/stage.sh toy",
     "deps": [
