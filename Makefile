@@ -4,28 +4,37 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+LOCK   := $(if $(GPU),requirements-cuda.lock,requirements.lock)
 
 export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help env repro test test-slow nightly check gate format ui results compare bench sync clean
+.PHONY: help env lock repro test test-slow nightly check gate format ui results compare bench sync clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-env: $(READY) ## the environment in .venv, from requirements.lock
+env: $(READY) ## the environment in .venv, from requirements.lock; with GPU=1 from requirements-cuda.lock
 
-# Scripts of an environment name the folder that it was made in: in a moved or copied repository it is made anew.
+# The scripts of an environment name the folder that it was made in, so a moved or copied repository gets a new one.
+# GPU=1 counts once: the environment stays one for GPUs until it is removed.
 ifneq ($(wildcard $(READY)),)
-ifneq ($(shell cat $(READY)),$(realpath $(VENV)))
+ifneq ($(shell head -n 1 $(READY)),$(realpath $(VENV)))
+.PHONY: $(READY)
+endif
+ifneq ($(GPU),)
+ifneq ($(shell tail -n 1 $(READY)),$(LOCK))
 .PHONY: $(READY)
 endif
 endif
+endif
 
-$(READY): requirements.lock pyproject.toml tools/setup.sh
-	@sh tools/setup.sh "$(PYTHON)" "$(VENV)"
-	@cd $(VENV) && pwd -P >.ready
+$(READY): requirements.lock requirements-cuda.lock pyproject.toml tools/setup.sh
+	@sh tools/setup.sh "$(PYTHON)" "$(VENV)" "$(LOCK)"
+
+lock: ## resolve requirements.lock and requirements-cuda.lock anew, from pyproject.toml; needs uv
+	@sh tools/lock.sh
 
 repro: env ## run the whole pipeline; what is up to date does not run again
 	@$(BIN)/gradtrail repro

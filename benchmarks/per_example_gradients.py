@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.per_example_peers import RestoreOption, ScoreTask
+from benchmarks.per_example_peers import Method, ScoreTask
 from benchmarks.training import NETWORKS, machine, run_peer
 from benchmarks.training_tasks import ModelName
 from gradtrail.support.progress import progress_bar
@@ -37,8 +37,8 @@ PASSES = 2
 EXAMPLES = 60_000  # in the table
 WHOLE = {"mlp": 61_440, "cnn": 2_560}  # examples of a round, whole batches of every size
 PART = {"mlp": 6_144, "cnn": 1_024}  # of a round of the slow ways
-SLOW: tuple[RestoreOption, ...] = ("vmap", "opacus hooks", "torch.func")
-NAMES: dict[RestoreOption, str] = {
+SLOW: tuple[Method, ...] = ("vmap", "opacus hooks", "torch.func")
+NAMES: dict[Method, str] = {
     "mean": "mean gradient",
     "training": "training epoch",
     "vmap": "vmap(grad)",
@@ -47,7 +47,7 @@ NAMES: dict[RestoreOption, str] = {
     "opacus ghost": "Opacus, ghost clipping",
     "torch.func": "torch.func vmap",
 }
-BATCH_SIZES: dict[ModelName, dict[RestoreOption, tuple[int, ...]]] = {
+BATCH_SIZES: dict[ModelName, dict[Method, tuple[int, ...]]] = {
     "mlp": {
         "mean": (128, 512, 2048),
         "training": (128,),
@@ -91,7 +91,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackedRun:
+class Row:
     """A row of the table: a way at its best batch size.
 
     Attributes:
@@ -152,7 +152,7 @@ def run(rounds: int) -> list[Measured]:
     return found
 
 
-def rows(found: list[Measured]) -> list[TrackedRun]:
+def rows(found: list[Measured]) -> list[Row]:
     """Return each way at its best batch size."""
     table = []
     for model, ways in BATCH_SIZES.items():
@@ -168,7 +168,7 @@ def rows(found: list[Measured]) -> list[TrackedRun]:
         for way, measured in best.items():
             rate = measured.examples_per_second
             table.append(
-                TrackedRun(
+                Row(
                     model=model,
                     name=NAMES[way],
                     batch_size=measured.task.batch_size,
@@ -182,7 +182,7 @@ def rows(found: list[Measured]) -> list[TrackedRun]:
     return table
 
 
-def as_table(table_rows: list[TrackedRun]) -> Table:
+def as_table(table_rows: list[Row]) -> Table:
     """Return the table for a terminal."""
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
     table = Table(title=about, caption=f"{NETWORKS} Medians, each at the best of several batch sizes, float32.")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from benchmarks.training_peers import Round, as_floats, ours, project_train_config, timed, torch_network
 from benchmarks.training_tasks import NUM_CLASSES, SIDE, ModelName, Peer, Task, available_cores, make_data
 
-RestoreOption = Literal["mean", "vmap", "ours", "training", "opacus hooks", "opacus ghost", "torch.func"]
+Method = Literal["mean", "vmap", "ours", "training", "opacus hooks", "opacus ghost", "torch.func"]
 TRAINING_BATCH = 128
 
 
@@ -31,7 +31,7 @@ class ScoreTask:
         rounds: to time, after one that is not timed.
     """
 
-    way: RestoreOption
+    way: Method
     model: ModelName
     batch_size: int
     examples: int
@@ -74,13 +74,9 @@ def this_project(task: ScoreTask) -> Round:
     """Set up the pass of the `gradients` stage: norm, layer by layer too, EL2N, loss, margin and the rest."""
     from gradtrail.core.gradients.passes import compile_passes
     from gradtrail.core.xla.compiler import Compiler
-    from gradtrail.stages.common.params import load_section
-    from gradtrail.stages.common.runtime import RuntimeConfig
-    from gradtrail.stages.common.setup import memory_budget
 
     model, params = _model(task)
-    budget = 2**20 * task.batch_size or memory_budget(load_section("runtime", RuntimeConfig))
-    passes = compile_passes(model, 0.0, 1, curvature=False, memory_budget=budget, compiler=Compiler(time.perf_counter))
+    passes = compile_passes(model, 0.0, 1, curvature=False, compiler=Compiler(time.perf_counter))
     images, labels = make_data(task.examples)
     return lambda: passes.score(params, images, labels, advance=lambda _: None)
 

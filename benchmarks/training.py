@@ -78,7 +78,7 @@ class Measurements:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackedRun:
+class Row:
     """A row of the table; figures are None where there was nothing to measure or to compare with.
 
     Attributes:
@@ -173,7 +173,7 @@ def run(examples: int, rounds: int) -> Measurements:
     return found
 
 
-def training_rows(found: Measurements) -> list[TrackedRun]:
+def training_rows(found: Measurements) -> list[Row]:
     """Return the rows of the table."""
     rows = []
     for model, batch_size in SETTINGS:
@@ -181,7 +181,7 @@ def training_rows(found: Measurements) -> list[TrackedRun]:
         for name, peer in shown.items():
             seconds = found.median(peer)
             rows.append(
-                TrackedRun(
+                Row(
                     model=model,
                     batch_size=batch_size,
                     name=name + _memory_format(peer),
@@ -222,7 +222,7 @@ def machine() -> dict[str, str]:
     return figures
 
 
-def training_table(rows: list[TrackedRun], caption: str) -> Table:
+def training_table(rows: list[Row], caption: str) -> Table:
     table = Table(title=", ".join(f"{name} {value}" for name, value in machine().items()), caption=caption)
     table.add_column("training")
     for name in (
@@ -253,7 +253,7 @@ def bare_table(rows: list[BareRow]) -> Table:
     return table
 
 
-def report(found: Measurements, rows: list[TrackedRun], bare: list[BareRow], caption: str) -> dict[str, Any]:
+def report(found: Measurements, rows: list[Row], bare: list[BareRow], caption: str) -> dict[str, Any]:
     """Return everything as plain data."""
     return {
         "machine": machine(),
@@ -282,11 +282,11 @@ def _quotient(numerator: float | None, denominator: float | None) -> float | Non
     return None if numerator is None or denominator is None else numerator / denominator
 
 
-def _setting(row: TrackedRun | BareRow) -> str:
+def _setting(row: Row | BareRow) -> str:
     return f"{row.model.upper()}, batch {row.batch_size}"
 
 
-def _cells(row: TrackedRun) -> list[str]:
+def _cells(row: Row) -> list[str]:
     if row.note:
         return [escape(f"{row.name}: {row.note}")]
     return [

@@ -1,4 +1,4 @@
-"""Evaluate a model on the test split: `models`, `data/processed` → predictions, pictures."""
+"""Evaluate a model on the test split: `models`, `data/processed` → predictions, figures."""
 
 import functools
 from pathlib import Path
@@ -7,7 +7,6 @@ from gradtrail.core.common import batching
 from gradtrail.core.evaluate import metrics
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.nn import inference
-from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import cost_metrics
 from gradtrail.stages.artifacts import weights
 from gradtrail.stages.common import dataset
@@ -30,8 +29,8 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as run, compiling(run) as compiler:
         predict = inference.compile_predict(model, config.batch_size, compiler=compiler)
-        fixed = num_parameters(params) * 4
-        require_memory("evaluate.batch_size", config.batch_size, [predict], fixed_bytes=fixed)
+        weights_bytes = path.stat().st_size
+        require_memory("evaluate.batch_size", config.batch_size, [predict], fixed_bytes=weights_bytes)
         call = functools.partial(predict, params)
         rows = batching.join(list(batching.map_batches(call, config.batch_size, test.images, test.labels)))
         result = metrics.evaluate(

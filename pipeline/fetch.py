@@ -1,8 +1,5 @@
 """Fetch the data set: a mirror, a folder or scikit-learn → `data/raw`."""
 
-import os
-from pathlib import Path
-
 from gradtrail.stages.artifacts import idx
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -13,15 +10,12 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config, runtime = stage.params(FetchConfig), stage.runtime
-    mnist_dir = os.environ.get("MNIST_DIR")
 
     with tracked(stage) as run:
         with stage.writing_outs() as new:
             raw = new / "data" / "raw"
             raw.mkdir()
-            folder = Path(mnist_dir) if mnist_dir else None
-            acquire(config, raw, folder=folder, parts=private_folder() / "downloads", runtime=runtime)
-            info = idx.describe_raw(raw, config.dataset)
+            info = acquire(config, raw, parts=private_folder() / "downloads", runtime=runtime)
             dataset.write_info(raw, info)
             stage.write_metrics(new, {**info.as_metrics(), **idx.measure_raw(raw, info)})
         run.outs()

@@ -1,16 +1,17 @@
-"""Score every example by its gradient: `models`, `data/processed` → scores, pictures, and what they say in words."""
+"""Score every example by its gradient: `models`, `data/processed` → scores, figures, and a summary in words."""
 
 from pathlib import Path
 
-from gradtrail.core.gradients import analysis as gradient_analysis
-from gradtrail.core.gradients import passes as gradient_passes
+from gradtrail.core.gradients.analysis import analyze, num_influenced, num_visits
 from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
+from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import cost_metrics
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.setup import memory_budget, set_up_jax
+from gradtrail.stages.common.setup import set_up_jax
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.gradients import figures, inputs, summary
-from gradtrail.stages.gradients import tables as score_tables
+from gradtrail.stages.gradients import figures, inputs, summary, tables
+from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.run import tracked
@@ -22,32 +23,31 @@ def main(stage: Stage) -> None:
     splits = dataset.read_splits(Path("data/processed"), info)
     model, about, trajectory = inputs.read_trajectory(Path("models"), Path("results/train"), config.weights, info)
     dynamics = inputs.read_dynamics(Path("results/train"), splits["train"])
-    summary.tell_unknown_layers(model)
+    summary.warn_of_unknown_layers(model)
     set_up_jax(stage.runtime)
 
     with tracked(stage) as run, compiling(run) as compiler:
-        passes = gradient_passes.compile_passes(
+        passes = compile_passes(
             model,
             about.label_smoothing,
-            gradient_analysis.num_influenced(config, len(splits["test"])),
+            num_influenced(config, len(splits["test"])),
             curvature=config.curvature_iterations > 0,
-            memory_budget=memory_budget(stage.runtime),
             compiler=compiler,
         )
-        with progress_bar("gradients", gradient_analysis.num_visits(trajectory, splits), unit="steps") as bar:
-            analysis = gradient_analysis.analyze(
-                passes, trajectory, splits, config, info.num_classes, advance=bar.advance
-            )
+        sums = chunk_bytes(num_parameters(trajectory.params[trajectory.scored]), info.num_classes)
+        require_memory_for_model("gradients", passes.functions, host_bytes=sums)
+        with progress_bar("gradients", num_visits(trajectory, splits), unit="steps") as bar:
+            analysis = analyze(passes, trajectory, splits, config, info.num_classes, advance=bar.advance)
+        scores = tables.score_table(splits, analysis.scores, dynamics)
+        found = tables.make_tables(scores, analysis, config)
+        metrics = tables.measure(found, analysis, config)
 
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
             title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}"
-            scores = score_tables.score_table(splits, analysis.scores, dynamics)
-            tables = score_tables.make_tables(scores, analysis, config)
-            metrics = score_tables.measure(tables, analysis, config)
-            score_tables.write_tables(results, tables)
-            figures.draw(results, tables, analysis, splits, title, trajectory.batch_size)
-            words = summary.in_words(title, tables, analysis, metrics, config, trajectory.batch_size)
+            tables.write_tables(results, found)
+            figures.draw(results, found, analysis, splits, title, trajectory.batch_size)
+            words = summary.in_words(title, found, analysis, metrics, config, trajectory.batch_size)
             (results / "summary.md").write_text(words, encoding="utf-8")
             stage.write_metrics(new, {**info.as_metrics(), **metrics, **cost_metrics(passes.functions)})
 

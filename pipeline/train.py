@@ -1,5 +1,6 @@
-"""Train a model: `data/processed` → `models`, history, pictures. A training that was stopped goes on where it stood."""
+"""Train a model: `data/processed` → `models`, history, figures. A stopped one resumes from its last checkpoint."""
 
+import functools
 import time
 from pathlib import Path
 
@@ -37,19 +38,16 @@ def main(stage: Stage) -> None:
         functions = [*engine.functions, predict]
         fixed = engine.run_steps.cost.argument_bytes
         require_memory("train.batch_size", config.batch_size, functions, fixed_bytes=fixed)
-        listener = TrainingLog(
-            run, steps_per_epoch=engine.steps_per_epoch, planned_steps=engine.num_steps, trace=stage.runtime.trace
-        )
-        done = training_runs.run(
-            engine,
-            predict,
-            train,
-            validation,
-            config,
-            listener=listener,
-            checkpoints=checkpoints,
-            runtime=stage.runtime,
-        )
+        with TrainingLog(run, engine, stage.runtime) as listener:
+            done = training_runs.run(
+                engine,
+                functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
+                train,
+                config,
+                listener=listener,
+                checkpoints=checkpoints,
+                steps_per_call=stage.runtime.steps_per_call,
+            )
         history = done.history
         run.metrics(tables.measure_time(history, done.seconds))
 
@@ -63,7 +61,7 @@ def main(stage: Stage) -> None:
             stage.write_metrics(new, {**info.as_metrics(), **measured, **cost_metrics(functions)})
 
         run.outs()
-        run.checkpoint(done.state)
+        run.checkpoint(done.state, history.final.params)
         checkpoints.remove()
 
 

@@ -3,12 +3,8 @@
 The import hook must be in place before anything of `gradtrail` is imported; so pytest reads this file first.
 """
 
-import functools
-import inspect
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 os.environ["DVC_NO_ANALYTICS"] = "true"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -19,7 +15,6 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_opti
 
 import jax
 import numpy as np
-import optax
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]
 from hypothesis import settings
@@ -34,54 +29,16 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-def lenient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Optax mix integers and floats in its own functions, as it does; ours stay strict."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with jax.numpy_dtype_promotion("standard"):
-            return function(*args, **kwargs)
-
-    return call
-
-
-def lenient_transformation(make: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def call(*args: Any, **kwargs: Any) -> optax.GradientTransformation:
-        made = lenient(make)(*args, **kwargs)
-        return optax.GradientTransformation(lenient(made.init), lenient(made.update))
-
-    return call
-
-
-def lenient_schedule(make: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def call(*args: Any, **kwargs: Any) -> optax.Schedule:
-        return lenient(lenient(make)(*args, **kwargs))
-
-    return call
-
-
-optax.chain = lenient_transformation(optax.chain)
-optax.contrib.schedule_free_eval_params = lenient(optax.contrib.schedule_free_eval_params)
-for name in dir(optax.schedules):
-    if name.endswith(("_schedule", "_decay")):
-        setattr(optax.schedules, name, lenient_schedule(getattr(optax.schedules, name)))
-
 with install_import_hook("gradtrail.core", "typechecking.check"):
     from gradtrail.core.common.split import Split
     from gradtrail.core.data.preprocessing import prepare  # noqa: F401
     from gradtrail.core.evaluate.metrics import evaluate  # noqa: F401
     from gradtrail.core.profile import benchmark  # noqa: F401 - between them, all of core
-    from gradtrail.core.train.loss_scaling import LossScale
-    from gradtrail.core.train.step import BatchGradient, Examples, RowRecord, Rows, Shared, StepRecord, TrainState
 
-# JAX rebuilds these with shapes, flags or bare objects for arrays
-for pytree in (BatchGradient, Examples, LossScale, RowRecord, Rows, Shared, StepRecord, TrainState):
-    pytree.__init__ = inspect.unwrap(pytree.__init__)  # type: ignore[method-assign]
-
-settings.register_profile("gradtrail", max_examples=25, deadline=None)  # no test depends on the speed of the machine
-settings.load_profile("gradtrail")
+# No test depends on the speed of the machine. `--hypothesis-profile=random` draws other examples each time.
+settings.register_profile("fixed", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("random", max_examples=25, deadline=None, print_blob=True)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session")

@@ -1,176 +1,171 @@
-"""The command `gradtrail`: what surrounds a run of the pipeline. The stages themselves are DVC's to run.
+"""The command `gradtrail`: what a person does around the runs of the pipeline. DVC runs the stages themselves.
 
-What imports jax or MLflow is imported by the command that needs it.
+Each verb is one function of the package that it names, imported when the verb is called: many import JAX or MLflow.
 """
 
-import argparse
-import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from gradtrail.core.common.validation import ConfigError
-from gradtrail.experiments.sweep import recipes
-from gradtrail.stages.common.versions import write_installed_versions
-from gradtrail.support.errors import UserError, with_store
-from gradtrail.tracking.sync import sync
+import click
 
-_JOBS = "runs at a time (default: 1); on two cores one is about as fast, and its times are not of two that share them"
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.support.errors import UserError, one_line, with_store
+
+_PATH = click.Path(path_type=Path)
+_COUNT = click.IntRange(min=1)
 
 
 def main() -> None:
-    """Run a subcommand. A fault that a person can mend is one line, and exit status 2."""
-    parser = argparse.ArgumentParser(prog="gradtrail", description="What surrounds a run of the pipeline.")
-    _add_commands(parser)
-    arguments, rest = parser.parse_known_args()
-    if rest and arguments.command != "repro":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    arguments.rest = rest
+    """Run a verb. An error that a person can correct is one line on stderr, with exit status 2."""
     try:
-        sys.exit(arguments.run(arguments))
+        sys.exit(gradtrail(prog_name="gradtrail", standalone_mode=False))
+    except click.UsageError as error:
+        verb = error.ctx.command_path if error.ctx else "gradtrail"
+        print(f"{verb}: {one_line(error.format_message())} See `{verb} --help`.", file=sys.stderr)
+        sys.exit(2)
     except (UserError, ConfigError) as error:
         print(f"gradtrail: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-
-
-def _add_commands(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    def add(run: Callable[[argparse.Namespace], int], about: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(run.__name__.removeprefix("_"), help=about)
-        command.set_defaults(run=run)
-        return command
-
-    add(_repro, "`dvc repro`, with its options; on the digits where MNIST is out of reach")
-    runs = add(_runs, "the trainings side by side: what differs, what came out, the best marked")
-    runs.add_argument("--sort-by", default="eval/accuracy", metavar="KEY", help="a metric or a param")
-    runs.add_argument("--sort-order", choices=("asc", "desc"), default="desc")
-    runs.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help="such as train.model=cnn")
-    runs.add_argument("--limit", type=int, metavar="N", help="rows at most")
-    shown = add(_show, "what a row is made of, down to the raw data, what it wrote, and how its files come back")
-    shown.add_argument("what", help="a row's id or name, a state, an experiment of DVC, or a file")
-    predicted = add(_predict, "what the weights say of pictures of digits, and what they saw")
-    predicted.add_argument("images", nargs="+", type=Path, metavar="IMAGE.png")
-    predicted.add_argument(
-        "--weights", type=Path, default=Path("models/final.safetensors"), help="(default: %(default)s)"
-    )
-    predicted.add_argument(
-        "--picture", type=Path, metavar="FILE.png", help="draw what was seen, with all probabilities"
-    )
-    shown = add(_ui, "`sync`, then MLflow's UI; prints the link to the trainings side by side")
-    shown.add_argument("--port", type=int, default=5000)
-    add(_sync, "give every state, of all commits and experiments, its row in MLflow")
-    collect = add(_gc, "show, then remove, rows, artifacts and files that no state refers to")
-    collect.add_argument("--yes", action="store_true", help="remove without asking")
-    ready = add(_recipes, "list the experiments of recipes.yaml, or run one")
-    ready.add_argument("name", nargs="?")
-    ready.add_argument("--seeds", default="0", help="of the training, such as 0,1,2")
-    add(_results, "what came out of the recipes that were run, as a table in Markdown")
-    compared = add(_compare, "list the comparisons of comparisons.yaml, or make one: what is missing of it is run")
-    compared.add_argument("name", nargs="?")
-    compared.add_argument("--seeds", help="of the training, such as 0,1,2 (default: those of comparisons.yaml)")
-    compared.add_argument("--jobs", type=int, default=1, metavar="N", help=_JOBS)
-    gate = add(_gate, "compare what the configured functions cost with what was accepted")
-    gate.add_argument("--accept", action="store_true", help="accept what they cost now")
-    add(_versions, "record the installed packages in versions.yaml")
-
-
-def _repro(arguments: argparse.Namespace) -> int:
-    from gradtrail.experiments import repro  # it knows every stage's config
-
-    return repro.reproduce(arguments.rest)
-
-
-def _runs(arguments: argparse.Namespace) -> int:
-    from gradtrail.experiments.list_runs import print_runs
-
-    where = dict(_pair(text) for text in arguments.where)
-    if arguments.limit is not None and arguments.limit < 1:
-        raise UserError(f"--limit: a whole number from 1; got {arguments.limit}")
-    ascending = arguments.sort_order == "asc"
-    with_store(lambda: print_runs(sort_by=arguments.sort_by, ascending=ascending, where=where, limit=arguments.limit))
-    return 0
-
-
-def _show(arguments: argparse.Namespace) -> int:
-    from gradtrail.experiments.show.main import show
-
-    return with_store(lambda: show(arguments.what))
-
-
-def _predict(arguments: argparse.Namespace) -> int:
-    from gradtrail.experiments.predict import predict
-
-    predict(arguments.images, arguments.weights, arguments.picture)
-    return 0
-
-
-def _sync(_: argparse.Namespace) -> int:
-    print(with_store(sync.sync).describe())
-    return 0
-
-
-def _ui(arguments: argparse.Namespace) -> int:
-    from gradtrail.experiments.ui import serve
-
-    return with_store(lambda: serve(arguments.port))
-
-
-def _gc(arguments: argparse.Namespace) -> int:
-    from gradtrail.tracking.gc.gc import collect_garbage
-
-    with_store(lambda: collect_garbage(yes=arguments.yes))
-    return 0
-
-
-def _recipes(arguments: argparse.Namespace) -> int:
-    if arguments.name:
-        return recipes.run_recipe(arguments.name, _seeds(arguments.seeds))
-    for name, recipe in recipes.read_recipes().items():
-        print(f"{name}: {recipe.about}\n    {shlex.join(recipes.command(recipe))}")
-    return 0
-
-
-def _results(_: argparse.Namespace) -> int:
-    print(recipes.as_markdown(with_store(recipes.collect_results)))
-    return 0
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from gradtrail.experiments.sweep import main as comparing  # it draws
-
-    if arguments.jobs < 1:
-        raise UserError(f"--jobs: a whole number from 1; got {arguments.jobs}")
-    if not arguments.name:
-        with_store(comparing.list_comparisons)
-        return 0
-    seeds = None if arguments.seeds is None else _seeds(arguments.seeds)
-    return comparing.compare(arguments.name, seeds, arguments.jobs)
-
-
-def _gate(arguments: argparse.Namespace) -> int:
-    from gradtrail.experiments.cost_gate import run_gate
-
-    return run_gate(accept=arguments.accept)
-
-
-def _versions(_: argparse.Namespace) -> int:
-    for package, version in write_installed_versions().items():
-        print(f"{package} {version}")
-    return 0
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not (key and sign):
-        raise UserError(f"--where: KEY=VALUE, such as train.model=cnn; got {text!r}")
-    return key, value
 
 
 def _seeds(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise UserError(f"--seeds: whole numbers with commas between them, such as 0,1,2; got {text!r}") from None
+        raise UserError(f"--seeds: must be integers separated by commas, such as 0,1,2; got {text!r}") from None
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not (key and sign):
+        raise UserError(f"--where: must be KEY=VALUE, such as train.model=cnn; got {text!r}")
+    return key, value
+
+
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="gradtrail", message="%(prog)s %(version)s")
+def gradtrail() -> None:
+    """Run the pipeline, compare its runs, and keep MLflow's store in order."""
+
+
+@gradtrail.command(context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS OF `dvc repro`]")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[STAGE]...")
+def repro(arguments: tuple[str, ...]) -> int:
+    """Run `dvc repro`; on the digits where no source of MNIST answers."""
+    from gradtrail.experiments.repro import reproduce
+
+    return reproduce([*arguments])
+
+
+@gradtrail.command()
+@click.option("--sort-by", default="eval/accuracy", metavar="KEY", show_default=True, help="A metric or a param.")
+@click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True)
+@click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Such as train.model=cnn; repeatable.")
+@click.option("--limit", type=_COUNT, metavar="N", help="Maximum number of runs.")
+def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int | None) -> None:
+    """List the trainings, and the params in which they differ."""
+    from gradtrail.experiments.list_runs import print_runs
+
+    ascending = sort_order == "asc"
+    with_store(lambda: print_runs(sort_by=sort_by, ascending=ascending, where=dict(where), limit=limit))
+
+
+@gradtrail.command()
+@click.argument("what")
+def show(what: str) -> int:
+    """Show the lineage of a run, its outs, and how to restore them.
+
+    WHAT is the id or name of a run, a state, a DVC experiment, or a file.
+    """
+    from gradtrail.experiments.show.main import show
+
+    return with_store(lambda: show(what))
+
+
+@gradtrail.command()
+@click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE.png...")
+@click.option("--weights", type=_PATH, default=Path("models/final.safetensors"), show_default=True)
+@click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
+@click.option("--picture", type=_PATH, hidden=True, deprecated="Use --figure.")
+def predict(images: tuple[Path, ...], weights: Path, figure: Path | None, picture: Path | None) -> None:
+    """Classify images of digits."""
+    from gradtrail.experiments.predict import predict
+
+    predict(images, weights, figure or picture)
+
+
+@gradtrail.command()
+@click.option("--port", type=int, default=5000, show_default=True)
+def ui(port: int) -> int:
+    """Sync, then serve MLflow's UI with a link to compare trainings."""
+    from gradtrail.experiments.ui import serve
+
+    return with_store(lambda: serve(port))
+
+
+@gradtrail.command()
+def sync() -> None:
+    """Backfill the MLflow runs of every commit and experiment."""
+    from gradtrail.tracking.sync.sync import sync
+
+    print(with_store(sync).describe())
+
+
+@gradtrail.command()
+@click.option("--yes", is_flag=True, help="Remove without asking.")
+def gc(*, yes: bool) -> None:
+    """List and remove what no state refers to: runs, artifacts and files."""
+    from gradtrail.tracking.gc.gc import collect_garbage
+
+    with_store(lambda: collect_garbage(yes=yes))
+
+
+@gradtrail.command()
+@click.argument("name", required=False)
+@click.option("--seeds", type=_seeds, default="0", metavar="LIST", show_default=True, help="Such as 0,1,2.")
+def recipes(name: str | None, seeds: list[int]) -> int:
+    """List the experiments of recipes.yaml, or run one."""
+    from gradtrail.experiments.sweep.recipes import list_recipes, run_recipe
+
+    return run_recipe(name, seeds) if name else list_recipes()
+
+
+@gradtrail.command()
+def results() -> None:
+    """Print the results of the recipes as a Markdown table."""
+    from gradtrail.experiments.sweep.recipes import as_markdown, collect_results
+
+    print(as_markdown(with_store(collect_results)))
+
+
+@gradtrail.command()
+@click.argument("name", required=False)
+@click.option("--seeds", type=_seeds, metavar="LIST", help="Such as 0,1,2.  [default: those of comparisons.yaml]")
+@click.option(
+    "--jobs", type=_COUNT, default=1, metavar="N", show_default=True, help="Runs at a time; they share cores."
+)
+def compare(name: str | None, seeds: list[int] | None, jobs: int) -> int:
+    """List the comparisons of comparisons.yaml, or complete one."""
+    from gradtrail.experiments.sweep.main import compare, list_comparisons
+
+    return compare(name, seeds, jobs) if name else with_store(list_comparisons)
+
+
+@gradtrail.command()
+@click.option("--accept", is_flag=True, help="Accept the current costs.")
+def gate(*, accept: bool) -> int:
+    """Compare the static costs of functions with the accepted ones."""
+    from gradtrail.experiments.cost_gate import run_gate
+
+    return run_gate(accept=accept)
+
+
+@gradtrail.command()
+def versions() -> None:
+    """Record the installed package versions in versions.yaml."""
+    from gradtrail.stages.common.versions import write_installed_versions
+
+    for package, version in write_installed_versions().items():
+        print(f"{package} {version}")

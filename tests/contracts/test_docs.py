@@ -1,5 +1,9 @@
-"""The pages of `docs/` are true: links lead to the lines that they name, and commands do as they are typed."""
+"""README and the pages of `docs/` are true: links resolve, names exist, and commands work as they are typed."""
 
+import contextlib
+import functools
+import io
+import json
 import os
 import re
 import shutil
@@ -7,13 +11,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from projects import ROOT, Project, environment
+from ruamel.yaml import YAML
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-ORDER = ("tutorial", "optimizers", "runbook", "jax_patterns")
+from gradtrail import cli
+from gradtrail.stages.common.overrides import flatten
+from gradtrail.stages.common.pipeline_file import read_pipeline
+
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
+METRIC_GROUPS = ("data", "eval", "train", "gradients", "profile", "report", "steps", "xla")
+FILE_ENDINGS = {"py", "json", "npz", "parquet", "html", "j2", "safetensors", "csv", "md", "png", "yaml"}
 QUICK = {
     "fetch.dataset": "digits",
     "train.epochs": 2,
@@ -26,70 +40,197 @@ QUICK = {
     "runtime.system_metrics": False,
 }
 
-
-def commands(page: str) -> list[str]:
-    """Return the command lines of a page, in order; a line that ends with a backslash goes on in the next."""
-    text = (ROOT / "docs" / f"{page}.md").read_text().replace("\\\n", " ")
-    return [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines() if line]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
-def test_every_page_is_tried() -> None:
-    assert {page.stem for page in PAGES} == set(ORDER)
+def blocks(page: Path, language: str = "[a-z]*") -> str:
+    """Return the code blocks of a page; a line that ends with a backslash is continued."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return "".join(found).replace("\\\n", " ")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    for path in re.findall(r"\]\(([^)#:]+)", page.read_text()):
-        assert (page.parent / path).exists(), path
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_link_to_a_line_leads_to_the_code_that_it_names(page: Path) -> None:
-    for code, path, number in re.findall(r"\[`([^`]+)`\]\(([^)#]+)#L(\d+)\)", page.read_text()):
-        lines = (page.parent / path).read_text().splitlines()
-        found = [place for place, line in enumerate(lines, start=1) if code in line]
-        assert int(number) in found, f"{code} stands in {path} at {found}, not at {number}"
+def code(page: Path) -> list[str]:
+    """Return what a page shows as code: the inline spans, and the lines of the blocks that are no Python."""
+    return [*re.findall(r"`([^`\n]+)`", prose(page)), *blocks(page, "(?!python)[a-z]*").splitlines()]
+
+
+def commands(page: Path) -> list[str]:
+    """Return the command lines that a page has a reader type, in order."""
+    return [line for line in blocks(page, "sh").splitlines() if line]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_pages_are_short(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= (150 if page == README else 200)
+
+
+@each_page
+def test_links_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            linked = page.parent / path if path else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_is_in_both_indexes() -> None:
+    for index in (README, ROOT / "docs" / "README.md"):
+        linked = {(index.parent / path).resolve() for path in re.findall(r"\]\(([^)#]+\.md)\)", index.read_text())}
+        assert linked | {index} >= set(PAGES) - {README, ROOT / "docs" / "README.md"}
+
+
+@each_page
+def test_quoted_code_occurs_once_in_the_linked_file(page: Path) -> None:
+    for quote, path in re.findall(r"\[`([^`]+)`\]\(([^)#]+\.py)\)", page.read_text()):
+        if not path.endswith(quote):  # else it is the name of the file
+            assert (page.parent / path).read_text().count(quote) == 1, f"{quote} in {path}"
+
+
+@functools.cache
+def param_keys() -> frozenset[str]:
+    """Return all keys of `params.yaml`, those of blocks included."""
+    params: dict[str, Any] = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
+    parts = [key.split(".") for key in flatten(params)]
+    return frozenset(".".join(key[:length]) for key in parts for length in range(1, len(key) + 1))
+
+
+def params_in(text: str) -> Iterator[str]:
+    """Yield the names of params in a line of code: `train.seed`, but neither `train.py` nor `a.train.b`."""
+    sections = "|".join([*STAGES, "runtime"])
+    for name in re.findall(rf"(?<![\w./-])((?:{sections})(?:\.[a-z]\w*)+)(?![\w/(])", text):
+        if name.rpartition(".")[2] not in FILE_ENDINGS:
+            yield name
+
+
+@each_page
+def test_params_exist(page: Path) -> None:
+    for text in code(page):
+        for name in params_in(text):
+            assert name in param_keys(), f"{name} in `{text}`"
+
+
+def test_the_page_of_params_names_every_key_of_runtime() -> None:
+    named = set(code(ROOT / "docs" / "params.md"))
+    runtime = {key.removeprefix("runtime.") for key in param_keys() if key.startswith("runtime.")}
+    assert runtime <= named
+
+
+@functools.cache
+def help_of(*command: str) -> str:
+    """Return what `gradtrail … --help` prints."""
+    printed, arguments = io.StringIO(), sys.argv
+    sys.argv = ["gradtrail", *command, "--help"]
+    try:
+        with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        sys.argv = arguments
+    assert not ended.value.code, command
+    return printed.getvalue()
+
+
+@each_page
+def test_commands_and_their_flags_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for text in code(page):
+        line = re.sub(r"\s#.*", "", text)
+        for words in re.findall(r"(?:^|[\s/])gradtrail ([a-z][^&|;$]*)", line):
+            verb, *rest = words.split()
+            flags = [word for word in rest if word.startswith("--")]
+            assert all(flag in help_of(verb) for flag in flags) if flags else verb in help_of(), text
+        for words in re.findall(r"^make ([^&|;]+)", line):
+            assert {word for word in words.split() if "=" not in word} <= targets, text
+
+
+@functools.cache
+def recorded_metrics() -> frozenset[str]:
+    """Return the last parts of the names of all recorded metrics."""
+    files = [ROOT / "metrics" / f"{stage}.json" for stage in STAGES]
+    return frozenset(key.rpartition("/")[2] for file in files for key in json.loads(file.read_text()))
+
+
+@functools.cache
+def sources() -> str:
+    return "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+
+
+@each_page
+def test_metrics_exist(page: Path) -> None:
+    """Those that no file records, such as times, at least occur in the code by the last part of their name."""
+    names = rf"(?:{'|'.join(METRIC_GROUPS)})(?:/(?:<\w+>|\w+))*/([a-z]\w+)"
+    for text in code(page):
+        if found := re.fullmatch(names, text):
+            name = found[1].removeprefix("compile_")
+            assert name in recorded_metrics() or re.search(rf"\b{name}\b", sources()), text
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A copy of everything that is not ignored, set to be quick, with this environment as its `.venv`."""
+    """A copy of everything that is not ignored, set to be quick, with the packages of this environment."""
     project = Project(tmp_path_factory.mktemp("docs") / "project")
     listed = subprocess.run(("git", "ls-files", "-co", "--exclude-standard"), cwd=ROOT, capture_output=True, check=True)
     for name in listed.stdout.decode().splitlines():
         if (ROOT / name).is_file():
             (project.folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, project.folder / name)
-    (project.folder / ".venv").symlink_to(Path(sys.executable).parents[1], target_is_directory=True)
+    lend_environment(project.folder / ".venv")
     for key, value in QUICK.items():
         project.set(key, value)
     for name in ("dvc.lock", "metrics"):
         subprocess.run(("rm", "-rf", name), cwd=project.folder, check=True)
     project.git("init", "-q")
-    project.run("make", "repro")
-    project.run(sys.executable, "-m", "gradtrail", "gate", "--accept")  # of these params
+    project.run("make", "repro", env=own_code(project))
+    project.run(sys.executable, "-m", "gradtrail", "gate", "--accept", env=own_code(project))  # of these params
     project.commit("a project")
     return project
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ORDER)
-def test_its_commands_do_as_they_are_typed(page: str, project: Project) -> None:
+def lend_environment(folder: Path) -> None:
+    """Make a `.venv` of links to this environment that make takes as it is; it would install into one whole link."""
+    folder.mkdir()
+    for path in Path(sys.executable).parents[1].iterdir():
+        if path.name != ".ready":
+            (folder / path.name).symlink_to(path)
+    (folder / ".ready").write_text(f"{folder.resolve()}\n")
+
+
+def own_code(project: Project) -> dict[str, str]:
+    """Return what makes commands use the project's code, whichever clone the environment was installed from."""
+    return {"PYTHONPATH": str(project.folder / "src")}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "page",
+    sorted((page for page in PAGES if commands(page)), key=lambda page: page.stem != "tutorial"),  # which begins
+    ids=lambda page: page.stem,
+)
+def test_its_commands_work_as_they_are_typed(page: Path, project: Project) -> None:
     """One seed is enough here, where a page leaves the number open."""
-    assert commands(page)
     for command in commands(page):
         if command.startswith("make ui"):
             serve(command, project)
         else:
-            project.run("bash", "-c", command, env={"SEEDS": "0"})
+            project.run("bash", "-c", command, env={"SEEDS": "0"} | own_code(project))
 
 
 def serve(command: str, project: Project) -> None:
-    """Start a command that serves until it is ended; it says where."""
+    """Start a command that serves until it is stopped, and wait for the link that it prints."""
     process = subprocess.Popen(
         command.split(),
         cwd=project.folder,
-        env=environment(),
+        env=environment() | own_code(project),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,

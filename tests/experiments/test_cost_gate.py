@@ -1,77 +1,59 @@
-"""What a person would plant by mistake is found, and what stays within the tolerance is not."""
+"""`gradtrail gate`: planted regressions are found, costs within the tolerance are not, and `--accept` accepts."""
 
-from collections.abc import Mapping
+import dataclasses
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import make_engine, new_compiler, random_split, train_config
+from factories import ROOT, new_compiler, train_config
+from projects import Project, copy_project
 
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.layers import Dense
 from gradtrail.core.nn.models import Model
-from gradtrail.core.train.loop import compile_engine, make_program
-from gradtrail.core.xla.compile_events import compile_log
+from gradtrail.core.train.loop import compile_run_steps, make_program
 from gradtrail.core.xla.compiler import Compiler
+from gradtrail.experiments import cost_gate
 from gradtrail.experiments.cost_gate import OF_PROGRAM, OF_VERSION, TOLERANCES, costs_of, find_changes
+from gradtrail.support.errors import UserError
 
-CONFIG = train_config()
+COST = dict.fromkeys(TOLERANCES, 100)
+MACHINE = {"jax": "1", "jaxlib": "1", "platform": "cpu", "architecture": "x"}
 
 
 def costs() -> dict[str, dict[str, int]]:
-    """Return the costs of the functions of a training."""
-    compiler = new_compiler()
-    model = Model(CONFIG.model_config((3, 4), 3))
-    compile_engine(make_program(CONFIG, model, 10), compiler=compiler)
+    """Return the costs of the optimizer steps of a training."""
+    config, compiler = train_config(model="linear"), new_compiler()
+    compile_run_steps(make_program(config, Model(config.model_config((3, 4), 3)), 10), compiler=compiler)
     return costs_of(compiler)
 
 
-def changed(accepted: Mapping[str, Mapping[str, int]], found: Mapping[str, Mapping[str, int]]) -> set[str]:
-    return {change.figure for change in find_changes(accepted, found, TOLERANCES) if change.function == "train_step"}
-
-
-@pytest.fixture(scope="module")
-def accepted() -> dict[str, dict[str, int]]:
-    return costs()
-
-
-def test_the_same_code_costs_the_same(accepted: dict[str, dict[str, int]]) -> None:
-    assert find_changes(accepted, costs(), TOLERANCES) == []
-
-
-def test_a_lost_donation_is_found(accepted: dict[str, dict[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_it = Compiler.compile
+def test_planted_regressions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three at once, each by a metric that no other changes: a lost donation, a doubled product, a float64."""
+    accepted = costs()
+    compile_it, call, entropy = Compiler.compile, Dense.__call__, losses.cross_entropy
 
     def without(self: Compiler, *args: object, donate_argnums: object = (), **options: object) -> object:
         return compile_it(self, *args, **options)
 
-    monkeypatch.setattr(Compiler, "compile", without)
-    assert {"donated_buffers", "total_bytes"} <= changed(accepted, costs())
-
-
-def test_a_doubled_matmul_is_found(accepted: dict[str, dict[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Dense.__call__
-
     def twice(self: Dense, inputs: jax.Array) -> jax.Array:
         return call(self, inputs) + 1e-9 * call(self, jnp.sin(inputs))
-
-    monkeypatch.setattr(Dense, "__call__", twice)
-    assert {"flops", "jaxpr_equations"} <= changed(accepted, costs())
-
-
-def test_a_float64_leak_is_found(accepted: dict[str, dict[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    entropy = losses.cross_entropy
 
     def leaking(logits: jax.Array, *args: object, **options: object) -> jax.Array:
         return entropy(logits * np.float64(1.0), *args, **options).astype(jnp.float32)
 
+    monkeypatch.setattr(Compiler, "compile", without)
+    monkeypatch.setattr(Dense, "__call__", twice)
     monkeypatch.setattr(losses, "cross_entropy", leaking)
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        assert "float64_instructions" in changed(accepted, costs())
+        changes = find_changes(accepted, costs(), TOLERANCES)
+    assert {"donated_buffers", "flops", "float64_instructions"} <= {change.metric for change in changes}
 
 
-def test_a_retrace_is_found() -> None:
+def test_a_second_compilation_is_found() -> None:
     def double(values: jax.Array) -> jax.Array:
         return 2 * values
 
@@ -80,21 +62,11 @@ def test_a_retrace_is_found() -> None:
         for length in lengths:
             compiler.compile("double", double, jax.ShapeDtypeStruct((length,), jnp.float32))
     (change,) = find_changes(costs_of(once), costs_of(twice), TOLERANCES)
-    assert (change.figure, change.before, change.after) == ("compilations", 1, 2)
-
-
-def test_a_training_meets_no_shape_that_it_was_not_compiled_for() -> None:
-    engine, examples = make_engine(CONFIG, random_split(10))
-    with compile_log() as log:
-        state = engine.init(jax.random.key(0))
-        order = engine.order(state.key, np.int32(0))
-        for start in range(2):
-            state, _ = engine.run_steps(state, engine.records(), examples, order, np.int32(start), np.int32(start + 1))
-    assert log.retraced() == {}
+    assert (change.metric, change.before, change.after) == ("compilations", 1, 2)
 
 
 @pytest.mark.parametrize(("after", "is_change"), [(100, False), (101, False), (99, False), (102, True), (98, True)])
-def test_within_its_tolerance_a_figure_may_differ_either_way(after: int, is_change: bool) -> None:
+def test_a_metric_may_differ_by_its_tolerance_in_either_direction(after: int, is_change: bool) -> None:
     assert bool(find_changes({"f": {"flops": 100}}, {"f": {"flops": after}}, TOLERANCES)) == is_change
 
 
@@ -105,7 +77,78 @@ def test_a_function_that_is_new_or_gone_is_a_change() -> None:
     assert np.isnan(change.ratio)
 
 
-def test_elsewhere_only_what_must_be_equal_there_is_compared() -> None:
+def test_elsewhere_only_the_metrics_that_must_be_equal_are_compared() -> None:
     assert OF_PROGRAM < OF_VERSION < set(TOLERANCES)
     before, after = {"f": {"flops": 1, "output_bytes": 8}}, {"f": {"flops": 2, "output_bytes": 4}}
-    assert [change.figure for change in find_changes(before, after, OF_VERSION)] == ["output_bytes"]
+    assert [change.metric for change in find_changes(before, after, OF_VERSION)] == ["output_bytes"]
+
+
+RECORD = cost_gate.Record(machine=MACHINE, params={"train": {"epochs": 1}}, costs={"train/step": COST})
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+    """Let the gate measure RECORD, with changes."""
+    monkeypatch.setattr(cost_gate, "measure", lambda: dataclasses.replace(RECORD, **changes))
+
+
+@pytest.fixture
+def accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cost_gate, "ACCEPTED", tmp_path / "accepted.json")
+    measuring(monkeypatch)
+    assert cost_gate.run_gate(accept=True) == 0
+    return tmp_path / "accepted.json"
+
+
+def test_accepted_costs_pass(accepted: Path) -> None:
+    assert cost_gate.run_gate(accept=False) == 0
+    assert json.loads(accepted.read_text())["costs"] == {"train/step": COST}
+
+
+@pytest.mark.usefixtures("accepted")
+def test_a_change_fails_with_before_and_after(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measuring(monkeypatch, costs={"train/step": {**COST, "flops": 200}}, params={"train": {"epochs": 2}})
+    assert cost_gate.run_gate(accept=False) == 1
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("train/step", "flops", "100", "200", "2.000", "gradtrail gate --accept"))
+    assert "other params than those that were accepted: train.epochs" in told
+    assert cost_gate.run_gate(accept=True) == 0
+    assert cost_gate.run_gate(accept=False) == 0
+
+
+@pytest.mark.usefixtures("accepted")
+@pytest.mark.parametrize(("changed", "status"), [("architecture", 1), ("jax", 0)])
+def test_elsewhere_it_says_what_it_compares(
+    changed: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"train/step": {**COST, "flops": 1, "jaxpr_equations": 7}}
+    measuring(monkeypatch, machine={**MACHINE, changed: "2"}, costs=found)
+    assert cost_gate.run_gate(accept=False) == status
+    assert "comparing only argument_bytes" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[]"])
+def test_without_a_record_it_is_one_line(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "accepted.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=r"accepted\.json: (no such file|not a record)"):
+        cost_gate.read_record(path)
+
+
+@pytest.mark.slow
+def test_the_accepted_costs_are_those_of_the_repository_on_any_processor(tmp_path: Path) -> None:
+    """In a process of its own, as `make gate` does it; a planted change of the params is found."""
+    project: Project = copy_project(tmp_path / "project")
+    (project.folder / "benchmarks").mkdir()
+    (project.folder / cost_gate.ACCEPTED).write_bytes((ROOT / cost_gate.ACCEPTED).read_bytes())
+    env = {"PYTHONPATH": str(project.folder / "src")}
+    for flags in ("", "--xla_cpu_max_isa=SSE4_2"):
+        assert "cost what was accepted" in project.run(
+            "python", "-m", "gradtrail", "gate", env=env | {"XLA_FLAGS": flags}
+        )
+    project.set("train.mlp.hidden", [512, 128])
+    told = project.run("python", "-m", "gradtrail", "gate", env=env, check=False)
+    assert "train.mlp.hidden" in told
+    assert "train/train_step" in told

@@ -1,4 +1,4 @@
-"""Pictures of digits come out as the data set has its own, whatever they are drawn on, however large, and where."""
+"""Images of digits come out in the form of the data set, whatever their background, size and position."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ FRAME = (28, 28)
 
 
 def seven(scale: int = 1, rows: int = 40, columns: int = 40, *, at: tuple[int, int] = (8, 10)) -> np.ndarray:
-    """Return a seven of strokes, white on black, 20 × 14 pixels, somewhere in a picture; then all of it enlarged."""
+    """Return a seven of strokes, white on black, 20 × 14 pixels, somewhere in an image; then all of it enlarged."""
     drawn = np.zeros((rows, columns), np.uint8)
     top, left = at
     drawn[top : top + 3, left : left + 14] = 255
@@ -60,16 +60,16 @@ def test_what_is_transparent_is_white(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_digit(save(tmp_path / "b.png", black), FRAME), expected)
 
 
-@pytest.mark.parametrize("ground", [0, 128, 255])
-def test_a_blank_one_is_one_line(tmp_path: Path, ground: int) -> None:
-    with pytest.raises(UserError, match=r"a\.png: nothing is on it"):
-        read_digit(save(tmp_path / "a.png", np.full((50, 30), ground, np.uint8)), FRAME)
+@pytest.mark.parametrize("background", [0, 128, 255])
+def test_a_blank_one_is_one_line(tmp_path: Path, background: int) -> None:
+    with pytest.raises(UserError, match=r"a\.png: the image is blank"):
+        read_digit(save(tmp_path / "a.png", np.full((50, 30), background, np.uint8)), FRAME)
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"])
-def test_what_is_no_picture_is_one_line(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"])
+def test_what_is_not_an_image_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.png: no picture that can be read") as caught:
+    with pytest.raises(UserError, match=r"a\.png: not a readable image") as caught:
         read_digit(tmp_path / "a.png", FRAME)
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"b\.png: no such file"):

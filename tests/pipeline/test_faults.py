@@ -106,7 +106,7 @@ def test_a_full_disk_is_one_line(stage: str, project: Project) -> None:
     project.set("runtime.tracking", False)
     line = refusal(project, stage, *files_of_at_most(2))
     assert "File too large" in line
-    assert line.endswith("; results of before stand")
+    assert line.endswith("; no results were written")
 
 
 def test_a_full_disk_under_the_store_costs_a_warning(project: Project) -> None:

@@ -1,5 +1,6 @@
 """A batch that does not fit is refused in one line that says what would."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,23 @@ def test_what_does_not_fit_says_what_would(
 def test_what_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
     memory.require_memory("train.batch_size", 6000, [function(fixed=4 * GIB, temporary=4 * GIB)], fixed_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("on_device", "host_bytes", "refused"),
+    [(None, 6 * GIB, "10.0 GiB"), (None, 4 * GIB, None), (2 * GIB, 0, "4.0 GiB"), (5 * GIB, 9 * GIB, "9.0 GiB")],
+)
+def test_a_model_is_refused_whose_functions_and_arrays_on_the_host_do_not_fit(
+    on_device: int | None, host_bytes: int, refused: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 GiB for a function, 8 on the host; a device without memory of its own uses the host's."""
+    monkeypatch.setattr(memory, "_bytes_left_on_device", lambda: on_device)
+    monkeypatch.setattr(memory, "_bytes_left_on_host", lambda: 8 * GIB)
+    monkeypatch.setattr(memory.jax, "local_device_count", lambda: 1)
+    refusal = pytest.raises(ConfigError, match=f"^gradients takes {refused} with this model; .* GiB are free")
+    with refusal if refused else contextlib.nullcontext():
+        functions = [function(fixed=0, temporary=4 * GIB)]
+        memory.require_memory_for_model("gradients", functions, host_bytes=host_bytes)
 
 
 def test_a_container_counts_whose_limit_is_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

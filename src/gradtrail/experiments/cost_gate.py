@@ -1,9 +1,12 @@
-"""Holds static costs against accepted ones: what changed beyond a tolerance.
+"""`gradtrail gate`: compare the static costs of the configured functions with the accepted ones in the repository.
 
-`make gate`: the static costs of the configured functions against the accepted ones in the repository.
+Only `params.yaml` is read: the functions are compiled for the shapes of MNIST and run on blank images for a few steps,
+to count compilations that only a call causes.
 
-Nothing is read but `params.yaml`: the functions are compiled for shapes of MNIST, and run on blank images for a few
-steps, so that a compilation that only a call brings about is seen too.
+XLA counts the costs in its optimized program, before it selects instructions. On a CPU they therefore depend on the
+versions of jax and jaxlib and on the architecture, such as x86_64, but not on the processor: with its instruction set
+limited to SSE 4.2, AVX or AVX2 (`--xla_cpu_max_isa`) every cost is the same. Not tested: bfloat16 on processors that
+multiply it natively (AVX-512 BF16, AMX).
 """
 
 import json
@@ -26,15 +29,14 @@ from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.xla.compile_events import CompileLog, compile_log, differences
+from gradtrail.core.xla.compile_events import CompileLog, differences
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section, read_yaml
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.progress import stdout_console
 
-Costs = Mapping[str, Mapping[str, int]]  # function → figure → value
+Costs = Mapping[str, Mapping[str, int]]  # function → metric → value
 
 TOLERANCES = {
     "flops": 0.01,
@@ -49,62 +51,62 @@ TOLERANCES = {
     "float64_instructions": 0.0,
     "compilations": 0.0,
 }
-"""By figure, the share of the accepted value by which it may differ, either way."""
+"""By metric, the fraction of the accepted value by which it may differ in either direction."""
 
 OF_VERSION = frozenset(
     {"jaxpr_equations", "argument_bytes", "output_bytes", "donated_buffers", "float64_instructions", "compilations"}
 )
-"""What the same versions of jax and jaxlib must find on any processor."""
+"""The metrics that are the same on any platform, for the same versions of jax and jaxlib."""
 
 OF_PROGRAM = frozenset({"argument_bytes", "output_bytes", "float64_instructions"})
-"""What any version must find on any processor."""
+"""The metrics that are the same on any platform and for any version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A figure that is not what was accepted; None where the function is new, or gone."""
+    """A metric that differs from the accepted one; None where the function is new or no longer exists."""
 
     function: str
-    figure: str
+    metric: str
     before: int | None
     after: int | None
 
     @property
     def ratio(self) -> float:
-        """After by before; NaN where there is none."""
+        """`after` divided by `before`; NaN where either is missing."""
         return self.after / self.before if self.before and self.after is not None else float("nan")
 
 
 def costs_of(compiler: Compiler) -> dict[str, dict[str, int]]:
-    """Return the figures that are compared, of each function that was compiled."""
+    """Return the metrics that are compared, of each compiled function."""
     return {
         name: {
-            figure: compiler.compilations[name] if figure == "compilations" else getattr(function.cost, figure)
-            for figure in TOLERANCES
+            metric: compiler.compilations[name] if metric == "compilations" else getattr(function.cost, metric)
+            for metric in TOLERANCES
         }
         for name, function in compiler.functions.items()
     }
 
 
-def find_changes(accepted: Costs, found: Costs, figures: Collection[str]) -> list[Change]:
-    """Return every figure of every function that differs by more than its tolerance, in the order of the functions."""
+def find_changes(accepted: Costs, found: Costs, metrics: Collection[str]) -> list[Change]:
+    """Return the metrics that differ by more than their tolerance, in the order of the functions."""
     return [
-        Change(function=function, figure=figure, before=before, after=after)
+        Change(function=function, metric=metric, before=before, after=after)
         for function in dict.fromkeys([*accepted, *found])
-        for figure in TOLERANCES
-        if figure in figures
+        for metric in TOLERANCES
+        if metric in metrics
         and _differ(
-            figure,
-            before := accepted.get(function, {}).get(figure),
-            after := found.get(function, {}).get(figure),
+            metric,
+            before := accepted.get(function, {}).get(metric),
+            after := found.get(function, {}).get(metric),
         )
     ]
 
 
-def _differ(figure: str, before: int | None, after: int | None) -> bool:
+def _differ(metric: str, before: int | None, after: int | None) -> bool:
     if before is None or after is None:
         return before is not after
-    return abs(after - before) > TOLERANCES[figure] * abs(before)
+    return abs(after - before) > TOLERANCES[metric] * abs(before)
 
 
 ACCEPTED = Path("benchmarks/accepted_costs.json")
@@ -115,11 +117,11 @@ _STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Costs, and where and of which params they are.
+    """Costs, and what they depend on.
 
     Attributes:
-        machine: `jax`, `jaxlib`, `platform`, `processor`.
-        params: the sections of `params.yaml` that decide them.
+        machine: `jax`, `jaxlib`, `platform`, `architecture` (of a GPU, its model) and the number of `devices`.
+        params: the sections of `params.yaml` that determine them.
     """
 
     machine: Mapping[str, str]
@@ -128,44 +130,44 @@ class Record:
 
 
 def run_gate(*, accept: bool) -> int:
-    """Compare, or accept what is; return the exit status, 1 for a change."""
+    """Compare the current costs with the accepted ones, or accept them; return the exit status, 1 for a change."""
     console, found = stdout_console(), measure()
     if accept:
         write_json(ACCEPTED, vars(found))
         console.print(f"{ACCEPTED}: {len(found.costs)} functions accepted")
         return 0
     accepted = read_record(ACCEPTED)
-    figures = _comparable(accepted.machine, found.machine)
-    if len(figures) < len(TOLERANCES):
+    metrics = _comparable(accepted.machine, found.machine)
+    if len(metrics) < len(TOLERANCES):
         console.print(
             f"accepted on {_described(accepted.machine)}; here is {_described(found.machine)}: "
-            f"comparing only {', '.join(sorted(figures))}"
+            f"comparing only {', '.join(sorted(metrics))}"
         )
     if changed := _changed_params(accepted.params, found.params):
         console.print(f"other params than those that were accepted: {', '.join(changed)}")
-    changes = find_changes(accepted.costs, found.costs, figures)
+    changes = find_changes(accepted.costs, found.costs, metrics)
     if not changes:
         console.print(f"gate: {len(found.costs)} functions cost what was accepted")
         return 0
     console.print(as_table(changes))
-    console.print("`gradtrail gate --accept` accepts what is; commit the file with the reason")
+    console.print("`gradtrail gate --accept` accepts the current costs; commit the file and say why they changed")
     return 1
 
 
 def measure() -> Record:
-    """Compile the functions of the stages that train, evaluate and analyse, by `params.yaml`; run them a little."""
-    config, runtime = load_section("train", TrainConfig), load_section("runtime", RuntimeConfig)
+    """Measure the costs of the functions of `train`, `evaluate` and `gradients`, as configured in `params.yaml`."""
+    config = load_section("train", TrainConfig)
     costs = measure_training(config)
     costs |= measure_evaluation(config, load_section("evaluate", EvaluateConfig))
-    costs |= measure_gradients(config, load_section("gradients", GradientsConfig), runtime)
+    costs |= measure_gradients(config, load_section("gradients", GradientsConfig))
     params = read_yaml(Path("params.yaml"))
     return Record(machine=_machine(), params={name: params[name] for name in _SECTIONS}, costs=costs)
 
 
 def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
-    """Return the costs of the functions of `train`, by `train/<function>`."""
-    with compile_log() as log:
-        compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
+    """Return the costs of the functions of `train`, as `train/<function>` → metric → value."""
+    with CompileLog() as log:
+        compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
         engine = loop.compile_engine(loop.make_program(config, model, _NUM_EXAMPLES), compiler=compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         state = engine.init(jax.random.key(config.seed))
@@ -178,26 +180,21 @@ def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
 
 def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `evaluate`."""
-    with compile_log() as log:
-        compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
+    with CompileLog() as log:
+        compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
         inference.compile_predict(model, evaluate.batch_size, compiler=compiler)
     return _costs("evaluate", compiler, log)
 
 
-def measure_gradients(
-    config: TrainConfig, gradients: GradientsConfig, runtime: RuntimeConfig
-) -> dict[str, dict[str, int]]:
+def measure_gradients(config: TrainConfig, gradients: GradientsConfig) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `gradients`."""
-    from gradtrail.stages.common.setup import memory_budget  # late: it asks for the devices
-
-    with compile_log() as log:
-        compiler, model = _compiler(), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
+    with CompileLog() as log:
+        compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
         passes.compile_passes(
             model,
             config.label_smoothing,
             analysis.num_influenced(gradients, _NUM_EXAMPLES),
             curvature=gradients.curvature_iterations > 0,
-            memory_budget=memory_budget(runtime),
             compiler=compiler,
         )
     return _costs("gradients", compiler, log)
@@ -211,25 +208,25 @@ def read_record(path: Path) -> Record:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `gradtrail gate --accept` writes it") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: no record of accepted costs: {one_line(error)}") from None
+        raise UserError(f"{path}: not a record of accepted costs: {one_line(error)}") from None
 
 
 def as_table(changes: list[Change]) -> Table:
-    """Return the changes as a table of before and after."""
+    """Return a table of the changes."""
     table = Table(title="costs beyond their tolerance")
-    for title in ("function", "figure"):
-        table.add_column(title, overflow="fold")  # a name is never cut off
+    for title in ("function", "metric"):
+        table.add_column(title, overflow="fold")
     for title in ("accepted", "found", "ratio", "tolerance"):
         table.add_column(title, justify="right")
     for change in changes:
         before, after = ("-" if value is None else f"{value:,}" for value in (change.before, change.after))
         ratio = f"{change.ratio:.3f}" if np.isfinite(change.ratio) else "-"
-        table.add_row(change.function, change.figure, before, after, ratio, f"{TOLERANCES[change.figure]:.0%}")
+        table.add_row(change.function, change.metric, before, after, ratio, f"{TOLERANCES[change.metric]:.0%}")
     return table
 
 
-def _compiler() -> Compiler:
-    return Compiler(lambda: 0.0)
+def _compiler(log: CompileLog) -> Compiler:
+    return Compiler(lambda: 0.0, log=log)
 
 
 def _blank(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -237,12 +234,12 @@ def _blank(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _costs(stage: str, compiler: Compiler, log: CompileLog) -> dict[str, dict[str, int]]:
-    """Return the figures of each function; and as a function by itself, what calls of others were compiled for."""
+    """Return the metrics of each function, and as `<stage>/retraced` how many signatures the retraced ones had."""
     retraced = log.retraced()
     if retraced:
-        told = "; ".join(f"{name}: {differences(signatures)}" for name, signatures in retraced.items())
-        Console(stderr=True).print(f"{stage}: compiled for more than one signature: {told}")
-    found = {f"{stage}/{name}": figures for name, figures in costs_of(compiler).items()}
+        functions = "; ".join(f"{name}: {differences(signatures)}" for name, signatures in retraced.items())
+        Console(stderr=True).print(f"{stage}: compiled for more than one signature: {functions}")
+    found = {f"{stage}/{name}": metrics for name, metrics in costs_of(compiler).items()}
     return found | {f"{stage}/retraced": {"compilations": sum(map(len, retraced.values()))}}
 
 
@@ -270,7 +267,7 @@ def _machine() -> dict[str, str]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
         "platform": device.platform,
-        "processor": platform.machine() if device.platform == "cpu" else device.device_kind,
+        "architecture": platform.machine() if device.platform == "cpu" else device.device_kind,
         "devices": str(jax.local_device_count()),
     }
 

@@ -1,4 +1,4 @@
-"""`make repro`: `dvc repro`, from a clone or an unpacked archive, with or without a network."""
+"""`gradtrail repro`: run `dvc repro` in a clone or an unpacked archive, with or without a network."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from gradtrail.core.profile.variants import ProfileConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
+from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.fetch.sources import NO_SOURCE_FLAG, FetchConfig
 from gradtrail.stages.report.page import ReportConfig
@@ -26,7 +27,8 @@ from gradtrail.support.errors import UserError, with_store
 from gradtrail.support.git import git
 from gradtrail.tracking.sync.sync import sync
 
-SECTIONS: dict[str, type] = {
+_PARAMS = Path("params.yaml")
+_CONFIGS: dict[str, type] = {
     "fetch": FetchConfig,
     "preprocess": PreprocessConfig,
     "train": TrainConfig,
@@ -36,11 +38,18 @@ SECTIONS: dict[str, type] = {
     "report": ReportConfig,
     "runtime": RuntimeConfig,
 }
-_PARAMS = Path("params.yaml")
+
+
+def section_configs() -> dict[str, type]:
+    """Return the config class of each section that can be validated before its stage starts.
+
+    `dvc.yaml` says which stages there are. A stage without a class here validates its section when it starts.
+    """
+    return {name: _CONFIGS[name] for name in (*read_pipeline(), "runtime") if name in _CONFIGS}
 
 
 def reproduce(arguments: list[str]) -> int:
-    """Run `dvc repro`; where no source of MNIST answers, set the digits in `params.yaml`, say so, and go on.
+    """Run `dvc repro`. Where no source of MNIST answers, switch `params.yaml` to the digits, say so, and run it again.
 
     Args:
         arguments: passed on to `dvc repro`.
@@ -53,23 +62,22 @@ def reproduce(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "no-source"
         status = _dvc_repro(arguments, flag)
-        if status != 0 and flag.exists():
+        if status != 0 and flag.exists() and _dataset(read_yaml(_PARAMS)) == "mnist":
             _fall_back_to_digits()
             status = _dvc_repro(arguments, flag)
     if status == 0:
-        _catch_up()
+        _backfill()
     if status == 0 and all(argument.startswith("-") for argument in arguments):
-        _summarize()  # not after a run of some stages: the evaluation in the folder may be of another state
+        _summarize()  # not after only some stages: the evaluation in the folder may belong to another state
     if _dataset(read_yaml(_PARAMS)) == "digits":
         _remind_of_digits()
     return status
 
 
 def fit_dvc_to_git() -> None:
-    """Let DVC work without git while there is no git, and with it from the moment that there is.
+    """Set DVC's `core.no_scm` where there is no git repository, and unset it where there is one.
 
-    `core.no_scm` makes `dvc repro` possible in an unpacked archive, but would break `dvc exp run` once `git init`
-    follows.
+    `dvc repro` needs it in an unpacked archive; after `git init` it would break `dvc exp run`.
     """
     config = Path(".dvc/config.local")
     set_by_us = config.is_file() and "no_scm" in config.read_text(encoding="utf-8")
@@ -82,8 +90,8 @@ def fit_dvc_to_git() -> None:
 
 
 def _validate_params() -> None:
-    """Refuse params that any stage would refuse, before DVC removes the outs of the stages that it is to run."""
-    for section, into in SECTIONS.items():
+    """Refuse invalid params before DVC removes the outs of the stages that it is going to run."""
+    for section, into in section_configs().items():
         load_section(section, into)
 
 
@@ -93,8 +101,8 @@ def _dvc_repro(arguments: list[str], flag: Path) -> int:
     return subprocess.run(command, env=env, check=False).returncode
 
 
-def _catch_up() -> None:
-    """Backfill the runs of states that DVC skipped or restored; a fault of the store is a warning."""
+def _backfill() -> None:
+    """Make the runs of states that DVC skipped or restored; a fault of MLflow's store is a warning."""
     if not load_section("runtime", RuntimeConfig).tracking:
         return
     try:
@@ -104,7 +112,7 @@ def _catch_up() -> None:
 
 
 def _summarize() -> None:
-    """Say in one line what came out."""
+    """Print the result in one line."""
     path = Path("metrics/evaluate.json")
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -119,17 +127,17 @@ def _fall_back_to_digits() -> None:
     with atomic_file(_PARAMS) as beside:
         beside.write_text(changed, encoding="utf-8")
     if _dataset(read_yaml(_PARAMS)) != "digits":
-        raise UserError(f"{_PARAMS}: set fetch.dataset: digits by hand; this file is written in an unusual way")
+        raise UserError(f"{_PARAMS}: fetch.dataset could not be changed automatically; set it to digits")
     _banner(
-        "No source of MNIST answered, so this goes on with DIGITS: 1,797 real digits that scikit-learn ships.\n"
-        "fetch.dataset is now digits in params.yaml; every metrics file, run and figure says so."
+        "No source of MNIST answered. Continuing with DIGITS: the 1,797 real digits that scikit-learn ships.\n"
+        "fetch.dataset in params.yaml is now digits; every metrics file, run and figure says so."
     )
 
 
 def _remind_of_digits() -> None:
     _banner(
-        "These results are of the DIGITS data set, not of MNIST.\n"
-        "To go back: set fetch.dataset: mnist in params.yaml, with a network or with MNIST_DIR set, and `make repro`."
+        "These are results on the DIGITS data set, not on MNIST.\n"
+        "To use MNIST, set fetch.dataset: mnist in params.yaml and run `make repro` with a network or MNIST_DIR."
     )
 
 

@@ -1,4 +1,4 @@
-"""`gradtrail ui`: MLflow's UI on this repository's store, and the link to the trainings side by side."""
+"""`gradtrail ui`: MLflow's UI on this repository's store, with a link to a comparison of all trainings."""
 
 import os
 import subprocess
@@ -12,19 +12,19 @@ from gradtrail.tracking.sync import sync
 
 
 def serve(port: int) -> int:
-    """Bring the store up to date, say where to look, and serve the UI until somebody ends it; a server serves its own.
+    """Sync the store, print the link to the comparison, and run the UI; a tracking server has a UI of its own.
 
     Returns:
         The exit status of the UI.
     """
     try:
         print(sync.sync().describe())
-    except UserError as error:  # what is there can be looked at all the same
+    except UserError as error:  # the runs in the store can be shown nevertheless
         print(f"gradtrail: {one_line(error)}", file=sys.stderr)
     client = open_store()
     experiment = experiment_id(client, "models")
     write_view(client, experiment)
-    if not store_uri().startswith(SQLITE):  # a server, which has its own UI
+    if not store_uri().startswith(SQLITE):  # a tracking server
         print(f"compare trainings: {link(store_uri(), experiment)}")
         return 0
     address = f"http://127.0.0.1:{port}"

@@ -18,6 +18,10 @@ _STORE_LIBRARIES = {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "b
 class UserError(Exception):
     """Bad input. The message is one line: the key or file, what was found, and what is allowed."""
 
+    def __init__(self, message: str) -> None:
+        """Join the lines of `message`: a path or a key of untrusted YAML may hold line breaks."""
+        super().__init__(" ".join(message.splitlines()))
+
 
 class NoSourceError(UserError):
     """No source of the data set answered; the message says what to do."""

@@ -1,4 +1,4 @@
-"""How much memory there is, and whether what was compiled fits into it."""
+"""How much memory is free, and whether what was compiled fits into it."""
 
 import contextlib
 import ctypes
@@ -16,15 +16,16 @@ _OWN_GROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
 def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFunction], *, fixed_bytes: int) -> None:
-    """Refuse a batch that does not fit, before any of the memory is taken.
+    """Refuse a batch that does not fit, before any of the memory is allocated.
 
     Args:
         key: of `params.yaml`, which chose the batch.
-        functions: all that are compiled for it; the one that needs most counts.
-        fixed_bytes: of what it needs, the part that does not depend on the batch, such as parameters and data.
+        batch_size: the value of that key.
+        functions: compiled for that batch; the one that needs most memory counts.
+        fixed_bytes: part of the memory that does not depend on the batch, such as parameters and data.
 
     Raises:
-        ConfigError: what it needs, what there is and what would fit, in one line.
+        ConfigError: one line with what it needs, what is free, and what would fit.
     """
     largest = max(functions, key=lambda function: function.cost.total_bytes)
     needed, available = largest.cost.total_bytes, available_bytes()
@@ -37,28 +38,55 @@ def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFuncti
     )
 
 
-def available_bytes() -> int:
-    """Return the bytes that a device may still take: of a GPU's own memory, else of the machine's or its container's.
+def require_memory_for_model(stage: str, functions: Iterable[CompiledFunction], *, host_bytes: int) -> None:
+    """Refuse a model whose analysis does not fit; the batches of such a stage follow from the model.
 
-    Devices that share the memory of the machine share the answer out.
+    Args:
+        stage: that analyses it.
+        functions: all that are compiled for it; the one that needs most memory counts.
+        host_bytes: arrays that the stage holds on the host while it calls them.
+
+    Raises:
+        ConfigError: one line with what it needs and what is free.
     """
-    device = jax.local_devices()[0]
-    limits = device.memory_stats() or {}
-    if "bytes_limit" in limits:
-        return int(limits["bytes_limit"]) - int(limits.get("bytes_in_use", 0))
-    return min([psutil.virtual_memory().available, *_left_in_groups()]) // jax.local_device_count()
+    devices = jax.local_device_count()
+    on_device, on_host = max(function.cost.total_bytes for function in functions), host_bytes
+    if _bytes_left_on_device() is None:  # then all devices use the memory of the host
+        on_device, on_host = 0, host_bytes + devices * on_device
+    for needed, available in ((on_host, _bytes_left_on_host()), (on_device, available_bytes())):
+        if needed > available:
+            raise ConfigError(
+                f"{stage} takes {_gib(needed)} GiB with this model; {_gib(available)} GiB are free; "
+                f"a smaller model may fit"
+            )
+
+
+def available_bytes() -> int:
+    """Return the bytes that are free for one device: of a GPU's own memory, else its share of the host's."""
+    on_device = _bytes_left_on_device()
+    return _bytes_left_on_host() // jax.local_device_count() if on_device is None else on_device
 
 
 def release_memory() -> None:
-    """Hand freed memory back to the system, which glibc does not do by itself after many compilations."""
+    """Return freed memory to the system, which glibc does not do by itself after many compilations."""
     jax.clear_caches()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def _bytes_left_on_device() -> int | None:
+    """Return the free bytes of the first device's own memory; None where it uses the host's."""
+    limits = jax.local_devices()[0].memory_stats() or {}
+    return int(limits["bytes_limit"]) - int(limits.get("bytes_in_use", 0)) if "bytes_limit" in limits else None
+
+
+def _bytes_left_on_host() -> int:
+    return min([psutil.virtual_memory().available, *_left_in_groups()])
+
+
 def _left_in_groups() -> Iterator[int]:
-    """Yield what each control group of this process leaves of its limit; its cache of files can be given back."""
+    """Yield the bytes that each control group of this process leaves of its limit; its file cache counts as free."""
     try:
         own = _OWN_GROUP.read_text().partition("0::/")[2].splitlines()[0]
     except (OSError, IndexError):

@@ -1,8 +1,7 @@
-"""Printing for a person: as wide as the terminal, and in a log, which has no width, wide enough for whole lines.
+"""Progress bars on stderr, and the console for tables on stdout.
 
-A progress bar on stderr where a person watches, and silence where nobody does.
-
-Out of scope: what must be on record. A bar is no log; it never writes to a file or a pipe unless told to.
+A bar is drawn only on a terminal. `ProgressBar.print` always writes a line: above the bar on a terminal, by itself in a
+pipe or a log.
 """
 
 import contextlib
@@ -23,11 +22,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-_LOG_WIDTH = 140
+_LOG_WIDTH = 140  # columns, where there is no terminal
 
 
 def stdout_console() -> Console:
-    """Return a console on standard output, which colours nothing by itself."""
+    """Return a console on standard output that highlights nothing by itself."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_LOG_WIDTH)
 
@@ -36,22 +35,26 @@ Unit = Literal["bytes", "steps"]
 
 
 class ProgressBar:
-    """One bar, made by `progress_bar`; every call is cheap, and does nothing visible where the bar is silent."""
+    """The bar of a `progress_bar` block. Every call is cheap."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
-        """Take over a task that `progress` shows."""
+        """Wrap a task of `progress`."""
         self._progress = progress
         self._task = task
 
     def advance(self, amount: float = 1.0, *, message: str | None = None) -> None:
-        """Add `amount`, in the bar's unit, to what is done; show `message`, where given, behind the bar."""
+        """Add `amount`, in the bar's unit; show `message`, if given, behind the bar."""
         self._progress.update(self._task, advance=amount)
         self._show(message)
 
     def update(self, completed: float, *, message: str | None = None) -> None:
-        """Set what is done, in the bar's unit; show `message`, where given, behind the bar."""
+        """Set the completed amount, in the bar's unit; show `message`, if given, behind the bar."""
         self._progress.update(self._task, completed=completed)
         self._show(message)
+
+    def print(self, line: str) -> None:
+        """Print a line on stderr, above the bar if there is one."""
+        self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _show(self, message: str | None) -> None:
         """Show a message behind the bar; None keeps the last one."""
@@ -64,13 +67,13 @@ def progress_bar(description: str, total: float, *, unit: Unit, enabled: bool | 
     """Show a progress bar on stderr while the block runs.
 
     Args:
-        description: what is under way, in front of the bar.
-        total: when it is done, in `unit`.
+        description: text in front of the bar.
+        total: amount at which the work is done, in `unit`.
         unit: `bytes` shows sizes and speed, `steps` shows a count; both show the time left.
         enabled: whether to show the bar; None shows it when stderr is a terminal.
 
     Yields:
-        The bar, with `advance` and `update`.
+        The bar.
     """
     shown = sys.stderr.isatty() if enabled is None else enabled
     with Progress(*_columns(unit), console=Console(stderr=True), disable=not shown) as progress:
@@ -78,7 +81,7 @@ def progress_bar(description: str, total: float, *, unit: Unit, enabled: bool | 
 
 
 def _columns(unit: Unit) -> tuple[ProgressColumn, ...]:
-    """Return the bar's columns; texts are shown as they are, since a path or a message may hold brackets."""
+    """Return the bar's columns. Texts are not markup: a path or a message may contain brackets."""
     counts: tuple[ProgressColumn, ...] = (
         (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(),)
     )

@@ -11,6 +11,7 @@ from factories import NUM_CLASSES, gradients_config, model_config, new_compiler,
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.gradients import passes as gradient_passes
 from gradtrail.core.gradients.analysis import (
     GradientAnalysis,
     Trajectory,
@@ -21,11 +22,11 @@ from gradtrail.core.gradients.analysis import (
 )
 from gradtrail.core.gradients.passes import GradientPasses, compile_passes
 from gradtrail.core.nn import losses
-from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.models import Model, num_parameters
 from gradtrail.core.per_example.norms import per_example_grads
 
 MODEL = Model(model_config())
-SMOOTHING, BUDGET = 0.1, 24 * 2**20
+SMOOTHING = 0.1
 
 
 def split(number: int, *, seed: int) -> Split:
@@ -49,13 +50,18 @@ WEIGHTS = TRAJECTORY.weights
 
 
 @functools.cache
-def passes(budget: int = BUDGET, others: int = 2, *, curvature: bool = False) -> GradientPasses:
-    return compile_passes(MODEL, SMOOTHING, others, curvature=curvature, memory_budget=budget, compiler=new_compiler())
+def passes(largest: int = 16, *, curvature: bool = False) -> GradientPasses:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradient_passes, "_LARGEST_BATCH", largest)
+        return compile_passes(MODEL, SMOOTHING, 2, curvature=curvature, compiler=new_compiler())
+
+
+VISITS: list[int] = []
 
 
 @pytest.fixture(scope="module")
 def found() -> GradientAnalysis:
-    return analyze(passes(), TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES)
+    return analyze(passes(), TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES, advance=VISITS.append)
 
 
 @functools.cache
@@ -122,12 +128,12 @@ def test_influence_is_the_weighted_sum_of_inner_products_for_the_worst_test_exam
 
 def test_chosen_test_examples_are_found_by_their_id() -> None:
     ids = SPLITS["test"].example_id
-    config = gradients_config(test_examples=(int(ids[7]), int(ids[3]), int(ids[0])))
-    assert num_influenced(config, 11) == 3
-    assert analyze(passes(others=3), TRAJECTORY, SPLITS, config, NUM_CLASSES).influenced.tolist() == [7, 3, 0]
-    unknown = dataclasses.replace(config, test_examples=(10**6, 1, 2))
+    config = gradients_config(test_examples=(int(ids[7]), int(ids[3])), num_influenced=5)
+    assert num_influenced(config, 11) == 2
+    assert analyze(passes(), TRAJECTORY, SPLITS, config, NUM_CLASSES).influenced.tolist() == [7, 3]
+    unknown = dataclasses.replace(config, test_examples=(10**6, 1))
     with pytest.raises(ConfigError, match=r"gradients\.test_examples: no example 1000000 in the test split"):
-        analyze(passes(others=3), TRAJECTORY, SPLITS, unknown, NUM_CLASSES)
+        analyze(passes(), TRAJECTORY, SPLITS, unknown, NUM_CLASSES)
 
 
 def test_class_structure_is_that_of_the_scored_weights(found: GradientAnalysis) -> None:
@@ -138,28 +144,33 @@ def test_class_structure_is_that_of_the_scored_weights(found: GradientAnalysis) 
     assert found.classes.share.sum() == pytest.approx(1)
 
 
-def test_every_pass_tells_how_far_it_is() -> None:
-    visits = []
-    analyze(passes(), TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES, advance=visits.append)
-    assert sum(visits) == num_visits(TRAJECTORY, SPLITS)
+def test_every_pass_reports_the_examples_it_has_done(found: GradientAnalysis) -> None:
+    assert sum(VISITS) == num_visits(TRAJECTORY, SPLITS)
 
 
-def test_less_memory_makes_smaller_batches_and_the_same_figures(found: GradientAnalysis) -> None:
-    narrow = passes(budget=2**12)
-    assert narrow.score.batch_size < passes().score.batch_size
-    assert narrow.sums.batch_size == passes().sums.batch_size, "else sums would come in another order"
-    again = analyze(narrow, TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES)
+def test_size_of_the_microbatch_does_not_matter_and_curvature_comes_on_demand(found: GradientAnalysis) -> None:
+    narrow = passes(4, curvature=True)
+    assert (narrow.score.batch_size, passes().score.batch_size) == (4, 16)
+    again = analyze(narrow, TRAJECTORY, SPLITS, gradients_config(curvature_iterations=5), NUM_CLASSES)
     for name, columns in found.scores.items():
         for column, values in columns.items():
             np.testing.assert_allclose(again.scores[name][column], values, rtol=1e-4, atol=1e-6, err_msg=column)
-
-
-def test_no_memory_at_all_is_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^runtime.memory_budget_mib: a single example takes score \d+ MiB"):
-        passes(budget=16)
-
-
-def test_the_curvature_is_computed_where_it_is_asked_for(found: GradientAnalysis) -> None:
     assert found.curvature is None
-    asked = gradients_config(curvature_iterations=5)
-    assert analyze(passes(curvature=True), TRAJECTORY, SPLITS, asked, NUM_CLASSES).curvature > 0
+    assert again.curvature > 0
+
+
+@pytest.mark.parametrize(("floats", "chunks"), [(2**27, 10), (7 * NUM_CLASSES * 100, 7), (1, 2)])
+def test_chunks_are_as_many_as_their_sums_fit_into_memory(
+    floats: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient_passes, "_CHUNK_FLOATS", floats)
+    assert gradient_passes.chunks_per_class(100, NUM_CLASSES) == chunks
+    assert gradient_passes.chunk_bytes(100, NUM_CLASSES) == 4 * 100 * NUM_CLASSES * chunks
+
+
+def test_sums_of_chunks_take_the_memory_that_was_said(found: GradientAnalysis) -> None:
+    size = num_parameters(MODEL.abstract_params())
+    chunks = gradient_passes.chunk_gradients(passes(), PARAMS[4], SPLITS["train"], NUM_CLASSES, advance=lambda _: None)
+    assert chunks.sums.nbytes <= gradient_passes.chunk_bytes(size, NUM_CLASSES)
+    close(chunks.total(), gradients(4, "train").sum(axis=0))
+    np.testing.assert_array_equal(np.bincount(chunks.chunk_of), chunks.sizes)

@@ -33,7 +33,7 @@ for kind in ("mlp", "cnn"):
     analyses, sizes = [], []
     for devices in (jax.devices()[:1], None):
         passes = compile_passes(
-            model, 0.1, 2, curvature=True, memory_budget=2**24, compiler=new_compiler(), mesh=make_mesh(devices)
+            model, 0.1, 2, curvature=True, compiler=new_compiler(), mesh=make_mesh(devices)
         )
         sizes.append(passes.score.batch_size)
         config = gradients_config(curvature_iterations=2)

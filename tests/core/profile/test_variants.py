@@ -80,12 +80,12 @@ def test_functions_of_each_variant(differences: dict[str, Any], names: list[str]
     assert list(compiled(**differences).functions) == names
 
 
-def test_only_the_configured_functions_are_the_compilers_own() -> None:
+def test_every_variant_is_in_the_account_and_only_the_configured_functions_are_the_compilers_own() -> None:
     compiler = new_compiler()
-    compiled(compiler=compiler, precision="bfloat16")
-    assert not compiler.functions
-    own = compiled(compiler=compiler)
+    other, own = compiled(compiler=compiler, batch_size=8), compiled(compiler=compiler)
     assert compiler.functions == own.functions
+    assert [each.name for each in compiler.compiled] == ["train_step (float32, batch of 8)", *own.functions]
+    assert compiler.compiled[0].cost == other.functions["train_step"].cost
 
 
 def test_a_step_touches_its_batch_whatever_the_size_of_the_split() -> None:

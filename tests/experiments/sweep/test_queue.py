@@ -1,17 +1,17 @@
-"""Waiting for experiments: as long as somebody is at work on them, and no longer."""
+"""Waiting for experiments: as long as a worker may run them, and no longer."""
 
 from typing import Any
 
 import pytest
 
-from gradtrail.experiments.sweep import queue as experiment_waiting
+from gradtrail.experiments.sweep import queue as sweep_queue
 from gradtrail.experiments.sweep.queue import Tasks, wait_for
 
 LABELS = {"a": "on, seed 0", "b": "off, seed 0"}
 
 
-def tasks(waiting: str = "", running: str = "", failed: str = "", *, attended: bool = True) -> Tasks:
-    return Tasks(waiting=tuple(waiting), running=tuple(running), failed=tuple(failed), is_attended=attended)
+def tasks(waiting: str = "", running: str = "", failed: str = "", *, has_worker: bool = True) -> Tasks:
+    return Tasks(waiting=tuple(waiting), running=tuple(running), failed=tuple(failed), has_worker=has_worker)
 
 
 class Queue:
@@ -30,8 +30,8 @@ class Queue:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment_waiting, "_POLL_SECONDS", 0)
-    monkeypatch.setattr(experiment_waiting, "_UNATTENDED_SECONDS", 0)
+    monkeypatch.setattr(sweep_queue, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(sweep_queue, "_STARTUP_SECONDS", 0)
 
 
 def wait(queue: Any, labels: dict[str, str] = LABELS) -> list[str]:
@@ -44,7 +44,7 @@ def test_it_waits_for_its_own_and_says_what_is_done(capsys: pytest.CaptureFixtur
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["clipping: on, seed 0: done (1 of 2)", "clipping: off, seed 0: failed (2 of 2)"]
     assert queue.starts == [2]
-    assert queue.read() == tasks("x"), "another's task, which nobody waited for"
+    assert queue.read() == tasks("x"), "a task that was not waited for"
 
 
 def test_for_nothing_no_worker_is_started() -> None:
@@ -54,15 +54,15 @@ def test_for_nothing_no_worker_is_started() -> None:
 
 
 def test_where_the_workers_went_before_the_end_new_ones_are_started() -> None:
-    queue = Queue(tasks("ab", attended=False), tasks("b", "a"), tasks(attended=False))
+    queue = Queue(tasks("ab", has_worker=False), tasks("b", "a"), tasks(has_worker=False))
     assert wait(queue) == []
     assert queue.starts == [2, 2]
 
 
-@pytest.mark.parametrize(("left", "num_starts"), [(tasks("b", attended=False), 3), (tasks("", "b", attended=False), 1)])
-def test_nobody_waits_for_ever_where_no_worker_comes(
-    left: Tasks, num_starts: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("left", "num_starts"), [(tasks("b", has_worker=False), 3), (tasks("", "b", has_worker=False), 1)]
+)
+def test_waiting_ends_where_no_worker_starts(left: Tasks, num_starts: int, capsys: pytest.CaptureFixture[str]) -> None:
     queue = Queue(left)
     assert wait(queue) == ["b"]
     assert len(queue.starts) == num_starts

@@ -1,4 +1,4 @@
-"""Which rows count as a run of a comparison: those where DVC would find nothing to do, and no others."""
+"""Which MLflow runs count as a run of a comparison: those where DVC would find nothing to do, and no others."""
 
 import hashlib
 import json
@@ -10,8 +10,8 @@ import pytest
 from mlflow.entities import Metric, Run, RunData, RunInfo, RunTag
 from ruamel.yaml import YAML
 
-from gradtrail.experiments.sweep.runs import CompletedRun, MadeRuns
-from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, wanted_runs
+from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
+from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, planned_runs
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.lineage.state import Identity
@@ -58,14 +58,14 @@ def write_params(params: Mapping[str, Any]) -> None:
 
 
 class Store:
-    """Rows in memory, written by stages that are played."""
+    """MLflow runs in memory, as played stages would log them."""
 
     def __init__(self) -> None:
-        self.rows: list[Run] = []
+        self.runs: list[Run] = []
 
     def __call__(self, tags: Mapping[str, str], *, finished: bool = False) -> list[Run]:
-        fitting = (row for row in reversed(self.rows) if tags.items() <= row.data.tags.items())
-        return [row for row in fitting if not finished or row.info.status == "FINISHED"]
+        fitting = (run for run in reversed(self.runs) if tags.items() <= run.data.tags.items())
+        return [run for run in fitting if not finished or run.info.status == "FINISHED"]
 
     def run(self, accuracy: float = 0.9, *, until: str = "evaluate", status: str = "FINISHED", **changes: Any) -> None:
         """Run the pipeline; in `changes` a double underscore stands for a dot."""
@@ -77,12 +77,12 @@ class Store:
         write_params(params)
         names = list(STAGES)
         for stage in names[: names.index(until) + 1]:
-            self.rows.append(played(stage, accuracy, status if stage == until else "FINISHED", len(self.rows)))
+            self.runs.append(played(stage, accuracy, status if stage == until else "FINISHED", len(self.runs)))
         write_params(kept)
 
 
 def played(name: str, accuracy: float, status: str, number: int) -> Run:
-    """Write a stage's out, and return the row that it would leave."""
+    """Write a stage's out, and return the run that it would log."""
     reads, out = STAGES[name]
     content = f"{read_yaml(Path('params.yaml'))[name]} {[Path(dep).read_text() for dep in reads]}"
     if name == "fetch":
@@ -121,35 +121,35 @@ def put_into_cache(out: Path) -> None:
     place.write_text(json.dumps([{"md5": digest(path), "relpath": path.name} for path in sorted(out.iterdir())]))
 
 
-def made(store: Store, comparison: Comparison = RATES) -> dict[PlannedRun, CompletedRun]:
-    found = MadeRuns(store).among(wanted_runs(comparison, comparison.seeds), comparison)
-    return {each.run: each for each in found}
+def completed(store: Store, comparison: Comparison = RATES) -> dict[PlannedRun, CompletedRun]:
+    found = RunFinder(store).find(planned_runs(comparison, comparison.seeds), comparison)
+    return {each.planned: each for each in found}
 
 
 def test_runs_are_found_by_their_params() -> None:
     store = Store()
-    assert made(store) == {}
+    assert completed(store) == {}
     store.run(0.91)
     store.run(0.92, train__rate=0.9, train__seed=1)
     store.run(0.93, train__rate=0.7)
     store.run(0.94, train__seed=2)
-    found = made(store)
+    found = completed(store)
     assert {run: each.accuracy for run, each in found.items()} == {
         PlannedRun("low", 0): 0.91,
         PlannedRun("high", 1): 0.92,
     }
     low = found[PlannedRun("low", 0)]
     assert (low.loss, low.seconds, low.dataset) == (pytest.approx(0.09), 1.0, "words e3b0c442")
-    assert low.row == store.rows[1].info.run_id, "the training's"
+    assert low.run_id == store.runs[1].info.run_id, "the training's"
 
 
 def test_what_is_not_evaluated_or_not_finished_does_not_count() -> None:
     store = Store()
     store.run(until="train")
     store.run(train__rate=0.9, status="KILLED")
-    assert made(store) == {}
+    assert completed(store) == {}
     store.run()
-    assert list(made(store)) == [PlannedRun("low", 0)]
+    assert list(completed(store)) == [PlannedRun("low", 0)]
 
 
 @pytest.mark.parametrize("name", ["fetch.py", "train.py", "evaluate.py", "versions.yaml"])
@@ -158,52 +158,52 @@ def test_after_a_change_of_code_or_versions_nothing_is_there(name: str) -> None:
     store.run()
     before = Path(name).read_text()
     Path(name).write_text('jax: "1.1"\n' if name.endswith("yaml") else "# edited\n")
-    assert made(store) == {}
+    assert completed(store) == {}
     Path(name).write_text(before)
-    assert list(made(store)) == [PlannedRun("low", 0)]
+    assert list(completed(store)) == [PlannedRun("low", 0)]
 
 
-def test_figures_are_those_of_the_present_evaluation() -> None:
+def test_metrics_are_those_of_the_current_evaluation() -> None:
     store = Store()
     store.run(0.91)
     store.run(0.99, evaluate__bins=7)
-    assert made(store)[PlannedRun("low", 0)].accuracy == 0.91
+    assert completed(store)[PlannedRun("low", 0)].accuracy == 0.91
     write_params({**PARAMS, "evaluate": {"bins": 7}})
-    assert made(store)[PlannedRun("low", 0)].accuracy == 0.99
+    assert completed(store)[PlannedRun("low", 0)].accuracy == 0.99
     write_params({**PARAMS, "evaluate": {"bins": 8}})
-    assert made(store) == {}
+    assert completed(store) == {}
 
 
 def test_what_cannot_change_a_result_does_not_matter() -> None:
     store = Store()
     store.run()
     write_params({**PARAMS, "runtime": {"trace": True}})
-    assert list(made(store)) == [PlannedRun("low", 0)]
+    assert list(completed(store)) == [PlannedRun("low", 0)]
 
 
-def test_other_data_are_followed_through_the_stages_that_made_them() -> None:
+def test_other_data_are_followed_through_the_upstream_stages() -> None:
     store = Store()
     store.run(0.9)
     store.run(0.8, fetch__noise=0.1)
-    found = made(store, NOISES)
+    found = completed(store, NOISES)
     assert [each.accuracy for each in found.values()] == [0.9, 0.8]
-    assert list(made(store)) == [PlannedRun("low", 0)], "the noisy one is of other data"
+    assert list(completed(store)) == [PlannedRun("low", 0)], "the noisy one is of other data"
 
 
-def test_a_folder_whose_listing_is_gone_tells_nothing() -> None:
+def test_without_the_listing_of_a_folder_no_run_counts() -> None:
     store = Store()
     store.run()
     for path in Path(".dvc/cache").rglob("*.dir"):
         path.unlink()
-    assert made(store) == {}
+    assert completed(store) == {}
 
 
-def test_of_two_rows_the_one_that_was_not_made_again_counts() -> None:
+def test_of_two_runs_the_one_that_was_not_rebuilt_counts() -> None:
     store = Store()
     store.run()
     store.run()
-    rebuilt = store.rows[-2]
+    rebuilt = store.runs[-2]
     rebuilt.data.tags["rebuilt"] = "true"
-    assert made(store)[PlannedRun("low", 0)].seconds == 1.0
-    store.rows[1].data.tags["rebuilt"] = "true"
-    assert made(store)[PlannedRun("low", 0)].seconds == 4.0
+    assert completed(store)[PlannedRun("low", 0)].seconds == 1.0
+    store.runs[1].data.tags["rebuilt"] = "true"
+    assert completed(store)[PlannedRun("low", 0)].seconds == 4.0

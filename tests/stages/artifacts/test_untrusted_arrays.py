@@ -23,16 +23,14 @@ from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts.idx import RAW_FILES, encode_idx, read_raw
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import DatasetInfo
-from gradtrail.stages.fetch import mnist_sources
-from gradtrail.stages.fetch.download import KnownFile, WrongBytesError, gunzip
-from gradtrail.stages.fetch.mnist_sources import IdxFile, from_folder
+from gradtrail.stages.fetch.download import KnownFile, WrongBytesError, read_chunks, write_verified
 
 SPLIT, INFO = random_split(6), dataset_info()
 RAW = {name: encode_idx(SPLIT.images if "images" in name else SPLIT.labels.astype(np.uint8)) for name in RAW_FILES}
 FILE_NAME = RAW_FILES[0]
 CONTENT = RAW[FILE_NAME]
 PACKED = gzip.compress(CONTENT, mtime=0)
-FILE = KnownFile(name="images", num_bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
+FILE = KnownFile(name="images", max_bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
 
 
 def described(*paths: Path) -> DatasetInfo:
@@ -52,7 +50,7 @@ def write_raw(folder: Path, **changed: bytes) -> None:
         (folder / name).write_bytes(data)
 
 
-@fuzz(200)
+@fuzz(100)
 @given(name=st.sampled_from(RAW_FILES), data=st.data())
 def test_a_damaged_raw_folder_is_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
     write_raw(tmp_path, **{name: data.draw(damaged(RAW[name]))})
@@ -70,62 +68,28 @@ def test_a_raw_folder_takes_no_memory_for_what_a_header_claims(tmp_path: Path, s
 # Gzip.
 
 
-def pieces(data: bytes, size: int) -> list[bytes]:
-    return [data[start : start + size] for start in range(0, len(data), size)]
-
-
-@fuzz(300)
-@given(damaged(PACKED), st.sampled_from([1, 7, 10_000]))
-def test_a_damaged_gzip_stream_unpacks_to_the_file_or_is_refused_however_it_is_cut(data: bytes, size: int) -> None:
+@fuzz(100)
+@given(data=damaged(PACKED))
+def test_a_damaged_gzip_file_unpacks_to_the_file_or_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "packed").write_bytes(data)
     with contextlib.suppress(WrongBytesError):
-        assert b"".join(gunzip(pieces(data, size), FILE)) == CONTENT
-
-
-@fuzz(50)
-@given(st.integers(0, 3), st.binary(max_size=20), st.sampled_from([1, 50, 10_000]))
-def test_whatever_follows_a_gzip_stream_is_refused(again: int, more: bytes, size: int) -> None:
-    data = PACKED + PACKED * again + more
-    if data == PACKED:
-        assert b"".join(gunzip(pieces(data, size), FILE)) == CONTENT
-    else:
-        with pytest.raises(WrongBytesError, match="other bytes follow"):
-            list(gunzip(pieces(data, size), FILE))
-
-
-def small_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the small files be what MNIST is."""
-    files = tuple(
-        IdxFile(name=name, num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), shape=())
-        for name, data in RAW.items()
-    )
-    monkeypatch.setattr(mnist_sources, "MNIST_FILES", files)
-
-
-@fuzz(200)
-@given(suffix=st.sampled_from(["", ".gz"]), data=st.data())
-def test_a_damaged_folder_of_mnist_is_copied_right_or_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, data: st.DataObject
-) -> None:
-    small_mnist(monkeypatch)
-    write_raw(tmp_path)
-    for path in tmp_path.glob(f"{FILE_NAME}*"):
-        path.unlink()
-    (tmp_path / f"{FILE_NAME}{suffix}").write_bytes(data.draw(damaged(PACKED if suffix else CONTENT)))
-    (tmp_path / "to").mkdir(exist_ok=True)
-    if refusal(lambda: from_folder(tmp_path, tmp_path / "to")) is None:
-        assert (tmp_path / "to" / FILE_NAME).read_bytes() == CONTENT
+        write_verified(FILE, read_chunks(tmp_path / "packed", gzipped=True), tmp_path / "to")
+        assert (tmp_path / "to").read_bytes() == CONTENT
 
 
 @on_linux
-def test_a_bomb_in_a_folder_of_mnist_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_mnist(monkeypatch)
-    write_raw(tmp_path)
-    (tmp_path / FILE_NAME).unlink()
-    packer = zlib.compressobj(9, wbits=31)
-    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(500)) + packer.flush()
-    (tmp_path / f"{FILE_NAME}.gz").write_bytes(bomb)
-    (tmp_path / "to").mkdir()
-    assert taken_bytes(lambda: refusal(lambda: from_folder(tmp_path, tmp_path / "to"))) < MAX_BYTES
+@pytest.mark.parametrize("known", [True, False])
+def test_a_gzip_bomb_takes_no_memory_and_leaves_no_file(tmp_path: Path, *, known: bool) -> None:
+    packer = zlib.compressobj(1, wbits=31)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(200)) + packer.flush()
+    (tmp_path / "packed").write_bytes(bomb)
+    file = FILE if known else KnownFile(name="images", max_bytes=100 << 20, sha256=None)
+
+    def unpack() -> None:
+        with pytest.raises(WrongBytesError, match="more than"):
+            write_verified(file, read_chunks(tmp_path / "packed", gzipped=True), tmp_path / "to" / "images")
+
+    assert taken_bytes(unpack) < MAX_BYTES
     assert list((tmp_path / "to").iterdir()) == []
 
 
@@ -160,7 +124,7 @@ def refused_split(path: Path, data: bytes) -> str | None:
     return refusal(read)
 
 
-@fuzz(200)
+@fuzz(100)
 @given(data=st.data())
 def test_a_damaged_zip_of_a_split_is_read_or_refused(
     tmp_path: Path, members: dict[str, bytes], data: st.DataObject
@@ -168,7 +132,7 @@ def test_a_damaged_zip_of_a_split_is_read_or_refused(
     refused_split(tmp_path / "train.npz", data.draw(damaged(zipped(members))))
 
 
-@fuzz(300)
+@fuzz(100)
 @given(data=st.data())
 def test_a_damaged_array_under_a_right_checksum_is_read_or_refused(
     tmp_path: Path, members: dict[str, bytes], data: st.DataObject
@@ -210,8 +174,8 @@ def test_a_member_that_is_no_array_is_refused(tmp_path: Path, members: dict[str,
 
 @on_linux
 def test_a_bomb_in_a_split_takes_no_memory(tmp_path: Path, members: dict[str, bytes]) -> None:
-    header = npy("{'descr': '|u1', 'fortran_order': False, 'shape': (25000000, 4, 3), }")
-    packed = zipped({**members, "images.npy": header + bytes(25_000_000 * 12)}, zipfile.ZIP_DEFLATED)
+    header = npy("{'descr': '|u1', 'fortran_order': False, 'shape': (9000000, 4, 3), }")
+    packed = zipped({**members, "images.npy": header + bytes(9_000_000 * 12)}, zipfile.ZIP_DEFLATED)
     assert taken_bytes(lambda: refused_split(tmp_path / "train.npz", packed)) < MAX_BYTES
     assert "compressed" in (refused_split(tmp_path / "train.npz", packed) or "")
 
@@ -233,7 +197,7 @@ JSON = st.recursive(
 )
 
 
-@fuzz(200)
+@fuzz(60)
 @given(key=st.sampled_from([field.name for field in dataclasses.fields(INFO)]), value=JSON)
 def test_any_value_in_the_description_is_read_or_refused(tmp_path: Path, key: str, value: Any) -> None:
     (tmp_path / "dataset.json").write_text(json.dumps({**dataclasses.asdict(INFO), key: value}))

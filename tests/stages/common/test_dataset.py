@@ -74,7 +74,7 @@ def test_a_flipped_pixel_is_refused(tmp_path: Path) -> None:
     assert "damaged" in refusal(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
 @given(st.integers(0), st.integers(0, 7))
 def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, place: int, bit: int) -> None:
     path = tmp_path / "train.npz"

@@ -107,8 +107,8 @@ def test_on_a_fault_the_outs_of_before_stand(fault: type[BaseException], tmp_pat
     ("written", "reason"),
     [
         (["models/weights"], r"outs not written: \['metrics/train.json'\]"),
-        (["models/weights", "metrics/train.json", "surplus"], r"no outs: \['surplus'\]"),
-        (["models/weights", "metrics/train.json", "models_too"], r"no outs: \['models_too'\]"),
+        (["models/weights", "metrics/train.json", "surplus"], r"declared as outs: \['surplus'\]"),
+        (["models/weights", "metrics/train.json", "models_too"], r"declared as outs: \['models_too'\]"),
     ],
 )
 def test_outs_are_exactly_those_declared(written: list[str], reason: str, tmp_path: Path) -> None:

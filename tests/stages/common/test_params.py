@@ -122,7 +122,7 @@ def test_a_missing_key_is_named(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["epoch", "mlp.width"])
 def test_an_unknown_key_is_named(key: str) -> None:
-    assert refusal(changed(key, 1), TrainConfig) == f"params.yaml: train.{key} is no known key"
+    assert refusal(changed(key, 1), TrainConfig) == f"params.yaml: train.{key} is not a known key"
 
 
 def test_what_was_found_and_what_is_allowed_stand_in_the_line() -> None:

@@ -30,9 +30,9 @@ def test_what_is_installed_is_recorded_and_then_required(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("versions.yaml").write_text('numpy: "1.0"\njax: "0.1"\n')
     require_recorded_versions(())
-    with pytest.raises(UserError, match=rf"numpy is 1\.0 there, but {re.escape(version('numpy'))} is installed"):
+    with pytest.raises(UserError, match=rf"it has numpy 1\.0, but {re.escape(version('numpy'))} is installed"):
         require_recorded_versions(("numpy",))
-    with pytest.raises(UserError, match="flax is None there"):
+    with pytest.raises(UserError, match="it has flax None"):
         require_recorded_versions(("flax",))
     assert write_installed_versions() == {"numpy": version("numpy"), "jax": version("jax")}
     require_recorded_versions(("numpy", "jax"))

@@ -1,114 +1,138 @@
-"""A training goes on from any of its checkpoints to the same bits; damage is told of and passed over."""
+"""Checkpoints of an unfinished training: which are kept, which are passed over and why, and what a full disk costs."""
 
-import dataclasses
 import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
+import optax
 import pytest
-from factories import make_engine, random_split, train_config
+from untrusted import MAX_BYTES, on_linux, taken_bytes
 
-from gradtrail.core.nn.models import MLPConfig
-from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.history import History, on_host
-from gradtrail.core.train.loop import Chunk, train
+from gradtrail.core.train.history import History
+from gradtrail.core.train.loop import Chunk
+from gradtrail.core.train.step import RowRecord, StepRecord, TrainState
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.train import checkpointing
 from gradtrail.stages.train.checkpointing import Progress, ResumeFolder
 
-SPLIT = random_split(10)  # three steps an epoch
-CONFIGS = {
-    "dropout and average": train_config(mlp=MLPConfig(hidden=(5,), dropout=0.5), average_decay=0.9, epochs=3),
-    "float16 in parts": train_config(precision="float16", accumulation_steps=2, epochs=3),
-    "schedule-free": train_config(optimizer="schedule_free", epochs=3),
-}
-PLAIN = CONFIGS["dropout and average"]
+STATE = "ab12-cpu1"  # a folder's name
+STEPS = 3  # in an epoch, of 4 examples each
 
 
-def follow(config: TrainConfig, on_chunk: Callable[[Chunk, History], None], before: Progress | None = None) -> History:
-    """Train to the end, from the beginning or from a checkpoint; hand over every step."""
-    engine, examples = make_engine(config, SPLIT)
-    state = engine.init(jax.random.key(0))
-    history = before.history if before else History(config.keep_epochs, on_host(state.params))
-    state, records = (before.state, before.records) if before else (state, None)
-    for chunk in train(engine, state, examples, steps_per_call=1, records=records):
-        if chunk.ends_epoch:
-            params = on_host(engine.evaluation_params(chunk.state))
-            history.add(chunk, params, {"loss": 1.0, "accuracy": 0.1 * (chunk.epoch % 2)})
-        on_chunk(chunk, history)
+def weights(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {"layers": {0: {"kernel": rng.normal(size=(4, 3)).astype(np.float32), "bias": np.zeros(3, np.float32)}}}
+
+
+def make_chunk(step: int) -> Chunk:
+    """Chunk after a step of a training that never was."""
+    rng = np.random.default_rng(step)
+    numbers = {name: rng.normal(size=STEPS).astype(np.float32) for name in ("loss", "accuracy", "grad_norm")}
+    probability = rng.uniform(size=(STEPS, 4)).astype(np.float32)
+    rows = RowRecord(
+        indices=np.arange(4 * STEPS, dtype=np.int32).reshape(STEPS, 4),
+        probability=probability,
+        correct=probability > 0.5,
+    )
+    absent: dict[str, Any] = {"part_grad_norm": None, "loss_scale": None, "skipped": None}
+    records = StepRecord(
+        num_examples=np.full(STEPS, 4, np.int32), learning_rate=numbers["loss"], rows=rows, **numbers, **absent
+    )
+    state = TrainState(
+        step=np.int32(step),
+        params=weights(step),
+        opt_state=(optax.EmptyState(), optax.TraceState(weights(step + 1))),
+        key=jax.random.key(step),
+        average=None,
+        loss_scale=None,
+    )
+    state, records = jax.device_put((state, records))
+    return Chunk(epoch=1 + (step - 1) // STEPS, ends_epoch=step % STEPS == 0, step=step, state=state, records=records)
+
+
+def make_history(step: int) -> History:
+    history = History((0, 1), weights(0))
+    for end in range(STEPS, step + 1, STEPS):
+        history.add(make_chunk(end), weights(end), {"loss": 1.0, "accuracy": 0.5})
     return history
 
 
-def load(folder: ResumeFolder, config: TrainConfig) -> Progress | None:
-    engine, _ = make_engine(config, SPLIT)
-    state = engine.init(jax.random.key(0))
-    history_of = functools.partial(History.from_arrays, config.keep_epochs, on_host(state.params))
-    return folder.load(state, engine.records(), history_of)
+def save(folder: ResumeFolder, *steps: int) -> None:
+    for step in steps:
+        folder.save(make_chunk(step), make_history(step), seconds=2.5)
 
 
-def bits(history: History) -> Any:
-    return {name: (values.dtype, values.shape, values.tobytes()) for name, values in history.as_arrays().items()}
+def load(folder: Path) -> Progress | None:
+    like = make_chunk(1)
+    history_of = functools.partial(History.from_arrays, (0, 1), weights(0))
+    return ResumeFolder(folder, 0.0, lambda: 0.0).load(like.state, like.records, history_of)
 
 
-def make_folder(path: Path, every_seconds: float = 0.0) -> ResumeFolder:
-    return ResumeFolder(path, every_seconds, lambda: 0.0)
+def bits(tree: object) -> list[bytes]:
+    plain = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if "key" in str(leaf.dtype) else leaf, tree)
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(plain)]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("step", [1, 3, 4, 8])
-def test_a_training_goes_on_to_the_same_bits(name: str, step: int, tmp_path: Path) -> None:
-    config, folder = CONFIGS[name], make_folder(tmp_path)
-
-    def save(chunk: Chunk, history: History) -> None:
-        if chunk.step == step:
-            folder.save(chunk, history, seconds=2.5)
-
-    straight = follow(config, save)
-    before = load(folder, config)
-    assert before is not None
-    assert (before.step, before.seconds) == (step, 2.5)
-    assert (before.records is None) == (step % 3 == 0)
-    assert bits(follow(config, lambda *_: None, before)) == bits(straight)
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
-def test_checkpoints_are_written_in_the_background_and_the_last_two_are_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make_folder(tmp_path)
+@pytest.mark.parametrize("step", [1, 3, 4, 9])
+def test_all_that_a_training_carries_comes_back_to_the_bit(step: int, tmp_path: Path) -> None:
+    save(ResumeFolder(tmp_path, 0.0, lambda: 0.0), step)
+    found, chunk, history = load(tmp_path), make_chunk(step), make_history(step)
+    assert found is not None
+    assert (found.step, found.seconds) == (step, 2.5)
+    assert bits(found.state) == bits(chunk.state)
+    assert jax.tree.map(lambda leaf: (leaf.dtype, leaf.sharding), found.state) == jax.tree.map(
+        lambda leaf: (leaf.dtype, leaf.sharding), chunk.state
+    )
+    assert (found.records is None) == chunk.ends_epoch
+    assert found.records is None or bits(found.records) == bits(chunk.records)
+    assert bits(found.history.as_arrays()) == bits(history.as_arrays())
 
-    def tick(chunk: Chunk, history: History) -> None:
-        folder.tick(chunk, history, seconds=0.0)
-        folder._finish_writing()
 
-    follow(PLAIN, tick)
-    assert sorted(path.name for path in tmp_path.glob("step_*.digest")) == [
-        "step_000000008.digest",
-        "step_000000009.digest",
-    ]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["step_000000008", "step_000000009"]
-    assert load(folder, PLAIN).step == 9
-    assert capsys.readouterr().err == "train: going on after step 9, from a checkpoint\n"
+def test_they_are_written_in_the_background_when_due_and_the_last_two_are_kept(tmp_path: Path) -> None:
+    now = 0.0
+    folder = ResumeFolder(tmp_path / STATE, 10.0, lambda: now)
+    for step in range(1, 10):
+        folder.tick(make_chunk(step), make_history(step), seconds=0.0)
+        if folder._writing is not None:
+            folder._checkpointer.wait()
+        now += 4.0  # due at the steps 4 (12 s), 7 (24 s); what is under way is sealed at the next step
+    assert names(tmp_path / STATE) == [f"step_00000000{n}{end}" for n in (4, 7) for end in ("", ".digest")]
+    save(folder, 9)
+    assert names(tmp_path / STATE) == [f"step_00000000{n}{end}" for n in (7, 9) for end in ("", ".digest")]
     folder.remove()
-    assert not tmp_path.exists()
+    assert not (tmp_path / STATE).exists()
 
 
-def test_none_is_written_before_its_time(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "here", every_seconds=1.0)
-    follow(PLAIN, functools.partial(folder.tick, seconds=0.0))
-    assert not (tmp_path / "here").exists()
-    assert load(folder, PLAIN) is None
+def test_none_is_written_before_its_time_and_orbax_is_not_imported_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointing, "import_orbax", lambda: pytest.fail("imported"))
+    folder = ResumeFolder(tmp_path / STATE, 1.0, lambda: 0.0)
+    folder.tick(make_chunk(1), make_history(1), seconds=0.0)
+    folder.remove()
+    assert load(tmp_path / STATE) is None
+    assert not (tmp_path / STATE).exists()
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> ResumeFolder:
-    """Checkpoints after the steps 4 and 5."""
-    folder = make_folder(tmp_path)
+def written(tmp_path: Path, good: Path) -> Path:
+    """A folder with the checkpoints after the steps 4 and 5."""
+    return shutil.copytree(good, tmp_path / STATE)
 
-    def save(chunk: Chunk, history: History) -> None:
-        if chunk.step in (4, 5):
-            folder.save(chunk, history, seconds=0.0)
 
-    follow(PLAIN, save)
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good") / STATE
+    save(ResumeFolder(folder, 0.0, lambda: 0.0), 4, 5)
     return folder
 
 
@@ -126,38 +150,135 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
-def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(
-    damage: Callable[[Path], None], written: ResumeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def enlarge(path: Path) -> None:
+    with path.open("ab") as stream:
+        stream.truncate(10**8)
+
+
+@on_linux
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink, enlarge])
+def test_for_a_damaged_one_the_one_before_is_used_and_orbax_opens_only_that(
+    damage: Callable[[Path], None],
+    written: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    damage(largest_file(tmp_path / "step_000000005"))
-    assert load(written, PLAIN).step == 4
-    told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("train: step_000000005 is no whole checkpoint (")
-    assert told[1] == "train: going on after step 4, from a checkpoint"
+    from orbax.checkpoint import v1 as ocp
+
+    opened: list[str] = []
+    real = ocp.load_checkpointables
+    monkeypatch.setattr(ocp, "load_checkpointables", lambda path, *rest: opened.append(path.name) or real(path, *rest))
+    damage(largest_file(written / "step_000000005"))
+    found: list[Progress | None] = []
+    assert taken_bytes(lambda: found.append(load(written))) < MAX_BYTES
+    assert found[0] is not None
+    assert found[0].step == 4
+    assert opened == ["step_000000004"]
+    assert capfd.readouterr().err.splitlines() == [
+        "train: step_000000005 is no whole checkpoint (its files or its training are not those of its seal); "
+        "passed over",
+        "train: going on after step 4, from a checkpoint",
+    ]
+    assert names(written) == ["step_000000004", "step_000000004.digest"], "it would be in the way of the next"
 
 
-def test_one_without_its_seal_was_cut_off_and_counts_for_nothing(written: ResumeFolder, tmp_path: Path) -> None:
-    (tmp_path / "step_000000005.digest").unlink()
-    assert load(written, PLAIN).step == 4
-
-
-def test_where_all_are_damaged_the_training_begins_anew(written: ResumeFolder, tmp_path: Path) -> None:
-    for name in ("step_000000004", "step_000000005"):
-        flip(largest_file(tmp_path / name))
-    assert load(written, PLAIN) is None
-
-
-def test_a_checkpoint_of_another_training_is_not_used(
-    written: ResumeFolder, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("seal", [None, b"", b"\xff", b"x" * 100_000, b"0" * 32 + b".dir"])
+def test_one_without_its_seal_is_passed_over(
+    seal: bytes | None, written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = dataclasses.replace(PLAIN, mlp=MLPConfig(hidden=(6,), dropout=0.5))
-    assert load(written, other) is None
-    assert "is no whole checkpoint (leaf 0" in capsys.readouterr().err
+    path = written / "step_000000005.digest"
+    path.unlink() if seal is None else path.write_bytes(seal)
+    found = load(written)
+    assert found is not None
+    assert found.step == 4
+    assert "cut off before it was sealed" in capsys.readouterr().err or seal is not None
 
 
-def test_a_disk_that_takes_nothing_costs_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    folder = make_folder(tmp_path / "file" / "below")
-    assert len(follow(PLAIN, functools.partial(folder.save, seconds=0.0)).epochs) == 3
+def test_what_a_killed_process_left_half_done_is_in_nobodys_way(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A write, a seal without its folder, one that was being removed; and one of the format before."""
+    (written / "step_000000006.orbax-checkpoint-tmp").mkdir()
+    (written / "step_000000002.digest").write_text("of a folder that is gone")
+    shutil.copytree(written / "step_000000004", written / "step_000000003")
+    (written / "step_000000003/_CHECKPOINT_METADATA").unlink()
+    shutil.copytree(written / "step_000000004", written / "step_000000007")
+    (written / "step_000000007.digest").write_text(digest(written / "step_000000007"))
+    found = load(written)
+    assert found is not None
+    assert found.step == 5
+    (told, _) = capsys.readouterr().err.splitlines()
+    assert told.startswith("train: step_000000007 is no whole checkpoint (")
+    save(ResumeFolder(written, 0.0, lambda: 0.0), 6, 7)
+    assert capsys.readouterr().err == ""
+    assert names(written) == [f"step_00000000{n}{end}" for n in (6, 7) for end in ("", ".digest")]
+
+
+def test_one_of_another_training_is_not_used(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = shutil.copytree(written, tmp_path / "cd34-cpu1")
+    assert load(other) is None
+    assert capsys.readouterr().err.count("is no whole checkpoint") == 2
+    assert names(other) == []
+
+
+def test_a_bug_while_one_is_loaded_is_raised(written: Path) -> None:
+    def broken(_: object) -> History:
+        raise KeyError("a bug")
+
+    like = make_chunk(1)
+    with pytest.raises(KeyError, match="a bug"):
+        ResumeFolder(written, 0.0, lambda: 0.0).load(like.state, like.records, broken)
+    assert "step_000000005" in names(written)
+
+
+def test_a_full_disk_costs_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    folder = ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0)
+    save(folder, 1)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("train: warning: a checkpoint could not be written: [Errno 28] it takes ")
+    assert names(tmp_path / STATE) == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of Orbax' threads
+def test_a_write_that_fails_costs_a_warning_and_later_ones_succeed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], small_files: Callable[[bool], None]
+) -> None:
+    folder = ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0)
+    save(folder, 1)
+    small_files(True)
+    save(folder, 2)
+    small_files(False)
     assert "train: warning: a checkpoint could not be written: " in capsys.readouterr().err
+    save(folder, 3)
+    assert capsys.readouterr().err == ""
+    found = load(tmp_path / STATE)
+    assert found is not None
+    assert found.step == 3
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Let no file grow beyond a few bytes: to whoever writes, a full disk."""
+    resource, signal = pytest.importorskip("resource"), pytest.importorskip("signal")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda on: resource.setrlimit(resource.RLIMIT_FSIZE, (64 if on else before[0], before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    save(ResumeFolder(tmp_path / "file" / STATE, 0.0, lambda: 0.0), 1)
+    assert "train: warning: a checkpoint could not be written: " in capsys.readouterr().err
+
+
+def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0)
+    save(folder, 1)
+    shutil.rmtree(tmp_path / STATE)
+    save(folder, 2, 3)
+    assert load(tmp_path / STATE).step == 3

@@ -1,47 +1,217 @@
-"""A checkpoint holds a whole training state, PRNG key included, to the bit."""
+"""The logged checkpoint is small, verified when it is read, and trains on to the bits of an uninterrupted training."""
 
 import dataclasses
+import functools
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
-from factories import make_engine, random_split, run_training, train_config
+import tensorstore as ts
+from factories import ROOT, SHAPE, dataset_info, make_engine, random_split, run_training, train_config
+from ruamel.yaml import YAML
+from untrusted import MAX_BYTES, on_linux, refusal, taken_bytes
 
+from gradtrail.core.train.history import on_host
 from gradtrail.core.train.step import TrainState
-from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint, temporary_checkpoint
+from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
+from gradtrail.stages.common.dataset import SPLITS, write_processed
+from gradtrail.stages.train.checkpointing import state_on_host
+from gradtrail.tracking.mlflow.calls import StoreCalls
+from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint
+from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.mlflow.models import WEIGHTS
+from gradtrail.tracking.mlflow.run import TrackedRun
+from gradtrail.tracking.mlflow.stored_run import StoredRun
 
 
-def leaves(state: TrainState) -> list[np.ndarray]:
-    plain = dataclasses.replace(state, key=jax.random.key_data(state.key))
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(plain)]
+def bits(state: TrainState) -> list[tuple[Any, bytes]]:
+    return [(leaf.dtype, leaf.tobytes()) for leaf in jax.tree.leaves(state_on_host(state))]
+
+
+def make_weights(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {"layers": {0: {"kernel": rng.normal(size=(400, 3)).astype(np.float32), "bias": np.zeros(3, np.float32)}}}
+
+
+def make_state(**changed: Any) -> TrainState:
+    state = TrainState(
+        step=np.int32(5),
+        params=make_weights(0),
+        opt_state=(optax.EmptyState(), optax.TraceState(make_weights(1))),
+        key=jax.random.key(3),
+        average=None,
+        loss_scale=None,
+    )
+    return jax.device_put(dataclasses.replace(state, **changed))
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a state, whose weights are the final ones."""
+    folder = tmp_path_factory.mktemp("good") / "checkpoint"
+    save_checkpoint(folder, make_state(), make_weights(0))
+    return folder
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"precision": "float16", "average_decay": 0.9}, {"optimizer": "schedule_free"}], ids=str
+    ("changed", "left_out"),
+    [
+        ({}, ["params"]),
+        ({"average": make_weights(2)}, ["params"]),
+        ({"params": make_weights(2), "average": make_weights(0)}, ["average"]),
+        ({"params": make_weights(2)}, []),  # as schedule-free optimizers have them
+    ],
 )
-def test_a_training_goes_on_from_a_checkpoint_to_the_same_bits(overrides: dict[str, Any], tmp_path: Path) -> None:
-    """Loss scale, moving average and the state of any optimizer are part of it."""
-    engine, examples = make_engine(train_config(**overrides), random_split(10))
-    chunks = run_training(engine, examples, steps_per_call=2, seed=3)
-    save_checkpoint(tmp_path / "checkpoint", chunks[0].state)
-    restored = load_checkpoint(tmp_path / "checkpoint", like=chunks[-1].state)
-    for found, expected in zip(leaves(restored), leaves(chunks[0].state), strict=True):
-        np.testing.assert_array_equal(found, expected)
-        assert found.dtype == expected.dtype
-    assert jax.dtypes.issubdtype(restored.key.dtype, jax.dtypes.prng_key)
-    for found, expected in zip(
-        leaves(run_training(engine, examples, state=restored)[-1].state), leaves(chunks[-1].state), strict=True
-    ):
-        assert found.tobytes() == expected.tobytes()
+def test_what_is_equal_to_the_final_weights_is_left_out_and_all_comes_back_to_the_bit(
+    changed: dict[str, Any], left_out: list[str], tmp_path: Path
+) -> None:
+    state = make_state(**changed)
+    save_checkpoint(tmp_path / "checkpoint", state, make_weights(0))
+    arrays = json.loads((tmp_path / "checkpoint" / "state" / "_METADATA").read_text())["tree_metadata"]
+    stored = {name for name in ("params", "average") if any(f"'{name}', 'layers'" in key for key in arrays)}
+    assert stored == {name for name in ("params", "average") if getattr(state, name) is not None} - set(left_out)
+    found = load_checkpoint(tmp_path / "checkpoint", make_state(**changed, step=np.int32(0)), make_weights(0))
+    assert bits(found) == bits(state)
+    assert jax.tree.structure(found) == jax.tree.structure(state)
 
 
-def test_shapes_are_enough_to_read_one_and_a_temporary_one_goes_away() -> None:
-    engine, _ = make_engine(train_config(), random_split(10))
-    state = engine.init(jax.random.key(0))
-    with temporary_checkpoint(state) as folder:
-        restored = load_checkpoint(folder, jax.eval_shape(lambda: state))
-        assert folder.is_dir()
-    assert not folder.exists()
-    assert int(restored.step) == 0
+def test_the_weights_of_another_run_are_refused(good: Path) -> None:
+    line = refusal(lambda: load_checkpoint(good, make_state(), make_weights(7)))
+    assert line == f"{good}: it is damaged, or the weights are not the final ones of its run"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            {"opt_state": (optax.EmptyState(), optax.TraceState(make_weights(1)["layers"]))},
+            "leaf opt_state/1/trace/0/bias is absent, this training has float32(3,)",
+        ),
+        (
+            {"key": jax.random.split(jax.random.key(0), 2)},
+            "leaf key is uint32(2,), this training has uint32(2, 2)",
+        ),
+        ({"average": make_weights(0)}, "leaf average/layers/0/bias is absent, this training has float32(3,)"),
+    ],
+)
+def test_the_checkpoint_of_another_training_is_refused_by_leaf_and_both_shapes(
+    changed: dict[str, Any], reason: str, good: Path
+) -> None:
+    line = refusal(lambda: load_checkpoint(good, make_state(**changed), make_weights(0)))
+    assert line == f"{good}: no checkpoint of this training: {reason}"
+
+
+def test_one_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    from orbax.checkpoint import v1 as ocp
+
+    ocp.save(tmp_path / "checkpoint", state_on_host(make_state()))
+    line = refusal(lambda: load_checkpoint(tmp_path / "checkpoint", make_state(), make_weights(0)))
+    assert (line or "").endswith("it was written by an earlier version")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    if data:
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of Orbax' threads
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+def test_a_damaged_file_is_harmless_or_refused(damage: Callable[[Path], None], good: Path, tmp_path: Path) -> None:
+    refused = 0
+    for number, file in enumerate(sorted(path for path in good.rglob("*") if path.is_file())):
+        copy = shutil.copytree(good, tmp_path / str(number))
+        damage(copy / file.relative_to(good))
+        found: list[TrainState] = []
+        read = functools.partial(load_checkpoint, copy, make_state(), make_weights(0))
+        line = refusal(lambda read=read, found=found: found.append(read()))
+        assert line is None or line.startswith(f"{copy}: ")
+        assert line is not None or bits(found[0]) == bits(make_state())
+        refused += line is not None
+    assert refused >= 3
+
+
+def grid(*shape: int) -> dict[str, Any]:
+    return {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
+
+
+ZSTD = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd", "configuration": {"level": 1}}]
+FORGED: dict[str, dict[str, Any]] = {
+    "many rows": {"shape": [10**9, 3]},
+    "more than there is": {"shape": [10**15, 10**15]},
+    "large pieces": {"chunk_grid": grid(10**9, 3), "codecs": ZSTD},
+    "pieces of nothing": {"chunk_grid": grid(0, 0)},
+    "a negative shape": {"shape": [-1, 3]},
+    "another dtype": {"data_type": "complex128"},
+}
+
+
+@on_linux
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", FORGED)
+def test_what_a_checkpoint_claims_takes_no_memory(name: str, good: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(good, tmp_path / "copy")
+    base = {"driver": "file", "path": f"{copy / 'state'}/"}
+    array = ts.KvStore.open({"driver": "ocdbt", "base": base, "path": "opt_state.1.trace.layers.0.kernel/"}).result()
+    content = json.loads(array.read("zarr.json").result().value)
+    array.write("zarr.json", json.dumps(content | FORGED[name]).encode()).result()
+    told: list[str | None] = []
+    load = lambda: told.append(refusal(lambda: load_checkpoint(copy, make_state(), make_weights(0))))  # noqa: E731
+    assert taken_bytes(load) < MAX_BYTES
+    assert told[0] is not None
+
+
+SPLIT = random_split(10)
+SHORT = train_config(schedule="constant", optimizer="adamw", average_decay=0.9)
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run that has the checkpoint and the final weights of `SHORT`, in a folder with its params and data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    (tmp_path / "params.yaml").touch()
+    YAML().dump({"train": json.loads(json.dumps(dataclasses.asdict(SHORT)))}, tmp_path / "params.yaml")
+    (tmp_path / "data").mkdir()
+    write_processed(tmp_path / "data/processed", dict.fromkeys(SPLITS, SPLIT), dataset_info())
+    client = open_store()
+    experiment = client.create_experiment("models", artifact_location=(tmp_path / "mlruns").as_uri())
+    run = client.create_run(experiment)
+    engine, examples = make_engine(SHORT, SPLIT)
+    state = run_training(engine, examples)[-1].state
+    weights = on_host(engine.evaluation_params(state))
+    info = WeightsInfo(
+        model=SHORT.model_config(SHAPE, 3), label_smoothing=0.1, dataset=dataset_info(), epoch=SHORT.epochs
+    )
+    (tmp_path / "model/data").mkdir(parents=True)  # as `models.log_models` lays it out
+    write_weights(tmp_path / "model/data/final.safetensors", weights, info)
+    model = client.create_logged_model(experiment, source_run_id=run.info.run_id, tags={WEIGHTS: "final"})
+    client.log_model_artifacts(model.model_id, str(tmp_path / "model"))
+    stored = StoredRun(client, run.info.run_id, 1)
+    TrackedRun(None, stored, StoreCalls(None)).checkpoint(state, weights)  # type: ignore[arg-type]
+    return run.info.run_id
+
+
+def test_the_snippet_of_the_docs_trains_on_to_the_bits_of_an_uninterrupted_training(
+    finished_run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/checkpoints.md").read_text(encoding="utf-8")
+    snippet = page.split("```python\n")[1].split("```")[0]
+    left: dict[str, Any] = {}
+    exec(snippet.replace("0123456789abcdef" * 2, finished_run), left)  # noqa: S102 - of our own page
+    straight = run_training(left["engine"], left["examples"])
+    assert bits(left["state"]) == bits(straight[-1].state)
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1] == f"step 12, loss {straight[-1].records.loss[-1]:.4f}"
+    assert len(told) == 2, "one for each epoch"

@@ -1,6 +1,7 @@
 """What a stage compiled is logged to its run: metrics, a table and programs; a retrace is a warning."""
 
 import contextlib
+import io
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,6 +90,20 @@ def test_without_a_run_nothing_is_measured_but_a_retrace_is_a_warning(capsys: py
     work(run, shapes=(3, 4))
     assert (run.logged, run.written) == ({}, {})
     assert "planted was compiled 2 times" in capsys.readouterr().err
+
+
+def test_every_compilation_counts_in_the_total_and_has_its_line_in_the_table() -> None:
+    run = RecordingRun()
+    with compiling(run) as compiler:
+        shapes = [jax.ShapeDtypeStruct((length,), jnp.float32) for length in (3, 4)]
+        for shape in shapes:
+            compiler.compile("sine", jnp.sin, shape)
+        compiler.for_variant("bfloat16").compile("sine", jnp.sin, shapes[0])
+    total = sum(each.times.total_seconds for each in compiler.compiled)
+    assert run.logged["compile/total_seconds"] == total > compiler.functions["sine"].times.total_seconds
+    table = pd.read_csv(io.StringIO(run.written["compile/functions.csv"]))
+    assert table["function"].tolist() == ["sine", "sine", "sine (bfloat16)"]
+    assert table["signature"].tolist() == ["float32[3]", "float32[4]", "float32[3]"]
 
 
 def test_a_stage_that_fails_logs_no_profile() -> None:

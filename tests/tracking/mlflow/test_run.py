@@ -96,7 +96,7 @@ def test_a_fault_costs_one_report_and_a_bug_is_not_called_the_stores(
     with tracked(stage) as tracked_run:
         tracked_run.metrics({"loss": 1.0})
         tracked_run.outs()
-        tracked_run.checkpoint(None) if count < 4 else None  # type: ignore[arg-type]
+        tracked_run.checkpoint(None, {}) if count < 4 else None  # type: ignore[arg-type]
     *before, line = capsys.readouterr().err.splitlines()
     assert stored.calls == ["log_points", "log_points", "log_outs", "link_runs", "set_terminated"][: count + 1]
     if isinstance(fault, KeyError):

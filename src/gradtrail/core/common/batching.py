@@ -1,4 +1,4 @@
-"""Batches as index arrays, padded and masked: every example is in exactly one batch, and every batch has one shape."""
+"""Batches as index arrays, padded and masked: every example is in exactly one batch, and all batches have one shape."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,12 +12,12 @@ PADDING = -1
 
 
 def num_batches(num_examples: int, batch_size: int) -> int:
-    """Return the number of batches that hold all examples; the last one may be padded."""
+    """Return the number of batches for all examples; the last one may be padded."""
     return math.ceil(num_examples / batch_size)
 
 
 def shuffled_batches(num_examples: int, batch_size: int, *, key: Key[Array, ""]) -> Int[Array, "steps batch"]:
-    """Return the examples of one epoch in random order.
+    """Draw the order of the examples in one epoch.
 
     Args:
         num_examples: size of the data set; static under `jit`.
@@ -25,7 +25,7 @@ def shuffled_batches(num_examples: int, batch_size: int, *, key: Key[Array, ""])
         key: determines the order.
 
     Returns:
-        int32 indices into the data set, each once; the last batch is filled up with `PADDING`.
+        int32 indices into the data set, each once; the last batch is filled up with `PADDING`, -1.
     """
     order = jax.random.permutation(key, num_examples).astype(jnp.int32)
     steps = num_batches(num_examples, batch_size)
@@ -38,7 +38,7 @@ def gather(
 ) -> tuple[tuple[Shaped[Array, "batch ..."], ...], Bool[Array, " batch"]]:
     """Return the rows of each array at `indices`, and a mask that is false where the index is `PADDING`.
 
-    A padded row holds some example's data: it is the mask that makes it count for nothing.
+    A padded row holds the data of example 0; the caller must apply the mask.
     """
     mask = indices != PADDING
     rows = jnp.where(mask, indices, 0)
@@ -46,7 +46,7 @@ def gather(
 
 
 def masked_sum(values: Float[Array, " batch"], mask: Bool[Array, " batch"]) -> Float[Array, ""]:
-    """Return the sum over the rows that are not padding."""
+    """Return the sum over the rows where `mask` is true."""
     return jnp.sum(jnp.where(mask, values, 0.0))
 
 
@@ -58,15 +58,15 @@ def normalize(images: UInt8[Array, "*batch height width"]) -> Float[Array, "*bat
 def map_batches(
     function: Callable[..., dict[str, Shaped[Array, "batch ..."]]], batch_size: int, *arrays: np.ndarray
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Apply a function of one shape of batch to arrays of any length on the host, batch by batch.
+    """Apply a function compiled for one batch size to arrays of any length on the host, batch by batch.
 
     Args:
-        function: takes as many arrays as given, `batch_size` rows each; returns a row for each row.
+        function: arrays of `batch_size` rows each → dict of arrays with as many rows.
         batch_size: the last batch is filled up with copies of its first row, whose results are dropped.
-        arrays: the same number of rows each.
+        arrays: of equal length.
 
     Yields:
-        The results of the rows that count.
+        The results of each batch, without those of the filling.
     """
     for start in range(0, len(arrays[0]), batch_size):
         parts = [array[start : start + batch_size] for array in arrays]
@@ -76,5 +76,5 @@ def map_batches(
 
 
 def join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Join what `map_batches` yields to one array a name."""
+    """Concatenate what `map_batches` yields, name by name."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

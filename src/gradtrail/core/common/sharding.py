@@ -1,4 +1,4 @@
-"""Work on a batch shared out over devices: each takes a part, and the sums are added up."""
+"""Data parallelism: each device works on a part of the batch, and sums over the batch are all-reduced."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,39 +14,39 @@ AXIS = "data"
 
 
 def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh of one axis over `devices`, by default all of this process."""
+    """Return a mesh with one axis, `data`, over `devices`, by default all of this process."""
     devices = devices or jax.local_devices()
     return jax.make_mesh((len(devices),), (AXIS,), (AxisType.Auto,), devices=devices)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of what every device has whole."""
+    """Return the sharding of arrays that every device holds completely."""
     return NamedSharding(mesh, P())
 
 
 def over_batch(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of what has a leading axis of rows, of which every device has its part."""
+    """Return the sharding of arrays whose leading axis is split over the devices."""
     return NamedSharding(mesh, P(AXIS))
 
 
 def with_sharding(abstract: Any, sharding: NamedSharding) -> Any:
-    """Return a pytree of abstract arrays that lie as `sharding` says."""
+    """Return a pytree of abstract arrays with a sharding."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
 
 
 def check_divisible(batch_size: int, mesh: Mesh, name: str) -> None:
-    """Raise ConfigError, in one line that begins with `name`, unless a batch goes evenly over the devices."""
+    """Raise ConfigError, in one line that begins with `name`, unless the devices divide `batch_size`."""
     if batch_size % mesh.size:
         raise ConfigError(f"{name} must be a multiple of the number of devices, {mesh.size}, got {batch_size}")
 
 
 def data_parallel(function: Callable[..., tuple[PyTree, PyTree]], mesh: Mesh) -> Callable[..., tuple[PyTree, PyTree]]:
-    """Return `function` with its batch shared out over the devices of `mesh`.
+    """Return `function` with its batch split over the devices of `mesh`.
 
     Args:
-        function: whole, batch → a pytree of sums over the batch, and one of rows in the batch's order. It is called
-            for each device's part.
-        mesh: with one device, `function` is returned as it is.
+        function: (whole, batch) → (pytree of sums over the batch, pytree of rows in the batch's order); `whole` is
+            replicated, every leaf of `batch` has the batch as its leading axis. Called once with each device's part.
+        mesh: with one device, `function` itself is returned.
     """
     if mesh.size == 1:
         return function

@@ -1,4 +1,4 @@
-"""Examples with their labels; NumPy on the host."""
+"""A split of a data set: images and labels as NumPy arrays on the host."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ class Split:
     """Examples of one split.
 
     Attributes:
-        images: pixels, 0 to 255.
-        labels: the given class of each, int32: what training and scoring use.
-        true_labels: the class before noise was injected; equal to `labels` where none was.
+        images: uint8 pixels, 0 to 255.
+        labels: given class of each example, int32; training and scoring use these.
+        true_labels: class before label noise was injected, int32; equal to `labels` where none was.
         example_id: position in the original file, int32.
     """
 

@@ -1,12 +1,36 @@
-"""Bounds on config values, checked where the config is made and worded the same everywhere."""
+"""Bounds on the values of configs, checked where a config is made, with one wording of the errors."""
 
 import operator
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
-MAX_PICTURES = 400  # in a gallery: more would make no picture that anybody looks at
+MAX_GALLERY = 400  # images in a gallery
+
+Bounds: TypeAlias = Mapping[str, float]  # keyword arguments of `check`
+POSITIVE: Bounds = {"above": 0}
+NOT_NEGATIVE: Bounds = {"at_least": 0}
+AT_LEAST_ONE: Bounds = {"at_least": 1}
+SHARE: Bounds = {"at_least": 0, "below": 1}
+POSITIVE_SHARE: Bounds = {"above": 0, "below": 1}
+SEED: Bounds = {"at_least": 0, "below": 2**32}
 
 
 class ConfigError(ValueError):
-    """Values that are each allowed but do not fit together, or not the data or the machine; one line."""
+    """Values that are valid one by one but do not fit together, the data or the machine; one line."""
+
+
+def check_fields(config: Any, **bounds: Bounds) -> None:
+    """Check fields of a config: `check_fields(self, momentum=SHARE)`.
+
+    A field that is None is not checked; of a tuple every entry is.
+
+    Raises:
+        ValueError: one line that begins with the field's name.
+    """
+    for name, each in bounds.items():
+        value = getattr(config, name)
+        for entry in value if isinstance(value, tuple) else () if value is None else (value,):
+            check(name, entry, **each)
 
 
 def check(
@@ -18,7 +42,11 @@ def check(
     at_most: float | None = None,
     below: float | None = None,
 ) -> None:
-    """Raise ValueError, in one line that begins with `name`, unless `value` lies within every given bound."""
+    """Check one value against every given bound.
+
+    Raises:
+        ValueError: one line that begins with `name`.
+    """
     bounds = [
         (at_least, "at least", operator.ge),
         (above, "above", operator.gt),

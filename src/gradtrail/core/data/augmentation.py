@@ -1,4 +1,4 @@
-"""Random changes to images that leave their class as it is; inside the compiled step, drawn anew in every one."""
+"""Random changes to images that preserve their class; drawn inside the compiled step, anew in every step."""
 
 import dataclasses
 import math
@@ -8,20 +8,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.common.validation import NOT_NEGATIVE, SHARE, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationConfig:
-    """How far an image may be changed; everything is drawn evenly between the negative and the positive value.
+    """Ranges of the random changes; each is drawn uniformly between the negative and the positive value.
 
     Attributes:
         shift: of the image, in pixels, along both axes.
         rotation: about the centre, in degrees.
         scale: relative change of size; 0.1 for 90 % to 110 %.
         shear: of the rows, in degrees.
-        cutout: side of a square that is blanked, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre lies
-            anywhere in the image.
+        cutout: side of a square that is set to 0, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre is
+            uniform over the image.
     """
 
     shift: float
@@ -31,27 +31,30 @@ class AugmentationConfig:
     cutout: int
 
     def __post_init__(self) -> None:
-        check("shift", self.shift, at_least=0)
-        check("rotation", self.rotation, at_least=0, at_most=180)
-        check("scale", self.scale, at_least=0, below=1)
-        check("shear", self.shear, at_least=0, below=90)
-        check("cutout", self.cutout, at_least=0)
+        check_fields(
+            self,
+            shift=NOT_NEGATIVE,
+            rotation={"at_least": 0, "at_most": 180},
+            scale=SHARE,
+            shear={"at_least": 0, "below": 90},
+            cutout=NOT_NEGATIVE,
+        )
 
     @property
     def moves(self) -> bool:
-        """Whether pixels move."""
+        """Whether any geometric change is configured."""
         return bool(self.shift or self.rotation or self.scale or self.shear)
 
     @property
     def enabled(self) -> bool:
-        """Whether anything changes."""
+        """Whether any change is configured."""
         return any(dataclasses.astuple(self))
 
 
 def augment(
     images: Float[Array, "batch height width"], config: AugmentationConfig, *, key: Key[Array, " batch"]
 ) -> Float[Array, "batch height width"]:
-    """Change each image by its own key; what comes from beyond an edge is 0."""
+    """Change each image by its own key; pixels from outside the image are 0."""
 
     def change(image: Array, key: Array) -> Array:
         transform_key, cutout_key = jax.random.split(key)
@@ -63,7 +66,7 @@ def augment(
 
 
 def _transformed(image: Array, config: AugmentationConfig, *, key: Array) -> Array:
-    """Resample an image at affinely moved positions, linearly between pixels."""
+    """Resample an image under a random affine map, with linear interpolation."""
     down, right, turn, size, slant = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
     angle = turn * math.radians(config.rotation)
     scale = 1.0 + size * config.scale
@@ -78,7 +81,7 @@ def _transformed(image: Array, config: AugmentationConfig, *, key: Array) -> Arr
 
 
 def _cut_out(image: Array, side: int, *, key: Array) -> Array:
-    """Blank a square."""
+    """Set a random square to 0."""
     height, width = image.shape
     centre_row, centre_column = jax.random.uniform(key, (2,)) * jnp.array([height, width], jnp.float32)
     rows = jnp.arange(height, dtype=jnp.float32)[:, None] + 0.5

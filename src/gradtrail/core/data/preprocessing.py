@@ -1,9 +1,4 @@
-"""Which examples train and which are held out; NumPy on the host.
-
-Wrong labels on purpose, for the study of mislabelled data; NumPy on the host.
-
-From the raw data set to the splits that later stages read; NumPy on the host.
-"""
+"""From the raw data set to its splits: stratified validation split, subset, and label noise; NumPy on the host."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,24 +7,25 @@ import numpy as np
 from jaxtyping import Int, Integer, UInt8
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.validation import check
+from gradtrail.core.common.validation import POSITIVE_SHARE, SEED, SHARE, check_fields
 
 Seed: TypeAlias = int | tuple[int, ...]
+_SPLIT, _SUBSET, _NOISE = range(3)  # independent streams of random numbers from one seed
 
 
 def stratified_split(
     labels: Integer[np.ndarray, " examples"], fraction: float, *, seed: Seed
 ) -> tuple[Int[np.ndarray, " kept"], Int[np.ndarray, " held_out"]]:
-    """Split examples so that every class keeps its share in both parts.
+    """Split examples at random so that both parts have the same class proportions.
 
     Args:
         labels: class of each example, 0 or more.
         fraction: share that is held out, in [0, 1).
-        seed: determines which.
+        seed: of the choice.
 
     Returns:
         Indices that are kept and indices that are held out, each ascending. Of `n` examples round(fraction · n) are
-        held out; of each class a share that differs from `fraction` by less than one example.
+        held out; of each class a number that differs from `fraction` times its size by less than one.
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount(labels)
@@ -40,14 +36,14 @@ def stratified_split(
 
 
 def stratified_subset(labels: Integer[np.ndarray, " examples"], size: int, *, seed: Seed) -> Int[np.ndarray, " size"]:
-    """Return ascending indices of `size` examples in which every class keeps its share; all where there are fewer."""
+    """Return ascending indices of `size` random examples with the same class proportions; all where there are fewer."""
     if size >= len(labels):
         return np.arange(len(labels))
     return stratified_split(labels, size / len(labels), seed=seed)[1]
 
 
 def _largest_remainders(shares: np.ndarray, total: int) -> np.ndarray:
-    """Round shares to whole numbers that add up to `total`: down, then up where most was cut off."""
+    """Round shares to integers with sum `total`: down, then up where the remainders are largest."""
     quotas = np.floor(shares).astype(np.int64)
     neediest = np.argsort(quotas - shares, kind="stable")
     quotas[neediest[: total - quotas.sum()]] += 1
@@ -55,15 +51,15 @@ def _largest_remainders(shares: np.ndarray, total: int) -> np.ndarray:
 
 
 def symmetric_noise(
-    labels: Int[np.ndarray, " examples"], rate: float, num_classes: int, *, seed: int | tuple[int, ...]
+    labels: Int[np.ndarray, " examples"], rate: float, num_classes: int, *, seed: Seed
 ) -> Int[np.ndarray, " examples"]:
-    """Give a random share of the examples another label, each other class being equally likely.
+    """Replace the labels of a random share of the examples, each other class being equally likely.
 
     Args:
-        labels: the true class of each example.
-        rate: share that becomes wrong, in [0, 1); exactly round(rate · n) labels differ.
+        labels: true class of each example.
+        rate: share that is replaced, in [0, 1); exactly round(rate · n) labels differ.
         num_classes: at least 2.
-        seed: determines which examples, and their labels.
+        seed: of the choice of examples and of their labels.
     """
     rng = np.random.default_rng(seed)
     flipped = rng.permutation(len(labels))[: round(rate * len(labels))]
@@ -73,18 +69,15 @@ def symmetric_noise(
     return noisy
 
 
-_SPLIT, _SUBSET, _NOISE = range(3)  # one seed, three streams of random numbers that know nothing of each other
-
-
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
     """The section `preprocess` of `params.yaml`.
 
     Attributes:
-        seed: determines the split, the subset and the noise.
-        validation_fraction: share of the training set that is held out, class by class.
+        seed: of the split, the subset and the noise.
+        validation_fraction: share of the training set that is held out, stratified by class.
         subset_fraction: share of every split that is used, for quick runs; 1 for all.
-        label_noise: share of the training labels that are made wrong on purpose; validation and test stay as they are.
+        label_noise: share of the training labels that are replaced by wrong ones; validation and test are unchanged.
     """
 
     seed: int
@@ -93,10 +86,13 @@ class PreprocessConfig:
     label_noise: float
 
     def __post_init__(self) -> None:
-        check("seed", self.seed, at_least=0, below=2**32)
-        check("validation_fraction", self.validation_fraction, above=0, below=1)
-        check("subset_fraction", self.subset_fraction, above=0, at_most=1)
-        check("label_noise", self.label_noise, at_least=0, below=1)
+        check_fields(
+            self,
+            seed=SEED,
+            validation_fraction=POSITIVE_SHARE,
+            subset_fraction={"above": 0, "at_most": 1},
+            label_noise=SHARE,
+        )
 
 
 def prepare(
@@ -111,9 +107,11 @@ def prepare(
     """Return the splits `train`, `validation` and `test`.
 
     Args:
-        images: of the data set's training part, in the original order; with `labels`.
-        test_images: of its test part; with `test_labels`.
-        config: see there.
+        images: uint8 pixels of the training part, in the original order.
+        labels: class of each image.
+        test_images: uint8 pixels of the test part.
+        test_labels: class of each test image.
+        config: fractions, noise and seed.
         num_classes: of the data set.
     """
     kept, held_out = stratified_split(labels, config.validation_fraction, seed=(config.seed, _SPLIT))
@@ -127,7 +125,7 @@ def prepare(
 
 
 def _take(images: np.ndarray, labels: np.ndarray, chosen: np.ndarray, config: PreprocessConfig) -> Split:
-    """Take a stratified subset of the `chosen` examples."""
+    """Return a stratified subset of the `chosen` examples as a split."""
     size = max(1, round(config.subset_fraction * len(chosen)))
     rows = chosen[stratified_subset(labels[chosen], size, seed=(config.seed, _SUBSET))].astype(np.int32)
     given = labels[rows].astype(np.int32)

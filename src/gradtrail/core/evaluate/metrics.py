@@ -1,14 +1,11 @@
-"""Figures of a classifier over a whole split, from its predictions; NumPy on the host.
-
-What the predictions for a split come to; NumPy on the host.
-"""
+"""Metrics of a classifier over a split, from its predictions: accuracy, calibration, per class; NumPy on the host."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gradtrail.core.common.validation import MAX_PICTURES, check
+from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_GALLERY, check_fields
 from gradtrail.core.nn.models import WeightsKind
 
 Labels = Int[np.ndarray, " examples"]
@@ -16,7 +13,7 @@ Labels = Int[np.ndarray, " examples"]
 
 @dataclass(frozen=True, kw_only=True)
 class PerClass:
-    """Figures of each class; 0 where a figure has nothing to divide by."""
+    """Precision, recall and F1 of each class, float64; 0 where the denominator is 0."""
 
     precision: Float[np.ndarray, " classes"]
     recall: Float[np.ndarray, " classes"]
@@ -25,12 +22,12 @@ class PerClass:
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """Confidence held against accuracy, in bins of equal width over 0..1.
+    """Confidence and accuracy in bins of equal width over 0..1.
 
     Attributes:
         count: examples whose highest probability falls into the bin.
         confidence: their mean highest probability; NaN in an empty bin.
-        accuracy: their share of right predictions; NaN in an empty bin.
+        accuracy: their share of correct predictions; NaN in an empty bin.
     """
 
     count: Int[np.ndarray, " bins"]
@@ -39,7 +36,7 @@ class Reliability:
 
     @property
     def expected_calibration_error(self) -> float:
-        """Mean gap between accuracy and confidence, weighted by count (Guo et al., arXiv 1706.04599, equation 3)."""
+        """Mean of |accuracy - confidence| weighted by count (Guo et al., arXiv 1706.04599, equation 3)."""
         gaps = np.abs(self.accuracy - self.confidence)
         return float(np.nansum(self.count * gaps) / self.count.sum())
 
@@ -75,7 +72,13 @@ def wilson_interval(hits: int, total: int, z: float = 1.959963984540054) -> tupl
 def reliability(
     confidence: Float[np.ndarray, " examples"], is_correct: Bool[np.ndarray, " examples"], num_bins: int
 ) -> Reliability:
-    """Sort examples into `num_bins` bins by their highest probability."""
+    """Bin examples by their highest probability.
+
+    Args:
+        confidence: highest probability of each example, 0..1.
+        is_correct: whether its class is the label.
+        num_bins: bins of equal width.
+    """
     bins = np.minimum((confidence * num_bins).astype(np.int64), num_bins - 1)
     count = np.bincount(bins, minlength=num_bins)
 
@@ -91,10 +94,10 @@ class EvaluateConfig:
     """The section `evaluate` of `params.yaml`.
 
     Attributes:
-        weights: of the last epoch, or of the one with the best validation accuracy; the best may differ by machine.
-        batch_size: examples at a time.
+        weights: of the last epoch, or of the one with the best validation accuracy.
+        batch_size: examples per call of the model.
         calibration_bins: bins of the reliability diagram.
-        num_mistakes: in the gallery.
+        num_mistakes: images in the gallery of mistakes.
     """
 
     weights: WeightsKind
@@ -103,19 +106,25 @@ class EvaluateConfig:
     num_mistakes: int
 
     def __post_init__(self) -> None:
-        check("batch_size", self.batch_size, at_least=1)
-        check("calibration_bins", self.calibration_bins, at_least=1)
-        check("num_mistakes", self.num_mistakes, at_least=1, at_most=MAX_PICTURES)
+        check_fields(
+            self,
+            batch_size=AT_LEAST_ONE,
+            calibration_bins=AT_LEAST_ONE,
+            num_mistakes={"at_least": 1, "at_most": MAX_GALLERY},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Figures of a model over a split.
+    """Predictions and metrics of a model over a split.
 
     Attributes:
-        probabilities: softmax of the logits.
+        labels: given class of each example.
+        probabilities: softmax of the logits, float32.
         example_loss: cross-entropy in nats, without label smoothing.
-        confusion: examples of each label (row) that were predicted as each class (column).
+        confusion: number of examples of each label (row) that were predicted as each class (column).
+        per_class: precision, recall and F1.
+        reliability: confidence against accuracy.
     """
 
     labels: Int[np.ndarray, " examples"]
@@ -137,12 +146,12 @@ class Evaluation:
 
     @property
     def mistakes(self) -> Int[np.ndarray, " mistakes"]:
-        """Indices of wrong predictions, the most certain first; equal ones in order."""
+        """Indices of wrong predictions by descending probability, ties by ascending index."""
         wrong = np.flatnonzero(self.predicted != self.labels)
         return wrong[np.argsort(-self.probability[wrong], kind="stable")]
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures as flat metrics; the interval of the accuracy is Wilson's, 95 %. Classes are averaged."""
+        """Return flat metrics: accuracy with Wilson's 95 % interval, loss in nats, calibration, class averages."""
         num_examples = len(self.labels)
         num_correct = num_examples - len(self.mistakes)
         low, high = wilson_interval(num_correct, num_examples)
@@ -167,7 +176,7 @@ def evaluate(
     *,
     calibration_bins: int,
 ) -> Evaluation:
-    """Sum up the predictions of a split, in the order of its examples."""
+    """Evaluate the predictions of a split, given in the order of its examples, with `calibration_bins` bins."""
     predicted, confidence = np.argmax(probabilities, axis=1), np.max(probabilities, axis=1)
     confusion = confusion_matrix(labels, predicted, probabilities.shape[1])
     return Evaluation(

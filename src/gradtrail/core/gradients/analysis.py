@@ -1,4 +1,4 @@
-"""Everything that the gradients of single examples tell of a trained model: one walk over its kept weights."""
+"""The analysis of per-example gradients of a trained model, at all of its kept weights."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -20,20 +20,20 @@ from gradtrail.core.nn.models import HostParams, Params
 from gradtrail.core.per_example.noise_scale import NoiseScale, from_chunks
 
 Scores = dict[str, np.ndarray]
-FOLLOWED = ("grad_norm", "el2n", "loss", "probability", "margin")  # scores that are kept of every epoch
-MEAN = "_mean"  # after the name of a score: its mean over the kept epochs of training
+FOLLOWED = ("grad_norm", "el2n", "loss", "probability", "margin")  # scores reported for every kept epoch
+MEAN = "_mean"  # suffix of a score: its mean over the kept epochs after training began
 _SEED = 0  # of the bootstrap and of the power iteration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """The weights of a training at some epochs, and how it went from one to the next.
+    """The kept weights of a training, and the learning rates between them.
 
     Attributes:
         params: epoch → parameters; 0 is before training.
-        scored: the epoch whose weights are looked at most closely.
+        scored: epoch for which all scores are reported; one of `params`.
         learning_rates: of every step.
-        steps_per_epoch: as many went into each epoch.
+        steps_per_epoch: number of steps in each epoch.
         batch_size: of each step but the last of an epoch.
     """
 
@@ -45,7 +45,7 @@ class Trajectory:
 
     @functools.cached_property
     def weights(self) -> dict[int, float]:
-        """How much the gradients of each epoch count for the whole training."""
+        """Weight of each kept epoch in sums over the training, see `checkpoint_weights`."""
         epochs = sorted(self.params)
         found = checkpoint_weights(epochs, self.learning_rates, self.steps_per_epoch)
         return dict(zip(epochs, found.tolist(), strict=True))
@@ -53,15 +53,16 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientAnalysis:
-    """What was found.
+    """Results of the analysis.
 
     Attributes:
-        scores: split → score → a value for each example.
-        noise_scales: epoch → the gradient noise scale of the training split.
-        classes: of the training split.
-        influenced: the test examples whose influences were taken, as positions in the split.
-        influence: of each training example on each of those: positive where it lowered the loss.
-        curvature: largest eigenvalue of the Hessian of the mean training loss, where it was asked for.
+        scores: split → score → a value for each example, float32.
+        noise_scales: epoch → gradient noise scale of the training split.
+        classes: similarity of the classes' gradients on the training split, at the scored epoch.
+        influenced: positions in the test split of the examples whose influences were computed.
+        influence: of each training example on each of those, float32; positive where it lowered the loss.
+        curvature: largest eigenvalue of the Hessian of the mean training loss at the scored epoch; None where it was
+            not asked for.
     """
 
     scores: dict[str, Scores]
@@ -73,12 +74,12 @@ class GradientAnalysis:
 
 
 def epoch_column(name: str, epoch: int) -> str:
-    """Return the name of a score at an epoch, such as `el2n_epoch_005`."""
+    """Return the column name of a score at an epoch, such as `el2n_epoch_005`."""
     return f"{name}_epoch_{epoch:03d}"
 
 
 def num_influenced(config: GradientsConfig, num_test_examples: int) -> int:
-    """Return how many test examples have their influences taken."""
+    """Return the number of test examples whose influences are computed."""
     return min(len(config.test_examples) or config.num_influenced, num_test_examples)
 
 
@@ -91,18 +92,18 @@ def analyze(
     *,
     advance: Callable[[int], None] = lambda _: None,
 ) -> GradientAnalysis:
-    """Walk over the kept weights.
+    """Run all passes over the splits at each kept epoch.
 
     Args:
         passes: compiled for the model, and for `num_influenced` examples.
         trajectory: of the training.
         splits: `train` and `test` among them.
-        config: what is asked.
+        config: which test examples, how many bootstrap samples and iterations.
         num_classes: of the labels.
-        advance: hears of every example that a pass is done with, `num_visits` in all.
+        advance: called with the number of examples that a pass has processed; `num_visits` in all.
 
     Raises:
-        ConfigError: a chosen test example does not exist.
+        ConfigError: one line; an example of `config.test_examples` is not in the test split.
     """
     train, test = splits["train"], splits["test"]
     by_epoch: dict[int, dict[str, Scores]] = {}
@@ -145,13 +146,13 @@ def analyze(
 
 
 def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
-    """Return how often `analyze` tells of an example."""
+    """Return the sum of the numbers that `analyze` reports to `advance`."""
     everywhere, in_training, epochs = sum(map(len, splits.values())), len(splits["train"]), len(trajectory.params)
     return (epochs + 1) * everywhere + 2 * epochs * in_training
 
 
 def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndarray, " influenced"]:
-    """Return the test examples whose influences are taken: those chosen, or those with the largest loss."""
+    """Return the positions of the chosen test examples, or of those with the largest loss."""
     if not config.test_examples:
         return largest(scores["loss"], num_influenced(config, len(test)))
     positions = {int(name): position for position, name in enumerate(test.example_id)}
@@ -165,7 +166,7 @@ def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndar
 
 
 def _followed(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Trajectory, split: str) -> Scores:
-    """Return the scores at the closest look, those of every epoch, their means over training, and self-influence."""
+    """Return all scores at the scored epoch, `FOLLOWED` at every epoch with their means, and self-influence."""
     found = {epoch: scores[split] for epoch, scores in sorted(by_epoch.items())}
     trained = [epoch for epoch in found if epoch > 0] or list(found)
     columns = dict(found[trajectory.scored])
@@ -203,7 +204,7 @@ def _align(
     num_classes: int,
     advance: Callable[[int], None],
 ) -> dict[str, Scores]:
-    """Return the cosine of each example's gradient with the mean training gradient, and with that of its class."""
+    """Return the cosine of each example's gradient with the mean training gradient, of all and of its class."""
     found = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
     _, unravel = ravel_pytree(params)
     total = _unit(chunks.total())

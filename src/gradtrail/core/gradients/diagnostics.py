@@ -1,12 +1,8 @@
-"""How the gradients of the classes go together; NumPy on the host.
+"""Diagnostics from gradients: class structure, curvature of the loss, and weights of checkpoints for influence.
 
-The curvature of the loss: products with the Hessian, and its largest eigenvalue, without the Hessian.
-
-Which training examples moved the loss of an example, by the inner products of their gradients.
-
-A step on example z with learning rate η lowers the loss of z' by about η ⟨∇ℓ(z), ∇ℓ(z')⟩; TracIn sums this over a
-training, and takes kept weights in place of all (Pruthi et al., arXiv 2002.08484, equation 1 and section 3.2). It is
-derived for plain gradient descent; other optimizers rescale the steps.
+The influence of a training example z on an example z' is that of TracIn: a step on z with learning rate η lowers the
+loss of z' by about η ⟨∇ℓ(z), ∇ℓ(z')⟩; summed over a training, with kept weights for those of every step (Pruthi et al.,
+arXiv 2002.08484, equation 1 and section 3.2). It is derived for plain gradient descent; other optimizers rescale steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,18 +17,19 @@ from jaxtyping import Array, Float, Int, Key
 from gradtrail.core.nn.models import HostParams, Params
 
 Classes = Float[np.ndarray, "classes classes"]
+_TINY = 1e-30  # below every norm but 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassStructure:
-    """The mean gradients of the classes, beside each other; NaN where a class has no example.
+    """Similarity of the classes' gradients, float64; NaN where a class has no example.
 
     Attributes:
         cosine: between the mean gradients of two classes.
-        coherence: mean inner product of the gradients of two different examples, one of each class, over the product
-            of the classes' root mean square norms: 1 where all point one way, 0 where they have nothing in common.
-        share: part of each class in the mean gradient of all, ⟨Gc, G⟩ / ‖G‖², by size of the class; they sum to 1, and
-            a class that pulls against the rest has a negative one.
+        coherence: mean inner product of the gradients of two distinct examples, one of each class, over the product of
+            the classes' root mean square norms: 1 where all are parallel, 0 where they are orthogonal on average.
+        share: ⟨Gc, G⟩ / ‖G‖² of the summed gradients of a class and of all examples; the shares sum to 1, and that of a
+            class whose gradient opposes the others is negative.
     """
 
     cosine: Classes
@@ -46,7 +43,7 @@ class ClassStructure:
 
     @property
     def across(self) -> float:
-        """Mean coherence of two different classes."""
+        """Mean coherence of two distinct classes; 0 where there is only one."""
         others = ~np.eye(len(self.coherence), dtype=bool)
         return float(np.nanmean(self.coherence[others])) if np.isfinite(self.coherence[others]).any() else 0.0
 
@@ -54,11 +51,11 @@ class ClassStructure:
 def class_structure(
     products: Classes, squares: Float[np.ndarray, " classes"], sizes: Int[np.ndarray, " classes"]
 ) -> ClassStructure:
-    """Sum up the classes.
+    """Compute the similarity of the classes' gradients.
 
     Args:
         products: inner products of the classes' summed gradients, float64.
-        squares: sum over each class's examples of their gradients' squared norms.
+        squares: for each class, the sum of its examples' squared gradient norms, float64.
         sizes: examples of each class.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -71,13 +68,10 @@ def class_structure(
     return ClassStructure(cosine=cosine, coherence=coherence, share=share)
 
 
-_TINY = 1e-30  # below every norm that is no zero
-
-
 def hessian_product(grad: Callable[[Params], Params], params: Params, direction: Params) -> Params:
     """Return the Hessian at `params` times a direction: the derivative of the gradient along it.
 
-    Forward over reverse mode (Pearlmutter, Neural Computation 6(1), 1994): about twice the cost of a gradient.
+    Forward over reverse mode (Pearlmutter, Neural Computation 6(1), 1994), at about twice the cost of a gradient.
     """
     return jax.jvp(grad, (params,), (direction,))[1]
 
@@ -88,10 +82,10 @@ def largest_eigenvalue(
     """Return the Hessian's eigenvalue of largest magnitude, by power iteration.
 
     Args:
-        product: direction → the Hessian times it.
-        params: whose shapes the direction has.
-        iterations: products taken; from one to the next the error falls by the ratio of the two largest eigenvalues.
-        key: of the direction to begin with.
+        product: direction → Hessian times direction.
+        params: give the shapes of the direction.
+        iterations: number of products; each reduces the error by the ratio of the two largest eigenvalues.
+        key: of the first direction, drawn from a normal distribution.
     """
     direction = _unit(optax.tree.random_like(key, params, jax.random.normal))
     eigenvalue = jnp.float32(0)
@@ -110,13 +104,13 @@ def _unit(direction: Params) -> Params:
 def checkpoint_weights(
     epochs: Sequence[int], learning_rates: Float[np.ndarray, " steps"], steps_per_epoch: int
 ) -> Float[np.ndarray, " checkpoints"]:
-    """Return how much each kept epoch counts: the sum of the learning rates of the steps that lie nearest to it.
+    """Return the weight of each kept epoch: the sum of the learning rates of the steps nearest to it.
 
     Args:
         epochs: of the kept weights, ascending; 0 is before training.
         learning_rates: of every step of the training.
-        steps_per_epoch: as many went into each epoch.
+        steps_per_epoch: number of steps in each epoch.
     """
-    after = (np.arange(len(learning_rates)) + 0.5) / steps_per_epoch  # where a step lies, in epochs
+    after = (np.arange(len(learning_rates)) + 0.5) / steps_per_epoch  # middle of each step, in epochs
     nearest = np.argmin(np.abs(after[:, None] - np.asarray(epochs, float)[None]), axis=1)
     return np.bincount(nearest, weights=learning_rates.astype(np.float64), minlength=len(epochs))

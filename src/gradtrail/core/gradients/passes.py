@@ -1,7 +1,7 @@
-"""The passes over a data set that analyses of gradients are made of, each compiled once and shared out over devices.
+"""The passes over a data set that an analysis of gradients consists of, each compiled once, data-parallel over devices.
 
-Every figure of an example is its own, so that the size of a microbatch is a matter of memory alone. Sums over examples
-go through batches of one fixed size.
+Microbatch sizes follow from the network alone, by fixed budgets of memory: no setting of the machine changes them, and
+so none changes a result. The summed gradients lie on the host, see `chunk_bytes`.
 """
 
 import functools
@@ -24,27 +24,28 @@ from gradtrail.core.nn.models import HostParams, Model, Params, num_parameters
 from gradtrail.core.per_example import norms
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
 
-LARGEST_BATCH = 512  # of a device: larger ones gain nothing
-_SUM_BYTES = 24 * 2**20  # of a pass that sums over a batch: fixed, so that no setting of memory changes the sum
-_FEWEST_SUMMED = 8  # rows of such a batch, whatever they take
+_LARGEST_BATCH = 512  # examples per device: larger batches are no faster
+_TEMPORARY_BYTES = 24 * 2**20  # of a microbatch: on a CPU more than fits into its caches is slower
+_FEWEST_SUMMED = 8  # examples in a microbatch of a sum, whatever they take
 _CHUNKS_PER_CLASS = 10
-_CHUNK_FLOATS = 2**27  # that the gradients of all chunks may take: 512 MiB
+_CHUNK_FLOATS = 2**27  # 512 MiB for the summed gradients of all chunks, where two chunks per class fit into that
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A function of one size of batch, for splits of any size.
+    """A function compiled for one batch size, applied to splits of any size.
 
     Attributes:
-        function: whole, batch → nothing, and a dict of rows; both pytrees of arrays.
-        batch_size: over all devices.
+        function: (whole, batch) → (sums over the batch, dict of arrays with a row per example), all pytrees; `whole` is
+            what every example needs, such as the parameters.
+        batch_size: examples, over all devices.
     """
 
     function: CompiledFunction
     batch_size: int
 
     def __call__(self, whole: Any, *arrays: np.ndarray, advance: Callable[[int], None]) -> dict[str, np.ndarray]:
-        """Return the rows for all rows of `arrays`; `advance` hears how many are done."""
+        """Return a row for each row of `arrays`; `advance` is called with the number of rows of each batch."""
 
         def call(*batch: np.ndarray) -> dict[str, Array]:
             return self.function(whole, batch)[1]
@@ -58,17 +59,18 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPasses:
-    """All of them.
+    """The compiled passes.
 
     Attributes:
-        mesh: the devices that share each batch.
-        score: params → the scores of each example, see `scores.score_batch`.
-        dots: (params, directions), two directions → `dots` of each example's gradient with them.
-        products: (params, signals of some examples) → `products` of each example's gradient with those of them.
+        mesh: the devices that each batch is split over.
+        score: whole = params; rows = the scores of `scores.score_batch`.
+        dots: whole = (params, two directions); row `dots` = inner products of the example's gradient with both.
+        products: whole = (params, signals of the influenced examples); row `products` = inner products of the
+            example's gradient with theirs.
         signals: params, images, labels → signals, of as many examples as `products` takes.
-        sums: params, (images, labels, mask) → the summed gradient, and no rows.
-        hessian: (params, direction), (images, labels, mask) → the Hessian of the summed loss times the direction, and
-            no rows; None where nobody asks for the curvature.
+        sums: whole = params, batch = (images, labels, mask); sum = the summed gradient.
+        hessian: whole = (params, direction), batch likewise; sum = the Hessian of the summed loss times the direction.
+            None where no curvature is asked for.
     """
 
     mesh: Mesh
@@ -80,12 +82,12 @@ class GradientPasses:
     hessian: Pass | None
 
     def place(self, params: Params | HostParams) -> Params:
-        """Return parameters on every device, once for many calls."""
+        """Copy parameters to every device, once for many calls."""
         return jax.device_put(params, replicated(self.mesh))
 
     @property
     def functions(self) -> list[CompiledFunction]:
-        """All of them, for the profile."""
+        """All compiled functions."""
         passes = (self.score, self.dots, self.products, self.sums, self.hessian)
         return [*(each.function for each in passes if each), self.signals]
 
@@ -96,31 +98,27 @@ def compile_passes(
     num_others: int,
     *,
     curvature: bool,
-    memory_budget: int,
     compiler: Compiler,
     mesh: Mesh | None = None,
 ) -> GradientPasses:
-    """Compile all passes, with microbatches as large as a budget allows.
+    """Compile all passes for microbatches whose temporary arrays take at most 24 MiB on a device.
+
+    A single example may take more, and so may the 8 examples of a sum; a microbatch has at most 512 examples a device.
 
     Args:
         model: the network.
         label_smoothing: of the loss.
         num_others: examples whose gradients `products` compares with.
         curvature: whether to compile the product with the Hessian too.
-        memory_budget: bytes that the temporary arrays of a pass may take on a device.
-        compiler: that compiles them.
-        mesh: the devices that share each batch, by default all of this process.
-
-    Raises:
-        ConfigError: a single example does not fit into the budget.
+        compiler: compiles them.
+        mesh: the devices that each batch is split over, by default all of this process.
     """
     mesh = mesh or make_mesh()
     params = model.abstract_params()
     signals_of = functools.partial(norms.signals, model, label_smoothing=label_smoothing)
     others = _abstract_rows(model, num_others)
-    compile_pass = functools.partial(_compile_pass, model, mesh, compiler)
-    compile_rows = functools.partial(compile_pass, budget=memory_budget)
-    compile_sums = functools.partial(compile_pass, budget=_SUM_BYTES, at_least=_FEWEST_SUMMED, masked=True)
+    compile_rows = functools.partial(_compile_pass, model, mesh, compiler)
+    compile_sums = functools.partial(compile_rows, masked=True)
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
 
     def score(params: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
@@ -163,13 +161,13 @@ def compile_passes(
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkGradients:
-    """Gradients of a split, summed up over chunks of examples of one class.
+    """Gradients of a split, summed over chunks of examples of one class each.
 
     Attributes:
-        sums: of each chunk, flat, float32.
-        classes: of each chunk.
+        sums: flat gradient of each chunk, float32, on the host.
+        classes: class of each chunk.
         sizes: examples in each chunk.
-        chunk_of: the chunk of each example of the split.
+        chunk_of: chunk of each example of the split.
     """
 
     sums: Float[np.ndarray, "chunks parameters"]
@@ -178,7 +176,7 @@ class ChunkGradients:
     chunk_of: Int[np.ndarray, " examples"]
 
     def products(self) -> Float[np.ndarray, "chunks chunks"]:
-        """Return the inner products of the sums, float64."""
+        """Return the inner products of the chunks' sums, float64."""
         found = np.zeros((len(self.sums), len(self.sums)))
         for start in range(0, self.sums.shape[1], 2**16):
             part = self.sums[:, start : start + 2**16].astype(np.float64)
@@ -186,11 +184,11 @@ class ChunkGradients:
         return found
 
     def squares(self, grad_norm: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " chunks"]:
-        """Return the sum of the squared norms over each chunk's examples, float64."""
+        """Return for each chunk the sum of its examples' squared gradient norms, float64."""
         return np.bincount(self.chunk_of, weights=grad_norm.astype(np.float64) ** 2, minlength=len(self.sizes))
 
     def total(self) -> Float[np.ndarray, " parameters"]:
-        """Return the summed gradient of the split."""
+        """Return the summed gradient of the whole split."""
         return np.asarray(np.sum(self.sums, axis=0))
 
     def of_class(self, label: int) -> Float[np.ndarray, " parameters"]:
@@ -206,36 +204,46 @@ def chunk_gradients(
     *,
     advance: Callable[[int], None],
 ) -> ChunkGradients:
-    """Sum up the gradients of each class in some chunks: as many as memory allows for, 2 to 10 a class."""
-    size = num_parameters(params)
-    per_class = int(np.clip(_CHUNK_FLOATS // (size * num_classes), 2, _CHUNKS_PER_CLASS))
-    sums: list[np.ndarray] = []
-    classes, sizes, chunk_of = [], [], np.zeros(len(split), np.int64)
+    """Sum the gradients of each class over chunks of its examples, see `chunks_per_class`.
+
+    `advance` is called with the number of examples of each chunk.
+    """
+    per_class = chunks_per_class(num_parameters(params), num_classes)
+    sums = np.empty((num_classes * per_class, num_parameters(params)), np.float32)
+    classes: list[int] = []
+    sizes: list[int] = []
+    chunk_of = np.zeros(len(split), np.int64)
     for label in range(num_classes):
         members = np.flatnonzero(split.labels == label)
         if not len(members):
             continue
         parts = np.split(members, range(passes.sums.batch_size, len(members), passes.sums.batch_size))
         for group in np.array_split(np.arange(len(parts)), min(per_class, len(parts))):
-            found = [_summed_grad(passes.sums, params, split, parts[index]) for index in group]
             rows = np.concatenate([parts[index] for index in group])
-            chunk_of[rows] = len(sums)
-            sums.append(np.sum(found, axis=0))
+            total = sums[len(sizes)]
+            for index in group:
+                found, _ = passes.sums.function(params, _masked_batch(passes.sums, split, parts[index]))
+                flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(found)])
+                total[:] = flat if index == group[0] else total + flat
+            chunk_of[rows] = len(sizes)
             classes.append(label)
             sizes.append(len(rows))
             advance(len(rows))
-    return ChunkGradients(sums=np.stack(sums), classes=np.array(classes), sizes=np.array(sizes), chunk_of=chunk_of)
+    return ChunkGradients(sums=sums[: len(sizes)], classes=np.array(classes), sizes=np.array(sizes), chunk_of=chunk_of)
 
 
-def _summed_grad(
-    sums: Pass, params: Params | HostParams, split: Split, rows: np.ndarray
-) -> Float[np.ndarray, " parameters"]:
-    total, _ = sums.function(params, _filled(sums, split, rows))
-    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(total)])
+def chunks_per_class(num_parameters: int, num_classes: int) -> int:
+    """Return the number of chunks that each class is summed in: 10, or as many as fit into 512 MiB, but 2 at least."""
+    return int(np.clip(_CHUNK_FLOATS // (num_parameters * num_classes), 2, _CHUNKS_PER_CLASS))
 
 
-def _filled(sums: Pass, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a batch with these rows, and others that its mask leaves out."""
+def chunk_bytes(num_parameters: int, num_classes: int) -> int:
+    """Return the bytes of `ChunkGradients.sums`, which are held on the host; above 512 MiB with 2 chunks a class."""
+    return 4 * num_parameters * num_classes * chunks_per_class(num_parameters, num_classes)
+
+
+def _masked_batch(sums: Pass, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a batch of these rows, padded with some of them again; its mask is false for the padding."""
     filled = np.resize(rows, sums.batch_size)
     return split.images[filled], split.labels[filled], np.arange(sums.batch_size) < len(rows)
 
@@ -245,7 +253,9 @@ def mean_hessian_product(hessian: Pass, params: Params | HostParams, direction: 
     total = jax.tree.map(jnp.zeros_like, params)
     for start in range(0, len(split), hessian.batch_size):
         rows = np.arange(start, min(start + hessian.batch_size, len(split)))
-        total = jax.tree.map(jnp.add, total, hessian.function((params, direction), _filled(hessian, split, rows))[0])
+        total = jax.tree.map(
+            jnp.add, total, hessian.function((params, direction), _masked_batch(hessian, split, rows))[0]
+        )
     return jax.tree.map(lambda leaf: leaf / len(split), total)
 
 
@@ -257,11 +267,9 @@ def _compile_pass(
     function: Callable,
     whole: Any,
     *,
-    budget: int,
-    at_least: int = 0,
     masked: bool = False,
 ) -> Pass:
-    """Compile a function for the largest batch that fits into a budget; `masked`, it is told which rows count."""
+    """Compile a function for the largest microbatch within the budget; a `masked` one takes a mask of the rows too."""
 
     def compile_at(rows: int) -> CompiledFunction:
         count = rows * mesh.size
@@ -269,7 +277,8 @@ def _compile_pass(
         batch = with_sharding((*_abstract_rows(model, count), *mask), over_batch(mesh))
         return compiler.compile(name, data_parallel(function, mesh), with_sharding(whole, replicated(mesh)), batch)
 
-    function_at, rows = compile_within(budget, LARGEST_BATCH, compile_at, at_least=at_least)
+    at_least = _FEWEST_SUMMED if masked else 1
+    function_at, rows = compile_within(_TEMPORARY_BYTES, _LARGEST_BATCH, compile_at, at_least=at_least)
     return Pass(function=function_at, batch_size=rows * mesh.size)
 
 

@@ -1,7 +1,4 @@
-"""Orders and ranks; NumPy on the host.
-
-The scores of single examples: what a pass over the data finds of each, and what they say together.
-"""
+"""Scores of single examples, from a pass over the data, with their ranks and summary statistics."""
 
 import functools
 from collections.abc import Mapping
@@ -16,27 +13,26 @@ from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.norms import squared_grad_norms
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
+LAYER = "grad_norm_"  # prefix of a layer's name: norm of the gradient of its parameters alone
+
 
 def ranks(values: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " examples"]:
-    """Return ranks from 1; equal values share the mean of their ranks."""
+    """Return ranks from 1, float64; equal values get the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse]
 
 
 def rank_correlation(left: Float[np.ndarray, " examples"], right: Float[np.ndarray, " examples"]) -> float:
-    """Return Spearman's ρ, -1 to 1; 0 where one side is constant."""
+    """Return Spearman's rank correlation ρ, -1 to 1; 0 where one side is constant."""
     a, b = (ranks(values) - (len(values) + 1) / 2 for values in (left, right))
     scale = np.sqrt(np.sum(a**2) * np.sum(b**2))
     return float(np.sum(a * b) / scale) if scale > 0 else 0.0
 
 
 def largest(values: Float[np.ndarray, " examples"], count: int) -> Int[np.ndarray, " count"]:
-    """Return the indices of the `count` largest values, the largest first; equal values in order of index."""
+    """Return the indices of the `count` largest values in descending order, ties by ascending index."""
     return np.argsort(-values, kind="stable")[:count]
-
-
-LAYER = "grad_norm_"  # before the name of a layer: the norm of the gradient of its parameters alone
 
 
 def score_batch(
@@ -50,10 +46,10 @@ def score_batch(
     """Return the scores of each example of a batch.
 
     Returns:
-        float32 unless said otherwise, of shape (batch,) each: `grad_norm`, ‖∇ℓᵢ‖₂ over all parameters (GraNd, Paul et
-        al., arXiv 2107.07075), and `grad_norm_<layer>` over those of a layer; `el2n`; `loss` in nats; `probability` of
-        the label; `margin` in logits; `entropy` of the prediction in nats; `input_norm` of the pixels scaled to 0..1;
-        `predicted`, the class, int32.
+        Arrays of shape (batch,), float32 unless stated otherwise: `grad_norm`, ‖∇ℓᵢ‖₂ over all parameters (GraNd, Paul
+        et al., arXiv 2107.07075), and `grad_norm_<layer>` over those of a layer; `el2n`; `loss` in nats, label
+        smoothing included; `probability` of the label; `margin` in logits; `entropy` of the prediction in nats;
+        `input_norm`, the L2 norm of the pixels scaled to 0..1; `predicted`, the class, int32.
     """
     by_layer, logits = squared_grad_norms(model, params, images, labels, label_smoothing=label_smoothing)
     pixels = images.reshape(images.shape[0], -1).astype(jnp.float32) / 255.0
@@ -71,7 +67,7 @@ def score_batch(
 
 
 def compile_score(model: Model, label_smoothing: float, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
-    """Compile `score_batch` for one size of batch: params, images, labels → scores."""
+    """Compile `score_batch` for one batch size: params, images, labels → scores."""
     images = jax.ShapeDtypeStruct((batch_size, *model.config.image_shape), jnp.uint8)
     labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     function = functools.partial(score_batch, model, label_smoothing=label_smoothing)
@@ -79,15 +75,15 @@ def compile_score(model: Model, label_smoothing: float, batch_size: int, *, comp
 
 
 def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[str, float]:
-    """Answer in numbers which examples of a split have the largest gradients, and why.
+    """Summarize which examples of a split have the largest gradients, and what goes with it.
 
     Args:
         scores: `grad_norm`, `el2n`, `loss`, `margin`, `input_norm` and `correct` of each example.
         top_fraction: share of the split that counts as the largest.
 
     Returns:
-        Median, mean and maximum of the norm; Spearman's rank correlation of the norm with each other score; the share
-        of misclassified examples among the largest and among all; the share of all gradient norm that the largest hold.
+        Median, mean and maximum of the norm; Spearman's rank correlation of the norm with other scores; the share of
+        misclassified examples among the largest norms and among all; the share of the largest in the sum of all norms.
     """
     norm, wrong = scores["grad_norm"].astype(np.float64), ~scores["correct"]
     top = largest(norm, max(1, round(top_fraction * len(norm))))

@@ -1,7 +1,7 @@
-"""Convolution and pooling as the compiled loop wants them: patches times a matrix, with the batch as the last axis.
+"""Convolution as patches times a matrix, and pooling, with the batch as the last axis.
 
-XLA's CPU backend runs a convolution inside a loop without its fast kernels (jax issue 12868), a matrix product with
-them. With the batch last, every shift of an image moves whole rows of memory, and so does every pooling window.
+Inside a compiled loop XLA's CPU backend runs convolutions without its fast kernels (jax issue 12868), matrix products
+with them. With the batch as the last axis, shifting an image or a pooling window moves contiguous rows of memory.
 """
 
 import functools
@@ -19,9 +19,10 @@ def convolve(
     kernel: Float[Array, "size size channels features"],
     precision: Precision,
 ) -> Float[Array, "features height width batch"]:
-    """Convolve with stride 1 and zeros beyond the edges; float32, operands rounded to `precision`, sums in float32.
+    """Convolve with stride 1 and zero padding; float32, operands rounded to `precision`, sums in float32.
 
-    As for `matmul`, the same holds backward, and a low precision has a reverse-mode derivative only.
+    As for `precision.matmul`, the same holds for the backward pass, and a low precision has a reverse-mode derivative
+    only.
     """
     return _convolve(inputs, kernel) if precision == "float32" else _low_convolve(inputs, kernel, precision)
 
@@ -29,7 +30,7 @@ def convolve(
 def patches(
     inputs: Shaped[Array, "channels height width batch"], size: int
 ) -> Shaped[Array, "{size}*{size}*channels height*width*batch"]:
-    """Return what the kernel sees of each pixel as a column, zeros beyond the edges; `size` is odd."""
+    """Return the zero-padded neighbourhood of each pixel as a column; `size` is odd."""
     channels, height, width, batch = inputs.shape
     padded = jnp.pad(inputs, _padding(size))
     shifts = itertools.product(range(size), range(size))
@@ -42,10 +43,10 @@ def by_example(
     cotangent: Float[Array, "features height width batch"],
     size: int,
 ) -> tuple[Float[Array, "batch {size}*{size}*channels pixels"], Float[Array, "batch pixels features"]]:
-    """Return `patches` and the cotangents of each example by itself, whose product is the gradient of its kernel.
+    """Return patches and cotangents of each example, whose product is its gradient of the kernel.
 
-    The rows of an image follow each other with `size` - 1 pixels of edge between them, where the cotangent is zero: so
-    each shift of the image is one piece of memory, and these copies cost next to nothing beside the product.
+    The rows of an image are stored one after the other with `size` - 1 pixels of padding between them, where the
+    cotangent is zero: so each shift of the image is contiguous memory, and the copies are cheap beside the product.
     """
     edge = size // 2
     images, deltas = jnp.moveaxis(inputs, -1, 0), jnp.transpose(cotangent, (3, 1, 2, 0))
@@ -62,10 +63,10 @@ def by_example(
 def max_pool(
     inputs: Float[Array, "channels height width batch"],
 ) -> Float[Array, "channels height//2 width//2 batch"]:
-    """Return the largest of each window of 2 × 2; an odd last row or column is left out.
+    """Return the maximum of each window of 2 × 2; an odd last row or column is left out.
 
-    Where several are largest, each has its equal share of the gradient, as for `jnp.max`. Reverse-mode derivatives
-    only, and forward-mode ones of those.
+    Equal maxima share the gradient equally, as for `jnp.max`. It has reverse-mode derivatives, and forward-mode ones of
+    those, only.
     """
     height, width = inputs.shape[1] // 2 * 2, inputs.shape[2] // 2 * 2
     return _max_pool(inputs[:, :height, :width])
@@ -82,7 +83,7 @@ def _max_pool_forward(inputs: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _max_pool_backward(residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array]:
-    """Spread the cotangent over the windows: XLA's own derivative of strided slices takes five times as long."""
+    """Distribute the cotangent over the windows: XLA's derivative of strided slices takes five times as long."""
     inputs, largest = residuals
     ties = sum((corner == largest).astype(inputs.dtype) for corner in _corners(inputs))
     return (jnp.where(inputs == _spread(largest), _spread(cotangent / ties), 0.0),)
@@ -132,14 +133,14 @@ _low_convolve.defvjp(_low_convolve_forward, _low_convolve_backward)
 
 
 def _sum_patches(columns: Array, shape: tuple[int, ...], size: int) -> Array:
-    """Add up what each pixel got as part of several patches: the transpose of `patches`."""
+    """Add up the patches at each pixel: the transpose of `patches`."""
     zeros = jax.ShapeDtypeStruct(shape, columns.dtype)
     (summed,) = jax.linear_transpose(functools.partial(patches, size=size), zeros)(columns)
     return summed
 
 
 def _low_patches(inputs: Array, size: int) -> Array:
-    """Move 16-bit numbers as integers: XLA's CPU backend would convert each float to float32 and back on the way."""
+    """Copy 16-bit floats as integers: XLA's CPU backend would convert each to float32 and back."""
     moved = patches(jax.lax.bitcast_convert_type(inputs, jnp.uint16), size)
     return jax.lax.optimization_barrier(jax.lax.bitcast_convert_type(moved, inputs.dtype))
 

@@ -1,4 +1,4 @@
-"""What a model says of each example."""
+"""Predictions of a model: probabilities, loss and correctness of each example."""
 
 import functools
 from collections.abc import Callable
@@ -19,9 +19,11 @@ VALIDATION_BATCH_SIZE = 1000
 def predict_batch(
     model: Model, params: Params, images: UInt8[Array, "batch height width"], labels: Int[Array, " batch"]
 ) -> dict[str, Array]:
-    """Return `probabilities` (batch, classes), `loss` and `correct` (batch) of one batch, float32.
+    """Predict one batch.
 
-    The loss is the cross-entropy in nats, without label smoothing.
+    Returns:
+        float32: `probabilities` (batch, classes), the softmax of the logits; `loss` (batch,), the cross-entropy in nats
+        without label smoothing; `correct` (batch,), 1 where the label has the largest logit, else 0.
     """
     logits = model.apply(params, images)
     return {
@@ -32,7 +34,7 @@ def predict_batch(
 
 
 def compile_predict(model: Model, batch_size: int, *, compiler: Compiler) -> CompiledFunction:
-    """Compile `predict_batch` for one size of batch: params, images, labels → rows."""
+    """Compile `predict_batch` for one batch size: params, images, labels → rows."""
     images = jax.ShapeDtypeStruct((batch_size, *model.config.image_shape), jnp.uint8)
     labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     function = functools.partial(predict_batch, model)

@@ -1,6 +1,6 @@
-"""The layers that networks are made of, as Flax NNX modules that know their precision.
+"""Layers as Flax NNX modules, each with its precision and with its own way to per-example gradient metrics.
 
-Dense layers have the batch first, convolutions last (see `convolution`).
+Dense layers have the batch as the first axis, convolutions as the last (see `convolution`).
 """
 
 from collections.abc import Callable
@@ -20,22 +20,26 @@ _he_normal = nnx.initializers.he_normal()
 
 
 class Layer(nnx.Module):
-    """What has parameters, and sends every example through by itself, whatever else is in the batch.
+    """A module with parameters whose outputs for an example depend on that example alone.
 
-    The figures of every example's own gradient, all float32, take the inputs of the layer and the cotangent of its
-    outputs, from losses of which each depends on its own example alone. Where a layer knows no better way they come
-    from the gradients themselves, and those from their definition.
+    The methods below compute float32 metrics of each example's gradient with respect to the layer's parameters, from
+    the inputs of the layer and the cotangent of its outputs, where each loss depends on its own example alone. A layer
+    overrides those that it can compute faster; the others form the gradients of `grads`, whose default is their
+    definition by `jax.vjp`.
+
+    Attributes:
+        batch_axis: axis of the batch in inputs and outputs.
     """
 
     batch_axis = 0
 
     @property
     def is_known(self) -> bool:
-        """Whether the layer has its own way to its gradients."""
+        """Whether the layer computes its gradients in a way of its own."""
         return type(self).grads is not Layer.grads
 
     def grads(self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."]) -> Float[Array, "batch parameters"]:
-        """Return the gradient of each example with respect to the parameters, flat, as `flattened` has them."""
+        """Return the gradient of each example with respect to the parameters, in the order of `flattened`."""
         graphdef, state = nnx.split(self)
 
         def grad(one: Array, of_one: Array) -> Array:
@@ -65,7 +69,7 @@ class Layer(nnx.Module):
         other_inputs: Float[Array, "..."],
         other_cotangent: Float[Array, "..."],
     ) -> Float[Array, "batch others"]:
-        """Return the inner product of each example's gradient with that of each of some other examples."""
+        """Return the inner products of each example's gradient with those of other examples."""
         return self.grads(inputs, cotangent) @ self.grads(other_inputs, other_cotangent).T
 
 
@@ -73,7 +77,7 @@ Tap: TypeAlias = Callable[[Layer, Array], Array]
 
 
 def identity_tap(layer: Layer, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Send inputs through a layer. Whoever wants to see what goes in and comes out hands in another function."""
+    """Apply a layer; other taps also record its inputs, or replace it."""
     outputs: Array = layer(inputs)
     return outputs
 
@@ -101,7 +105,7 @@ class Dense(Layer):
         return of_kernel + _squared_norm(cotangent)
 
     def grad_dots(self, inputs: Array, cotangent: Array, directions: PyTree) -> Array:
-        """Return aᵀ V δ for each example: the direction in place of the weights, and no gradient formed."""
+        """Return aᵀ V δ for each example and direction V, without forming the gradient a δᵀ."""
         low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
 
         def dot(direction: PyTree) -> Array:
@@ -130,14 +134,14 @@ class Convolution(Layer):
         return convolve(inputs, self.kernel[...], self.precision) + self.bias[...][:, None, None, None]
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
-        """Sum up the products of what each pixel saw with its cotangent, example by example."""
+        """Return the sum over pixels of patch times cotangent, for each example."""
         columns, deltas = self._by_example(inputs, cotangent)
         of_kernel = jnp.einsum("bip,bpo->bio", columns, deltas)
         of_bias = jnp.sum(cotangent, axis=(1, 2)).T
         return jnp.concatenate([of_bias, of_kernel.reshape(len(of_bias), -1)], axis=1)
 
     def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
-        """Sum up the gradient of each example, or pairs of its pixels, whichever is less work.
+        """Return the squared norms by whichever needs fewer FLOPs: the gradients, or all pairs of pixels.
 
         With patches A and cotangents Δ of all pixels of an example, the gradient is A Δᵀ, and its squared norm also the
         sum of (AᵀA) ∘ (ΔᵀΔ): the ghost norm of Bu et al. (arXiv 2205.10683).
@@ -168,7 +172,7 @@ class GroupNorm(Layer):
         return _scaled(self._standardize(inputs), self.scale[...], self.bias[...])
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
-        """Return the sums over pixels that are the gradients of bias and scale."""
+        """Return the gradients of bias and scale, sums over pixels."""
         return _affine_grads(self._standardize(inputs), cotangent)
 
     def _standardize(self, inputs: Array) -> Array:
@@ -189,19 +193,19 @@ class LayerNorm(Layer):
         return _scaled(_standardized(inputs, (0,)), self.scale[...], self.bias[...])
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
-        """Return the sums over pixels that are the gradients of bias and scale."""
+        """Return the gradients of bias and scale, sums over pixels."""
         return _affine_grads(_standardized(inputs, (0,)), cotangent)
 
 
 def dropout(
     inputs: Float[Array, "batch features"], rate: float, key: Key[Array, " batch"] | None
 ) -> Float[Array, "batch features"]:
-    """Set a share of the inputs to zero and scale the rest to the same mean (Srivastava et al., JMLR 15, 2014).
+    """Set a random share of the inputs to zero and scale the rest by 1 / (1 - rate) (Srivastava et al., JMLR 15, 2014).
 
     Args:
         inputs: activations.
         rate: share that is set to zero, in [0, 1).
-        key: one for each example, so that what an example loses depends on no other; None to leave all as it is.
+        key: one for each example, so that its dropout depends on no other example; None for no dropout.
     """
     if key is None or not rate:
         return inputs
@@ -210,7 +214,7 @@ def dropout(
 
 
 def flattened(state: PyTree[Float[Array, "..."]]) -> Float[Array, " parameters"]:
-    """Return a layer's parameters, or what is like them, as one vector: by name, the bias first."""
+    """Return a layer's parameters, or a pytree like them, as one vector: ordered by name, so the bias comes first."""
     return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(state)])
 
 

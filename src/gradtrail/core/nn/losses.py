@@ -1,4 +1,4 @@
-"""Losses and figures of a prediction, one value for each example; whoever calls reduces."""
+"""Losses and other metrics of a prediction, one value per example; the caller reduces."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def label_probability(logits: Float[Array, "batch classes"], labels: Int[Array, 
 
 
 def entropy(logits: Float[Array, "batch classes"]) -> Float[Array, " batch"]:
-    """Return the entropy of the softmax, in nats: 0 where the prediction is certain, ln(classes) where it is none."""
+    """Return the entropy of the softmax, in nats: 0 for a certain prediction, ln(classes) for a uniform one."""
     log_probabilities = jax.nn.log_softmax(logits)
     return -jnp.sum(jnp.exp(log_probabilities) * log_probabilities, axis=1)
 
@@ -50,7 +50,7 @@ def el2n(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) ->
 
 
 def margin(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
-    """Return the label's logit less the largest other one: negative where the prediction is wrong."""
+    """Return the label's logit minus the largest other logit: negative where the prediction is wrong."""
     is_label = jax.nn.one_hot(labels, logits.shape[1], dtype=bool)
     of_label = jnp.sum(jnp.where(is_label, logits, 0.0), axis=1)
     return of_label - jnp.max(jnp.where(is_label, -jnp.inf, logits), axis=1)

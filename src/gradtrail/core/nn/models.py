@@ -1,7 +1,7 @@
-"""The networks, as pure functions of their parameters.
+"""The networks as pure functions of their parameters.
 
-A network is a Flax NNX module; a `Model` holds its static part, so that everything else handles parameters as a plain
-pytree of arrays and composes `jax.jit`, `grad` and `vmap` freely.
+A network is a Flax NNX module; a `Model` holds its static part, so that all other code handles parameters as a plain
+pytree of arrays under `jax.jit`, `grad` and `vmap`.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key, PyTree, UInt8
 
 from gradtrail.core.common.batching import normalize
 from gradtrail.core.common.names import model_name
-from gradtrail.core.common.validation import ConfigError, check
+from gradtrail.core.common.validation import AT_LEAST_ONE, SHARE, ConfigError, check, check_fields
 from gradtrail.core.nn.convolution import max_pool
 from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm, Tap, dropout, identity_tap
 from gradtrail.core.nn.precision import Precision
@@ -29,7 +29,7 @@ AbstractParams: TypeAlias = PyTree[Float[jax.ShapeDtypeStruct, "..."]]
 ModelKind = Literal["linear", "mlp", "cnn"]
 NormKind = Literal["none", "group", "layer"]
 WeightsKind = Literal["final", "best"]
-_MAX_LAYERS = 256  # more would be described, and compiled, for minutes
+_MAX_LAYERS = 256  # more would compile for minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class MLPConfig:
 
     Attributes:
         hidden: width of each hidden layer, from the input on.
-        dropout: share of each hidden layer's units that a training step leaves out.
+        dropout: probability with which a training step sets a hidden unit to zero.
     """
 
     hidden: tuple[int, ...]
@@ -46,23 +46,21 @@ class MLPConfig:
 
     def __post_init__(self) -> None:
         check("hidden: number of layers", len(self.hidden), at_least=1, at_most=_MAX_LAYERS)
-        for width in self.hidden:
-            check("hidden", width, at_least=1)
-        check("dropout", self.dropout, at_least=0, below=1)
+        check_fields(self, hidden=AT_LEAST_ONE, dropout=SHARE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CNNConfig:
-    """Stacks of convolution, norm and ReLU, each ended by max pooling of 2 × 2; then dense layers.
+    """Stacks of convolution, normalization and ReLU, each ended by max pooling of 2 × 2; then dense layers.
 
     Attributes:
         channels: of each stack, from the input on.
-        convolutions: in each stack.
+        convolutions: number in each stack.
         kernel_size: of each convolution, odd, in pixels.
-        norm: after each convolution.
-        groups: of channels, for `norm: group`.
-        hidden: width of each dense layer but the last, which has the classes.
-        dropout: share of the inputs of each dense layer that a training step leaves out.
+        norm: normalization after each convolution.
+        groups: number of channel groups, for `norm: group`.
+        hidden: width of each hidden dense layer.
+        dropout: probability with which a training step sets an input of a dense layer to zero.
     """
 
     channels: tuple[int, ...]
@@ -77,22 +75,20 @@ class CNNConfig:
         check("channels: number of stacks", len(self.channels), at_least=1)
         for count in (*self.channels, *self.hidden):
             check("channels" if count in self.channels else "hidden", count, at_least=1)
-        check("convolutions", self.convolutions, at_least=1)
+        check_fields(self, convolutions=AT_LEAST_ONE)
         num_layers = len(self.channels) * self.convolutions + len(self.hidden)
         check("channels, convolutions and hidden: number of layers", num_layers, at_most=_MAX_LAYERS)
-        check("kernel_size", self.kernel_size, at_least=1)
-        check("groups", self.groups, at_least=1)
-        check("dropout", self.dropout, at_least=0, below=1)
+        check_fields(self, kernel_size=AT_LEAST_ONE, groups=AT_LEAST_ONE, dropout=SHARE)
         if self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, got {self.kernel_size}")
         if self.norm == "group" and any(count % self.groups for count in self.channels):
             raise ValueError(f"groups must divide every one of channels {list(self.channels)}, got {self.groups}")
 
     def num_features(self, image_shape: tuple[int, int]) -> int:
-        """Return what the stacks leave of an image, as one number of inputs for the dense layers.
+        """Return the number of features that the stacks hand to the dense layers.
 
         Raises:
-            ConfigError: they leave nothing.
+            ConfigError: there are so many stacks that pooling leaves no pixel.
         """
         height, width = (side // 2 ** len(self.channels) for side in image_shape)
         if not height * width:
@@ -105,7 +101,7 @@ class CNNConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Everything that determines a network and the shapes of its parameters; stored beside the weights.
+    """Everything that determines a network and the shapes of its parameters; stored with the weights.
 
     Attributes:
         kind: `linear` is softmax regression.
@@ -125,27 +121,25 @@ class ModelConfig:
         for kind, part in (("mlp", self.mlp), ("cnn", self.cnn)):
             if (self.kind == kind) != (part is not None):
                 raise ValueError(f"{kind} must be given if and only if kind is {kind}, which is {self.kind}")
-        for side in self.image_shape:
-            check("image_shape", side, at_least=1)
-        check("num_classes", self.num_classes, at_least=1)
+        check_fields(self, image_shape=AT_LEAST_ONE, num_classes=AT_LEAST_ONE)
         if self.cnn:
             self.cnn.num_features(self.image_shape)
 
     @property
     def name(self) -> str:
-        """A short name to read in a table, such as `mlp-256-128`."""
+        """A short name for tables, such as `mlp-256-128`."""
         return model_name(self.kind, channels=self.cnn.channels if self.cnn else (), hidden=self._hidden)
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
-        """Inputs of the first dense layer, units of each hidden one, and classes."""
+        """Number of inputs of the first dense layer, units of each hidden one, and classes."""
         num_pixels = self.image_shape[0] * self.image_shape[1]
         num_inputs = self.cnn.num_features(self.image_shape) if self.cnn else num_pixels
         return (num_inputs, *self._hidden, self.num_classes)
 
     @property
     def dropout(self) -> float:
-        """Share of units that a training step leaves out."""
+        """Probability of dropout; 0 for none."""
         return self.mlp.dropout if self.mlp else self.cnn.dropout if self.cnn else 0.0
 
     @property
@@ -154,7 +148,7 @@ class ModelConfig:
 
 
 class Head(nnx.Module):
-    """Dense layers with ReLU between them: the whole of a perceptron, the end of a convolutional network."""
+    """Dense layers with ReLU between them: a whole perceptron, or the end of a convolutional network."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.layers = nnx.List(
@@ -164,7 +158,7 @@ class Head(nnx.Module):
         self.dropout = config.dropout
 
     def classify(self, features: Float[Array, "batch features"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
-        """Return the logits; `key` decides which hidden units are left out."""
+        """Return the logits; `key` is for dropout of hidden units."""
         for index, layer in enumerate(self.layers[:-1]):
             features = dropout(jax.nn.relu(tap(layer, features)), self.dropout, _folded(key, index))
         return tap(self.layers[-1], features)
@@ -178,7 +172,7 @@ class Perceptron(Head):
 
 
 class Block(nnx.Module):
-    """A convolution, its norm and ReLU, and max pooling where it ends a stack."""
+    """A convolution, its normalization, and ReLU; with max pooling at the end of a stack."""
 
     def __init__(
         self, num_inputs: int, num_outputs: int, cnn: CNNConfig, precision: Precision, *, pools: bool, rngs: nnx.Rngs
@@ -191,14 +185,14 @@ class Block(nnx.Module):
         outputs = tap(self.convolution, inputs)
         if self.norm is not None:
             outputs = tap(self.norm, outputs)
-        return jax.nn.relu(max_pool(outputs) if self.pools else outputs)  # in this order ReLU has a quarter of the work
+        return jax.nn.relu(max_pool(outputs) if self.pools else outputs)  # ReLU after pooling has a quarter of the work
 
 
 class ConvolutionalNetwork(Head):
     """Stacks of convolutions, then dense layers.
 
     Args:
-        remat: whether the backward pass computes each block again in place of keeping what it holds.
+        remat: whether the backward pass recomputes the activations of each block.
     """
 
     def __init__(self, config: ModelConfig, cnn: CNNConfig, *, remat: bool, rngs: nnx.Rngs):
@@ -220,12 +214,12 @@ class ConvolutionalNetwork(Head):
 
 
 class Model:
-    """A network's pure functions.
+    """The pure functions of a network.
 
     Args:
         config: the network.
-        remat: whether a backward pass computes activations again in place of keeping them: less
-            memory, more work. Of each convolution; dense layers hold too little for it to matter.
+        remat: whether the backward pass recomputes the activations of convolutional blocks instead of storing them:
+            less memory, more FLOPs. Dense layers always store theirs, which are small.
     """
 
     def __init__(self, config: ModelConfig, *, remat: bool = False):
@@ -234,7 +228,7 @@ class Model:
         self._graphdef = nnx.graphdef(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
 
     def init(self, *, key: Key[Array, ""]) -> Params:
-        """Draw the parameters: nested dicts of float32 arrays."""
+        """Draw initial parameters: nested dicts of float32 arrays."""
         network = self._make_network(nnx.Rngs(params=key))
         return nnx.to_pure_dict(nnx.state(network, nnx.Param))
 
@@ -249,11 +243,11 @@ class Model:
         """Return the logits, float32.
 
         Args:
-            params: as `init` gives them.
+            params: a pytree like that of `init`.
             images: uint8 pixels, or float32 in 0..1.
-            key: for dropout, one for each example; None to leave nothing out, as for evaluation.
-            tap: takes the name of a layer, the layer and its inputs, and returns its outputs; called for every layer
-                that has parameters, in place of it. Switches rematerialization off.
+            key: for dropout, one for each example; None for no dropout, as in evaluation.
+            tap: (name of a layer, layer, inputs) → outputs; called in place of every layer that has parameters.
+                Switches rematerialization off.
         """
         pixels = normalize(images) if images.dtype == jnp.uint8 else images
         network: Any = nnx.merge(self._graphdef, nnx.State(params))
@@ -263,11 +257,11 @@ class Model:
         return network(pixels, key, lambda layer, inputs: tap(names[id(layer)], layer, inputs))
 
     def layers(self) -> dict[str, Layer]:
-        """Return every layer that has parameters by its name, such as `layers/0`, with abstract arrays."""
+        """Return the layers that have parameters by name, such as `layers/0`, with abstract arrays."""
         return _layers(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
 
     def by_layer(self, params: Params) -> dict[str, Params]:
-        """Return the parts of a pytree like the parameters that belong to each layer."""
+        """Return for each layer its part of a pytree like the parameters."""
         parts = {}
         for name in self.layers():
             part = params
@@ -292,7 +286,7 @@ def num_parameters(params: Params | HostParams | AbstractParams) -> int:
 
 
 def _layers(network: nnx.Module) -> dict[str, Layer]:
-    """Return the layers of a network in its order, by the names that its parameters begin with."""
+    """Return the layers of a network in order, by the paths of their parameters."""
     modules = nnx.iter_modules(network)
     return {"/".join(map(str, path)): module for path, module in modules if isinstance(module, Layer)}
 

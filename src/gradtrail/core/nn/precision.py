@@ -1,4 +1,4 @@
-"""The number format of the matrix products; parameters, optimizer state and all other arithmetic stay float32."""
+"""Number formats of matrix products; parameters, optimizer state and all other arithmetic stay float32."""
 
 import functools
 from typing import Literal, TypeAlias
@@ -22,27 +22,27 @@ def matmul(lhs: Float[Array, "rows inner"], rhs: Float[Array, "inner columns"], 
 
 
 def rounded(array: Float[Array, "..."], precision: Precision) -> Float[Array, "..."]:
-    """Return what a product in `precision` sees of its operand, float32."""
+    """Return an operand as a product in `precision` uses it: rounded, then cast back to float32."""
     return array.astype(precision).astype(jnp.float32)
 
 
 def contract(lhs: Matrix, rhs: Matrix, lhs_axis: int, rhs_axis: int) -> Matrix:
-    """Return the sum over products along one axis of each, in float32, whatever the operands' dtype."""
+    """Contract one axis of each operand, accumulating in float32 whatever their dtype."""
     lhs, rhs = jax.lax.optimization_barrier((lhs, rhs))  # XLA's CPU backend fails on some transposes that it folds in
     dimensions = (((lhs_axis,), (rhs_axis,)), ((), ()))
     return jax.lax.dot_general(lhs, rhs, dimensions, preferred_element_type=jnp.float32)
 
 
 def transposed(matrix: Float[Array, "rows columns"]) -> Float[Array, "columns rows"]:
-    """Return the transpose; on a CPU laid out anew.
+    """Return the transpose; on a CPU as a contiguous copy.
 
-    XLA's CPU backend multiplies low-precision matrices fast only as they lie: a product whose left operand is read
-    across takes three times as long as this copy and the product together (measured at 784 × 128 × 256).
+    XLA's CPU backend is fast on low-precision matrices in row-major order only: a product with a transposed left
+    operand takes three times as long as this copy and the product together (measured at 784 × 128 × 256).
     """
-    return jax.lax.platform_dependent(matrix, cpu=_laid_out_anew, default=jnp.transpose)
+    return jax.lax.platform_dependent(matrix, cpu=_contiguous_transpose, default=jnp.transpose)
 
 
-def _laid_out_anew(matrix: Matrix) -> Matrix:
+def _contiguous_transpose(matrix: Matrix) -> Matrix:
     flat = jax.lax.optimization_barrier(matrix.T.reshape(-1))
     return flat.reshape(matrix.shape[::-1])
 

@@ -1,4 +1,4 @@
-"""Activations that the backward pass computes again in place of keeping them: less memory, more work."""
+"""Rematerialization: the backward pass recomputes activations instead of storing them; less memory, more work."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +10,11 @@ from jaxtyping import Array, Float, PyTree
 def rematerialized(
     function: Callable[[PyTree, Array], Float[Array, "..."]],
 ) -> Callable[[PyTree, Array], Float[Array, "..."]]:
-    """Return `function` of parameters and inputs, keeping nothing but those two for its reverse-mode derivative.
+    """Return `function` with a reverse-mode derivative that stores only its parameters and inputs.
 
-    What `jax.checkpoint` is for. On a CPU that has no effect: XLA drops its barriers before it merges equal
-    computations, and FLOPs and memory come out the same (jaxlib 0.10.2). Here the second computation depends on the
-    cotangent, by a zero that the compiler cannot prove to be one, so that it is neither merged nor done early.
+    This is the purpose of `jax.checkpoint`, which has no effect on CPU: XLA removes its barriers before it merges equal
+    computations, and FLOPs and memory come out the same (jaxlib 0.10.2). Here the recomputation depends on the
+    cotangent through a zero that the compiler cannot prove to be one, so it is neither merged nor moved forward.
     """
 
     @jax.custom_vjp
@@ -26,7 +26,9 @@ def rematerialized(
 
     def backward(residuals: tuple[PyTree, Array], cotangent: Array) -> Any:
         params, inputs = residuals
-        zero = 0.0 * cotangent[(0,) * cotangent.ndim]  # of cotangents that are not finite no gradient is finite anyway
+        zero = (
+            0.0 * cotangent[(0,) * cotangent.ndim]
+        )  # NaN where the cotangent is not finite, as the gradient is anyway
         _, pull_back = jax.vjp(function, params, inputs + zero)
         return pull_back(cotangent)
 

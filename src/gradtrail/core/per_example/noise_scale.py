@@ -1,7 +1,7 @@
 """The gradient noise scale: the batch size at which the noise of a gradient is as large as the gradient.
 
-B = tr(Σ) / ‖G‖², Σ the covariance of the gradients of single examples and G their mean (McCandlish et al., arXiv
-1812.06162, equation 2.9). Far smaller batches make noisy steps; far larger ones hardly better steps.
+B = tr(Σ) / ‖G‖², where Σ is the covariance of the per-example gradients and G their mean (McCandlish et al., arXiv
+1812.06162, equation 2.9). Much smaller batches give noisy steps; much larger ones hardly improve a step.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ Chunks = Float[np.ndarray, " chunks"]
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """The noise of the gradients of single examples beside their mean.
+    """Unbiased estimates of tr(Σ) and ‖G‖², and an interval of their ratio.
 
     Attributes:
-        trace: tr(Σ), unbiased.
-        squared_norm: ‖G‖², unbiased, and negative where the noise drowns it.
-        low: of the 95 % interval of the noise scale.
-        high: likewise; infinite where ‖G‖² may be 0.
+        trace: estimate of tr(Σ).
+        squared_norm: estimate of ‖G‖²; may be negative where noise dominates.
+        low: lower end of the 95 % interval of the noise scale, in examples.
+        high: upper end; infinite where the interval of ‖G‖² includes 0.
     """
 
     trace: float
@@ -31,7 +31,7 @@ class NoiseScale:
 
     @property
     def value(self) -> float:
-        """tr(Σ) / ‖G‖², in examples; infinite where ‖G‖² is drowned."""
+        """tr(Σ) / ‖G‖², in examples; infinite where the estimate of ‖G‖² is not positive."""
         return _ratio(self.trace, self.squared_norm)
 
 
@@ -46,14 +46,15 @@ def from_chunks(
 ) -> NoiseScale:
     """Estimate the noise scale from a data set in chunks, with an interval by bootstrap over the chunks.
 
-    Every pair of distinct examples has an inner product whose mean is ‖G‖²; the sums over chunks hold all of them.
+    The mean inner product of two distinct examples' gradients is ‖G‖²; the products of the chunks' sums contain those
+    of all pairs.
 
     Args:
         products: inner products of the chunks' summed gradients, float64.
-        squares: sum over each chunk's examples of their gradients' squared norms.
+        squares: for each chunk, the sum of its examples' squared gradient norms, float64.
         sizes: examples in each chunk, at least one.
-        strata: class of each chunk; chunks are drawn anew within their class, as many as there are.
-        samples: of the bootstrap.
+        strata: class of each chunk; the bootstrap resamples chunks within each class.
+        samples: number of bootstrap samples.
         seed: of the bootstrap.
     """
     rng = np.random.default_rng(seed)
@@ -61,7 +62,7 @@ def from_chunks(
     for stratum in np.unique(strata):
         members = np.flatnonzero(strata == stratum)
         weights[:, members] = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), samples)
-    # A chunk that is drawn twice meets itself: its examples are then paired with others of the chunk, as elsewhere
+    # A chunk that is drawn twice is paired with itself: as the mean product of distinct examples within it
     within = (np.diag(products) - squares) * sizes / np.maximum(sizes - 1, 1)
     pairs = products - np.diag(np.diag(products)) + np.diag(within)
     counts = weights @ sizes
@@ -82,15 +83,15 @@ def from_chunks(
 def from_two_batch_sizes(
     small_norm: Steps, large_norm: Steps, *, small_size: float, large_size: float
 ) -> tuple[Steps, Steps]:
-    """Return unbiased estimates of tr(Σ) and of ‖G‖² for each step (McCandlish et al., appendix A.1, float64).
+    """Return unbiased estimates of tr(Σ) and ‖G‖² for each step, float64 (McCandlish et al., appendix A.1).
 
-    Each by itself is very noisy: average both over steps before taking their ratio.
+    Those of a single step are very noisy: average both over steps before taking their ratio.
 
     Args:
-        small_norm: root mean square of the norms of mean gradients of `small_size` examples.
-        large_norm: norm of a mean gradient of `large_size` examples.
-        small_size: examples behind each of the small ones.
-        large_size: examples behind the large one.
+        small_norm: root mean square of the norms of mean gradients over `small_size` examples each.
+        large_norm: norm of the mean gradient over `large_size` examples.
+        small_size: examples in a small batch.
+        large_size: examples in the large batch.
     """
     small, large = (np.square(norm, dtype=np.float64) for norm in (small_norm, large_norm))
     trace = (small - large) / (1 / small_size - 1 / large_size)
@@ -99,9 +100,9 @@ def from_two_batch_sizes(
 
 
 def over_training(trace: Steps, squared_norm: Steps, *, windows: int) -> Float[np.ndarray, " parts"]:
-    """Return tr(Σ) / ‖G‖² in each of `windows` equal parts of a training, of the means of both in that part.
+    """Return the ratio of the means of tr(Σ) and ‖G‖² in each of `windows` equal parts of a training.
 
-    A part whose ‖G‖² is drowned by noise, its estimate not positive, is NaN.
+    It is NaN where the mean estimate of ‖G‖² is not positive.
     """
     means = [
         [float(np.mean(part)) for part in np.array_split(estimates, min(windows, len(estimates)))]

@@ -1,7 +1,8 @@
-"""Exact figures of every example's gradient, without the gradients.
+"""Exact norms and inner products of per-example gradients, without forming the gradients.
 
-One backward pass to the outputs of the layers; from what went in and what came back, each layer tells norms and inner
-products of its own gradients. `per_example_grads`, the definition, is what all of it is tested against.
+One backward pass gives the cotangents of all layers' outputs; from these and its inputs each layer computes norms and
+inner products of its own gradients (`nn.layers.Layer`). Tests compare all of it with the definition,
+`per_example_grads`.
 """
 
 import functools
@@ -19,6 +20,7 @@ from gradtrail.core.nn.layers import Layer
 from gradtrail.core.nn.models import Model, Params
 
 Measure: TypeAlias = Callable[[Layer, PyTree, Array, Array], PyTree]
+Forward: TypeAlias = Callable[[Callable[[str, Layer, Array], Array]], tuple[Array, Array]]
 Signals: TypeAlias = dict[str, tuple[Array, Array]]
 
 
@@ -30,7 +32,7 @@ def example_loss(
     *,
     label_smoothing: float,
 ) -> Float[Array, ""]:
-    """Return the loss of one example, in nats, as the training minimizes its mean."""
+    """Return the training loss of one example, in nats."""
     logits = model.apply(params, image[None])
     return losses.cross_entropy(logits, label[None], label_smoothing=label_smoothing)[0]
 
@@ -43,9 +45,9 @@ def per_example_grads(
     *,
     label_smoothing: float,
 ) -> Params:
-    """Return the gradient of each example's loss: a pytree like `params`, with a leading axis of examples.
+    """Return the gradient of each example's loss, by `vmap(grad)`: like `params`, with a leading axis of examples.
 
-    Takes `batch` times the memory of the parameters.
+    The result takes `batch` times the memory of the parameters.
     """
 
     def loss(params: Params, image: Array, label: Array) -> Array:
@@ -54,37 +56,27 @@ def per_example_grads(
     return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, images, labels)
 
 
-def layer_figures(
-    model: Model,
-    params: Params,
-    images: UInt8[Array, "batch height width"],
-    labels: Int[Array, " batch"],
-    measure: Measure,
-    *,
-    label_smoothing: float,
-    given: Mapping[str, PyTree] | None = None,
-    key: Key[Array, " batch"] | None = None,
+def layer_metrics(
+    model: Model, forward: Forward, measure: Measure, given: Mapping[str, PyTree] | None = None
 ) -> tuple[dict[str, PyTree], Float[Array, "batch classes"]]:
-    """Hand what goes into each layer, and the cotangent of what comes out, to `measure`; no gradient is formed for it.
+    """Evaluate `measure` on each layer's inputs and the cotangents of its outputs, in one backward pass.
+
+    No gradient with respect to parameters is formed.
 
     Args:
-        model: its layers are visited one by one.
-        params: where the gradients are taken.
-        images: of the examples.
-        labels: of the examples.
-        measure: layer, what is given for it, inputs, cotangent → a pytree of float32 arrays.
-        label_smoothing: of the loss.
-        given: name of a layer → whatever `measure` needs for it; a pytree of arrays.
-        key: for dropout, one for each example.
+        model: the network.
+        forward: tap → (sum of the losses of a batch, logits), see `_forward`.
+        measure: (layer, what is given for it, inputs, cotangent) → pytree of float32 arrays.
+        given: name of a layer → pytree of arrays for `measure`.
 
     Returns:
-        Name of a layer → what `measure` made of it; the logits.
+        Name of a layer → result of `measure`; the logits.
     """
     given = given or dict.fromkeys(model.layers(), ())
     probes: dict[str, PyTree] = {}
 
     def abstract_tap(name: str, layer: Layer, inputs: Array) -> Array:
-        outputs: Array = layer(inputs)  # the cotangent is like them
+        outputs: Array = layer(inputs)  # the cotangent has the same shape
         probes[name] = jax.eval_shape(functools.partial(measure, layer), given[name], inputs, outputs)
         return outputs
 
@@ -94,12 +86,23 @@ def layer_figures(
 
     def total_loss(found: dict[str, PyTree]) -> tuple[Array, Array]:
         probes.update(found)
+        return forward(tap)
+
+    jax.eval_shape(lambda: forward(abstract_tap))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), probes)
+    return jax.grad(total_loss, has_aux=True)(zeros)
+
+
+def _forward(
+    model: Model, params: Params, images: Array, labels: Array, label_smoothing: float, key: Array | None = None
+) -> Forward:
+    """Return the forward pass of a batch for `layer_metrics`; `key` is for dropout, one for each example."""
+
+    def forward(tap: Callable[[str, Layer, Array], Array]) -> tuple[Array, Array]:
         logits = model.apply(params, images, key=key, tap=tap)
         return jnp.sum(losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)), logits
 
-    jax.eval_shape(lambda: model.apply(params, images, key=key, tap=abstract_tap))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), probes)
-    return jax.grad(total_loss, has_aux=True)(zeros)
+    return forward
 
 
 def squared_grad_norms(
@@ -111,12 +114,21 @@ def squared_grad_norms(
     label_smoothing: float,
     key: Key[Array, " batch"] | None = None,
 ) -> tuple[dict[str, Float[Array, " batch"]], Float[Array, "batch classes"]]:
-    """Return the squared L2 norm of each example's gradient layer by layer, float32, and the logits."""
+    """Return the squared L2 norm of each example's gradient for each layer, float32, and the logits.
+
+    Args:
+        model: the network.
+        params: where the gradients are taken.
+        images: of the examples.
+        labels: class of each example, int32.
+        label_smoothing: of the loss.
+        key: for dropout, one for each example; None for no dropout.
+    """
 
     def measure(layer: Layer, _: PyTree, inputs: Array, cotangent: Array) -> Array:
         return layer.squared_grad_norms(inputs, cotangent)
 
-    return layer_figures(model, params, images, labels, measure, label_smoothing=label_smoothing, key=key)
+    return layer_metrics(model, _forward(model, params, images, labels, label_smoothing, key), measure)
 
 
 def grad_dots(
@@ -129,24 +141,16 @@ def grad_dots(
     label_smoothing: float,
     key: Key[Array, " batch"] | None = None,
 ) -> Float[Array, "batch directions"]:
-    """Return the inner product of each example's gradient with some directions, such as the mean gradient, float32.
+    """Return the inner product of each example's gradient with each direction, such as the mean gradient, float32.
 
-    `directions` is a pytree like `params`, with a leading axis of directions.
+    Args are those of `squared_grad_norms`; `directions` is a pytree like `params`, with a leading axis of directions.
     """
 
     def measure(layer: Layer, directions: PyTree, inputs: Array, cotangent: Array) -> Array:
         return layer.grad_dots(inputs, cotangent, directions)
 
-    by_layer, _ = layer_figures(
-        model,
-        params,
-        images,
-        labels,
-        measure,
-        given=model.by_layer(directions),
-        label_smoothing=label_smoothing,
-        key=key,
-    )
+    forward = _forward(model, params, images, labels, label_smoothing, key)
+    by_layer, _ = layer_metrics(model, forward, measure, model.by_layer(directions))
     return sum(by_layer.values(), start=jnp.float32(0))
 
 
@@ -158,12 +162,12 @@ def signals(
     *,
     label_smoothing: float,
 ) -> Signals:
-    """Return what each layer's gradients are made of: its inputs and the cotangents of its outputs, by its name."""
+    """Return the inputs of each layer and the cotangents of its outputs, by name: its gradients follow from these."""
 
     def measure(_: Layer, __: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
         return inputs, cotangent
 
-    return layer_figures(model, params, images, labels, measure, label_smoothing=label_smoothing)[0]
+    return layer_metrics(model, _forward(model, params, images, labels, label_smoothing), measure)[0]
 
 
 def grad_products(
@@ -175,12 +179,15 @@ def grad_products(
     *,
     label_smoothing: float,
 ) -> Float[Array, "batch others"]:
-    """Return the inner product of each example's gradient with those of other examples, given by their `signals`."""
+    """Return the inner products of each example's gradient with those of other examples, float32.
+
+    Args are those of `squared_grad_norms`; `others` are the `signals` of the other examples.
+    """
 
     def measure(layer: Layer, other: tuple[Array, Array], inputs: Array, cotangent: Array) -> Array:
         return layer.grad_products(inputs, cotangent, *other)
 
-    by_layer, _ = layer_figures(model, params, images, labels, measure, given=others, label_smoothing=label_smoothing)
+    by_layer, _ = layer_metrics(model, _forward(model, params, images, labels, label_smoothing), measure, others)
     return sum(by_layer.values(), start=jnp.float32(0))
 
 
@@ -193,7 +200,7 @@ def summed_grad(
     *,
     label_smoothing: float,
 ) -> Params:
-    """Return the sum of the gradients of the examples that `mask` leaves."""
+    """Return the sum of the gradients of the examples where `mask` is true; like `params`, float32."""
 
     def loss(params: Params) -> Array:
         each = losses.cross_entropy(model.apply(params, images), labels, label_smoothing=label_smoothing)
@@ -203,12 +210,12 @@ def summed_grad(
 
 
 def unknown_layers(model: Model) -> list[str]:
-    """Return the names of the layers that know no way to their gradients but the definition, which is slow."""
+    """Return the names of the layers that compute their gradients by the definition only, which is slow."""
     return [name for name, layer in model.layers().items() if not layer.is_known]
 
 
 def per_example_norm(grads: Params) -> Float[Array, " batch"]:
-    """Return the L2 norm over all leaves for each entry of their leading axis, accumulated in float32."""
+    """Return the L2 norm over all leaves of each entry of the leading axis, accumulated in float32."""
 
     def squared(leaf: Array) -> Array:
         return jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=tuple(range(1, leaf.ndim)))
@@ -218,7 +225,7 @@ def per_example_norm(grads: Params) -> Float[Array, " batch"]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _probe(graphdef: Any, measure: Measure, state: PyTree, given: PyTree, inputs: Array, probe: PyTree) -> Array:
-    """Send inputs through a layer; what comes back for `probe`, which itself does nothing, is what `measure` finds."""
+    """Apply a layer; the cotangent of `probe`, which the outputs do not depend on, is the result of `measure`."""
     return _probe_forward(graphdef, measure, state, given, inputs, probe)[0]
 
 
@@ -231,7 +238,7 @@ def _probe_forward(
 def _probe_backward(
     graphdef: Any, measure: Measure, residuals: tuple[PyTree, PyTree, Array], cotangent: Array
 ) -> tuple[PyTree, PyTree, Array, PyTree]:
-    """Go on to the inputs, and leave the parameters' own gradient out: nobody asks for it."""
+    """Return the inputs' cotangent and the result of `measure`; that of the parameters is not computed."""
     state, given, inputs = residuals
     layer = nnx.merge(graphdef, state)
     _, pull_back = jax.vjp(layer, inputs)

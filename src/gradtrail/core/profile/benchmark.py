@@ -1,9 +1,8 @@
-"""What the machine can do at best at this moment: matrix products and copies, to hold a function's rates against.
+"""Times of the functions of a variant, and the rates of the machine to compare them with.
 
-How long the functions of a variant take: steps without jit, one by one and in one loop; calls of the others.
-
-Times are medians after a warm-up, from arguments that are ready to results that are, on random examples of the data
-set's shapes. The clock is the caller's. Out of scope: whether a variant fits into memory.
+Training steps are timed without jit, one call each, and in one loop on the device; the other functions call by call.
+Times are medians after a warm-up, from ready arguments to ready results, on random examples of the data set's shapes.
+The clock is the caller's. Whether a variant fits into memory is checked elsewhere.
 """
 
 import functools
@@ -22,7 +21,6 @@ from gradtrail.core.common.sharding import replicated
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
 from gradtrail.core.train.loop import Program
 from gradtrail.core.train.step import Examples, TrainState
-from gradtrail.core.xla.compile_events import asked_for
 
 _SIDE = 768  # of the matrices
 _COPIED_BYTES = 32 * 2**20  # beyond the caches of most processors
@@ -31,11 +29,11 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MachineRates:
-    """Rates of the first local device, or of all cores of a processor.
+    """Highest rates of the first local device, or of all cores of a CPU, at this moment.
 
     Attributes:
-        flops_per_second: of a product of float32 matrices, 2 n³ FLOPs each.
-        bytes_per_second: of a copy, read and written.
+        flops_per_second: of a product of two float32 matrices of 768 × 768, counted as 2 n³ FLOPs.
+        bytes_per_second: of negating 32 MiB in place, bytes read plus bytes written.
     """
 
     flops_per_second: float
@@ -43,7 +41,7 @@ class MachineRates:
 
 
 def measure_rates(clock: Callable[[], float]) -> MachineRates:
-    """Measure both rates, as medians after a warm-up; `clock` returns seconds."""
+    """Measure both rates as medians of three calls after a warm-up; `clock` returns seconds."""
     matrix = jnp.full((_SIDE, _SIDE), 1 / _SIDE, jnp.float32)  # its own square
     vector = jnp.ones(_COPIED_BYTES // 4, jnp.float32)
     return MachineRates(
@@ -58,7 +56,7 @@ def _square(matrix: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _negate(vector: jax.Array) -> jax.Array:  # in its place: memory that the system hands out anew is slower
+def _negate(vector: jax.Array) -> jax.Array:  # in place: newly allocated memory is slower
     return -vector
 
 
@@ -71,21 +69,21 @@ def _median_seconds(function: Callable[[jax.Array], jax.Array], array: jax.Array
     return statistics.median(seconds[1:])
 
 
-ROUNDS = 5  # of a loop or of calls, for a median
+ROUNDS = 5  # timings of each loop or call, for a median
 _LEAST_CALLS = 2
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionTime:
-    """How long a function of a variant takes.
+    """Time and rates of a function of a variant.
 
     Attributes:
         seconds: of a call; of `train_step`, of a step in the loop.
-        examples_per_second: at that pace.
-        flops_per_second: by the static cost of a call or step.
-        bytes_per_second: likewise, by `CompiledVariant.touched_bytes`.
-        arithmetic_intensity: FLOPs for each of those bytes.
+        examples_per_second: batch size over `seconds`.
+        flops_per_second: static FLOPs of a call or step over `seconds`.
+        bytes_per_second: `CompiledVariant.touched_bytes` over `seconds`.
+        arithmetic_intensity: FLOPs per touched byte.
     """
 
     function: str
@@ -99,16 +97,16 @@ class FunctionTime:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """The same steps of the configured training in three ways, in seconds a step.
+    """The same steps of the configured training run in three ways, in seconds per step.
 
     Attributes:
-        without_jit: every operation by itself.
-        steps_without_jit: how many of them were timed.
-        first_without_jit: the step before them, in which each operation is compiled, or fetched, by itself.
-        steps_with_jit: in a round of each of the other two.
-        one_by_one: a call of the compiled function for each step, as a Python loop makes them.
-        scanned: one call for all of them, a loop on the device.
-        compile_seconds: of tracing, lowering and compiling.
+        without_jit: each operation dispatched by itself.
+        steps_without_jit: steps timed without jit.
+        first_without_jit: the step before those, in which each operation is compiled by itself.
+        steps_with_jit: steps in each timing of the other two ways.
+        one_by_one: one call of the compiled function per step, from a Python loop.
+        scanned: one call for all steps, a loop on the device.
+        compile_seconds: of tracing, lowering and compiling the step.
     """
 
     without_jit: float
@@ -131,7 +129,7 @@ class StepTimes:
 
     @property
     def steps_until_it_pays(self) -> float:
-        """Steps after which compiling has cost less than it spared; infinity for never."""
+        """Number of steps from which on compiling saves time in all; infinity where it never does."""
         return steps_until_it_pays(self.compile_seconds, slow=self.without_jit, fast=self.one_by_one)
 
 
@@ -145,7 +143,7 @@ def steps_until_it_pays(overhead: float, *, slow: float, fast: float) -> float:
 def in_turns(
     calls: Sequence[Callable[[], Any]], clock: Clock, *, seconds: float, most: int = ROUNDS
 ) -> list[list[float]]:
-    """Return the seconds of each call, made over and over in turns, so that what else the machine does hits all alike.
+    """Return the seconds of repeated calls, taken in turns so that other load on the machine affects all alike.
 
     Args:
         calls: each returns arrays; it is over when they are ready.
@@ -168,7 +166,7 @@ def _timed(call: Callable[[], Any], clock: Clock) -> float:
 
 
 class Bench:
-    """Where variants are timed, on random examples from random states; nothing is compiled for it.
+    """Times compiled variants on random examples, from random states; compiles nothing for it.
 
     Args:
         config: how long to time.
@@ -183,7 +181,7 @@ class Bench:
         self._examples: Examples | None = None
 
     def time_functions(self, variants: Sequence[CompiledVariant]) -> list[FunctionTime]:
-        """Return the time of each function of each variant, all taken in turns."""
+        """Time each function of each variant, all in turns."""
         works = [(each, name, self._work(each, name)) for each in variants for name in each.functions]
         counts = [self._fitting(work) for *_, work in works]
         rounds = [functools.partial(work, count) for (*_, work), count in zip(works, counts, strict=True)]
@@ -194,7 +192,7 @@ class Bench:
         ]
 
     def time_steps(self, compiled: CompiledVariant) -> StepTimes:
-        """Return the times of the same steps in three ways."""
+        """Time the same training steps in three ways."""
         first, without_jit = self._time_without_jit(compiled)
         loop = self._loop(compiled)
         count = self._fitting(loop.scanned)
@@ -211,7 +209,7 @@ class Bench:
         )
 
     def _work(self, compiled: CompiledVariant, name: str) -> Callable[[int], Any]:
-        """Return what makes so many calls of a function, one after the other, or steps of the loop."""
+        """Return a function of a count, which makes that many calls of a function, or steps of the loop."""
         loop = self._loop(compiled)
         if name == "train_step":
             return loop.scanned
@@ -219,10 +217,10 @@ class Bench:
         return lambda count: [jax.block_until_ready(function(*arguments)) for _ in range(count)][-1]
 
     def _fitting(self, work: Callable[[int], Any]) -> int:
-        """Warm up; return how many calls or steps a round may have."""
+        """Warm up; return how many calls or steps one timing may have."""
         work(1)
         count = 1
-        while True:  # a few calls tell the pace of many better than one does
+        while True:  # a few calls predict the time of many better than one does
             taken = _timed(functools.partial(work, count), self._clock)
             fitting = int(count * self._config.seconds / ROUNDS / taken) if taken > 0 else self._config.steps
             fitting = max(1, min(self._config.steps, fitting))
@@ -235,9 +233,9 @@ class Bench:
         return [statistics.median(each) for each in taken]
 
     def _time_without_jit(self, compiled: CompiledVariant) -> tuple[float, list[float]]:
-        """Return the seconds of the first step, and of each of those after it."""
+        """Return the seconds of the first step, and those of each later one."""
         loop, clock = self._loop(compiled), self._clock
-        with jax.disable_jit(), asked_for():
+        with jax.disable_jit():
             first = _timed(loop.step_without_jit, clock)
             (rest,) = in_turns([loop.step_without_jit], clock, seconds=self._config.seconds, most=self._config.steps)
         return first, rest
@@ -258,7 +256,7 @@ class Bench:
 
 
 class _Loop:
-    """A training that goes on and on over one order of random examples; every call takes the state of the last one."""
+    """An endless training over one order of random examples; every call continues from the state of the last one."""
 
     def __init__(self, compiled: CompiledVariant, state: TrainState, examples: Examples, order: Array):
         self.program = compiled.program
@@ -275,14 +273,14 @@ class _Loop:
         return jax.block_until_ready((self._examples.images[rows], self._examples.labels[rows]))
 
     def scanned(self, count: int) -> Array:
-        """Make so many steps in one call, or one for each epoch; return something that is ready when they are."""
+        """Make steps in one call per epoch; return an array that is ready when they are done."""
         length = self.program.steps_per_epoch
         for start in range(0, count, length):
             self._call(self._run, 0, min(length, count - start))
         return self.state.step
 
     def one_by_one(self, count: int) -> Array:
-        """Make the same steps in a call each, which does not wait for the one before."""
+        """Make the same steps in one call each; no call waits for the one before."""
         for index in range(count):
             start = index % self.program.steps_per_epoch
             self._call(self._run.call, start, start + 1)
@@ -293,7 +291,7 @@ class _Loop:
         self.state, self._records = run(self.state, self._records, *arguments)
 
     def step_without_jit(self) -> Array:
-        """Make the next step, in a block in which `jit` is disabled."""
+        """Make the next step; called under `jax.disable_jit`."""
         indices = self._order[self._done % self.program.steps_per_epoch]
         self.state, record = self.program.step(self.state, self._examples, indices)
         self._done += 1
@@ -301,7 +299,7 @@ class _Loop:
 
 
 def random_state(program: Program) -> TrainState:
-    """Return a state of the right shapes, of small positive numbers, whose roots and logarithms are finite."""
+    """Return a state of small positive numbers, whose roots and logarithms are finite: NaN may take another time."""
     rng = np.random.default_rng(0)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> Any:
@@ -328,7 +326,7 @@ def _function_time(compiled: CompiledVariant, name: str, seconds: float) -> Func
 
 
 def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
-    """Return the batches of an epoch in random order; the last one is filled up, so that all take equally long."""
+    """Return the batches of an epoch in random order; the last one is filled up, so that all take the same time."""
     shape = (compiled.program.steps_per_epoch, compiled.variant.batch_size)
     shuffled = np.random.default_rng(0).permutation(num_examples).astype(np.int32)
     return np.resize(shuffled, shape)

@@ -1,4 +1,4 @@
-"""What the configured training costs in other forms, by the compiler's account alone: precision, batch size, remat."""
+"""Static costs of the configured training and of its variants in precision, batch size and rematerialization."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from gradtrail.core.common.sharding import make_mesh
-from gradtrail.core.common.validation import check
+from gradtrail.core.common.validation import POSITIVE, check, check_fields
 from gradtrail.core.gradients.scores import compile_score
 from gradtrail.core.nn.inference import compile_predict
 from gradtrail.core.nn.models import Model
@@ -23,11 +23,11 @@ class ProfileConfig:
     """The section `profile` of `params.yaml`.
 
     Attributes:
-        precisions: to compare.
-        smallest_batch_size: the powers of two from here on are compared.
-        largest_batch_size: up to here.
-        steps: that are timed in each way of making them.
-        seconds: that a timing takes at most, two calls at least; where fewer of `steps` fit, fewer are timed.
+        precisions: compared with the configured one.
+        smallest_batch_size: lower bound of the powers of two that are compared.
+        largest_batch_size: upper bound, included.
+        steps: training steps that are timed in each way of running them, at most.
+        seconds: longest that a timing may take; it has two calls at least, and fewer of `steps` where they do not fit.
     """
 
     precisions: tuple[Precision, ...]
@@ -38,11 +38,9 @@ class ProfileConfig:
 
     def __post_init__(self) -> None:
         check("precisions: number of entries", len(self.precisions), at_least=1)
-        check("smallest_batch_size", self.smallest_batch_size, at_least=1, at_most=_LARGEST_BATCH_SIZE)
+        check_fields(self, smallest_batch_size={"at_least": 1, "at_most": _LARGEST_BATCH_SIZE})
         first = 1 << (self.smallest_batch_size - 1).bit_length()  # the first power of two that is not below it
-        check("largest_batch_size", self.largest_batch_size, at_least=first)
-        check("steps", self.steps, at_least=2)
-        check("seconds", self.seconds, above=0)
+        check_fields(self, largest_batch_size={"at_least": first}, steps={"at_least": 2}, seconds=POSITIVE)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -53,10 +51,10 @@ class ProfileConfig:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Variant:
-    """A form of the training.
+    """A training step in one precision, with one batch size.
 
     Attributes:
-        remat: whether the backward pass computes activations again in place of keeping them.
+        remat: whether the backward pass recomputes activations instead of storing them.
     """
 
     precision: Precision
@@ -65,22 +63,22 @@ class Variant:
 
     @classmethod
     def of(cls, config: TrainConfig) -> "Variant":
-        """Return the form that a training is configured for."""
+        """Return the variant that a training is configured for."""
         return cls(precision=config.precision, batch_size=config.batch_size, remat=config.remat)
 
     @property
     def label(self) -> str:
-        """For people: `float32, batch of 128, remat`."""
+        """A name to read, such as `float32, batch of 128, remat`."""
         return f"{self.precision}, batch of {self.batch_size}{', remat' if self.remat else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledVariant:
-    """The functions of one variant.
+    """The compiled functions of one variant.
 
     Attributes:
-        program: of the training, on one device.
-        functions: compiled, by name: `train_step`, and `predict` and `score` where there are others than configured.
+        program: the training, on one device.
+        functions: `train_step`; also `predict` and `score` where batch size and remat are the configured ones.
     """
 
     variant: Variant
@@ -90,7 +88,7 @@ class CompiledVariant:
     def touched_bytes(self, name: str) -> int:
         """Return the bytes that a call of a function reads and writes.
 
-        By the account of XLA for CPUs a step that gathers its batch reads the whole split; here it reads the batch.
+        XLA's cost analysis on CPU counts the whole split as read by a step that gathers its batch; here the batch is.
         """
         accessed = self.functions[name].cost.bytes_accessed
         if name != "train_step" or jax.default_backend() != "cpu":
@@ -102,9 +100,9 @@ class CompiledVariant:
 
 
 def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> list[Variant]:
-    """Return the configured variant first, then those that differ from it in one respect, each once.
+    """Return the configured variant, then every variant that differs from it in one respect.
 
-    Batch sizes that `accumulation_steps` does not divide are left out.
+    Batch sizes that are no multiple of `accumulation_steps` are left out.
     """
     configured = Variant.of(train_config)
     sizes = [size for size in config.batch_sizes if size % train_config.accumulation_steps == 0]
@@ -123,21 +121,21 @@ def compile_variant(
     num_examples: int,
     compiler: Compiler,
 ) -> CompiledVariant:
-    """Compile the training step on shapes alone; with the configured batch size and remat, prediction and scores too.
+    """Compile the functions of a variant on abstract arguments, all for the batch size of the variant.
 
-    Those two know nothing of remat, and their batches are not the training's: `evaluate.batch_size` and
-    `runtime.memory_budget_mib` decide.
+    Prediction and scoring do not depend on `remat` and are compiled for the configured batch size only.
 
     Args:
-        config: the training; what the variant says stands in the place of its own.
+        config: the training; the fields of `variant` replace its own.
         variant: the configured one, or another.
+        image_shape: height and width in pixels.
+        num_classes: of the labels.
         num_examples: size of the training split.
-        compiler: counts the functions of the configured variant as its own; for others it is only the clock and the
-            guard.
+        compiler: `functions` gets those of the configured variant only, `compiled` those of every variant.
     """
     only_the_step = (variant.batch_size, variant.remat) != (config.batch_size, config.remat)
     if variant != Variant.of(config):
-        compiler = Compiler(compiler.clock, compiler.guard)
+        compiler = compiler.for_variant(variant.label)
     config = dataclasses.replace(config, **dataclasses.asdict(variant))
     model = Model(config.model_config(image_shape, num_classes), remat=config.remat)
     one_device = make_mesh(jax.local_devices()[:1])  # on which every batch size is possible

@@ -1,8 +1,16 @@
-"""The section `train` of `params.yaml`. Kinds stand side by side, so that one override switches each."""
+"""The section `train` of `params.yaml`. All kinds stand side by side, so one override switches a kind."""
 
 from dataclasses import dataclass
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.common.validation import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_SHARE,
+    SEED,
+    SHARE,
+    check_fields,
+)
 from gradtrail.core.data.augmentation import AugmentationConfig
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, ModelConfig, ModelKind
 from gradtrail.core.nn.precision import Precision
@@ -33,22 +41,23 @@ from gradtrail.core.train.schedules import (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training.
+    """A training: network, optimizer, schedule and everything else that determines its result.
 
     Attributes:
         seed: determines the initial weights, the order of the examples, dropout and augmentation.
         epochs: passes over the training split, at most.
         batch_size: examples per optimizer step; the last batch of an epoch may be smaller.
-        accumulation_steps: parts that each batch is worked in, one after the other; the gradient is that of the
-            whole batch, the memory that of a part.
-        loss_scaling: read with `precision: float16` only.
-        remat: whether the backward pass computes activations again in place of keeping them.
-        clip_norm: the global norm that gradients are scaled down to; None for no clipping.
-        average_decay: of the moving average of the weights, which is then what is evaluated and kept; None for none.
-        label_smoothing: share of the target spread over all classes.
-        keep_epochs: epochs after which the weights are kept for analyses, 0 being the initial ones; those beyond
-            the last are never reached.
-        patience: epochs without a better validation accuracy after which the training ends; None to go on.
+        accumulation_steps: parts of each batch, computed one after the other; the gradient is that of the whole
+            batch, the memory that of one part.
+        loss_scaling: used with `precision: float16` only.
+        remat: whether the backward pass recomputes activations instead of storing them.
+        clip_norm: global norm to which larger gradients are scaled down; None for no clipping.
+        average_decay: of the exponential moving average of the weights, which is then evaluated and kept instead of
+            them; None for none.
+        label_smoothing: share of the target that is spread evenly over all classes.
+        keep_epochs: epochs after which the weights are kept for analyses; 0 are the initial weights, and epochs that
+            the training does not reach are ignored.
+        patience: epochs without a better validation accuracy after which the training ends; None for no early end.
     """
 
     seed: int
@@ -84,19 +93,18 @@ class TrainConfig:
     patience: int | None
 
     def __post_init__(self) -> None:
-        check("seed", self.seed, at_least=0, below=2**32)
-        check("epochs", self.epochs, at_least=1)
-        check("batch_size", self.batch_size, at_least=1)
-        check("accumulation_steps", self.accumulation_steps, at_least=1)
-        check("label_smoothing", self.label_smoothing, at_least=0, below=1)
-        if self.clip_norm is not None:
-            check("clip_norm", self.clip_norm, above=0)
-        if self.average_decay is not None:
-            check("average_decay", self.average_decay, above=0, below=1)
-        if self.patience is not None:
-            check("patience", self.patience, at_least=1)
-        for epoch in self.keep_epochs:
-            check("keep_epochs", epoch, at_least=0)
+        check_fields(
+            self,
+            seed=SEED,
+            epochs=AT_LEAST_ONE,
+            batch_size=AT_LEAST_ONE,
+            accumulation_steps=AT_LEAST_ONE,
+            label_smoothing=SHARE,
+            clip_norm=POSITIVE,
+            average_decay=POSITIVE_SHARE,
+            patience=AT_LEAST_ONE,
+            keep_epochs=NOT_NEGATIVE,
+        )
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"accumulation_steps must divide batch_size {self.batch_size}, got {self.accumulation_steps}"
@@ -108,7 +116,7 @@ class TrainConfig:
             )
 
     def model_config(self, image_shape: tuple[int, int], num_classes: int) -> ModelConfig:
-        """Return the network for images and classes of a data set."""
+        """Return the config of the network for a data set's image shape and number of classes."""
         return ModelConfig(
             kind=self.model,
             mlp=self.mlp if self.model == "mlp" else None,
@@ -119,12 +127,12 @@ class TrainConfig:
         )
 
     def optimizer_config(self) -> OptimizerConfig:
-        """Return the part that turns gradients into updates."""
+        """Return the config of clipping, optimizer and schedule."""
         return OptimizerConfig(rule=self._rule(), schedule=self._schedule(), clip_norm=self.clip_norm)
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the loss is scaled against the underflow of its cotangents."""
+        """Whether the loss is scaled, so that small cotangents do not underflow."""
         return self.precision == "float16"
 
     def _rule(self) -> RuleConfig:

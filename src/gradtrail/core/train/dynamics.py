@@ -1,4 +1,4 @@
-"""How each training example fared from epoch to epoch, as training met it; NumPy on the host."""
+"""Learning dynamics: statistics of each training example over the epochs, as training visits it; NumPy on the host."""
 
 from collections.abc import Mapping
 
@@ -10,16 +10,16 @@ from gradtrail.core.train.step import RowRecord
 
 
 class LearningDynamics:
-    """Follows every example of a training split through the epochs, each of which visits it once.
+    """Statistics of every example of a training split; each epoch visits each example once.
 
     Args:
-        num_examples: of the split.
+        num_examples: size of the split.
 
     Attributes:
-        epochs: added so far.
-        forgetting_events: how often an example was wrong at a visit after it was right at the one before (Toneva et
-            al., arXiv 1812.05159), int32.
-        first_correct: the first epoch whose visit found it right, from 1; 0 for none yet, int32.
+        epochs: number of epochs added.
+        forgetting_events: visits at which an example was misclassified after a correct visit before, int32 (Toneva et
+            al., arXiv 1812.05159).
+        first_correct: first epoch that classified the example correctly, from 1; 0 for none yet, int32.
     """
 
     def __init__(self, num_examples: int):
@@ -31,7 +31,7 @@ class LearningDynamics:
         self._sum_of_squares: Float[np.ndarray, " examples"] = np.zeros(num_examples)
 
     def add(self, rows: RowRecord) -> None:
-        """Add an epoch; a probability that is not finite, of a step that overflowed, counts as 0."""
+        """Add an epoch; a probability that is not finite, after an overflow, counts as 0."""
         indices = np.asarray(rows.indices).ravel()
         visited = indices != PADDING
         order = indices[visited]
@@ -46,7 +46,7 @@ class LearningDynamics:
         self._sum_of_squares += probability**2
 
     def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return everything as named arrays, of which `from_arrays` makes an equal object."""
+        """Return the state as named arrays, for `from_arrays`."""
         return {
             "epochs": np.array(self.epochs),
             "forgetting_events": self.forgetting_events,
@@ -58,7 +58,7 @@ class LearningDynamics:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "LearningDynamics":
-        """Return what `as_arrays` told of."""
+        """Return the object that `as_arrays` described."""
         found = cls(len(arrays["sum"]))
         found.epochs = int(arrays["epochs"])
         found.forgetting_events = np.array(arrays["forgetting_events"])
@@ -70,12 +70,12 @@ class LearningDynamics:
 
     @property
     def mean_probability(self) -> Float[np.ndarray, " examples"]:
-        """Mean of the label's probability over the visits, float32 (Swayamdipta et al., arXiv 2009.10795)."""
+        """Mean probability of the label over the visits, float32 (Swayamdipta et al., arXiv 2009.10795)."""
         return (self._sum / max(1, self.epochs)).astype(np.float32)
 
     @property
     def probability_std(self) -> Float[np.ndarray, " examples"]:
-        """Standard deviation of the same over the visits, float32: their variability."""
+        """Standard deviation of the label's probability over the visits, float32: the variability of the same paper."""
         epochs = max(1, self.epochs)
         variance = self._sum_of_squares / epochs - (self._sum / epochs) ** 2
         return np.sqrt(np.maximum(variance, 0)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What a training leaves behind: the record of its steps and epochs, and the weights worth keeping, on the host."""
+"""The history of a training on the host: records of its steps and epochs, and the weights that are kept."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -19,13 +19,13 @@ from gradtrail.core.train.step import RowRecord, StepRecord
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRecord:
-    """Figures of one epoch.
+    """Metrics of one epoch.
 
     Attributes:
         epoch: from 1.
-        loss: mean over the epoch's steps, in nats, label smoothing included, those skipped left out.
-        accuracy: likewise, while the weights were changing, dropout and augmentation included.
-        validation_loss: after the epoch, without label smoothing.
+        loss: mean training loss over the steps that were not skipped, in nats, label smoothing included.
+        accuracy: mean training accuracy over the same steps, with dropout and augmentation.
+        validation_loss: after the epoch, in nats, without label smoothing.
         validation_accuracy: after the epoch.
     """
 
@@ -38,27 +38,27 @@ class EpochRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptWeights:
-    """Parameters on the host, and the number of epochs behind them."""
+    """Parameters on the host, and the number of epochs they were trained for."""
 
     epoch: int
     params: HostParams
 
 
 class History:
-    """Collects a training as it goes on.
+    """Records of a training, extended epoch by epoch.
 
     Args:
         keep_epochs: epochs whose weights are kept; 0 is before training.
         params: the initial weights, on the host.
-        precision: of the training, for what is said of a fault.
+        precision: of the training, for error messages.
 
     Attributes:
-        epochs: one record for each epoch done.
-        steps: the records of each epoch's steps.
-        dynamics: how each example fared; None before the first epoch.
-        kept: the weights of the epochs asked for.
-        final: the weights of the last epoch done.
-        best: the weights of the epoch with the highest validation accuracy, the first of equals.
+        epochs: a record for each epoch.
+        steps: for each epoch, the records of its steps.
+        dynamics: statistics of each example; None before the first epoch.
+        kept: weights of the epochs in `keep_epochs`.
+        final: weights after the last epoch.
+        best: weights of the epoch with the highest validation accuracy, the first of equals.
     """
 
     def __init__(self, keep_epochs: Collection[int], params: HostParams, *, precision: Precision = "float32"):
@@ -74,13 +74,13 @@ class History:
         """Add an epoch.
 
         Args:
-            chunk: its last one.
-            params: to evaluate and keep, as they are after it.
+            chunk: the last one of the epoch.
+            params: the weights after it, to keep.
             validation: `loss` and `accuracy` of `params`.
 
         Raises:
-            FloatingPointError: a loss or gradient is not finite; the message is one line. A step that was skipped for
-                that reason is no fault, an epoch of nothing else is.
+            FloatingPointError: one line; a loss or gradient is not finite. Under loss scaling such a step is skipped,
+                and only an epoch of skipped steps alone is an error.
         """
         self.check(chunk)
         records: StepRecord = jax.device_get(chunk.records)
@@ -105,11 +105,11 @@ class History:
         return record
 
     def check(self, chunk: Chunk) -> None:
-        """Raise FloatingPointError if a loss or gradient of the epoch so far is not finite, in a step not skipped."""
+        """Raise FloatingPointError if a loss or gradient of the epoch so far is not finite; not under loss scaling."""
         if chunk.records.skipped is not None:
             return
         done = np.isfinite(np.asarray(chunk.records.loss)) & np.isfinite(np.asarray(chunk.records.grad_norm))
-        if not done.all():  # what is not done yet is 0
+        if not done.all():  # entries of later steps are 0
             records = jax.device_get(chunk.records)
             raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
 
@@ -121,7 +121,7 @@ class History:
         self.dynamics.add(rows)
 
     def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return everything as named arrays, of which `from_arrays` makes an equal history."""
+        """Return the history as named arrays, for `from_arrays`."""
         arrays = {"epochs": np.array([dataclasses.astuple(record) for record in self.epochs], np.float64)}
         for field in dataclasses.fields(StepRecord):
             columns = [getattr(part, field.name) for part in self.steps]
@@ -147,10 +147,10 @@ class History:
         *,
         precision: Precision = "float32",
     ) -> "History":
-        """Return the history that `as_arrays` told of; `params` are the initial weights.
+        """Return the history that `as_arrays` described; the other arguments are those of the constructor.
 
         Raises:
-            LookupError, ValueError: it told of no such history.
+            LookupError, ValueError: the arrays are not those of a history of this model.
         """
         found = cls(keep_epochs, params, precision=precision)
         names = [field.name for field in dataclasses.fields(EpochRecord)]
@@ -183,11 +183,11 @@ class History:
         return found
 
     def has_stalled(self, patience: int | None) -> bool:
-        """Return whether the best epoch lies `patience` epochs back; never where that is None."""
+        """Return whether the best epoch was `patience` epochs ago; False where `patience` is None."""
         return patience is not None and self.final.epoch - self.best.epoch >= patience
 
     def describe(self) -> str:
-        """Say in a few words where the training stands."""
+        """Describe the progress of the training in one line."""
         if not self.epochs:
             return "first epoch"
         last = self.epochs[-1]
@@ -200,12 +200,12 @@ class History:
 
 
 def on_host(params: Params) -> HostParams:
-    """Copy parameters to the host: on a CPU `device_get` may share the memory that the next step overwrites."""
+    """Copy parameters to the host; on a CPU `jax.device_get` may share the memory that the next step overwrites."""
     return jax.tree.map(np.array, params)
 
 
 def _describe_divergence(epoch: int, records: StepRecord, done: np.ndarray, precision: Precision) -> str:
-    """Say in one line where a training came apart."""
+    """Describe in one line the first step that is not finite."""
     step = int(np.argmin(done))
     last = f"the last finite loss was {records.loss[step - 1]:.4g}" if step else "and so are all after it"
     what = "loss" if not np.isfinite(records.loss[step]) else "gradient"

@@ -1,7 +1,6 @@
-"""Training as a compiled program: shuffling, batching and stepping happen on the device; the host only collects.
+"""Training as a compiled program: shuffling, batching and optimizer steps run on the device.
 
-A step is a pure function of a state, which is a pytree. `train` is a generator that hands out what happened; files,
-logs and checkpoints are the caller's.
+`train` is a generator of the records of the steps done. Files, logs and checkpoints are out of scope.
 """
 
 import functools
@@ -37,21 +36,21 @@ def on_device(
     labels: Int[np.ndarray, " examples"],
     mesh: Mesh | None = None,
 ) -> Examples:
-    """Copy a split to every device of `mesh`, as it is: uint8 pixels and int32 labels."""
+    """Copy a split, uint8 pixels and int32 labels, to every device of `mesh`, by default all of this process."""
     everywhere = replicated(mesh or make_mesh())
     return Examples(images=jax.device_put(images, everywhere), labels=jax.device_put(labels, everywhere))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The functions of one training, yet to be compiled; those of `Engine`.
+    """The functions of one training before compilation; see `Engine` for those not described here.
 
     Attributes:
-        mesh: the devices that share each batch.
-        records: no argument → the empty records of an epoch.
+        mesh: the devices that each batch is split over.
+        records: () → empty records of an epoch.
         step: one step of `run_steps`.
-        averages: whether `evaluation_params` has something to compute.
-        examples: shapes and dtypes of the training split, an abstract `Examples`.
+        averages: whether `evaluation_params` computes anything.
+        examples: the training split with abstract arrays, an `Examples`.
     """
 
     epochs: int
@@ -73,11 +72,11 @@ class Engine:
 
     Attributes:
         init: key → state.
-        order: key, epoch → the epoch's batches, as indices of shape (steps, batch).
-        run_steps: state, records, examples, order, start, stop → state and records after the steps in [start, stop).
+        order: (key, epoch) → the batches of the epoch, int32 indices of shape (steps, batch).
+        run_steps: (state, records, examples, order, start, stop) → state and records after the steps in [start, stop).
             Donates state and records.
         evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
-        records: no argument → the empty records of an epoch.
+        records: () → empty records of an epoch.
     """
 
     epochs: int
@@ -90,26 +89,26 @@ class Engine:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the whole training."""
+        """Number of optimizer steps of the whole training."""
         return self.epochs * self.steps_per_epoch
 
     @property
     def functions(self) -> list[CompiledFunction]:
-        """All of them, for the profile."""
+        """All compiled functions."""
         functions = (self.init, self.order, self.run_steps, self.evaluation_params)
         return [function for function in functions if isinstance(function, CompiledFunction)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Some steps of training.
+    """Consecutive steps of training within one epoch.
 
     Attributes:
-        epoch: the epoch these steps belong to, from 1.
+        epoch: the epoch of these steps, from 1.
         ends_epoch: whether they are its last ones.
-        step: optimizer steps done since the beginning.
-        state: after these steps. Valid until the next chunk is asked for: its memory is then reused.
-        records: of the epoch so far; entries of steps not yet done are 0.
+        step: number of optimizer steps since the beginning.
+        state: after these steps; valid until the next chunk is requested, which reuses its memory.
+        records: of the epoch so far; entries of later steps are 0.
     """
 
     epoch: int
@@ -128,10 +127,10 @@ def run_steps(
     start: Int[Array, ""],
     stop: Int[Array, ""],
 ) -> tuple[TrainState, StepRecord]:
-    """Make the steps of an epoch in [start, stop), in one loop on the device.
+    """Make the steps of an epoch in [start, stop) in one loop on the device.
 
-    The bounds are arguments of the loop, not of the compiler: one program serves every cut of the epoch, so that where
-    it is cut changes no bit of the result.
+    The bounds are arguments of the compiled program, so one program serves all chunks, and the size of the chunks does
+    not change a bit of the result.
     """
 
     def body(index: Array, carry: tuple[TrainState, StepRecord]) -> tuple[TrainState, StepRecord]:
@@ -151,7 +150,7 @@ def run_steps_one_by_one(
     start: SupportsIndex,
     stop: SupportsIndex,
 ) -> tuple[TrainState, StepRecord]:
-    """Make the same steps from Python: where one makes a NaN, JAX looks into that one, as it cannot into a loop."""
+    """Make the same steps from Python, for `jax.debug_nans`, which finds the operation in a step, but not in a loop."""
     step = jax.jit(step)
     for index in range(start, stop):
         state, record = step(state, examples, order[index])
@@ -160,16 +159,16 @@ def run_steps_one_by_one(
 
 
 def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mesh | None = None) -> Program:
-    """Return the functions of a training, yet to be compiled.
+    """Return the functions of a training, not yet compiled.
 
     Args:
         config: the training.
         model: the network.
         num_examples: size of the training split.
-        mesh: the devices that share each batch, by default all of this process.
+        mesh: the devices that each batch is split over, by default all of this process.
 
     Raises:
-        ConfigError: a batch does not go evenly over the devices; one line that names the key.
+        ConfigError: the devices do not divide the batch; one line that names the key.
     """
     mesh = mesh or make_mesh()
     check_divisible(config.batch_size // config.accumulation_steps, mesh, _batch_name(config))
@@ -200,7 +199,7 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mes
 
 
 def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
-    """Compile a training."""
+    """Compile the functions of a training."""
     everywhere = replicated(program.mesh)
     key, index, state = _abstract_arguments(program)
     compile_here = functools.partial(compiler.compile, out_shardings=everywhere)
@@ -219,7 +218,7 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
 
 
 def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFunction:
-    """Compile the loop of optimizer steps by itself; its static cost is that of one step."""
+    """Compile the loop of optimizer steps, under the name `train_step`: its static cost is that of one step."""
     debugging: Any = jax.config  # whose switches mypy does not know
     if debugging.jax_debug_nans:
         one_by_one = functools.partial(run_steps_one_by_one, program.step)
@@ -242,14 +241,14 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
 def train(
     engine: Engine, state: TrainState, examples: Examples, *, steps_per_call: int, records: StepRecord | None = None
 ) -> Iterator[Chunk]:
-    """Train, and hand out what happened after every `steps_per_call` steps and at the end of each epoch.
+    """Train to the end; yield a chunk after every `steps_per_call` steps and at the end of each epoch.
 
     Args:
         engine: compiled for these shapes.
-        state: where to begin, `engine.init(key)` or the state of an earlier chunk; its memory is reused.
+        state: the first one, `engine.init(key)` or that of an earlier chunk; its memory is reused.
         examples: the training split.
-        steps_per_call: how often the caller hears; changes no bit of the result.
-        records: of the epoch that `state` is in the middle of; None where it is at the beginning of one.
+        steps_per_call: steps per chunk; does not change a bit of the result.
+        records: of the epoch so far where `state` is within an epoch, else None.
     """
     done = int(state.step)
     key = jnp.copy(state.key)
@@ -267,7 +266,7 @@ def train(
 
 
 def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
-    """Return the shapes of a key, of an index and of the state, on the program's devices."""
+    """Return an abstract key, index and state, replicated on the program's devices."""
     key, index = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
     return with_sharding((key, index, jax.eval_shape(program.init, key)), replicated(program.mesh))
 

@@ -1,29 +1,28 @@
-"""Dynamic loss scaling: keeps the small cotangents of float16 from vanishing (Micikevicius et al., arXiv 1710.03740).
+"""Dynamic loss scaling: keeps small float16 cotangents from underflow (Micikevicius et al., arXiv 1710.03740).
 
-The loss is multiplied by a scale and the gradients divided by it. A step whose gradients are not finite is left out and
-lowers the scale; a run of finite ones raises it.
+The loss is multiplied by a scale and the gradients are divided by it. A step whose gradients are not finite is skipped
+and lowers the scale; enough finite steps in a row raise it.
 """
 
-import functools
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, POSITIVE_SHARE, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossScalingConfig:
-    """How the scale begins and moves; read with `precision: float16` only.
+    """Initial value and changes of the scale; used with `precision: float16` only.
 
     Attributes:
-        initial: the first scale.
-        growth_factor: the scale is multiplied by it after `growth_interval` finite steps in a row.
-        backoff_factor: the scale is multiplied by it after a step that is not finite.
+        initial: scale of the first step.
+        growth_factor: multiplies the scale after `growth_interval` finite steps in a row.
+        backoff_factor: multiplies the scale after a step that is not finite.
         growth_interval: number of steps.
-        minimum: the scale never falls below it.
+        minimum: lower bound of the scale.
     """
 
     initial: float
@@ -33,19 +32,20 @@ class LossScalingConfig:
     minimum: float
 
     def __post_init__(self) -> None:
-        check("minimum", self.minimum, above=0)
-        check("initial", self.initial, at_least=self.minimum)
-        check("growth_factor", self.growth_factor, above=1)
-        check("backoff_factor", self.backoff_factor, above=0, below=1)
-        check("growth_interval", self.growth_interval, at_least=1)
+        check_fields(
+            self,
+            minimum=POSITIVE,
+            initial={"at_least": self.minimum},
+            growth_factor={"above": 1},
+            backoff_factor=POSITIVE_SHARE,
+            growth_interval=AT_LEAST_ONE,
+        )
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["scale", "finite_steps", "skipped_steps"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """The scale, and what decides its next value.
+    """The scale, and the counters that decide its next value.
 
     Attributes:
         scale: float32.
@@ -64,14 +64,14 @@ def initial_scale(config: LossScalingConfig) -> LossScale:
 
 
 def all_finite(tree: PyTree[Float[Array, "..."]]) -> Bool[Array, ""]:
-    """Return whether there is no infinity and no NaN."""
+    """Return whether all entries of all leaves are finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def adjusted(config: LossScalingConfig, state: LossScale, finite: Bool[Array, ""]) -> LossScale:
     """Return the scale after a step.
 
-    It grows on exactly the `growth_interval`-th finite step in a row, and keeps its value where growing would overflow.
+    It grows on exactly the `growth_interval`-th finite step in a row, unless it would overflow.
     """
     count = jnp.where(finite, state.finite_steps + 1, 0)
     due = count >= config.growth_interval

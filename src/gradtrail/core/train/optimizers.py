@@ -1,4 +1,4 @@
-"""From gradients to updates: clipping and the optimizers of Optax, each with its own highest learning rate."""
+"""From gradients to updates: clipping and the optimizers of Optax, each with its own peak learning rate."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PyTree
 from optax import contrib
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.common.validation import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, check_fields
 from gradtrail.core.nn.models import Params
 from gradtrail.core.train.schedules import ConstantConfig, ScheduleConfig, make_schedule
 
@@ -20,7 +20,7 @@ class SGDConfig:
     """Stochastic gradient descent.
 
     Attributes:
-        learning_rate: the highest that the schedule reaches.
+        learning_rate: peak of the schedule.
         momentum: decay of the running sum of gradients; 0 for none.
         nesterov: look ahead by one step of momentum.
     """
@@ -30,8 +30,7 @@ class SGDConfig:
     nesterov: bool
 
     def __post_init__(self) -> None:
-        check("learning_rate", self.learning_rate, above=0)
-        check("momentum", self.momentum, at_least=0, below=1)
+        check_fields(self, learning_rate=POSITIVE, momentum=SHARE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class AdamConfig:
     """Adam (Kingma and Ba, arXiv 1412.6980).
 
     Attributes:
-        learning_rate: the highest that the schedule reaches.
+        learning_rate: peak of the schedule.
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: added to the root of the second moment.
@@ -51,10 +50,7 @@ class AdamConfig:
     eps: float
 
     def __post_init__(self) -> None:
-        check("learning_rate", self.learning_rate, above=0)
-        check("b1", self.b1, at_least=0, below=1)
-        check("b2", self.b2, at_least=0, below=1)
-        check("eps", self.eps, above=0)
+        check_fields(self, learning_rate=POSITIVE, b1=SHARE, b2=SHARE, eps=POSITIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +65,16 @@ class AdamWConfig(AdamConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check("weight_decay", self.weight_decay, at_least=0)
+        check_fields(self, weight_decay=NOT_NEGATIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LionConfig:
-    """The sign of an interpolated momentum (Chen et al., arXiv 2302.06675); its rate is that of Adam over 3 to 10.
+    """Lion (Chen et al., arXiv 2302.06675), whose learning rate should be 3 to 10 times smaller than that of Adam.
 
     Attributes:
-        learning_rate: the highest that the schedule reaches.
-        b1: share of the momentum in the update.
+        learning_rate: peak of the schedule.
+        b1: weight of the momentum in the update, whose sign is taken.
         b2: decay of the momentum.
         weight_decay: per step, times the learning rate; biases and norms are exempt.
     """
@@ -89,19 +85,16 @@ class LionConfig:
     weight_decay: float
 
     def __post_init__(self) -> None:
-        check("learning_rate", self.learning_rate, above=0)
-        check("b1", self.b1, at_least=0, below=1)
-        check("b2", self.b2, at_least=0, below=1)
-        check("weight_decay", self.weight_decay, at_least=0)
+        check_fields(self, learning_rate=POSITIVE, b1=SHARE, b2=SHARE, weight_decay=NOT_NEGATIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig:
-    """Momentum made orthogonal for kernels, Adam for all else (Jordan et al., kellerjordan.github.io/posts/muon).
+    """Muon: orthogonalized momentum for kernels, Adam for biases and norms (Jordan, kellerjordan.github.io/posts/muon).
 
     Attributes:
-        learning_rate: of the kernels, the highest that the schedule reaches.
-        adam_learning_rate: of biases and norms, likewise.
+        learning_rate: peak of the schedule for kernels.
+        adam_learning_rate: peak of the schedule for biases and norms.
         beta: decay of the momentum.
         weight_decay: per step, times the learning rate; biases and norms are exempt.
     """
@@ -112,22 +105,19 @@ class MuonConfig:
     weight_decay: float
 
     def __post_init__(self) -> None:
-        check("learning_rate", self.learning_rate, above=0)
-        check("adam_learning_rate", self.adam_learning_rate, above=0)
-        check("beta", self.beta, at_least=0, below=1)
-        check("weight_decay", self.weight_decay, at_least=0)
+        check_fields(self, learning_rate=POSITIVE, adam_learning_rate=POSITIVE, beta=SHARE, weight_decay=NOT_NEGATIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFreeConfig:
-    """AdamW that averages in place of a falling rate (Defazio et al., arXiv 2405.15682), so `schedule` is not read.
+    """Schedule-free AdamW: averaging replaces the decay of the rate (Defazio et al., arXiv 2405.15682).
 
-    It trains at one point and is evaluated at another, the average: see `evaluation_params`.
+    `schedule` is ignored. Gradients are taken at one point and the average is evaluated, see `evaluation_params`.
 
     Attributes:
-        learning_rate: reached after the warm-up, then constant.
-        warmup_fraction: share of all steps that rise from 0.
-        b1: share of the average in the point where gradients are taken.
+        learning_rate: constant after the warm-up.
+        warmup_fraction: share of all steps in which the rate rises linearly from 0.
+        b1: weight of the average in the point where gradients are taken.
         b2: decay of the second moment.
         eps: added to the root of the second moment.
         weight_decay: per step, times the learning rate; biases and norms are exempt.
@@ -141,12 +131,15 @@ class ScheduleFreeConfig:
     weight_decay: float
 
     def __post_init__(self) -> None:
-        check("learning_rate", self.learning_rate, above=0)
-        check("warmup_fraction", self.warmup_fraction, at_least=0, below=1)
-        check("b1", self.b1, above=0, below=1)
-        check("b2", self.b2, at_least=0, below=1)
-        check("eps", self.eps, above=0)
-        check("weight_decay", self.weight_decay, at_least=0)
+        check_fields(
+            self,
+            learning_rate=POSITIVE,
+            warmup_fraction=SHARE,
+            b1=POSITIVE_SHARE,
+            b2=SHARE,
+            eps=POSITIVE,
+            weight_decay=NOT_NEGATIVE,
+        )
 
 
 RuleConfig: TypeAlias = SGDConfig | AdamConfig | AdamWConfig | LionConfig | MuonConfig | ScheduleFreeConfig
@@ -154,12 +147,12 @@ RuleConfig: TypeAlias = SGDConfig | AdamConfig | AdamWConfig | LionConfig | Muon
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How gradients become updates.
+    """Clipping, optimizer and schedule.
 
     Attributes:
-        rule: its class is the kind of optimizer.
-        schedule: of the learning rate; schedule-free brings its own.
-        clip_norm: the global norm that gradients are scaled down to; None for no clipping.
+        rule: config of the optimizer; its class is the kind.
+        schedule: of the learning rate; ignored by schedule-free.
+        clip_norm: global norm to which larger gradients are scaled down; None for no clipping.
     """
 
     rule: RuleConfig
@@ -168,7 +161,7 @@ class OptimizerConfig:
 
 
 def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the optimizer step, counted from 0, in a training of `num_steps`."""
+    """Return the learning rate as a function of the optimizer step, from 0, in a training of `num_steps`."""
     schedule = config.schedule
     if isinstance(config.rule, ScheduleFreeConfig):
         schedule = ConstantConfig(warmup_fraction=config.rule.warmup_fraction)
@@ -176,15 +169,21 @@ def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """Return the transformation from gradients to updates: clipping, then the optimizer under its schedule."""
+    """Return the transformation from gradients to updates: clipping, then the optimizer with its schedule.
+
+    Optax mixes integers and floats, so it runs under standard dtype promotion whatever the caller has set.
+    """
     clipping = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    return optax.chain(clipping, _make_rule(config, num_steps))
+    init, update = optax.chain(clipping, _make_rule(config, num_steps))
+    lenient = jax.numpy_dtype_promotion("standard")
+    return optax.GradientTransformation(lenient(init), lenient(update))
 
 
 def evaluation_params(config: OptimizerConfig, opt_state: PyTree, params: Params) -> Params:
-    """Return the parameters to evaluate: schedule-free's average, else those that are trained."""
+    """Return the parameters to evaluate: the average of schedule-free, else `params`."""
     if isinstance(config.rule, ScheduleFreeConfig):
-        averaged: Params = contrib.schedule_free_eval_params(opt_state[-1], params)
+        with jax.numpy_dtype_promotion("standard"):
+            averaged: Params = contrib.schedule_free_eval_params(opt_state[-1], params)
         return averaged
     return params
 
@@ -216,12 +215,12 @@ def _make_rule(config: OptimizerConfig, num_steps: int) -> optax.GradientTransfo
 
 
 def _is_kernel(params: Params) -> PyTree[bool]:
-    """Weight decay pulls on kernels, not on biases and norms."""
+    """Return the mask of weight decay, which exempts biases and norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
 def _kernel_axes(params: Params) -> PyTree:
-    """Tell Muon to take a kernel for the matrix from all that goes in to what comes out."""
+    """Return for Muon which axes make a kernel a matrix: all input axes by the output axis."""
 
     def axes(leaf: jax.Array) -> contrib.MuonDimensionNumbers | None:
         if leaf.ndim < 2:

@@ -1,117 +1,116 @@
-"""Learning-rate schedules, from Optax. Lengths are shares of the training, rates are shares of the highest one."""
+"""Learning-rate schedules of Optax. Lengths are shares of all steps, rates are relative to the peak."""
 
 import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import jax
 import optax
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, POSITIVE_SHARE, SHARE, check_fields
 
 ScheduleKind = Literal["constant", "cosine", "warmup_cosine", "linear", "exponential", "piecewise", "one_cycle"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantConfig:
-    """The highest rate throughout, after a linear rise from 0.
+    """Linear rise from 0 to the peak, then constant.
 
     Attributes:
-        warmup_fraction: share of all steps that rise.
+        warmup_fraction: share of all steps in which the rate rises.
     """
 
     warmup_fraction: float
 
     def __post_init__(self) -> None:
-        check("warmup_fraction", self.warmup_fraction, at_least=0, below=1)
+        check_fields(self, warmup_fraction=SHARE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosineConfig:
-    """Half a cosine down (Loshchilov and Hutter, arXiv 1608.03983).
+    """Cosine decay from the peak (Loshchilov and Hutter, arXiv 1608.03983).
 
     Attributes:
-        end_fraction: last value as a share of the highest.
+        end_fraction: last value over the peak.
     """
 
     end_fraction: float
 
     def __post_init__(self) -> None:
-        check("end_fraction", self.end_fraction, at_least=0, at_most=1)
+        check_fields(self, end_fraction={"at_least": 0, "at_most": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosineConfig:
-    """Linear rise from 0, then half a cosine down.
+    """Linear rise from 0 to the peak, then cosine decay.
 
     Attributes:
-        warmup_fraction: share of all steps that rise.
-        end_fraction: last value as a share of the highest.
+        warmup_fraction: share of all steps in which the rate rises.
+        end_fraction: last value over the peak.
     """
 
     warmup_fraction: float
     end_fraction: float
 
     def __post_init__(self) -> None:
-        check("warmup_fraction", self.warmup_fraction, at_least=0, below=1)
-        check("end_fraction", self.end_fraction, at_least=0, at_most=1)
+        check_fields(self, warmup_fraction=SHARE, end_fraction={"at_least": 0, "at_most": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearConfig:
-    """A straight line down.
+    """Linear decay from the peak.
 
     Attributes:
-        end_fraction: last value as a share of the highest.
+        end_fraction: last value over the peak.
     """
 
     end_fraction: float
 
     def __post_init__(self) -> None:
-        check("end_fraction", self.end_fraction, at_least=0, at_most=1)
+        check_fields(self, end_fraction={"at_least": 0, "at_most": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialConfig:
-    """The same factor down in every step.
+    """Exponential decay from the peak.
 
     Attributes:
-        end_fraction: last value as a share of the highest.
+        end_fraction: last value over the peak.
     """
 
     end_fraction: float
 
     def __post_init__(self) -> None:
-        check("end_fraction", self.end_fraction, above=0, at_most=1)
+        check_fields(self, end_fraction={"above": 0, "at_most": 1})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PiecewiseConfig:
-    """Constant between drops.
+    """Piecewise constant decay from the peak.
 
     Attributes:
-        boundaries: where the drops are, as shares of all steps, rising.
-        factor: what each drop leaves of the rate.
+        boundaries: of the pieces, as shares of all steps, ascending.
+        factor: multiplies the rate at each boundary.
     """
 
     boundaries: tuple[float, ...]
     factor: float
 
     def __post_init__(self) -> None:
-        for boundary in self.boundaries:
-            check("boundaries", boundary, above=0, below=1)
+        check_fields(self, boundaries=POSITIVE_SHARE)
         if any(later <= earlier for earlier, later in itertools.pairwise(self.boundaries)):
             raise ValueError(f"boundaries must rise, got {list(self.boundaries)}")
-        check("factor", self.factor, above=0)
+        check_fields(self, factor=POSITIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneCycleConfig:
-    """Up and down by half a cosine each (Smith and Topin, arXiv 1708.07120).
+    """One cycle: cosine rise to the peak, then cosine decay (Smith and Topin, arXiv 1708.07120).
 
     Attributes:
-        warmup_fraction: share of all steps that rise.
-        div_factor: highest rate over the first one.
+        warmup_fraction: share of all steps in which the rate rises.
+        div_factor: peak over the first rate.
         final_div_factor: first rate over the last one.
     """
 
@@ -120,9 +119,7 @@ class OneCycleConfig:
     final_div_factor: float
 
     def __post_init__(self) -> None:
-        check("warmup_fraction", self.warmup_fraction, above=0, below=1)
-        check("div_factor", self.div_factor, at_least=1)
-        check("final_div_factor", self.final_div_factor, at_least=1)
+        check_fields(self, warmup_fraction=POSITIVE_SHARE, div_factor=AT_LEAST_ONE, final_div_factor=AT_LEAST_ONE)
 
 
 ScheduleConfig: TypeAlias = (
@@ -137,17 +134,23 @@ ScheduleConfig: TypeAlias = (
 
 
 def make_schedule(config: ScheduleConfig, peak: float, num_steps: int) -> optax.Schedule:
-    """Return the learning rate as a function of the optimizer step, counted from 0.
+    """Return the learning rate as a function of the optimizer step, from 0.
+
+    Optax mixes integers and floats, so it runs under standard dtype promotion whatever the caller has set.
 
     Args:
         config: its class is the kind of schedule.
-        peak: the highest rate.
+        peak: highest rate.
         num_steps: length of the whole training.
     """
+    return jax.numpy_dtype_promotion("standard")(_make_schedule(config, peak, num_steps))
+
+
+def _make_schedule(config: ScheduleConfig, peak: float, num_steps: int) -> optax.Schedule:
     match config:
         case ConstantConfig():
             warmup = _steps(config.warmup_fraction, num_steps)
-            first = 0.0 if warmup else peak  # Optax stays at the first value where the rise has no steps
+            first = 0.0 if warmup else peak  # without warm-up steps Optax stays at the first value
             return optax.schedules.warmup_constant_schedule(first, peak, warmup)
         case CosineConfig():
             return optax.schedules.cosine_decay_schedule(peak, num_steps, alpha=config.end_fraction)
@@ -170,5 +173,5 @@ def make_schedule(config: ScheduleConfig, peak: float, num_steps: int) -> optax.
 
 
 def _steps(fraction: float, num_steps: int) -> int:
-    """Return a share of the steps in whole ones, but never all of them."""
+    """Round a share of the steps to whole steps, and never to all of them."""
     return min(round(fraction * num_steps), num_steps - 1)

@@ -21,21 +21,18 @@ from gradtrail.core.train.loss_scaling import LossScale, adjusted, all_finite, i
 from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["step", "params", "opt_state", "key", "average", "loss_scale"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
     """Everything that training carries from step to step.
 
     Attributes:
-        step: steps done, int32, those included that were skipped.
-        params: those that are trained; see `evaluation_params` for those to evaluate.
-        key: of the whole run; never consumed, only folded with the step or the epoch.
-        average: the moving average of the parameters, where one is asked for.
-        loss_scale: where the loss is scaled.
+        step: number of steps done, skipped ones included, int32.
+        params: the trained parameters; see `params_to_evaluate` for those to evaluate.
+        opt_state: state of the Optax optimizer.
+        key: of the whole training; never consumed, only folded with the step or the epoch.
+        average: moving average of the parameters; None where none is configured.
+        loss_scale: None where the loss is not scaled.
     """
 
     step: Int[Array, ""]
@@ -46,15 +43,15 @@ class TrainState:
     loss_scale: LossScale | None
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["indices", "probability", "correct"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class RowRecord:
-    """What the forward pass of a step said of each row of its batch, before the update.
+    """Predictions for each row of a step's batch, before the update.
 
     Attributes:
-        indices: of the examples in the training split, int32, or `batches.PADDING`.
+        indices: of the examples in the training split, int32, or `batching.PADDING`.
         probability: of the label, float32.
-        correct: whether the largest logit was the label's.
+        correct: whether the label had the largest logit.
     """
 
     indices: Int[Array, "*steps batch"]
@@ -62,36 +59,22 @@ class RowRecord:
     correct: Bool[Array, "*steps batch"]
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "num_examples",
-        "loss",
-        "accuracy",
-        "grad_norm",
-        "learning_rate",
-        "part_grad_norm",
-        "loss_scale",
-        "skipped",
-        "rows",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """What is recorded of a step, float32 unless said otherwise; of several steps, with a leading axis.
+    """Metrics of a step, float32 unless stated otherwise; for several steps, with a leading axis.
 
     Attributes:
         num_examples: in the batch, int32.
         loss: mean over the batch, in nats, label smoothing included.
-        accuracy: share of the batch, before the update.
+        accuracy: over the batch, before the update.
         grad_norm: global L2 norm of the mean gradient, before clipping.
         learning_rate: of this step.
-        part_grad_norm: root mean square of the norms of the mean gradients of the batch's parts, where it is worked
-            in several: beside `grad_norm`, it tells the gradient noise scale. Each device has its own parts.
-        loss_scale: that multiplied this step's loss, where the loss is scaled.
-        skipped: whether this step changed nothing, its gradients not being finite; bool, where the loss is scaled.
-        rows: of the examples of the batch; None in a history, which has summed them up.
+        part_grad_norm: root mean square of the norms of the mean gradients of the batch's parts; with `grad_norm` it
+            gives the gradient noise scale. Each device has parts of its own. None without `accumulation_steps`.
+        loss_scale: factor of this step's loss; None where the loss is not scaled.
+        skipped: whether the step changed nothing because its gradients were not finite, bool; None likewise.
+        rows: of the batch; None in a `History`, which summarizes them.
     """
 
     num_examples: Int[Array, "*steps"]
@@ -105,30 +88,30 @@ class StepRecord:
     rows: RowRecord | None
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["images", "labels"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Examples:
     """A split on the device.
 
     Attributes:
-        images: pixels, 0 to 255.
-        labels: class of each, int32.
+        images: uint8 pixels, 0 to 255.
+        labels: class of each example, int32.
     """
 
     images: UInt8[Array, "examples height width"]
     labels: Int[Array, " examples"]
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["params", "scale", "count", "examples"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What the gradient of every row of a batch needs.
+    """What the gradient of every row of a batch needs, replicated over the devices.
 
     Attributes:
-        scale: of the loss; None for none.
-        count: rows of the batch that are no padding, float32.
+        params: where the gradient is taken.
+        scale: factor of the loss; None for none.
+        count: rows of the whole batch that are not padding, float32.
+        examples: the training split.
     """
 
     params: Params
@@ -137,32 +120,30 @@ class Shared:
     examples: Examples
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["indices", "key"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """A batch, or a part of one.
 
     Attributes:
-        indices: of the examples, int32, or `batches.PADDING`.
-        key: of each row, for dropout and augmentation, where there is any.
+        indices: of the examples, int32, or `batching.PADDING`.
+        key: of each row, for dropout and augmentation; None without both.
     """
 
     indices: Int[Array, " batch"]
     key: Key[Array, " batch"] | None
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["loss", "accuracy", "grads", "squared_norms"], meta_fields=[]
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class BatchGradient:
-    """Sums over rows, each over the number of examples in the whole batch.
+    """Sums over rows, divided by the number of examples in the whole batch.
 
     Attributes:
-        loss: in nats.
-        accuracy: share that was right.
-        grads: of the loss times its scale.
-        squared_norms: sum of the squared norms of the parts of `grads` that were added up, where there are several.
+        loss: in nats, not scaled.
+        accuracy: share of correct predictions.
+        grads: gradient of the scaled loss.
+        squared_norms: sum of the squared norms of the gradients of the batch's parts; None for a single part.
     """
 
     loss: Float[Array, ""]
@@ -171,7 +152,7 @@ class BatchGradient:
     squared_norms: Float[Array, ""] | None
 
 
-_NOISE = 2**32 - 1  # folded into the run's key for what a step draws; an epoch's order folds in the epoch's number
+_NOISE = 2**32 - 1  # folded into the key for dropout and augmentation; the order of an epoch folds in its number
 
 Step = Callable[[TrainState, Examples, Int[Array, " batch"]], tuple[TrainState, StepRecord]]
 
@@ -196,10 +177,10 @@ def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Ar
 
 
 def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> Step:
-    """Return the pure function that makes one step of `num_steps`.
+    """Return the pure function that makes one step of a training of `num_steps`.
 
-    It takes the state, the training split, and the indices of the batch's examples in it, which may be
-    `batches.PADDING`. The batch is shared out over the devices of `mesh`.
+    It takes the state, the training split, and the int32 indices of the batch's examples in it, which may be
+    `batching.PADDING`. The batch is split over the devices of `mesh`.
     """
     optimizer = make_optimizer(config.optimizer_config(), num_steps)
     rate = learning_rate(config.optimizer_config(), num_steps)
@@ -242,20 +223,20 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
 
 
 def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
-    """Return the parameters that stand for the training so far: the average, where there is one."""
+    """Return the parameters to evaluate: the moving average, or that of schedule-free, where there is one."""
     if state.average is not None:
         return state.average
     return evaluation_params(config.optimizer_config(), state.opt_state, state.params)
 
 
 def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
-    """Return records of `num_steps` steps to be filled in."""
+    """Return records of `num_steps` steps whose entries are 0, and whose indices are `batching.PADDING`."""
     by_row = (num_steps, config.batch_size)
-    figures = {name: jnp.zeros(num_steps) for name in ("loss", "accuracy", "grad_norm", "learning_rate")}
+    metrics = {name: jnp.zeros(num_steps) for name in ("loss", "accuracy", "grad_norm", "learning_rate")}
     scaling = config.scales_loss
     return StepRecord(
         num_examples=jnp.zeros(num_steps, jnp.int32),
-        **figures,
+        **metrics,
         part_grad_norm=jnp.zeros(num_steps) if config.accumulation_steps > 1 else None,
         loss_scale=jnp.zeros(num_steps) if scaling else None,
         skipped=jnp.zeros(num_steps, bool) if scaling else None,
@@ -266,7 +247,7 @@ def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
 
 
 def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows], tuple[BatchGradient, RowRecord]]:
-    """Return the function that works on a batch, or on a device's part of it, in `accumulation_steps` parts."""
+    """Return the gradient of a batch, or of a device's share of it, computed in `accumulation_steps` parts."""
     in_parts = config.accumulation_steps > 1
 
     def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
@@ -304,7 +285,7 @@ def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows]
 def _root_mean_square(
     squared_norms: Float[Array, ""] | None, num_parts: int, scale: Float[Array, ""] | None
 ) -> Float[Array, ""] | None:
-    """Return it of the norms of the parts' mean gradients; each part is divided by the size of the whole batch yet."""
+    """Return the RMS of the parts' mean-gradient norms, from norms that are divided by the size of the whole batch."""
     if squared_norms is None:
         return None
     norm = jnp.sqrt(num_parts * squared_norms)
@@ -312,7 +293,7 @@ def _root_mean_square(
 
 
 def _row_keys(state: TrainState, batch_size: int) -> Key[Array, " batch"]:
-    """Return a key for each row of this step's batch, wherever the row is worked on."""
+    """Return a key for each row of this step's batch, whichever device or part the row belongs to."""
     return jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, _NOISE), state.step), batch_size)
 
 
@@ -321,7 +302,7 @@ def _of_purpose(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]
 
 
 def _averaged(config: TrainConfig, average: Params | None, params: Params, step: Int[Array, ""]) -> Params | None:
-    """Move the average towards `params`; early on in longer strides, so that it soon forgets the initial weights."""
+    """Update the moving average; its decay is lower in early steps, so that it soon forgets the initial weights."""
     if config.average_decay is None:
         return None
     step = step.astype(jnp.float32)

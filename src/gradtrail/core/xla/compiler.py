@@ -1,7 +1,7 @@
-"""Compiles functions ahead of time, and keeps what that took, what the results cost, and how long their calls take.
+"""Compiles functions ahead of time and records compile times, static costs and the times of the first calls.
 
-Knows nothing of stages; the caller hands in the clock. Costs come from the compiler, on abstract arguments, and are the
-same on every run of one version on one kind of processor; times are not, and are kept apart.
+Static costs are those of XLA's cost analysis on abstract arguments: equal on every run of one version of jaxlib on one
+kind of processor. Times vary from run to run and are kept apart from them. The clock is the caller's.
 """
 
 import contextlib
@@ -17,20 +17,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.common.validation import ConfigError
-from gradtrail.core.xla.compile_events import asked_for, cache_hits
+from gradtrail.core.xla.compile_events import CompileLog, cache_hits
 from gradtrail.core.xla.loop_costs import count_equations, repeated_costs
 
 WATCHED = ("flops", "bytes_accessed", "total_bytes", "hlo_instructions")
-TIMED_CALLS = 12  # of each function: the first one, and others for a median
+TIMED_CALLS = 12  # of each function: the first, and enough others for a median
 Guard = Callable[[str], contextlib.AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticCost:
-    """What one call costs by the compiler's account.
+    """What one call costs, by the compiler's cost and memory analysis.
 
-    A loop whose length the compiler knows counts as often as it is passed; one whose bounds are arguments counts once.
+    The body of a loop of known length counts once per iteration; that of a loop whose bounds are arguments counts once.
 
     Attributes:
         flops: floating-point operations.
@@ -39,13 +38,13 @@ class StaticCost:
         argument_bytes: size of the arguments.
         output_bytes: size of the results.
         alias_bytes: part of the results that reuses the memory of donated arguments.
-        temporary_bytes: memory needed in between.
+        temporary_bytes: memory for intermediate values.
         total_bytes: arguments + outputs + temporaries - aliases.
-        jaxpr_equations: in the traced program, those of inner programs included.
-        stablehlo_bytes: length of the program as it goes to the compiler.
-        hlo_instructions: instructions in the optimized program.
-        hlo_fusions: those of them that are several operations made into one.
-        donated_buffers: arguments whose memory the results do reuse.
+        jaxpr_equations: equations of the traced program, inner programs included.
+        stablehlo_bytes: length of the StableHLO text.
+        hlo_instructions: instructions in the optimized HLO.
+        hlo_fusions: fusions among them.
+        donated_buffers: arguments whose memory the results reuse.
         float64_instructions: instructions of the optimized program with a float64 result.
     """
 
@@ -66,13 +65,13 @@ class StaticCost:
 
     @property
     def arithmetic_intensity(self) -> float:
-        """FLOPs for each byte accessed; NaN where none is."""
+        """FLOPs per byte accessed; NaN where no byte is."""
         return self.flops / self.bytes_accessed if self.bytes_accessed else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileTimes:
-    """Seconds of each step on the way from Python to machine code.
+    """Seconds of tracing, lowering and compiling one function.
 
     Attributes:
         cached: whether the machine code came from the persistent compilation cache.
@@ -95,12 +94,12 @@ NO_TIMES = CompileTimes(trace_seconds=0.0, lower_seconds=0.0, compile_seconds=0.
 
 @dataclass(frozen=True, kw_only=True)
 class CallTimes:
-    """Seconds of the first calls of a function, each from arguments that are ready to results that are.
+    """Seconds of the first calls of a function, each from ready arguments to ready results.
 
     Attributes:
         clock: returns seconds.
         seconds: of each timed call.
-        trips: passes of the function's outermost loop in each of them.
+        trips: iterations of the function's outermost loop in each of them.
     """
 
     clock: Callable[[], float]
@@ -114,21 +113,23 @@ class CallTimes:
 
     @property
     def steady(self) -> float:
-        """Median of the seconds of a trip, after the first call; NaN before the second."""
+        """Median seconds per iteration over the calls after the first; NaN before the second call."""
         rest = [seconds / max(trips, 1) for seconds, trips in zip(self.seconds[1:], self.trips[1:], strict=True)]
         return statistics.median(rest) if rest else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledFunction:
-    """A function compiled for one set of shapes; calling it with other shapes is an error, never a recompilation.
+    """A function compiled ahead of time for one set of shapes and dtypes.
+
+    A call with others raises TypeError; it never compiles again.
 
     Attributes:
-        call: the machine code.
-        signature: shapes and dtypes that it takes.
-        calls: its first calls, timed; None to time none.
-        trips_of: arguments → how often a call passes its outermost loop, whose cost is that of one trip.
-        texts: returns what it was on its way, by `jaxpr`, `stablehlo` and `hlo`.
+        call: the executable.
+        signature: shapes and dtypes of the arguments.
+        calls: times of its first calls; None to time none.
+        trips_of: arguments → iterations of the outermost loop, where `cost` is that of one iteration.
+        texts: returns the program as `jaxpr`, `stablehlo` and optimized `hlo`.
     """
 
     name: str
@@ -142,12 +143,12 @@ class CompiledFunction:
 
     @property
     def flops_per_second(self) -> float:
-        """Of the steady calls, by the static cost; NaN where none was timed."""
+        """Static FLOPs over the time of a steady call; NaN where none was timed."""
         return self._by_time(self.cost.flops)
 
     @property
     def bytes_per_second(self) -> float:
-        """Likewise, read and written."""
+        """Bytes accessed over the time of a steady call; NaN where none was timed."""
         return self._by_time(self.cost.bytes_accessed)
 
     def _by_time(self, work: int) -> float:
@@ -157,7 +158,7 @@ class CompiledFunction:
         calls = self.calls
         if calls is None or len(calls.seconds) >= TIMED_CALLS:
             return self.call(*args)
-        jax.block_until_ready(args)  # else the call would wait for what others put into the queue
+        jax.block_until_ready(args)  # else earlier asynchronous work would count as this call's
         trips = self.trips_of(*args) if self.trips_of else 1
         started = calls.clock()
         results = jax.block_until_ready(self.call(*args))
@@ -167,22 +168,36 @@ class CompiledFunction:
 
 
 class Compiler:
-    """Compiles functions for a caller who wants to know afterwards what they cost.
+    """Compiles functions ahead of time and keeps an account of every compilation.
 
     Args:
         clock: returns seconds, such as `time.perf_counter`.
         guard: digest of a program → a context in which to compile it, such as a lock of a shared cache.
+        log: the open log that shall not take these compilations for retraces.
 
     Attributes:
-        functions: the last one of each name, in the order of their first compilation.
-        compilations: how often each name was compiled.
+        functions: the last function of each name, in the order of their first compilation.
+        compiled: every compilation in order, without its executable; those of variants have the variant in the name.
     """
 
-    def __init__(self, clock: Callable[[], float], guard: Guard | None = None):
+    def __init__(self, clock: Callable[[], float], guard: Guard | None = None, log: CompileLog | None = None):
         self.clock = clock
-        self.guard = guard or (lambda _: contextlib.nullcontext())
+        self._guard = guard or (lambda _: contextlib.nullcontext())
+        self._log = log or CompileLog()
+        self._suffix = ""
         self.functions: dict[str, CompiledFunction] = {}
-        self.compilations: Counter[str] = Counter()
+        self.compiled: list[CompiledFunction] = []
+
+    def for_variant(self, label: str) -> "Compiler":
+        """Return a compiler with the same account, and `functions` of its own, for a variant of the same functions."""
+        variant = Compiler(self.clock, self._guard, self._log)
+        variant._suffix, variant.compiled = f" ({label})", self.compiled
+        return variant
+
+    @property
+    def compilations(self) -> Counter[str]:
+        """How often each name was compiled."""
+        return Counter(each.name for each in self.compiled)
 
     def compile(
         self,
@@ -195,43 +210,38 @@ class Compiler:
     ) -> CompiledFunction:
         """Compile `function` for the shapes and dtypes of `args`.
 
+        Under `jax.disable_jit` and `jax.debug_nans` nothing is compiled ahead of time: the result runs by `jax.jit`,
+        takes any shape, and costs nothing in the account.
+
         Args:
-            name: under which the figures are reported.
+            name: under which its costs and times are reported.
             function: pure; takes and returns pytrees of arrays.
             args: arrays, or `jax.ShapeDtypeStruct` in their place.
             donate_argnums: arguments whose memory the results may reuse; the caller's arrays become invalid.
-            out_shardings: where the results lie; None leaves that to the compiler.
-            trips_of: of a loop whose bounds are arguments, how often it is passed.
+            out_shardings: of the results; None leaves them to the compiler.
+            trips_of: of a loop whose bounds are arguments, the number of iterations, see `CompiledFunction`.
         """
         config: Any = jax.config  # whose switches mypy does not know
-        if config.jax_disable_jit or config.jax_debug_nans:  # to step through, and to find what made a NaN
+        if config.jax_disable_jit or config.jax_debug_nans:
             return CompiledFunction(name=name, call=jax.jit(function), cost=NO_COST, times=NO_TIMES)
-        with asked_for():
-            made = self._compile(name, function, args, donate_argnums, out_shardings, trips_of)
-        self.functions[name] = made
-        self.compilations[name] += 1
+        placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
+        with self._log.ahead_of_time():
+            made = self._compile(name, jax.jit(function, donate_argnums=donate_argnums, **placing), args)
+        self.functions[name] = made = dataclasses.replace(made, trips_of=trips_of)
+        self.compiled.append(dataclasses.replace(made, name=name + self._suffix, call=_no_executable, texts=dict))
         return made
 
-    def _compile(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        donate_argnums: tuple[int, ...],
-        out_shardings: jax.sharding.Sharding | None,
-        trips_of: Callable[..., int] | None,
-    ) -> CompiledFunction:
-        placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
+    def _compile(self, name: str, function: Any, args: Sequence[Any]) -> CompiledFunction:
         started = self.clock()
-        traced = jax.jit(function, donate_argnums=donate_argnums, **placing).trace(*args)
+        traced = function.trace(*args)
         traced_at = self.clock()
         lowered = traced.lower()
         lowered_at = self.clock()
         stablehlo = lowered.as_text()
-        with self.guard(hashlib.sha256(stablehlo.encode()).hexdigest()):
-            hits, begun = cache_hits(), self.clock()
+        with self._guard(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
+            begun = self.clock()
             compiled = lowered.compile()
-            ended, cached = self.clock(), cache_hits() > hits
+            ended = self.clock()
         return CompiledFunction(
             name=name,
             call=compiled,
@@ -240,28 +250,24 @@ class Compiler:
                 trace_seconds=traced_at - started,
                 lower_seconds=lowered_at - traced_at,
                 compile_seconds=ended - begun,
-                cached=cached,
+                cached=bool(hits),
             ),
             signature=_signature(args),
             calls=CallTimes(clock=self.clock),
-            trips_of=trips_of,
             texts=lambda: {"jaxpr": str(traced.jaxpr), "stablehlo": stablehlo, "hlo": compiled.as_text() or ""},
         )
 
 
 def compile_within(
-    budget: int, largest: int, compile_at: Callable[[int], CompiledFunction], *, at_least: int = 0
+    budget: int, largest: int, compile_at: Callable[[int], CompiledFunction], *, at_least: int = 1
 ) -> tuple[CompiledFunction, int]:
-    """Compile a function for the largest size whose temporary arrays fit into a budget.
+    """Compile a function for the largest size whose temporary arrays fit into a budget; return it and the size.
 
     Args:
         budget: bytes.
-        largest: the size to begin with; it is halved as often as it takes.
+        largest: the first size to try; it is halved until the function fits.
         compile_at: size → the function.
-        at_least: a size that is taken whatever it needs.
-
-    Raises:
-        ConfigError: size 1 does not fit; one line that says what it needs.
+        at_least: the size that is taken whatever it needs.
     """
     size = largest
     while True:
@@ -269,42 +275,36 @@ def compile_within(
         needed = function.cost.temporary_bytes
         if needed <= budget or size <= at_least:
             return function, size
-        if size == 1:
-            raise ConfigError(
-                f"runtime.memory_budget_mib: a single example takes {function.name} {-(-needed // 2**20):,} MiB, "
-                f"more than the {budget // 2**20:,} there are"
-            )
-        while size > max(1, at_least) and needed > budget:  # memory goes nearly by the size
+        while size > at_least and needed > budget:  # memory is nearly proportional to the size
             size, needed = size // 2, needed // 2
 
 
 def cost_metrics(functions: Sequence[CompiledFunction]) -> dict[str, int]:
-    """Return the static costs that a person watches as flat metrics, `compile/<function>/<figure>`."""
-    return {
-        f"compile/{function.name}/{figure}": getattr(function.cost, figure)
-        for function in functions
-        for figure in WATCHED
-    }
+    """Return the static costs of `WATCHED` as flat metrics, `compile/<function>/<cost>`."""
+    return {f"compile/{each.name}/{cost}": getattr(each.cost, cost) for each in functions for cost in WATCHED}
 
 
 def time_metrics(functions: Sequence[CompiledFunction]) -> dict[str, float]:
-    """Return what was timed as flat metrics, `compile/<function>/<figure>`, and the whole time of compiling.
+    """Return times and rates as flat metrics, `compile/<function>/<metric>`, in seconds, FLOP/s and bytes/s.
 
-    A function that was not called yet has no times of calls.
+    What is not known is left out: a function that was not called yet has no times of calls.
     """
     found: dict[str, float] = {}
-    for function in functions:
-        figures: dict[str, float] = dataclasses.asdict(function.times)
-        if function.calls:
-            figures |= {"first_call_seconds": function.calls.first, "steady_call_seconds": function.calls.steady}
-        figures |= {"flops_per_second": function.flops_per_second, "bytes_per_second": function.bytes_per_second}
-        found |= {f"compile/{function.name}/{key}": float(value) for key, value in figures.items()}
-    found["compile/total_seconds"] = sum(function.times.total_seconds for function in functions)
-    return {name: value for name, value in found.items() if np.isfinite(value)}
+    for each in functions:
+        metrics: dict[str, float] = dataclasses.asdict(each.times)
+        if each.calls:
+            metrics |= {"first_call_seconds": each.calls.first, "steady_call_seconds": each.calls.steady}
+        metrics |= {"flops_per_second": each.flops_per_second, "bytes_per_second": each.bytes_per_second}
+        found |= {f"compile/{each.name}/{name}": float(value) for name, value in metrics.items() if np.isfinite(value)}
+    return found
+
+
+def _no_executable(*_: Any) -> Any:
+    raise TypeError("an entry of the account of compilations cannot be called")
 
 
 def _signature(args: Sequence[Any]) -> str:
-    """Return shapes and dtypes of the arguments, in short."""
+    """Return shapes and dtypes of the arguments, such as `float32[8,8], int32[]`."""
     return ", ".join(jax.core.ShapedArray(leaf.shape, leaf.dtype).str_short() for leaf in jax.tree.leaves(args))
 
 

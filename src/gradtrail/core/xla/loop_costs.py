@@ -1,5 +1,6 @@
-"""What a program costs besides the compiler's account, which takes the body of a loop once, whatever its length."""
+"""Costs of loops that XLA's cost analysis leaves out: it counts the body of a loop once, whatever its length."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,13 @@ from jax.extend import core as jax_core
 
 @dataclass(frozen=True, kw_only=True)
 class LoopCost:
-    """Costs of all passes of loops but the first ones."""
+    """Cost of loop iterations after the first.
+
+    Attributes:
+        flops: floating-point operations.
+        transcendentals: exponentials, logarithms and the like.
+        bytes_accessed: bytes read and written.
+    """
 
     flops: float = 0.0
     transcendentals: float = 0.0
@@ -24,7 +31,7 @@ class LoopCost:
         )
 
     def times(self, factor: float) -> "LoopCost":
-        """Return the cost of so many of these."""
+        """Return the cost multiplied by `factor`."""
         return LoopCost(
             flops=factor * self.flops,
             transcendentals=factor * self.transcendentals,
@@ -33,32 +40,31 @@ class LoopCost:
 
 
 def repeated_costs(jaxpr: Any, optimized: dict[str, float], lowered: Any) -> LoopCost:
-    """Return what the passes of all `scan`s cost but the first ones, in a program that is compiled already.
+    """Return the cost of all iterations of all `scan`s after their first ones.
 
-    The cost of a body is that before optimization; its bytes are scaled by what optimization spared the whole program.
+    The cost of a body is that before optimization; its bytes are scaled by the ratio of the whole program's bytes after
+    optimization to those before it.
 
     Args:
-        jaxpr: the program, closed.
-        optimized: the compiler's account of the whole program.
-        lowered: the program as it went to the compiler.
+        jaxpr: the traced program, closed.
+        optimized: `cost_analysis()` of the compiled program.
+        lowered: the program before compilation.
     """
     found = _extra(jaxpr)
     if not found.bytes_accessed:
         return found
     before = (lowered.cost_analysis() or {}).get("bytes accessed", 0.0)
-    spared = optimized.get("bytes accessed", 0.0) / before if before else 1.0
-    return LoopCost(
-        flops=found.flops, transcendentals=found.transcendentals, bytes_accessed=spared * found.bytes_accessed
-    )
+    scale = optimized.get("bytes accessed", 0.0) / before if before else 1.0
+    return dataclasses.replace(found, bytes_accessed=scale * found.bytes_accessed)
 
 
 def count_equations(jaxpr: Any) -> int:
-    """Return the number of equations of a program and of all programs inside it."""
+    """Return the number of equations of a jaxpr and of all jaxprs inside it."""
     return sum(1 + sum(map(count_equations, _inner_programs(equation))) for equation in _open(jaxpr).eqns)
 
 
 def _extra(jaxpr: Any) -> LoopCost:
-    """Return what all passes but the first of the loops in a program cost, where it is run once."""
+    """Return the cost of all iterations after the first of the loops in a program that runs once."""
     total = LoopCost()
     for equation in _open(jaxpr).eqns:
         within = sum(map(_extra, _inner_programs(equation)), LoopCost())
@@ -71,7 +77,7 @@ def _extra(jaxpr: Any) -> LoopCost:
 
 
 def _once(body: Any) -> LoopCost:
-    """Return the cost of a body, each loop in it taken once."""
+    """Return the cost of a loop's body, each inner loop counted for one iteration."""
     arguments = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in body.in_avals]
     cost = jax.jit(jax_core.jaxpr_as_fun(body)).lower(*arguments).cost_analysis() or {}
     return LoopCost(
@@ -82,7 +88,7 @@ def _once(body: Any) -> LoopCost:
 
 
 def _inner_programs(equation: Any) -> Iterator[Any]:
-    """Yield the programs among the parameters of an equation."""
+    """Yield the jaxprs among the parameters of an equation."""
     for value in equation.params.values():
         for part in value if isinstance(value, tuple | list) else (value,):
             if hasattr(part, "eqns") or hasattr(part, "jaxpr"):

@@ -1,4 +1,4 @@
-"""How a person gets the files of a state back: the commands, and what they rest on."""
+"""The commands that restore the files of a run's state."""
 
 import shlex
 from collections.abc import Iterator
@@ -20,65 +20,65 @@ _NUM_SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreOption:
-    """A way to a state's files.
+    """A way to restore the files of a state.
 
     Attributes:
-        about: what it rests on.
-        commands: to be typed one after another, in the repository's root; none where there is nothing to do.
+        about: where the files come from.
+        commands: shell commands, in order, for the repository's root; empty where there is nothing to do.
     """
 
     about: str
     commands: tuple[str, ...]
 
 
-def ways_to(row: Run, diff: str) -> list[RestoreOption]:
-    """Return the ways to the files of a row's state, the shortest first; of commits and experiments the newest few.
+def restore_options(run: Run, diff: str) -> list[RestoreOption]:
+    """Return the ways to restore the files of a run's state; of commits and experiments the newest few, newest first.
 
-    Where a lock names the state (the working folder's, a commit's, an experiment's), DVC's cache gives exactly those
-    files. Otherwise the row's commit, with what was changed since, makes the same bytes again, or DVC's run-cache has
-    them. What is changed in the working folder is stashed first: git would keep it, or refuse.
+    If a `dvc.lock` has the state (that of the working folder, a commit or an experiment), the files come from DVC's
+    cache. Otherwise `dvc repro` at the run's commit, with its uncommitted changes applied, restores them from the
+    run-cache or computes the same bytes. Changes of the working folder are stashed first.
 
     Args:
-        row: of the state.
-        diff: the row's artifact `git.diff`; empty where it has none.
+        run: the run.
+        diff: the run's artifact `git.diff`; empty if it has none.
     """
     working = working_snapshot()
-    if working and _state_in(working, row):
-        return [_in_working_folder(working, row)]
-    snapshots = [snapshot for snapshot in committed_snapshots()[0] if _state_in(snapshot, row)]
+    if working and _state_in(working, run):
+        return [_in_working_folder(working, run)]
+    snapshots = [snapshot for snapshot in committed_snapshots()[0] if _state_in(snapshot, run)]
     newest = reversed(snapshots[-_NUM_SHOWN:])
-    ways = [way for snapshot in newest for way in _in_snapshot(snapshot, row)] or list(_by_origin(row, diff))
-    return [RestoreOption(about=way.about, commands=(*_stash(way), *way.commands)) for way in ways]
+    options = [each for snapshot in newest for each in _in_snapshot(snapshot, run)] or list(_by_origin(run, diff))
+    return [RestoreOption(about=each.about, commands=(*_stash(each), *each.commands)) for each in options]
 
 
-def _stash(way: RestoreOption) -> tuple[str, ...]:
-    """Return the command that stashes what a way would overwrite; `git apply` refuses to overwrite untracked files."""
-    applies = any(command.startswith("git apply") for command in way.commands)
+def _stash(option: RestoreOption) -> tuple[str, ...]:
+    """Return the command that stashes local changes; untracked files too, which `git apply` refuses to overwrite."""
+    applies = any(command.startswith("git apply") for command in option.commands)
     if applies and git("status", "--porcelain"):
         return ("git stash --include-untracked",)
     return ("git stash",) if git("status", "--porcelain", "--untracked-files=no") else ()
 
 
-def _state_in(snapshot: Snapshot, row: Run) -> bool:
-    """Whether a snapshot has the row's state."""
-    stage = Identity(row.data.tags["stage"], from_lock=True, snapshot=snapshot)
-    return stage.name in snapshot.pipeline and stage.is_sound and stage.state == row.data.tags["state"]
+def _state_in(snapshot: Snapshot, run: Run) -> bool:
+    """Whether a snapshot has the run's state."""
+    stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=snapshot)
+    return stage.name in snapshot.pipeline and stage.is_sound and stage.state == run.data.tags["state"]
 
 
-def _in_working_folder(working: Snapshot, row: Run) -> RestoreOption:
-    stage = Identity(row.data.tags["stage"], from_lock=True, snapshot=working)
+def _in_working_folder(working: Snapshot, run: Run) -> RestoreOption:
+    stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=working)
     if all(stage.has_outs_of_lock(name) for name in stage.lineage):
         return RestoreOption(about="the working folder has it", commands=())
-    return RestoreOption(about="the dvc.lock of the working folder names it", commands=(_fill(stage),))
+    return RestoreOption(about="the dvc.lock of the working folder has it", commands=(_fill(stage),))
 
 
-def _in_snapshot(snapshot: Snapshot, row: Run) -> Iterator[RestoreOption]:
-    stage = Identity(row.data.tags["stage"], from_lock=True, snapshot=snapshot)
+def _in_snapshot(snapshot: Snapshot, run: Run) -> Iterator[RestoreOption]:
+    stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=snapshot)
     experiments = find_experiments()
     if experiment := snapshot.experiment:
         is_only_one = [one.name for one in experiments].count(experiment.name) == 1
         apply = f"dvc exp apply {shlex.quote(experiment.name) if is_only_one else experiment.commit[:12]}"
-        # what it applies is in the cache, or DVC says what is not; then the rest comes as for a commit
+        # if the cache lacks files, DVC says which, and the second command restores them as for a commit
         yield RestoreOption(about="an experiment", commands=(apply,) if _is_here(stage) else (apply, _fill(stage)))
     if snapshot.commit not in {one.commit for one in experiments}:
         about = git("log", "-1", "--format=%cs %s", snapshot.commit)
@@ -88,16 +88,16 @@ def _in_snapshot(snapshot: Snapshot, row: Run) -> Iterator[RestoreOption]:
 
 
 def _fill(stage: Identity) -> str:
-    """Return the command that puts the files of a lock in their places, or makes them again where they are nowhere."""
+    """Return the command that checks out the files of a lock, or pulls or computes them if the cache lacks some."""
     if _is_here(stage):
         return "dvc checkout"
     return "dvc pull" if has_remote() else f"dvc repro {stage.name}"
 
 
 def _is_here(stage: Identity) -> bool:
-    """Whether DVC's cache, or the working folder, has all that a lock names: with less, `dvc checkout` ends in a fault.
+    """Whether DVC's cache or the working folder has all files of a lock; if one is missing, `dvc checkout` fails.
 
-    Metrics files come with a commit; without one they have to be there.
+    Metrics files are part of a commit; without one they must be in the working folder.
     """
     snapshot = stage.snapshot
     if snapshot is None:
@@ -106,27 +106,27 @@ def _is_here(stage: Identity) -> bool:
     return all(has_files(one, but_metrics=snapshot.commit != "") for one in stages)
 
 
-def _by_origin(row: Run, diff: str) -> Iterator[RestoreOption]:
-    """Yield the way by the commit at which the state was made, and what was changed since."""
-    tags = row.data.tags
+def _by_origin(run: Run, diff: str) -> Iterator[RestoreOption]:
+    """Yield the option that starts from the run's commit and applies its uncommitted changes."""
+    tags = run.data.tags
     commit = tags.get("mlflow.source.git.commit", "")
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return
-    checkout, make = f"git checkout {commit[:12]}", f"dvc repro {tags['stage']}"
+    checkout, repro = f"git checkout {commit[:12]}", f"dvc repro {tags['stage']}"
     if tags.get("git.dirty") != "true":
-        yield RestoreOption(about="no lock names it; its commit makes the same bytes", commands=(checkout, make))
+        yield RestoreOption(about="no lock has it; its commit computes the same bytes", commands=(checkout, repro))
     elif diff and not any(line.startswith(CUT_OFF) for line in diff.splitlines()):
-        about = "no lock names it; its commit and the change since make the same bytes"
+        about = "no lock has it; its commit with its uncommitted changes computes the same bytes"
         untracked = [line.removeprefix(NOT_IN_GIT) for line in diff.splitlines() if line.startswith(NOT_IN_GIT)]
-        about += f", unless a file that git did not know had a part: {', '.join(untracked)}" if untracked else ""
+        about += f", unless it depends on an untracked file: {', '.join(untracked)}" if untracked else ""
         has_hunks = any(line.startswith("diff --git ") for line in diff.splitlines())
-        yield RestoreOption(about=about, commands=(checkout, *(_apply_diff(row) if has_hunks else ()), make))
+        yield RestoreOption(about=about, commands=(checkout, *(_apply_diff(run) if has_hunks else ()), repro))
 
 
-def _apply_diff(row: Run) -> tuple[str, ...]:
-    if folder := local_path(row.info.artifact_uri):
+def _apply_diff(run: Run) -> tuple[str, ...]:
+    if folder := local_path(run.info.artifact_uri):
         path = folder / "git.diff"
         near = path.relative_to(working_folder()) if path.is_relative_to(working_folder()) else path
         return (f"git apply {shlex.quote(str(near))}",)
-    fetch = f"mlflow artifacts download --run-id {row.info.run_id} --artifact-path git.diff --dst-path .gradtrail"
+    fetch = f"mlflow artifacts download --run-id {run.info.run_id} --artifact-path git.diff --dst-path .gradtrail"
     return (fetch, "git apply .gradtrail/git.diff")

@@ -1,8 +1,8 @@
-"""`gradtrail compare`: make the runs of a comparison that are missing, and say what came out.
+"""`gradtrail compare`: run what is missing of a comparison, and report the result.
 
-The runs are experiments in DVC's queue, so they use the working folder's code and params as they are at the call, go on
-when this process ends, and are kept under their names like any other. What the queue holds of an earlier call, or of
-its owner, is waited for first: no run is made twice.
+The runs are experiments in DVC's queue: they use the code and params of the working folder at the time of the call,
+continue when this process ends, and are kept under their names like any other. Experiments that are in the queue
+already are waited for first, so that nothing is run twice.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from gradtrail.experiments.sweep.queue import ExperimentQueue, bring_up_to_date, queue_experiments, wait_for
 from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison
-from gradtrail.experiments.sweep.runs import CompletedRun, MadeRuns
+from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
 from gradtrail.experiments.sweep.spec import (
     PATH,
     STAGE,
@@ -22,12 +22,12 @@ from gradtrail.experiments.sweep.spec import (
     PlannedRun,
     choose,
     params_of,
+    planned_runs,
     queue_commands,
     read_comparisons,
     require_seeds,
-    wanted_runs,
 )
-from gradtrail.experiments.sweep.stats import Summary, summarize
+from gradtrail.experiments.sweep.stats import summarize
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import read_yaml, validate
@@ -40,100 +40,92 @@ from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.sync.sync import sync
 
 _REPORTS = Path("reports/comparisons")
-_LEFT_ALONE = (
-    "DVC's queue goes on by itself: `dvc queue status` shows it, `dvc queue stop --kill` stops it, "
+_STILL_RUNNING = (
+    "DVC's queue keeps running: `dvc queue status` shows it, `dvc queue stop --kill` stops it, "
     "and the same command waits for the rest"
 )
 _CAPTION = (
-    "Test accuracy: mean ± standard deviation over the seeds. Difference to the first line over the seeds that both "
+    "Test accuracy: mean ± standard deviation over the seeds. Difference to the first row over the seeds that both "
     "have, with its 95 % confidence interval. p: two-sided paired t-test, adjusted by Holm for the number of variants; "
-    "more than chance: p of at most 0.05. Times are medians; they depend on the machine and on what else it does."
+    "more than chance: p of at most 0.05. Times are medians; they depend on the machine and on its other load."
 )
 
 
-def list_comparisons() -> None:
-    """Print all comparisons: their questions, and how many of their runs were made."""
-    made_runs = MadeRuns(RunIndex(open_store()))
+def list_comparisons() -> int:
+    """Print all comparisons: their questions, and how many of their runs are complete; return exit status 0."""
+    finder = RunFinder(RunIndex(open_store()))
     for name, comparison in read_comparisons().items():
-        wanted = wanted_runs(comparison, comparison.seeds)
-        num_made = len(made_runs.among(wanted, comparison))
-        missing = f"{len(wanted) - num_made} missing" if num_made < len(wanted) else "none missing"
-        print(f"{name}: {comparison.about}\n    {', '.join(comparison.variants)}: {num_made} runs done, {missing}")
+        planned = planned_runs(comparison, comparison.seeds)
+        num_done = len(finder.find(planned, comparison))
+        missing = f"{len(planned) - num_done} missing" if num_done < len(planned) else "none missing"
+        print(f"{name}: {comparison.about}\n    {', '.join(comparison.variants)}: {num_done} runs done, {missing}")
+    return 0
 
 
 def compare(name: str, seeds: Sequence[int] | None, jobs: int) -> int:
-    """Make what is missing of a comparison, print its table, and write it down in `reports/comparisons/`.
+    """Run what is missing of a comparison, print its table, and write it to `reports/comparisons/`.
 
-    The working folder is brought up to date first: DVC ends an experiment in a fault where the cache lacks an out.
+    `dvc repro` runs first: an experiment fails where DVC's cache lacks an out of the working folder.
 
     Args:
-        name: of the comparison.
-        seeds: of the training; None for those of `comparisons.yaml`.
-        jobs: experiments at a time.
+        name: name of the comparison.
+        seeds: seeds of the training; None for those of `comparisons.yaml`.
+        jobs: number of experiments that run at a time.
 
     Returns:
-        0, or 1 where a run failed, or what `dvc repro` returned where it failed.
+        The exit status: 0, 1 if a run failed, or that of `dvc repro` if it failed.
 
     Raises:
-        UserError: something is wrong with what was asked; one line.
+        UserError: a name, a seed or a param is invalid, or there is no commit; one line.
     """
     comparison = choose(name)
-    wanted = wanted_runs(comparison, comparison.seeds if seeds is None else require_seeds(seeds, "--seeds"))
+    planned = planned_runs(comparison, comparison.seeds if seeds is None else require_seeds(seeds, "--seeds"))
     if not git("rev-parse", "--verify", "HEAD"):
-        raise UserError("a comparison is made of DVC's experiments, which need git and a first commit")
-    with _one_at_a_time():
+        raise UserError("a comparison runs DVC experiments, which need a git repository with a commit")
+    with _compare_lock():
         queue = ExperimentQueue()
         try:
-            return _bring_about(name, comparison, wanted, queue, jobs)
+            return _run_comparison(name, comparison, planned, queue, jobs)
         except KeyboardInterrupt:
             if queue.read().is_open:
-                print(f"{name}: {_LEFT_ALONE}", file=sys.stderr)
+                print(f"{name}: {_STILL_RUNNING}", file=sys.stderr)
             raise
 
 
-def _bring_about(
-    name: str, comparison: Comparison, wanted: Sequence[PlannedRun], queue: ExperimentQueue, jobs: int
+def _run_comparison(
+    name: str, comparison: Comparison, planned: Sequence[PlannedRun], queue: ExperimentQueue, jobs: int
 ) -> int:
     tasks = queue.read()
     earlier = {task: task for task in (*tasks.running, *tasks.waiting)}
     wait_for(queue, earlier, jobs=jobs, title="experiments queued before")
     if status := bring_up_to_date(STAGE):
         return status
-    made = _look_up(wanted, comparison)
-    missing = _lacking(wanted, made)
-    if missing:
-        failed = _make(queue, missing, comparison, name, jobs)
-        made = _look_up(wanted, comparison)
-        missing = _lacking(wanted, made)
-        _tell_missing(missing, failed)
-    if made:
-        _report(name, comparison, made)
+    completed = with_store(lambda: _find_completed(planned, comparison))
+    if missing := _without(planned, completed):
+        failed = _run_missing(queue, missing, comparison, name, jobs)
+        completed = with_store(lambda: _find_completed(planned, comparison))
+        missing = _without(planned, completed)
+        _print_missing(missing, failed)
+    if completed:
+        _report(name, comparison, completed)
     return 1 if missing else 0
 
 
-def _lacking(wanted: Sequence[PlannedRun], made: Sequence[CompletedRun]) -> list[PlannedRun]:
-    found = {each.run for each in made}
-    return [run for run in wanted if run not in found]
+def _without(planned: Sequence[PlannedRun], completed: Sequence[CompletedRun]) -> list[PlannedRun]:
+    found = {each.planned for each in completed}
+    return [run for run in planned if run not in found]
 
 
-def _look_up(wanted: Sequence[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
-    """Return the runs that were made; those that DVC restored, or whose rows were lost, get their rows first."""
-
-    def look_up() -> list[CompletedRun]:
-        sync()
-        return MadeRuns(RunIndex(open_store())).among(wanted, comparison)
-
-    return with_store(look_up)
+def _find_completed(planned: Sequence[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
+    """Return the completed runs, after a sync: DVC may have restored some without a run in MLflow."""
+    sync()
+    return RunFinder(RunIndex(open_store())).find(planned, comparison)
 
 
-def _make(
+def _run_missing(
     queue: ExperimentQueue, missing: Sequence[PlannedRun], comparison: Comparison, name: str, jobs: int
 ) -> dict[PlannedRun, str]:
-    """Queue runs and wait for them.
-
-    Returns:
-        Those that failed, each with the name of its experiment.
-    """
+    """Queue runs and wait for them; return those that failed, each with the name of its experiment."""
     _require_valid(missing, comparison, name)
     experiments: dict[str, PlannedRun] = {}
     for command, runs in queue_commands(missing, comparison):
@@ -145,52 +137,46 @@ def _make(
 
 def _require_valid(runs: Sequence[PlannedRun], comparison: Comparison, name: str) -> None:
     """Refuse params that a stage would refuse, before any experiment is queued."""
-    from gradtrail.experiments.repro import SECTIONS  # late: it knows every stage's config
+    from gradtrail.experiments.repro import section_configs  # late: it imports JAX
 
-    params = read_yaml(PARAMS)
+    params, configs = read_yaml(PARAMS), section_configs()
     for run in runs:
-        made_with = params_of(run, comparison, params)
-        for section, into in SECTIONS.items():
-            validate(made_with.get(section), into, f"{PATH}: {name}.variants.{run.label}: {section}")
+        changed_params = params_of(run, comparison, params)
+        for section, into in configs.items():
+            validate(changed_params.get(section), into, f"{PATH}: {name}.variants.{run.label}: {section}")
 
 
-def _tell_missing(missing: Sequence[PlannedRun], failed: dict[PlannedRun, str]) -> None:
+def _print_missing(missing: Sequence[PlannedRun], failed: dict[PlannedRun, str]) -> None:
     for run in missing:
-        why = f"failed; `dvc queue logs {failed[run]}` shows why" if run in failed else "left no row in MLflow"
+        why = f"failed; `dvc queue logs {failed[run]}` shows why" if run in failed else "has no run in MLflow"
         print(f"{run}: {why}", file=sys.stderr)
 
 
-def _report(name: str, comparison: Comparison, made: Sequence[CompletedRun]) -> None:
-    """Print the table and the answer; write table, runs and picture."""
-    summaries = summarize(made, comparison)
-    dataset = made[0].dataset
+def _report(name: str, comparison: Comparison, completed: Sequence[CompletedRun]) -> None:
+    """Print the table and the answer; write the table, the runs and the figure."""
+    summaries = summarize(completed, comparison)
+    title = f"{name} on {completed[0].dataset}"
     console = stdout_console()
-    console.print(as_table(summaries, f"{name} on {dataset}: {comparison.about}"))
+    console.print(as_table(summaries, f"{title}: {comparison.about}"))
     console.print(answer(summaries))
-    place = _write(name, comparison, made, summaries)
-    console.print(f"{place}.png, .csv and .md have it too. {_CAPTION}", style="dim")
-
-
-def _write(name: str, comparison: Comparison, made: Sequence[CompletedRun], summaries: Sequence[Summary]) -> Path:
-    place = _REPORTS / name
-    title = f"{name} on {made[0].dataset}"
-    with atomic_file(place.with_suffix(".csv")) as beside:
-        as_frame(made).to_csv(beside, index=False)
-    with atomic_file(place.with_suffix(".md")) as beside:
-        beside.write_text(as_markdown(summaries, f"**{title}**: {comparison.about}", _CAPTION), encoding="utf-8")
-    with atomic_file(place.with_suffix(".png")) as beside:
-        draw_comparison(beside, summaries, title)
-    return place
+    path = _REPORTS / name
+    with atomic_file(path.with_suffix(".csv")) as temporary:
+        as_frame(completed).to_csv(temporary, index=False)
+    with atomic_file(path.with_suffix(".md")) as temporary:
+        temporary.write_text(as_markdown(summaries, f"**{title}**: {comparison.about}", _CAPTION), encoding="utf-8")
+    with atomic_file(path.with_suffix(".png")) as temporary:
+        draw_comparison(temporary, summaries, title)
+    console.print(f"Also written to {path}.png, .csv and .md. {_CAPTION}", style="dim")
 
 
 @contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Hold the lock of comparing; where another process has it, say so and wait."""
+def _compare_lock() -> Iterator[None]:
+    """Hold the lock of `gradtrail compare`; where another process has it, say so and wait."""
     lock = FileLock(private_folder() / "compare.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print("compare: another comparison is being made; waiting for it to end", file=sys.stderr)
+        print("compare: another comparison is running; waiting for it to end", file=sys.stderr)
         lock.acquire()
     try:
         yield

@@ -1,10 +1,8 @@
-"""DVC's queue of experiments: fill it, start it, and see how far it is.
+"""Fill and start DVC's queue of experiments, and wait for experiments in it.
 
-It is read in this process, which takes a millisecond where `dvc queue status` takes seconds. Only tasks are waited
-for, never workers: of two workers one now and then misses the word to stop and stays for ever. The queue is one for
-the whole repository: starting it also starts what its owner has queued there.
-
-Waiting for experiments of DVC's queue, with a bar where a person watches and a line a run in a log.
+The queue is read in this process, which takes a millisecond where `dvc queue status` takes seconds. Only tasks are
+waited for, never workers: one of two workers sometimes misses the signal to stop and never ends. A repository has one
+queue: starting it also starts the experiments that others have queued there.
 """
 
 import contextlib
@@ -34,28 +32,28 @@ class Tasks:
     """The names of the experiments in the queue.
 
     Attributes:
-        waiting: not begun.
-        running: begun; also those whose worker is no more.
-        failed: ended in a fault, at any time.
-        is_attended: whether a worker is there.
+        waiting: not started.
+        running: started, even if their worker has died since.
+        failed: failed, at any time.
+        has_worker: whether a worker is alive.
     """
 
     waiting: tuple[str, ...]
     running: tuple[str, ...]
     failed: tuple[str, ...]
-    is_attended: bool
+    has_worker: bool
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to wait for."""
+        """Whether an experiment is waiting or running."""
         return bool(self.waiting or self.running)
 
 
 class ExperimentQueue:
-    """The queue of the repository that we stand in."""
+    """The queue of the repository of the working folder."""
 
     def __init__(self) -> None:
-        from dvc.exceptions import DvcException  # late: it takes half a second
+        from dvc.exceptions import DvcException  # late: importing it takes half a second
         from dvc.repo import Repo
 
         try:
@@ -64,9 +62,9 @@ class ExperimentQueue:
             raise UserError(f"DVC's queue cannot be opened: {one_line(error)[:200]}") from error
 
     def read(self) -> Tasks:
-        """Return the tasks as they are now; workers that write meanwhile may make a file unreadable for a moment."""
+        """Return the tasks as they are now; a file that a worker is writing may be unreadable for a moment."""
         for _ in range(_MOST_READS - 1):
-            with contextlib.suppress(Exception):  # whatever DVC makes of half a file
+            with contextlib.suppress(Exception):  # DVC raises all kinds of errors for half a file
                 return self._read()
             time.sleep(_PAUSE_SECONDS)
         try:
@@ -80,25 +78,25 @@ class ExperimentQueue:
             waiting=tuple(_name(entry) for entry in queue.iter_queued()),
             running=tuple(_name(entry) for entry in queue.iter_active()),
             failed=tuple(_name(done.entry) for done in queue.iter_failed()),
-            is_attended=any(_is_alive(file) for file in Path(queue.wdir).glob("dvc-exp-worker-*.pid")),
+            has_worker=any(_is_alive(file) for file in Path(queue.wdir).glob("dvc-exp-worker-*.pid")),
         )
 
     def start(self, jobs: int) -> None:
-        """Start workers, as many as are not there already. They outlive this process, and no pipe may wait for them."""
+        """Start up to `jobs` workers. They outlive this process, so they get no pipe that a reader would wait for."""
         streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = [sys.executable, "-m", "dvc", "queue", "start", "--jobs", str(jobs)]
         done = subprocess.run(command, check=False, start_new_session=True, env=_environment(), **streams)
         if done.returncode:
-            raise UserError("DVC's queue does not start; `dvc queue start` says why")
+            raise UserError("DVC's queue cannot be started; `dvc queue start` shows why")
 
 
 def queue_experiments(command: Sequence[str]) -> list[str]:
-    """Run a `dvc exp run --queue` line; return the names of the experiments, in the order of their choices.
+    """Run a `dvc exp run --queue` command; return the names of the experiments, in the order of their values.
 
-    DVC puts the working folder's changes aside for a moment: it is let come to its end whoever asks to stop.
+    DVC stashes the changes of the working folder meanwhile, so a signal to stop takes effect only after it has ended.
 
     Raises:
-        UserError: DVC refuses; its last line.
+        UserError: DVC fails; its last line.
     """
     with stop_request() as stop:
         options: Any = {"capture_output": True, "text": True, "start_new_session": True}
@@ -106,18 +104,18 @@ def queue_experiments(command: Sequence[str]) -> list[str]:
     stop.obey("stopped while experiments were queued")
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
-        raise UserError(f"DVC queues no experiment: {one_line(said[-1] if said else done.stdout)[:300]}")
+        raise UserError(f"DVC did not queue the experiment: {one_line(said[-1] if said else done.stdout)[:300]}")
     return _QUEUED.findall(done.stdout)
 
 
 def bring_up_to_date(stage: str) -> int:
-    """Run `dvc repro` as far as a stage, all it prints on stderr; return its exit status."""
+    """Run `dvc repro` up to a stage, with all output on stderr; return its exit status."""
     command = [sys.executable, "-m", "dvc", "repro", stage]
     return subprocess.run(command, check=False, stdout=sys.stderr.fileno(), env=_environment()).returncode
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment in which DVC, its workers and the stages find this interpreter, whatever the shell has."""
+    """Return the environment in which DVC, its workers and the stages find this interpreter."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, "PATH": path, "VIRTUAL_ENV": sys.prefix}
 
@@ -127,7 +125,7 @@ def _name(entry: Any) -> str:
 
 
 def _is_alive(file: Path) -> bool:
-    """Whether the worker is there whose process a file names, and not another process that got its number since."""
+    """Whether the worker of a pid file is alive, and its pid not reused by another process."""
     try:
         process = psutil.Process(int(file.read_text()))
         has_ended = process.status() == psutil.STATUS_ZOMBIE
@@ -137,22 +135,22 @@ def _is_alive(file: Path) -> bool:
 
 
 _POLL_SECONDS = 2.0
-_UNATTENDED_SECONDS = 30.0  # after which there is no worker on its way any more
+_STARTUP_SECONDS = 30.0  # after which a worker that was started has written its pid file
 _MOST_STARTS = 3
-_REMOVE = "`dvc queue status` shows them, `dvc queue kill NAME` ends one that only seems to run"
+_REMOVE = "`dvc queue status` shows them, `dvc queue kill NAME` removes one whose worker died"
 
 
 def wait_for(queue: ExperimentQueue, labels: Mapping[str, str], *, jobs: int, title: str) -> list[str]:
-    """Start the queue and wait until some of its experiments are done.
+    """Start the queue and wait until some of its experiments have ended.
 
     Args:
-        queue: that holds them.
-        labels: experiment → what to call it.
-        jobs: experiments at a time.
-        title: of the bar, and before each line.
+        queue: the queue with the experiments.
+        labels: experiment → its name in messages.
+        jobs: number of experiments that run at a time.
+        title: title of the bar, and prefix of each line.
 
     Returns:
-        The experiments that failed, or that nobody is at work on any more.
+        The experiments that failed or have no worker any more.
     """
     if not labels:
         return []
@@ -162,7 +160,7 @@ def wait_for(queue: ExperimentQueue, labels: Mapping[str, str], *, jobs: int, ti
 
 
 class _Watch:
-    """Follows experiments, and says which are done."""
+    """Follows experiments, and prints which have ended."""
 
     def __init__(self, labels: Mapping[str, str], title: str, bar: ProgressBar):
         self._labels = labels
@@ -170,7 +168,7 @@ class _Watch:
         self._bar = bar
         self._open = dict.fromkeys(labels)
         self._num_starts = 1
-        self._attended = time.monotonic()
+        self._last_worker = time.monotonic()
 
     def until_done(self, queue: ExperimentQueue, jobs: int) -> list[str]:
         while True:
@@ -178,9 +176,9 @@ class _Watch:
             self._show(tasks)
             if not self._open:
                 return [name for name in self._labels if name in tasks.failed]
-            if self._is_deserted(tasks):
+            if self._has_no_worker(tasks):
                 if not tasks.waiting or self._num_starts == _MOST_STARTS:
-                    print(f"{self._title}: no worker is left for {', '.join(self._open)}: {_REMOVE}", file=sys.stderr)
+                    self._bar.print(f"{self._title}: no worker is left for {', '.join(self._open)}: {_REMOVE}")
                     return [name for name in self._labels if name in tasks.failed or name in self._open]
                 self._num_starts += 1
                 queue.start(jobs)
@@ -190,17 +188,16 @@ class _Watch:
         still = {*tasks.waiting, *tasks.running}
         for name in [name for name in self._open if name not in still]:
             del self._open[name]
-            if not sys.stderr.isatty():
-                how = "failed" if name in tasks.failed else "done"
-                count = f"{len(self._labels) - len(self._open)} of {len(self._labels)}"
-                print(f"{self._title}: {self._labels[name]}: {how} ({count})", file=sys.stderr)
+            how = "failed" if name in tasks.failed else "done"
+            count = f"{len(self._labels) - len(self._open)} of {len(self._labels)}"
+            self._bar.print(f"{self._title}: {self._labels[name]}: {how} ({count})")
         running = [self._labels[name] for name in tasks.running if name in self._open]
         self._bar.update(len(self._labels) - len(self._open), message="; ".join(running))
 
-    def _is_deserted(self, tasks: Tasks) -> bool:
-        """Whether no worker has been there for so long that none will come: a new one takes a while to start."""
+    def _has_no_worker(self, tasks: Tasks) -> bool:
+        """Whether there has been no worker for longer than one takes to start."""
         now = time.monotonic()
-        is_deserted = not tasks.is_attended and now - self._attended >= _UNATTENDED_SECONDS
-        if tasks.is_attended or is_deserted:  # after which another is started, and gets its time
-            self._attended = now
-        return is_deserted
+        has_none = not tasks.has_worker and now - self._last_worker >= _STARTUP_SECONDS
+        if tasks.has_worker or has_none:  # then another one is started, with the same time to start
+            self._last_worker = now
+        return has_none

@@ -1,7 +1,7 @@
-"""Ready experiments, and what came out of them: `recipes.yaml` → `dvc exp run`, and rows in MLflow → a table.
+"""The experiments of `recipes.yaml`, and a table of their results from the runs in MLflow.
 
-A recipe is a set of changes to `params.yaml`. Its runs are found by their params, not by a name: whoever trained this
-state, by hand, in a queue or by this module, it counts once for each seed.
+A recipe is a set of changes to `params.yaml`. Its runs are found by their params, not by a name: it does not matter
+whether they were started by hand, from a queue or by this module. Each seed counts once.
 """
 
 import shlex
@@ -15,11 +15,11 @@ from typing import Any
 
 from gradtrail.stages.common.overrides import PARAMS, SEED, as_options, changed, flatten, require_known
 from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.pipeline_file import TRAIN, read_pipeline, stages_before
 from gradtrail.support.errors import UserError
 
 PATH = Path("recipes.yaml")
-_STAGE = "evaluate"  # as far as a recipe needs to run
-_SECTIONS = ("fetch.", "preprocess.", "train.")  # which the row of a training shows
+_STAGE = "evaluate"  # the last stage that a recipe runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Recipe:
     """Changes to the params.
 
     Attributes:
-        about: what they are for, in a few words.
+        about: their purpose, in a few words.
         set: key → value, such as `train.model` → `cnn`.
     """
 
@@ -37,13 +37,13 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What the runs of a recipe came to.
+    """The results of a recipe.
 
     Attributes:
-        seeds: of the runs that were found, ascending.
-        accuracies: on the test split, in the order of the seeds.
-        seconds: of the training loop, where it was timed.
-        num_parameters: of the network; None where there is no run.
+        seeds: seeds of the runs that were found, ascending.
+        accuracies: accuracies on the test split, in the order of the seeds.
+        seconds: times of the training loop, of the runs that have one.
+        num_parameters: size of the network; None where there is no run.
         dataset: name of the data set.
     """
 
@@ -63,30 +63,37 @@ def read_recipes(path: Path = PATH) -> dict[str, Recipe]:
         UserError: one line that names the recipe and the key.
     """
     recipes = {name: validate(content, Recipe, f"{path}: {name}") for name, content in read_yaml(path).items()}
+    params = read_yaml(PARAMS)
     for name, recipe in recipes.items():
-        require_known(read_yaml(PARAMS), recipe.set, f"{path}: {name}.set")
+        require_known(params, recipe.set, f"{path}: {name}.set")
     return recipes
 
 
 def command(recipe: Recipe, seed: int | None = None) -> list[str]:
-    """Return the `dvc exp run` line of a recipe: in a copy of the workspace, as far as the evaluation."""
+    """Return the `dvc exp run` command of a recipe: in a copy of the workspace, up to the evaluation."""
     seeded = {} if seed is None else {SEED: seed}
     return ["dvc", "exp", "run", "--temp", *as_options({**recipe.set, **seeded}), _STAGE]
 
 
-def run_recipe(name: str, seeds: Iterable[int]) -> int:
-    """Run a recipe for each seed; what was run before is not run again.
+def list_recipes() -> int:
+    """Print all recipes with their commands; return exit status 0."""
+    for name, recipe in read_recipes().items():
+        print(f"{name}: {recipe.about}\n    {shlex.join(command(recipe))}")
+    return 0
 
-    The workspace is brought up to date first: DVC ends an experiment in a fault where the cache lacks an out of it.
+
+def run_recipe(name: str, seeds: Iterable[int]) -> int:
+    """Run a recipe for each seed; DVC skips what was run before.
+
+    `dvc repro` runs first: an experiment fails where DVC's cache lacks an out of the workspace.
 
     Returns:
         The first exit status that is not 0.
     """
     recipe = choose(name)
-    for line in [["dvc", "repro"], *(command(recipe, seed) for seed in seeds)]:
-        print(f"recipe {name}: {shlex.join(line)}", file=sys.stderr)
-        status = subprocess.run([sys.executable, "-m", *line], check=False).returncode
-        if status:
+    for arguments in [["dvc", "repro"], *(command(recipe, seed) for seed in seeds)]:
+        print(f"recipe {name}: {shlex.join(arguments)}", file=sys.stderr)
+        if status := subprocess.run([sys.executable, "-m", *arguments], check=False).returncode:
             return status
     return 0
 
@@ -95,33 +102,35 @@ def choose(name: str) -> Recipe:
     """Return the recipe of that name, or raise UserError."""
     recipes = read_recipes()
     if name not in recipes:
-        raise UserError(f"{PATH}: no recipe {name}; there are {', '.join(recipes)}")
+        raise UserError(f"{PATH}: no recipe {name}; it has {', '.join(recipes)}")
     return recipes[name]
 
 
 def collect_results() -> list[Result]:
-    """Return what the rows in MLflow say of each recipe."""
+    """Return the results of each recipe, from the runs in MLflow."""
     from gradtrail.tracking.mlflow.client import experiment_id, open_store
     from gradtrail.tracking.mlflow.tags import shown
 
-    client, params = open_store(), read_yaml(PARAMS)
-    rows = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train' and metrics.`eval/accuracy` > 0")
-    found = [(row.data.params, row.data.metrics) for row in rows]
+    client, params, pipeline = open_store(), read_yaml(PARAMS), read_pipeline()
+    runs = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train' and metrics.`eval/accuracy` > 0")
+    found = [(run.data.params, run.data.metrics) for run in runs]
+    logged = {*stages_before(TRAIN, pipeline), TRAIN}  # the sections whose params a training's run has
     results = []
     for name, recipe in read_recipes().items():
-        wanted = {key: shown(value) for key, value in flatten(changed(params, recipe.set)).items()}
+        flat = flatten(changed(params, recipe.set)).items()
+        wanted = {key: shown(value) for key, value in flat if key.partition(".")[0] in logged}
         results.append(summarize(name, recipe.about, wanted, found))
     return results
 
 
 def summarize(
-    name: str, about: str, wanted: Mapping[str, str], rows: Sequence[tuple[Mapping[str, str], Mapping[str, float]]]
+    name: str, about: str, wanted: Mapping[str, str], runs: Sequence[tuple[Mapping[str, str], Mapping[str, float]]]
 ) -> Result:
-    """Sum up the rows, each its params and its metrics, whose params are the wanted ones, whatever the seed."""
-    trained = {key: value for key, value in wanted.items() if key.startswith(_SECTIONS) and key != SEED}
+    """Summarize the runs, each a pair of params and metrics, whose params are the wanted ones except for the seed."""
+    unseeded = {key: value for key, value in wanted.items() if key != SEED}
     by_seed: dict[int, Mapping[str, float]] = {}
-    for params, metrics in rows:
-        if trained == {key: value for key, value in params.items() if key != SEED}:
+    for params, metrics in runs:
+        if unseeded == {key: value for key, value in params.items() if key != SEED}:
             by_seed.setdefault(int(params[SEED]), metrics)
     chosen = [by_seed[seed] for seed in sorted(by_seed)]
     return Result(
@@ -136,7 +145,7 @@ def summarize(
 
 
 def as_markdown(results: Sequence[Result]) -> str:
-    """Return a table for a README; a recipe that was not run says so."""
+    """Return a Markdown table; a recipe without runs says so."""
     lines = [
         "| recipe | parameters | test accuracy, mean ± sd | seeds | training, s |",
         "| --- | --- | --- | --- | --- |",

@@ -1,7 +1,4 @@
-"""The picture of a comparison: the accuracy of every seed by variant, and what the training took.
-
-What a comparison came to, for a person to read: a table for a terminal and for a README, the answer in words.
-"""
+"""The result of a comparison as a figure, as a table for a terminal and in Markdown, and as sentences."""
 
 import math
 import statistics
@@ -20,24 +17,25 @@ from gradtrail.experiments.sweep.stats import MORE, NO_MORE, Summary
 from gradtrail.stages.artifacts import plotting
 
 _COLOURS = {"baseline": plotting.GREY, MORE: plotting.VERMILLION}  # every other verdict: blue
-_SPREAD = 0.14  # of the points of a variant, either way
-_ASIDE = 0.16  # by which the points stand at the left, and the mean at the right
-_INCHES_A_VARIANT = 1.3
-_MOST_BESIDE = 4
+_SPREAD = 0.14  # half the width of the points of a variant
+_OFFSET = 0.16  # of the points to the left, and of the mean to the right
+_INCHES_PER_VARIANT = 1.3
+_MAX_SIDE_BY_SIDE = 4  # variants
+_MAX_SENTENCES = 2  # with more variants, the answer groups them by verdict
 
 
 def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> None:
-    """Draw accuracies, and seconds of training where any were timed: side by side, or below where variants are many.
+    """Draw the accuracies and, if any run was timed, the training times.
 
     Args:
-        path: of the PNG.
-        summaries: of the variants, the baseline first.
-        title: the comparison and the data set.
+        path: where to write the PNG.
+        summaries: the variants, the baseline first.
+        title: title of the figure.
     """
     are_timed = any(summary.seconds is not None for summary in summaries)
-    num_panels, are_many = (2 if are_timed else 1), len(summaries) > _MOST_BESIDE
-    rows, columns = (num_panels, 1) if are_many else (1, num_panels)
-    width = columns * max(4.4, 1.2 + _INCHES_A_VARIANT * len(summaries))
+    num_panels, is_wide = (2 if are_timed else 1), len(summaries) > _MAX_SIDE_BY_SIDE
+    rows, columns = (num_panels, 1) if is_wide else (1, num_panels)
+    width = columns * max(4.4, 1.2 + _INCHES_PER_VARIANT * len(summaries))
     figure, axes = plotting.new_figure(title, rows=rows, columns=columns, size=(width, 0.8 + 4 * rows))
     _draw_accuracies(axes[0, 0], summaries)
     if are_timed:
@@ -51,18 +49,18 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
 
 
 def _draw_accuracies(axis: Axes, summaries: Sequence[Summary]) -> None:
-    """Draw each run as a point, those of one seed joined by a line, and each variant's mean.
+    """Draw each run as a point, the runs of a seed joined by a line, and the mean of each variant.
 
-    The bar at a mean is the interval of its difference to the baseline, which is drawn as a line across: where the bar
-    does not reach the line, the difference is more than chance, but for the adjustment to many variants.
+    The bar at a mean is the interval of its difference to the baseline, whose mean is a horizontal line. Where the bar
+    does not reach the line, the difference is more than chance, before the adjustment for several variants.
     """
     _join_seeds(axis, summaries)
     for place, summary in enumerate(summaries):
         colour = _colour(summary)
         values = [100 * accuracy for accuracy in summary.accuracies]
-        axis.plot(_places(place - _ASIDE, summary), values, "o", color=colour, alpha=0.55, markersize=5)
-        look: Any = {"fmt": "D", "color": colour, "markersize": 6, "capsize": 5, "elinewidth": 1.6}
-        axis.errorbar(place + _ASIDE, 100 * summary.mean, _half(summary), **look)
+        axis.plot(_places(place - _OFFSET, summary), values, "o", color=colour, alpha=0.55, markersize=5)
+        style: Any = {"fmt": "D", "color": colour, "markersize": 6, "capsize": 5, "elinewidth": 1.6}
+        axis.errorbar(place + _OFFSET, 100 * summary.mean, _half_interval(summary), **style)
         if summary.is_baseline:
             axis.axhline(100 * summary.mean, color=colour, linestyle="--", linewidth=1)
     axis.set(title="test accuracy, %")
@@ -70,20 +68,21 @@ def _draw_accuracies(axis: Axes, summaries: Sequence[Summary]) -> None:
     axis.yaxis.set_major_formatter("{x:.2f}")
 
 
-def _half(summary: Summary) -> float | None:
-    """Return half the interval of a difference in points, where it is known."""
+def _half_interval(summary: Summary) -> float | None:
+    """Return half the width of a difference's interval, in points; None where there is no interval."""
     difference = summary.difference
     return None if difference is None or math.isnan(difference.low) else 100 * (difference.mean - difference.low)
 
 
 def _join_seeds(axis: Axes, summaries: Sequence[Summary]) -> None:
-    seeds = sorted({made.run.seed for summary in summaries for made in summary.runs})
+    """Draw a line through the runs of each seed."""
+    seeds = sorted({run.planned.seed for summary in summaries for run in summary.runs})
     for seed in seeds:
         points = [
-            (x, 100 * made.accuracy)
+            (x, 100 * run.accuracy)
             for place, summary in enumerate(summaries)
-            for x, made in zip(_places(place - _ASIDE, summary), summary.runs, strict=True)
-            if made.run.seed == seed
+            for x, run in zip(_places(place - _OFFSET, summary), summary.runs, strict=True)
+            if run.planned.seed == seed
         ]
         axis.plot(*zip(*points, strict=True), color=plotting.GREY, alpha=0.25, linewidth=1)
 
@@ -95,19 +94,19 @@ def _draw_seconds(axis: Axes, summaries: Sequence[Summary]) -> None:
             continue
         colour = _colour(summary)
         axis.bar(place, summary.seconds, 0.6, color=colour, alpha=0.35)
-        timed = [(x, made.seconds) for x, made in zip(_places(place, summary), summary.runs, strict=True)]
+        timed = [(x, run.seconds) for x, run in zip(_places(place, summary), summary.runs, strict=True)]
         known = [(x, seconds) for x, seconds in timed if seconds is not None]
         axis.plot(*zip(*known, strict=True), "o", color=colour, markersize=5)
-        known_ratio = summary.time_ratio is not None and not summary.is_baseline
-        text = f"{summary.seconds:.1f} s" + (f"\n× {summary.time_ratio:.2f}" if known_ratio else "")
+        has_ratio = summary.time_ratio is not None and not summary.is_baseline
+        text = f"{summary.seconds:.1f} s" + (f"\n× {summary.time_ratio:.2f}" if has_ratio else "")
         highest = max(seconds for _, seconds in known)
         axis.annotate(text, (place, highest), (0, 6), textcoords="offset points", ha="center", fontsize=9)
-    longest = max(made.seconds or 0 for summary in summaries for made in summary.runs)
+    longest = max(run.seconds or 0 for summary in summaries for run in summary.runs)
     axis.set(title="training, seconds (median and runs)", ylim=(0, 1.2 * longest))
 
 
 def _places(place: float, summary: Summary) -> list[float]:
-    """Return where the runs of a variant stand, side by side."""
+    """Return the x positions of the runs of a variant, side by side around `place`."""
     count = len(summary.runs)
     return [place + _SPREAD * (2 * number / (count - 1) - 1) if count > 1 else place for number in range(count)]
 
@@ -119,14 +118,13 @@ def _colour(summary: Summary) -> str:
 def _legend(summaries: Sequence[Summary]) -> list[Line2D]:
     verdicts = {summary.verdict: _colour(summary) for summary in summaries}
     marks = [Line2D([], [], marker="D", linestyle="", color=colour, label=name) for name, colour in verdicts.items()]
-    run = Line2D([], [], marker="o", linestyle="-", color=plotting.GREY, alpha=0.5, label="a run; lines join a seed's")
+    run = Line2D(
+        [], [], marker="o", linestyle="-", color=plotting.GREY, alpha=0.5, label="a run; lines join those of a seed"
+    )
     mean = Line2D(
         [], [], marker="D", linestyle="-", color=plotting.GREY, label="mean; bar: 95 % interval of the difference"
     )
     return [*marks, mean, run]
-
-
-_MOST_SENTENCES = 2  # with more variants than that, the answer goes by verdict
 
 
 def as_table(summaries: Sequence[Summary], title: str) -> Table:
@@ -140,7 +138,7 @@ def as_table(summaries: Sequence[Summary], title: str) -> Table:
 
 
 def as_markdown(summaries: Sequence[Summary], question: str, caption: str) -> str:
-    """Return question, table and answer for a README."""
+    """Return the question, the table and the answer in Markdown."""
     columns = list(_columns(summaries))
     rows = [columns, ["---"] * len(columns), *_rows(summaries)]
     lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in rows]
@@ -148,35 +146,35 @@ def as_markdown(summaries: Sequence[Summary], question: str, caption: str) -> st
 
 
 def as_frame(runs: Sequence[CompletedRun]) -> pd.DataFrame:
-    """Return one line a run."""
+    """Return a table with one row per run."""
     return pd.DataFrame(
         [
             {
-                "variant": made.run.label,
-                "seed": made.run.seed,
-                "test_accuracy": made.accuracy,
-                "test_loss": made.loss,
-                "train_seconds": made.seconds,
-                "compile_seconds": made.compile_seconds,
-                "dataset": made.dataset,
-                "mlflow_run": made.row,
+                "variant": run.planned.label,
+                "seed": run.planned.seed,
+                "test_accuracy": run.accuracy,
+                "test_loss": run.loss,
+                "train_seconds": run.seconds,
+                "compile_seconds": run.compile_seconds,
+                "dataset": run.dataset,
+                "mlflow_run": run.run_id,
             }
-            for made in runs
+            for run in runs
         ]
     )
 
 
 def answer(summaries: Sequence[Summary]) -> str:
-    """Answer the question of a comparison in words."""
+    """Return the answer to the question of a comparison, as sentences."""
     baseline = next((summary for summary in summaries if summary.is_baseline), None)
     others = [summary for summary in summaries if not summary.is_baseline]
     if baseline is None or not others:
         return "There is nothing to compare yet."
-    if len(others) <= _MOST_SENTENCES:
+    if len(others) <= _MAX_SENTENCES:
         return " ".join(_sentence(summary, baseline) for summary in others)
     groups = [(verdict, [each for each in others if each.verdict == verdict]) for verdict in _verdicts(others)]
     said = [f"{verdict}: {', '.join(_briefly(each) for each in group)}" for verdict, group in groups]
-    return f"Beside {baseline.label}, in points of test accuracy: {'; '.join(said)}."
+    return f"Compared with {baseline.label}, in points of test accuracy: {'; '.join(said)}."
 
 
 def _sentence(summary: Summary, baseline: Summary) -> str:
@@ -200,7 +198,7 @@ def _briefly(summary: Summary) -> str:
 
 
 def _verdicts(summaries: Sequence[Summary]) -> list[str]:
-    """Return the verdicts that there are, what is certain first."""
+    """Return the verdicts that occur, the definite ones first."""
     return sorted({summary.verdict for summary in summaries}, key=lambda verdict: (verdict != MORE, verdict != NO_MORE))
 
 
@@ -209,7 +207,7 @@ def _rows(summaries: Sequence[Summary]) -> list[list[str]]:
 
 
 def _columns(summaries: Sequence[Summary]) -> dict[str, Callable[[Summary], str]]:
-    """Return the columns, title → what a variant has there; times only where any were taken."""
+    """Return the columns, title → cell of a variant; times only if any run was timed."""
     columns = dict(_COLUMNS)
     if any(summary.seconds is not None for summary in summaries):
         columns |= _TIMES
@@ -233,7 +231,7 @@ def _difference(summary: Summary) -> str:
 
 
 def _points(share: float) -> str:
-    """Write a difference of shares in percentage points, with its sign."""
+    """Format a difference of fractions in percentage points, with its sign."""
     text = f"{100 * share:+.2f}"
     return "0.00" if float(text) == 0 else text.replace("-", "−")
 
@@ -250,7 +248,7 @@ def _number(value: float | None, form: str) -> str:
 
 _COLUMNS: dict[str, Callable[[Summary], str]] = {
     "variant": lambda summary: summary.label,
-    "seeds": lambda summary: ", ".join(str(made.run.seed) for made in summary.runs),
+    "seeds": lambda summary: ", ".join(str(run.planned.seed) for run in summary.runs),
     "test accuracy, %": lambda summary: _mean_and_spread(summary.accuracies),
     "difference, points": _difference,
     "p": lambda summary: _p_value(summary.p_value),

@@ -1,9 +1,9 @@
-"""The runs of a comparison that were made: rows in MLflow, found by what DVC itself compares.
+"""Find the completed runs of a comparison in MLflow, by what DVC itself compares.
 
-A run counts where DVC would find nothing to do for its params: each stage up to the evaluation has a finished row of
-the same command, params, versions, code and data, as `dvc.lock` would have them. So runs of other code or of other raw
-data are never mixed in, whoever made them; and what a row says of the evaluation is what the evaluation with the
-present params said. What is not told: of which machine a row is, and what ran beside it, which its seconds depend on.
+A planned run counts as completed where DVC would find nothing to do for its params: each stage up to the evaluation has
+a finished run with the same command, params, versions, code and data, as `dvc.lock` would have them. Runs of other code
+or of other raw data are therefore never mixed in. What machine a run was on, and under what load, is not compared;
+its times depend on it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,43 +18,44 @@ from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, para
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.common.pipeline_file import Entry, StageSpec, contains_path, values_of
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry, StageSpec, contains_path, values_of
 from gradtrail.tracking.lineage.dvc_cache import digest_within
 from gradtrail.tracking.lineage.keys import entry_key
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.search import Find
 from gradtrail.tracking.mlflow.stored_run import REBUILT
 
-_OUTPUT = "output/"  # how the tags begin that have the digests of what was written
+_OUTPUT = "output/"  # prefix of the tags with the digests of the outs
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletedRun:
-    """What came out of a run.
+    """The metrics of a planned run that is complete.
 
     Attributes:
+        planned: the run of the comparison.
         accuracy: on the test split.
-        loss: likewise, the mean.
-        seconds: of the training loop; None where the row was made again from its outs, which do not have it.
-        compile_seconds: of the training stage; likewise.
-        dataset: its name and the beginning of its digest.
-        row: id of the training's row.
+        loss: mean loss on the test split.
+        seconds: time of the training loop; None where the run was rebuilt from its outs, which do not contain it.
+        compile_seconds: compile time of the training stage; None likewise.
+        dataset: name of the data set and the first digits of its digest.
+        run_id: MLflow's id of the training's run.
     """
 
-    run: PlannedRun
+    planned: PlannedRun
     accuracy: float
     loss: float
     seconds: float | None
     compile_seconds: float | None
     dataset: str
-    row: str
+    run_id: str
 
 
-class MadeRuns:
-    """Finds runs.
+class RunFinder:
+    """Finds completed runs.
 
     Args:
-        find: finds rows by their tags.
+        find: finds runs by their tags.
     """
 
     def __init__(self, find: Find):
@@ -62,27 +63,27 @@ class MadeRuns:
         self._stage = Identity(STAGE)
         self._digests: dict[str, str] = {}
 
-    def among(self, wanted: Iterable[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
-        """Return those of the wanted runs that were made, in their order."""
-        found = ((run, self._rows(params_of(run, comparison, self._params))) for run in wanted)
-        return [_made(run, rows["train"], rows[STAGE]) for run, rows in found if rows]
+    def find(self, planned: Iterable[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
+        """Return the planned runs that are complete, in their order."""
+        found = ((run, self._stage_runs(params_of(run, comparison, self._params))) for run in planned)
+        return [_completed(run, runs[TRAIN], runs[STAGE]) for run, runs in found if runs]
 
-    def _rows(self, params: Mapping[str, Any]) -> dict[str, Run] | None:
-        """Return the row of each stage with these params; None where a stage has none."""
+    def _stage_runs(self, params: Mapping[str, Any]) -> dict[str, Run] | None:
+        """Return the run of each stage with these params; None where a stage has none."""
         outs: dict[str, str] = {}
-        rows: dict[str, Run] = {}
+        runs: dict[str, Run] = {}
         for name in self._stage.lineage:
             entry = self._entry(self._stage.pipeline[name], params, outs)
             found = self._find({"entry": entry_key(name, entry)}, finished=True) if entry else []
             if not found:
                 return None
-            rows[name] = next((row for row in found if REBUILT not in row.data.tags), found[0])
-            tags = rows[name].data.tags.items()
+            runs[name] = next((run for run in found if REBUILT not in run.data.tags), found[0])
+            tags = runs[name].data.tags.items()
             outs |= {tag.removeprefix(_OUTPUT): md5 for tag, md5 in tags if tag.startswith(_OUTPUT)}
-        return rows
+        return runs
 
     def _entry(self, spec: StageSpec, params: Mapping[str, Any], outs: Mapping[str, str]) -> Entry | None:
-        """Return what determines a stage's outs; None where it reads what nobody knows any more."""
+        """Return what determines a stage's outs; None where the digest of a dep is unknown."""
         contents = {name: params if name == str(PARAMS) else read_yaml(Path(name)) for name in spec.params}
         values = {name: values_of(contents[name], keys, name) for name, keys in spec.params.items()}
         deps = {dep: self._dep(dep, outs) for dep in spec.deps}
@@ -90,7 +91,7 @@ class MadeRuns:
         return Entry(cmd=spec.cmd, params=values, deps=known) if len(known) == len(deps) else None
 
     def _dep(self, dep: str, outs: Mapping[str, str]) -> str | None:
-        """Return the digest of a dep: of what a stage before wrote, else, of code, of the file as it is now."""
+        """Return the digest of a dep: of an upstream stage's out, or else (code) of the file as it is now."""
         for out, md5 in outs.items():
             if contains_path(out, dep):
                 return digest_within(out, md5, dep)
@@ -103,14 +104,14 @@ class MadeRuns:
         return read_yaml(PARAMS)
 
 
-def _made(run: PlannedRun, train: Run, evaluation: Run) -> CompletedRun:
+def _completed(planned: PlannedRun, train: Run, evaluation: Run) -> CompletedRun:
     tags = train.data.tags
     return CompletedRun(
-        run=run,
+        planned=planned,
         accuracy=evaluation.data.metrics["eval/accuracy"],
         loss=evaluation.data.metrics["eval/loss"],
         seconds=train.data.metrics.get("train/seconds"),
         compile_seconds=train.data.metrics.get("train/compile_total_seconds"),
         dataset=f"{tags['dataset']} {tags['dataset_digest'][:8]}",
-        row=train.info.run_id,
+        run_id=train.info.run_id,
     )

@@ -1,6 +1,6 @@
-"""Ready comparisons: `comparisons.yaml` → the runs that each is made of, and the experiments of DVC that make them.
+"""The comparisons of `comparisons.yaml`: the runs of each, and the DVC experiments that make them.
 
-A comparison holds variants, which are changes to `params.yaml`, against the first of them, over the same seeds.
+A comparison compares variants, which are changes to `params.yaml`, with the first of them, over the same seeds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +11,11 @@ from typing import Any
 
 from gradtrail.stages.common.overrides import PARAMS, SEED, as_options, changed, require_known
 from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError
 
 PATH = Path("comparisons.yaml")
-STAGE = "evaluate"  # as far as a comparison needs to run
-_READ_BEFORE = ("fetch.", "preprocess.", "train.", "evaluate.")  # the sections of that stage and of those before it
+STAGE = "evaluate"  # the last stage that a comparison runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class Comparison:
     """A question, and the runs that answer it.
 
     Attributes:
-        about: the question, in words.
-        seeds: of the training.
+        about: the question.
+        seeds: seeds of the training.
         variants: label → changes to the params; the first is the baseline.
     """
 
@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def baseline(self) -> str:
-        """The label of the variant that all others are held against."""
+        """The label of the variant that the others are compared with."""
         return next(iter(self.variants))
 
 
@@ -56,9 +56,11 @@ def read_comparisons(path: Path = PATH) -> dict[str, Comparison]:
         UserError: one line that names the comparison and what is wrong with it.
     """
     params = read_yaml(PARAMS)
+    pipeline = read_pipeline()
+    sections = (*stages_before(STAGE, pipeline), STAGE)
     found = {name: validate(content, Comparison, f"{path}: {name}") for name, content in read_yaml(path).items()}
     for name, comparison in found.items():
-        _require_sound(comparison, f"{path}: {name}", params)
+        _validate(comparison, f"{path}: {name}", params, sections)
     return found
 
 
@@ -66,36 +68,30 @@ def choose(name: str) -> Comparison:
     """Return the comparison of that name, or raise UserError."""
     comparisons = read_comparisons()
     if name not in comparisons:
-        raise UserError(f"{PATH}: no comparison {name}; there are {', '.join(comparisons)}")
+        raise UserError(f"{PATH}: no comparison {name}; it has {', '.join(comparisons)}")
     return comparisons[name]
 
 
 def require_seeds(seeds: Sequence[int], name: str) -> tuple[int, ...]:
-    """Return seeds as they are, or raise UserError where there is none, or one of them twice or below 0."""
+    """Return seeds as they are; raise UserError where there are none, one is repeated, or one is negative."""
     if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
-        raise UserError(f"{name}: different whole numbers from 0, such as 0,1,2; got {', '.join(map(str, seeds))}")
+        raise UserError(f"{name}: must be distinct integers from 0, such as 0,1,2; got {', '.join(map(str, seeds))}")
     return tuple(seeds)
 
 
-def wanted_runs(comparison: Comparison, seeds: Iterable[int]) -> list[PlannedRun]:
+def planned_runs(comparison: Comparison, seeds: Iterable[int]) -> list[PlannedRun]:
     """Return all runs of a comparison, by variant and then by seed."""
     seeds = tuple(seeds)
     return [PlannedRun(label, seed) for label in comparison.variants for seed in seeds]
 
 
 def params_of(run: PlannedRun, comparison: Comparison, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested params that a run is made with.
-
-    Args:
-        run: one of the comparison.
-        comparison: that it belongs to.
-        params: the content of `params.yaml`.
-    """
+    """Return the nested params of a run of a comparison, given the content of `params.yaml`."""
     return changed(params, comparison.variants[run.label] | {SEED: run.seed})
 
 
 def queue_commands(missing: Iterable[PlannedRun], comparison: Comparison) -> list[tuple[list[str], list[PlannedRun]]]:
-    """Return the `dvc exp run` lines that queue runs, one a variant, each with the runs that it queues, in order."""
+    """Return the `dvc exp run` commands that queue runs, one per variant, each with its runs in order."""
     grouped = [(label, list(runs)) for label, runs in groupby(missing, key=lambda run: run.label)]
     return [(_queue_command(comparison.variants[label], runs), runs) for label, runs in grouped]
 
@@ -105,15 +101,15 @@ def _queue_command(changes: Mapping[str, Any], runs: Sequence[PlannedRun]) -> li
     return ["dvc", "exp", "run", "--queue", *as_options(changes), "-S", f"{SEED}={seeds}", STAGE]
 
 
-def _require_sound(comparison: Comparison, name: str, params: Mapping[str, Any]) -> None:
+def _validate(comparison: Comparison, name: str, params: Mapping[str, Any], sections: Sequence[str]) -> None:
     require_seeds(comparison.seeds, f"{name}.seeds")
     if len(comparison.variants) < 2:
-        raise UserError(f"{name}.variants: at least two, of which the first is the baseline")
+        raise UserError(f"{name}.variants: at least two are needed; the first is the baseline")
     for label, changes in comparison.variants.items():
         place = f"{name}.variants.{label}"
         require_known(params, changes, place)
         for key in changes:
             if key == SEED:
-                raise UserError(f"{place}.{key}: all variants have the same seeds, those of {name}.seeds")
-            if not key.startswith(_READ_BEFORE):
-                raise UserError(f"{place}.{key} changes no training and no evaluation")
+                raise UserError(f"{place}.{key}: all variants use the same seeds, those in {name}.seeds")
+            if key.partition(".")[0] not in sections:
+                raise UserError(f"{place}.{key} changes neither training nor evaluation")

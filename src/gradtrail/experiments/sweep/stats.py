@@ -1,13 +1,11 @@
-"""Whether a difference between two ways of training is more than chance: paired tests over seeds, corrected for many.
+"""Statistics of a comparison: metrics of each variant, and whether its difference to the baseline is more than chance.
 
-Two trainings of one seed begin with the same weights and see the examples in the same order, so they are compared in
-pairs: what the seed does to both is taken out. Chance means the seed here, and nothing else: another test split, or
-another choice of what is held equal, may say otherwise.
+Two trainings with the same seed start from the same weights and see the examples in the same order, so they are
+compared in pairs, which removes the effect of the seed. "Chance" refers to the seed only: with another test split the
+result may differ.
 
 Sources: Student, "The probable error of a mean", Biometrika 6 (1908); S. Holm, "A simple sequentially rejective
 multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
-
-What the runs of a comparison come to: for each variant its figures, and whether it differs more than chance.
 """
 
 import math
@@ -22,7 +20,7 @@ from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import Comparison
 
 LEVEL = 0.05
-_EQUAL = 1e-9  # figures are stored with 9 digits: what lies closer is the same
+_EQUAL = 1e-9  # metrics are stored with 9 digits, so values closer than this are equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +28,10 @@ class Difference:
     """The mean of paired differences.
 
     Attributes:
-        mean: of all pairs.
-        low: lower end of the 95 % confidence interval; NaN where the pairs do not tell.
-        high: upper end.
-        p_value: of the hypothesis that there is no difference; NaN with a single pair.
+        mean: mean over all pairs.
+        low: lower end of the 95 % confidence interval; NaN where there is none.
+        high: upper end; NaN likewise.
+        p_value: for the hypothesis that there is no difference; NaN with a single pair.
         num_pairs: at least 1.
     """
 
@@ -60,13 +58,13 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """Compare values in pairs by Student's t-test, two-sided: `t = d̄ / (s_d / √n)`, n − 1 degrees of freedom.
 
-    Where all differences are the same number there is no spread to measure chance by. If it is 0, nothing speaks for a
-    difference: p = 1, and the interval is 0. If it is not, the exact sign test counts, which needs no spread: n equal
-    signs have p = 2 · 2⁻ⁿ; there is no interval.
+    Where all differences are the same number, their spread is 0 and the t-test is undefined. If the number is 0, p = 1
+    and the interval is 0. Otherwise the exact sign test is used, which needs no spread: n equal signs have
+    p = 2 · 2⁻ⁿ, and there is no interval.
 
     Args:
         values: at least one.
-        baseline: of the same length; the values of one place make a pair.
+        baseline: of the same length; values at the same index are a pair.
     """
     differences = np.subtract(values, baseline)
     count = len(differences)
@@ -85,14 +83,14 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Dif
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust the p values of m tests, so that the chance of even one false alarm stays below the level.
 
-    The k-th smallest, from 1, becomes `max over j ≤ k of min(1, (m − j + 1) · p_j)`. Tests that were not made, NaN, do
-    not count and stay as they are.
+    The k-th smallest, from 1, becomes `max over j ≤ k of min(1, (m − j + 1) · p_j)`. NaN, for a test that was not
+    possible, does not count and stays NaN.
     """
     adjusted = list(p_values)
-    made = sorted((p_value, place) for place, p_value in enumerate(p_values) if not math.isnan(p_value))
+    known = sorted((p_value, place) for place, p_value in enumerate(p_values) if not math.isnan(p_value))
     highest = 0.0
-    for rank, (p_value, place) in enumerate(made):
-        highest = max(highest, min(1.0, (len(made) - rank) * p_value))
+    for rank, (p_value, place) in enumerate(known):
+        highest = max(highest, min(1.0, (len(known) - rank) * p_value))
         adjusted[place] = highest
     return adjusted
 
@@ -102,19 +100,19 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 MORE, NO_MORE = "more than chance", "no more than chance"
-_ONE_SEED, _NO_SEED = "one seed: cannot say", "no seed in common: cannot say"
+_ONE_SEED, _NO_SEED = "unknown: one seed", "unknown: no seed in common"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A variant.
+    """The results of a variant.
 
     Attributes:
-        runs: at least one, by seed.
-        is_baseline: whether the others are held against this one.
-        difference: of the accuracies, to the baseline, over the seeds that both have; None where there are none.
-        p_value: of the difference, adjusted for the number of variants; NaN where it cannot be said.
-        time_ratio: seconds of training, by the baseline's; None where not both were timed.
+        runs: at least one, ordered by seed.
+        is_baseline: whether the other variants are compared with this one.
+        difference: difference of the accuracies to the baseline, over the seeds that both have; None if there are none.
+        p_value: p value of the difference, adjusted for the number of variants; NaN where it is unknown.
+        time_ratio: training time divided by the baseline's; None unless both were timed.
     """
 
     label: str
@@ -126,8 +124,8 @@ class Summary:
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        """On the test split, in the order of the seeds."""
-        return tuple(made.accuracy for made in self.runs)
+        """The accuracies on the test split, in the order of the seeds."""
+        return tuple(run.accuracy for run in self.runs)
 
     @property
     def mean(self) -> float:
@@ -137,21 +135,21 @@ class Summary:
     @property
     def loss(self) -> float:
         """The mean loss on the test split."""
-        return statistics.mean(made.loss for made in self.runs)
+        return statistics.mean(run.loss for run in self.runs)
 
     @property
     def seconds(self) -> float | None:
         """The median time of the training loop."""
-        return _median([made.seconds for made in self.runs])
+        return _median([run.seconds for run in self.runs])
 
     @property
     def compile_seconds(self) -> float | None:
         """The median time of compiling."""
-        return _median([made.compile_seconds for made in self.runs])
+        return _median([run.compile_seconds for run in self.runs])
 
     @property
     def verdict(self) -> str:
-        """Whether the difference is more than chance, in words."""
+        """Whether the difference is more than chance, as text."""
         if self.is_baseline:
             return "baseline"
         if math.isnan(self.p_value):
@@ -160,8 +158,8 @@ class Summary:
 
 
 def summarize(runs: Sequence[CompletedRun], comparison: Comparison) -> list[Summary]:
-    """Sum up the runs of each variant that has any, in the order of the comparison."""
-    baseline = [made for made in runs if made.run.label == comparison.baseline]
+    """Summarize the runs of each variant that has any, in the order of the comparison."""
+    baseline = [run for run in runs if run.planned.label == comparison.baseline]
     found = [_summarize(label, runs, baseline, comparison) for label in comparison.variants]
     summaries = [summary for summary in found if summary.runs]
     adjusted = holm([summary.p_value for summary in summaries])
@@ -171,10 +169,10 @@ def summarize(runs: Sequence[CompletedRun], comparison: Comparison) -> list[Summ
 def _summarize(
     label: str, runs: Sequence[CompletedRun], baseline: Sequence[CompletedRun], comparison: Comparison
 ) -> Summary:
-    own = sorted((made for made in runs if made.run.label == label), key=lambda made: made.run.seed)
+    own = sorted((run for run in runs if run.planned.label == label), key=lambda run: run.planned.seed)
     is_baseline = label == comparison.baseline
     difference = None if is_baseline else _difference(own, baseline)
-    times = _median([made.seconds for made in own]), _median([made.seconds for made in baseline])
+    times = _median([run.seconds for run in own]), _median([run.seconds for run in baseline])
     return Summary(
         label=label,
         runs=tuple(own),
@@ -186,8 +184,8 @@ def _summarize(
 
 
 def _difference(runs: Sequence[CompletedRun], baseline: Sequence[CompletedRun]) -> Difference | None:
-    others = {made.run.seed: made.accuracy for made in baseline}
-    pairs = [(made.accuracy, others[made.run.seed]) for made in runs if made.run.seed in others]
+    others = {run.planned.seed: run.accuracy for run in baseline}
+    pairs = [(run.accuracy, others[run.planned.seed]) for run in runs if run.planned.seed in others]
     if not pairs:
         return None
     return paired_difference([own for own, _ in pairs], [other for _, other in pairs])

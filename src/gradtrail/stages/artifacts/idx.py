@@ -1,9 +1,9 @@
-"""The IDX format of MNIST: a big-endian header, then the bytes of one uint8 array.
+"""The IDX format, in which MNIST came: a big-endian header, then the bytes of one uint8 array.
 
 A header is untrusted: it is compared with the number of bytes that are really there before any of them is taken for
 an array. Out of scope: other element types than uint8, other numbers of dimensions than 1 and 3, and gzip.
 
-The data set as `fetch` leaves it in `data/raw`: four IDX files, whatever the data set.
+Also the data set as `fetch` leaves it in `data/raw`: four IDX files, whatever the data set.
 """
 
 import hashlib
@@ -150,18 +150,24 @@ def _read(folder: Path) -> RawData:
     for part, length, name in ((images, len(labels), RAW_FILES[0]), (test_images, len(test_labels), RAW_FILES[2])):
         if len(part) != length:
             raise UserError(f"{folder / name}: {len(part)} images, but {length} labels")
+    if images.shape[1:] != test_images.shape[1:]:
+        sizes = f"{test_images.shape[1:]} pixels, but {images.shape[1:]} in {RAW_FILES[0]}"
+        raise UserError(f"{folder / RAW_FILES[2]}: images of {sizes}")
     return RawData(images=images, labels=labels, test_images=test_images, test_labels=test_labels)
 
 
 def describe_raw(folder: Path, name: str) -> DatasetInfo:
-    """Describe the IDX files of a folder."""
+    """Describe the IDX files of a folder; raise UserError where they are damaged, or hold a single class."""
     raw = _read(folder)
+    num_classes = int(max(raw.labels.max(), raw.test_labels.max())) + 1
+    if num_classes < 2:
+        raise UserError(f"{folder / RAW_FILES[1]}: every label is 0; at least 2 classes are needed")
     files = {file: sha256(folder / file) for file in RAW_FILES}
     return DatasetInfo(
         name=name,
         digest=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
         image_shape=(raw.images.shape[1], raw.images.shape[2]),
-        num_classes=int(raw.labels.max()) + 1,
+        num_classes=num_classes,
         examples={"train": len(raw.labels), "test": len(raw.test_labels)},
         files=files,
     )

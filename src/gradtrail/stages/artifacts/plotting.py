@@ -1,14 +1,10 @@
-"""One look for all pictures: size, type, and the colours of Okabe and Ito, which colour-blind people tell apart."""
+"""One look for all figures: size, type, and the colours of Okabe and Ito, which colour-blind people tell apart."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -37,8 +33,9 @@ def new_figure(title: str, *, rows: int = 1, columns: int = 1, size: tuple[float
 
     In a narrow figure the title breaks at its ` · `.
     """
-    plt.rcParams.update(_STYLE)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    mpl.rcParams.update(_STYLE)
+    figure = Figure(figsize=size)
+    axes = figure.subplots(rows, columns, squeeze=False)
     if size[0] < NARROW_INCHES:
         title = title.replace(" · ", "\n")
     figure.suptitle(title, fontsize=12, fontweight="bold")
@@ -46,16 +43,15 @@ def new_figure(title: str, *, rows: int = 1, columns: int = 1, size: tuple[float
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG, equal bytes for equal content, and forget the figure."""
+    """Write a figure as a PNG; equal figures give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")
-    plt.close(figure)
 
 
-def gallery(images: np.ndarray, captions: Sequence[str], title: str, path: Path, *, columns: int = 10) -> None:
+def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns: int = 10) -> Figure:
     """Draw images, shape (count, height, width), uint8, in rows with a caption of one or two lines each.
 
-    All of them are one picture on one pair of axes: a pair for each takes ten times as long. The title breaks at its
+    All of them are one image on one pair of axes: a pair for each takes ten times as long. The title breaks at its
     ` · `.
     """
     rows = max(1, -(-len(images) // columns))
@@ -65,14 +61,14 @@ def gallery(images: np.ndarray, captions: Sequence[str], title: str, path: Path,
     mosaic = np.zeros((rows * down, columns * across), np.uint8)
     size = (_CELL_INCHES[0] * columns, _CELL_INCHES[1] * rows + 0.8)
     figure, axes = new_figure(title.replace(" · ", "\n"), size=size)
-    for index, (image, caption) in enumerate(zip(images, captions, strict=False)):
+    for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
         row, column = divmod(index, columns)
         left = column * across + (across - width) // 2
         mosaic[row * down + top : (row + 1) * down, left : left + width] = image
         place = left + width / 2, row * down + top - 1
         axes[0, 0].text(*place, caption, fontsize=8, ha="center", va="bottom").set_in_layout(False)
     show_image(axes[0, 0], mosaic)
-    save(figure, path)
+    return figure
 
 
 def show_image(axis: Axes, image: np.ndarray) -> None:

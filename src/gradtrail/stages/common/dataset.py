@@ -34,7 +34,7 @@ class DatasetInfo:
     """Which data set this is; it follows the data into every metrics file, run and figure.
 
     Attributes:
-        name: `mnist` or `digits`.
+        name: as `fetch.dataset` names it.
         digest: sha256 over the digests of the raw files, hexadecimal.
         image_shape: height and width in pixels.
         num_classes: labels are 0 to num_classes - 1.

@@ -1,4 +1,4 @@
-"""Content digests, equal to those that DVC writes into `dvc.lock`, so that rows in MLflow and states in DVC meet."""
+"""Content digests equal to those that DVC writes into `dvc.lock`, so that runs in MLflow match states in DVC."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 def digest(path: Path) -> str:
     """Return the MD5 of a file, or of a folder's listing with the suffix `.dir`, as DVC 3 computes them.
 
-    A digest says which bytes, not whose: nothing here protects against a forger.
+    MD5 identifies content; it does not protect against forgery.
     """
     if not path.is_dir():
         return _md5_of_file(path)

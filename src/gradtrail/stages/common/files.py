@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old bytes or the new ones, never a mixture."""
+"""Write files atomically: a reader sees the old bytes or the new ones, never a mixture."""
 
 import contextlib
 import json
@@ -14,31 +14,31 @@ from filelock import FileLock
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; rename it over `path` on success, remove it on any fault."""
+    """Yield a temporary path beside `path`; rename it to `path` on success, remove it on any exception."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        yield beside
-        beside.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Path]:
-    """Yield an empty folder to write `outs` into; on success each is renamed to its place under `folder`.
+    """Yield an empty folder to write `outs` into; on success each is renamed to its path under `folder`.
 
-    Nothing under `folder` changes before every out is complete; on any fault the outs of before stand. The old ones
-    go before the first new one comes, so that not even a kill leaves some of either. Another process that writes the
-    same outs waits.
+    Nothing under `folder` changes before every out is complete, and on any exception the previous outs are kept. All
+    previous outs are moved away before the first new one is moved in, so that even a kill never leaves a mixture.
+    Another process that writes the same outs waits.
 
     Args:
         outs: paths relative to `folder`, files or folders; all of them must be written, and nothing else.
         folder: the working folder.
-        name: whose outs these are; a folder left by a killed process of the same name is removed.
+        name: the stage; a folder that a killed process of the same stage left is removed.
 
     Raises:
-        RuntimeError: an out was not written, or a file was written that is no out.
+        RuntimeError: an out was not written, or a file was written that is not an out.
     """
     new, old = folder / ".outs" / name, folder / ".outs" / f"{name}.old"
     new.parent.mkdir(exist_ok=True)
@@ -55,9 +55,9 @@ def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Pat
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` with sorted keys: equal content gives equal bytes."""
-    with atomic_file(path) as beside:
-        beside.write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    """Write `content` as JSON with sorted keys: equal content gives equal bytes."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
 def _check_outs(new: Path, outs: tuple[str, ...]) -> None:
@@ -65,11 +65,11 @@ def _check_outs(new: Path, outs: tuple[str, ...]) -> None:
     missing = [out for out in outs if not (new / out).exists()]
     surplus = [path for path in sorted(written) if not any(path == out or path.startswith(f"{out}/") for out in outs)]
     if missing or surplus:
-        raise RuntimeError(f"outs not written: {missing}; written but no outs: {surplus}")
+        raise RuntimeError(f"outs not written: {missing}; written, but not declared as outs: {surplus}")
 
 
 def _exchange(outs: tuple[str, ...], folder: Path, new: Path, old: Path) -> None:
-    """Move `outs` from `folder` to `old`, then from `new` to `folder`; on a fault everything goes back."""
+    """Move `outs` from `folder` to `old`, then from `new` to `folder`; on an exception, undo all moves."""
     moves = [(folder / out, old / out) for out in outs if os.path.lexists(folder / out)]
     moves += [(new / out, folder / out) for out in outs]
     done: list[tuple[Path, Path]] = []

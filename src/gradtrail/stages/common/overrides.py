@@ -1,4 +1,4 @@
-"""Changes to `params.yaml`, as recipes and comparisons name them: key → value, such as `train.model` → `cnn`."""
+"""Changes to `params.yaml`, as in recipes and comparisons: dotted key → value, such as `train.model` → `cnn`."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ SEED = "train.seed"
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested params as one level, keys joined by dots."""
+    """Return nested params as one mapping with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in params.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -21,15 +21,15 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def require_known(params: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> None:
-    """Raise UserError where a change is to what is no param; `name` stands before the key."""
+    """Raise UserError where a key of `changes` is not a param; `name` is the prefix of the key in the message."""
     flat = flatten(params)
     for key in changes:
         if key not in flat:
-            raise UserError(f"{name}.{key} is no key of {PARAMS}")
+            raise UserError(f"{name}.{key} is not a key of {PARAMS}")
 
 
 def changed(params: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested params with changes, of which each is to a param that there is."""
+    """Return a copy of nested params with changes to existing keys."""
     result = copy.deepcopy(dict(params))
     for key, value in changes.items():
         *parents, last = key.split(".")
@@ -41,10 +41,10 @@ def changed(params: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def as_options(changes: Mapping[str, Any]) -> list[str]:
-    """Return changes as the options of `dvc exp run` that make them."""
+    """Return changes as options of `dvc exp run`."""
     return [part for key, value in changes.items() for part in ("-S", f"{key}={_as_override(value)}")]
 
 
 def _as_override(value: Any) -> str:
-    """Write a value as DVC's `-S` takes it: words as they are, the rest as JSON."""
+    """Format a value for DVC's `-S`: strings as they are, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

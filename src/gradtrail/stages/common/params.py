@@ -1,7 +1,6 @@
-"""Loads one section of `params.yaml` into the dataclass that describes it.
+"""Load and validate a section of `params.yaml` as the dataclass that describes it.
 
-Knows no config class: a stage passes its own, so that this module adds nothing to a stage's dependencies.
-YAML is read as YAML 1.2, where `1e-3` is a number.
+This module knows no config class: each stage passes its own. YAML is read as YAML 1.2, where `1e-3` is a number.
 """
 
 import itertools
@@ -23,8 +22,9 @@ from gradtrail.support.errors import UserError, one_line
 Section = TypeVar("Section")
 ExtraValues: TypeAlias = Literal["forbid", "ignore"]
 
-_MAX_FILE_BYTES = 2**18  # which take seconds to read; those of a project have some thousands
-_MAX_CONTENT_BYTES = 2**24  # a few lines of aliases may stand for gigabytes
+_MAX_FILE_BYTES = 2**18  # takes seconds to parse; a project's files have a few thousand bytes
+_MAX_CONTENT_BYTES = 2**24  # a few lines of aliases can expand to gigabytes
+_MAX_DEPTH = 100  # of nested brackets; the parser takes time quadratic in it
 _MAX_LINE = 500  # characters of an error
 
 
@@ -41,7 +41,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: more than {_MAX_FILE_BYTES:,} bytes, too long for a file of params")
     try:
         content = _parse(data.decode("utf-8"))
-    except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # the last four: of odd values
+    except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # all raised by malformed text
         raise UserError(f"{path}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected sections by name, got {type(content).__name__}")
@@ -70,33 +70,46 @@ def load_section(section: str, into: type[Section], path: Path = Path("params.ya
 
 
 def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues = "forbid") -> Section:
-    """Validate plain data (from YAML or JSON) against a dataclass; `name` stands before the key in errors.
+    """Validate plain data (from YAML or JSON) against a dataclass.
 
-    `extra` says what becomes of keys that the dataclass does not have.
+    Args:
+        value: the data.
+        into: the dataclass.
+        name: prefix of the key in errors.
+        extra: whether keys that the dataclass lacks are an error or ignored.
+
+    Returns:
+        An instance of `into`.
+
+    Raises:
+        UserError: one line that names the key, what was found, and what is allowed.
     """
     try:
-        # By way of JSON, where strictness still takes a list for a tuple; "10" is no number and true is no 1.
+        # Via JSON, because strict mode then accepts a list as a tuple, but neither "10" nor true as a number.
         return TypeAdapter(_strict(into, extra)).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise UserError(_one_line(error.errors()[0], name)[:_MAX_LINE]) from None
     except (TypeError, ValueError, RecursionError) as error:  # a list as a key, an integer of thousands of digits
-        raise UserError(f"{name} holds what no param may be: {one_line(error)[:_MAX_LINE]}") from None
+        raise UserError(f"{name}: not a valid value: {one_line(error)[:_MAX_LINE]}") from None
 
 
 def _parse(text: str) -> Any:
-    """Return the content of a YAML document; raise ValueError where its aliases make too much of it."""
+    """Return the content of a YAML document; raise ValueError where it is nested too deeply or expands too far."""
+    depths = itertools.accumulate((character in "[{") - (character in "]}") for character in text)
+    if max(depths, default=0) > _MAX_DEPTH:
+        raise ValueError(f"brackets nested more than {_MAX_DEPTH} deep")
     yaml = YAML(typ="safe", pure=True)
-    with warnings.catch_warnings(action="ignore"):  # an anchor set twice: several lines
+    with warnings.catch_warnings(action="ignore"):  # an anchor that is set twice; the warning has several lines
         document = yaml.compose(text)
     if document is None:
         return None
     if _content_bytes(document, {}) > _MAX_CONTENT_BYTES:
-        raise ValueError(f"its aliases stand for more than {_MAX_CONTENT_BYTES:,} bytes, or for themselves")
+        raise ValueError(f"its aliases expand to more than {_MAX_CONTENT_BYTES:,} bytes, or contain themselves")
     return yaml.constructor.construct_document(document)
 
 
 def _content_bytes(node: Any, known: dict[int, float]) -> float:
-    """Return about how many bytes a node takes with every alias written out; infinity where it holds itself."""
+    """Return the approximate size of a node with every alias expanded, in bytes; infinity where it contains itself."""
     if not isinstance(node.value, list):
         return sys.getsizeof(node.value)
     if id(node) not in known:
@@ -107,7 +120,7 @@ def _content_bytes(node: Any, known: dict[int, float]) -> float:
 
 
 def _strict(cls: type[Section], extra: ExtraValues) -> type[Section]:
-    """Mark `cls` and the dataclasses that it holds for pydantic: exact types, finite numbers."""
+    """Configure pydantic for `cls` and the dataclasses in it: exact types, finite numbers."""
     for field_type in getattr(cls, "__annotations__", {}).values():
         for part in (field_type, *getattr(field_type, "__args__", ())):
             if isinstance(part, type) and hasattr(part, "__dataclass_fields__"):
@@ -116,13 +129,13 @@ def _strict(cls: type[Section], extra: ExtraValues) -> type[Section]:
 
 
 def _one_line(error: ErrorDetails, name: str) -> str:
-    """Say what is wrong in one line: where, what is allowed, what was found."""
+    """Format an error as one line: the key, what is allowed, what was found."""
     key = ".".join([name, *(one_line(part) for part in error["loc"])])
     match error["type"]:
         case "missing":
             return f"{key} is missing"
         case "unexpected_keyword_argument" | "extra_forbidden":
-            return f"{key} is no known key"
+            return f"{key} is not a known key"
         case "value_error":  # raised by a config's own __post_init__, whose message names the key
             return f"{name}.{error['ctx']['error']}" if not error["loc"] else f"{key}.{error['ctx']['error']}"
     return f"{key}: {error['msg']}, got {error['input']!r}"

@@ -1,4 +1,4 @@
-"""The section `runtime` of `params.yaml`: what cannot change an out, and so is no DVC param and part of no state."""
+"""The section `runtime` of `params.yaml`: settings that cannot change an out: no DVC param, in no state key."""
 
 from dataclasses import dataclass
 
@@ -7,36 +7,33 @@ from gradtrail.core.common.validation import check
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """How a stage works, as opposed to what it makes.
+    """How a stage runs, as opposed to what it computes.
 
     Attributes:
-        mirrors: addresses of folders that hold the four MNIST files as `.gz`, tried in order.
-        openml: whether to ask OpenML when no mirror delivers.
-        download_timeout_seconds: longest that one file may take from one mirror; a silent one is left much sooner.
-        steps_per_call: optimizer steps between two signs of progress.
-        checkpoint_seconds: between two checkpoints of a training, for a killed one to go on from.
-        memory_budget_mib: that the temporary arrays of a pass over single examples' gradients may take on a device;
-            None for what is fastest on it.
+        mirrors: base URLs that serve the four files of the data set as `.gz`, tried in order; None for the data set's
+            own.
+        openml: whether to ask OpenML, where it has the data set, when no mirror delivers.
+        download_timeout_seconds: limit for one file from one mirror; a mirror that sends nothing is given up sooner.
+        steps_per_call: optimizer steps between two updates of the progress bar.
+        checkpoint_seconds: time between two checkpoints of a training, from which it resumes after a kill.
         compile_cache: whether to keep compiled functions on disk, for the next run.
         trace: whether to record some training steps with JAX's profiler, as an artifact.
         tracking: whether to log to MLflow.
-        tracking_seconds: that a stage waits, in all, for a tracking server; what is missing then `gradtrail sync`
-            brings.
-        system_metrics: whether to log the use of processor and memory.
-        copy_outs: whether a row in MLflow holds weights and parquet tables themselves, rather than their digests.
-        log_kept_epochs: whether the weights of the kept epochs are models in MLflow too, beside the final and the best.
-        debug_nans: whether to stop at the first NaN, in the operation that made it.
-        disable_jit: whether to run every operation by itself. Under both no outs are written, their bits being others.
-        gpu_preallocate: whether JAX takes most of a GPU's memory at once.
-        gpu_deterministic: whether a GPU may use only operations that give the same bits every time.
+        tracking_seconds: total time that a stage waits for a tracking server; `gradtrail sync` backfills
+            what is then missing.
+        system_metrics: whether to log the usage of processor and memory.
+        copy_outs: whether to log weights and parquet tables as artifacts, in addition to their digests.
+        log_kept_epochs: whether to log the weights of the kept epochs as models too, not only the final and best ones.
+        debug_nans: whether to stop at the first NaN, in the operation that produced it; no outs are written.
+        disable_jit: whether to run every operation by itself; no outs are written, since their bits would differ.
+        gpu_preallocate: whether JAX allocates most of a GPU's memory at start.
     """
 
-    mirrors: tuple[str, ...]
+    mirrors: tuple[str, ...] | None
     openml: bool
     download_timeout_seconds: float
     steps_per_call: int
     checkpoint_seconds: float
-    memory_budget_mib: int | None
     compile_cache: bool
     trace: bool
     tracking: bool
@@ -47,12 +44,9 @@ class RuntimeConfig:
     debug_nans: bool
     disable_jit: bool
     gpu_preallocate: bool
-    gpu_deterministic: bool
 
     def __post_init__(self) -> None:
         check("download_timeout_seconds", self.download_timeout_seconds, above=0)
         check("steps_per_call", self.steps_per_call, at_least=1)
         check("checkpoint_seconds", self.checkpoint_seconds, above=0)
         check("tracking_seconds", self.tracking_seconds, above=0)
-        if self.memory_budget_mib is not None:
-            check("memory_budget_mib", self.memory_budget_mib, at_least=1)

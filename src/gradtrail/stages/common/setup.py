@@ -1,9 +1,8 @@
-"""Sets JAX up as `runtime` asks, before it looks for devices. Without a GPU only the debug switches count.
+"""Configure JAX before it looks for devices, and its persistent compilation cache.
 
-JAX's persistent compilation cache, so that the second run of a stage compiles nothing.
-
-It lies in `.gradtrail/xla/`, in a folder for each version of jaxlib and kind of processor: machine code of another one
-may not run. It is trusted as code is, so it is no DVC out, and nobody should carry it to another machine.
+The cache is in `.gradtrail/xla/`, in one folder per version of jaxlib and kind of processor, because machine code for
+another processor may not run. Cached code is executed as it is: do not copy the folder from a machine that you do not
+trust.
 """
 
 import contextlib
@@ -23,28 +22,25 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.paths import private_folder
 
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+
 
 def set_up_jax(runtime: RuntimeConfig) -> None:
-    """Apply the debug switches and the settings of a GPU; what the environment says already has precedence."""
+    """Apply the debug switches and, for GPUs, how memory is allocated and that operations are deterministic.
+
+    `XLA_PYTHON_CLIENT_PREALLOCATE` in the environment takes precedence. Deterministic operations are no option: results
+    must not depend on what `runtime` says.
+    """
     jax.config.update("jax_debug_nans", runtime.debug_nans)
     jax.config.update("jax_disable_jit", runtime.disable_jit)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", str(runtime.gpu_preallocate).lower())
     flags = os.environ.get("XLA_FLAGS", "")
-    if runtime.gpu_deterministic and "xla_gpu_deterministic_ops" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
-
-
-def memory_budget(runtime: RuntimeConfig) -> int:
-    """Return the bytes that the temporary arrays of one pass over single examples' gradients may take on a device.
-
-    On a CPU more than the caches hold is slower, and what the system hands out anew for every call much slower.
-    """
-    default = 24 if jax.default_backend() == "cpu" else 1024
-    return 2**20 * (default if runtime.memory_budget_mib is None else runtime.memory_budget_mib)
+    if not flags.endswith(_DETERMINISTIC):  # of several the last one counts
+        os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
 
 
 def set_up_cache() -> Path:
-    """Let JAX keep all machine code; return the folder."""
+    """Enable the persistent compilation cache for every function; return its folder."""
     folder = private_folder() / "xla" / f"jaxlib-{jaxlib.version.__version__}-{_processor()}"
     folder.mkdir(parents=True, exist_ok=True)
     config: Any = jax.config  # whose switches mypy does not know
@@ -56,11 +52,11 @@ def set_up_cache() -> Path:
 
 @contextlib.contextmanager
 def cache_disabled() -> Iterator[None]:
-    """Let JAX compile what the block asks for as if nothing were kept, and keep none of it: to time it as it is."""
+    """Disable the compilation cache in the block, so that compile times are those of a cold start."""
     config: Any = jax.config  # whose switches mypy does not know
     enabled = config.jax_enable_compilation_cache
     config.update("jax_enable_compilation_cache", False)
-    reset_cache()  # else JAX would not look at the switch again
+    reset_cache()  # otherwise JAX does not read the switch again
     try:
         yield
     finally:
@@ -69,7 +65,9 @@ def cache_disabled() -> Iterator[None]:
 
 
 def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextManager[None]]:
-    """Return what holds the lock of a program while it is compiled: a second process waits, and finds it in the cache.
+    """Return a context manager that locks a program while it is compiled, so that no other process compiles it too.
+
+    A second process waits for the lock and then finds the program in the cache.
 
     Args:
         folder: of the cache.
@@ -77,15 +75,14 @@ def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextMan
 
     @contextlib.contextmanager
     def guard(program: str) -> Iterator[None]:
-        lock = FileLock(folder / f"{program[:2]}.lock")  # 256 of them: programs that share one seldom meet
-        with lock:
+        with FileLock(folder / f"{program[:2]}.lock"):  # 256 locks: programs rarely share one
             yield
 
     return guard
 
 
 def _processor() -> str:
-    """Return a digest of what the processor can do, by its own account where the system tells."""
+    """Return a digest of the processor's model and instruction sets, as far as the system reports them."""
     described = [platform.machine(), platform.processor(), sys.platform]
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

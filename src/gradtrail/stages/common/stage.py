@@ -1,4 +1,4 @@
-"""What every stage script does around its work: check the ground, read params, write outs, report faults."""
+"""What every stage script does around its work: check the environment, load params, write outs, report errors."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ class Stage:
     """A stage of `dvc.yaml`, in the working folder.
 
     Attributes:
-        name: also of its script, its params section and its metrics file.
+        name: also that of its script, its params section and its metrics file.
     """
 
     name: str
@@ -41,80 +41,80 @@ class Stage:
 
     @cached_property
     def pipeline(self) -> dict[str, StageSpec]:
-        """All stages."""
+        """All stages of `dvc.yaml`."""
         return read_pipeline()
 
     @property
     def spec(self) -> StageSpec:
-        """What `dvc.yaml` says of this one."""
+        """The entry of this stage in `dvc.yaml`."""
         return self.pipeline[self.name]
 
     def params(self, into: type[Section], section: str | None = None) -> Section:
-        """Load a section of `params.yaml`; by default the one of this stage's name."""
+        """Load a section of `params.yaml`; by default that with the name of the stage."""
         return load_section(section or self.name, into)
 
     @cached_property
     def runtime(self) -> RuntimeConfig:
-        """What cannot change an out."""
+        """The section `runtime` of `params.yaml`, which cannot change an out."""
         return load_section("runtime", RuntimeConfig)
 
     @contextlib.contextmanager
     def writing_outs(self) -> Iterator[Path]:
-        """Yield a folder to write all outs to; they come to their places together, when all are written.
+        """Yield a folder to write all outs to; they are moved into place together, once all are written.
 
         Raises:
-            UserError: a debug switch is on, under which results have other bits than those that their state stands for.
+            UserError: a debug switch is on, which may change the bits of the results.
         """
         compiles = "jax" in self.spec.params.get(str(VERSIONS), ())
         if compiles and (self.runtime.disable_jit or self.runtime.debug_nans):
             switch = "disable_jit" if self.runtime.disable_jit else "debug_nans"
-            raise UserError(f"runtime.{switch} is on: the stage came to its end, and writes no results under it")
+            raise UserError(f"runtime.{switch} is on: the stage finished, but writes no results with this switch on")
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
 
     def write_metrics(self, new: Path, metrics: Mapping[str, Any]) -> None:
-        """Write the metrics file among the new outs: flat keys, numbers rounded to 9 digits."""
+        """Write the metrics file to the folder of the new outs: flat keys, numbers rounded to 9 significant digits."""
         write_json(new / "metrics" / f"{self.name}.json", {key: _plain(value) for key, value in metrics.items()})
 
     def read_metrics(self) -> dict[str, Any]:
-        """Read the metrics file in its place."""
+        """Read the metrics file from the working folder."""
         metrics: dict[str, Any] = json.loads((self.folder / "metrics" / f"{self.name}.json").read_text())
         return metrics
 
 
 def run_stage(main: Callable[[Stage], None], name: str) -> None:
-    """Run a stage script and turn what went wrong into an exit status.
+    """Run a stage script and turn an error into an exit status.
 
-    0: done. 1: a fault of the program, with traceback. 2: a fault that a person can mend, in one line. 130: stopped by
-    Ctrl-C. 143: by SIGTERM.
+    0: success. 1: a bug, with a traceback. 2: an error that the user can fix, as one line on stderr. 130: stopped by
+    Ctrl-C. 143: stopped by SIGTERM.
     """
     stage = Stage(name)
     try:
         require_own_code()
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
-        with stopping_on_sigterm(f"stopped; `dvc repro` makes {name} anew"):
+        with stopping_on_sigterm(f"stopped; `dvc repro` starts {name} again"):
             main(stage)
         warn_of_live_arrays(name)
-    except (UserError, ConfigError, FloatingPointError) as error:  # the last: a training that diverged
+    except (UserError, ConfigError, FloatingPointError) as error:  # the last one: the training diverged
         if isinstance(error, FloatingPointError) and stage.runtime.debug_nans:
-            raise  # the traceback is what the switch is for
+            raise  # the switch is there for the traceback
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception as fault:
         if not (said := environment_error(fault)):
             raise
-        print(f"{name}: {said}; results of before stand", file=sys.stderr)
+        print(f"{name}: {said}; no results were written", file=sys.stderr)
         sys.exit(2)
     except Stopped as stop:
         print(f"{name}: {stop}", file=sys.stderr)
         sys.exit(128 + stop.number)
     except KeyboardInterrupt:
-        print(f"{name}: stopped; `dvc checkout` brings the last results back", file=sys.stderr)
+        print(f"{name}: stopped; `dvc checkout` restores the last results", file=sys.stderr)
         sys.exit(130)
 
 
 def _plain(value: Any) -> Any:
-    """Turn a NumPy or JAX scalar into a number that reads well."""
+    """Convert a NumPy or JAX scalar to a Python number, rounded to 9 significant digits."""
     if isinstance(value, str | bool | int):
         return value
     if str(getattr(value, "dtype", "")).startswith("int"):

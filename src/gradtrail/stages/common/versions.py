@@ -1,4 +1,4 @@
-"""The versions that results depend on: recorded in `versions.yaml`, a DVC param of every stage that computes."""
+"""The package versions that results depend on: `versions.yaml`, a DVC param of every stage that computes."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -15,20 +15,20 @@ _HEADER = (
 
 
 def require_recorded_versions(packages: tuple[str, ...]) -> None:
-    """Raise UserError where an installed package is not of the version under which DVC will record the result."""
+    """Raise UserError where an installed version differs from `versions.yaml`, under which DVC records the result."""
     recorded = read_yaml(PATH)
     for package in packages:
         if version(package) != recorded.get(package):
             raise UserError(
-                f"{PATH}: {package} is {recorded.get(package)} there, but {version(package)} is installed: "
-                "install requirements.lock, or record what is installed with `gradtrail versions`"
+                f"{PATH}: it has {package} {recorded.get(package)}, but {version(package)} is installed: "
+                "install requirements.lock, or record the installed versions with `gradtrail versions`"
             )
 
 
 def write_installed_versions() -> dict[str, str]:
-    """Record the installed version of every package that `versions.yaml` names; return what was recorded."""
+    """Record the installed version of every package in `versions.yaml`; return the versions."""
     installed = {package: version(package) for package in read_yaml(PATH)}
-    with atomic_file(PATH) as beside:
+    with atomic_file(PATH) as temporary:
         lines = [f'{package}: "{number}"\n' for package, number in installed.items()]
-        beside.write_text(_HEADER + "".join(lines))
+        temporary.write_text(_HEADER + "".join(lines))
     return installed

@@ -1,4 +1,4 @@
-"""Predictions as tables: every example for later analyses, the worst mistakes and the classes for people and plots."""
+"""Tables of an evaluation: predictions of every example, the worst mistakes, classes and calibration."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from gradtrail.core.evaluate.metrics import Evaluation
 def write_tables(folder: Path, split: Split, result: Evaluation, num_mistakes: int) -> None:
     """Write a split's tables to a new folder.
 
-    `predictions.parquet`: every example with its label, prediction, loss and the probability of each class.
-    `mistakes.csv`: the wrong predictions, the most certain first. `classes.csv`: label and prediction of every example,
-    for DVC's confusion plot. `calibration.csv`: the bins of the reliability diagram. `per_class.csv`.
+    `predictions.parquet`: the label, prediction, loss and class probabilities of every example. `mistakes.csv`: the
+    `num_mistakes` most confident wrong predictions. `classes.csv`: label and prediction of every example, for DVC's
+    confusion plot. `calibration.csv`: the bins of the reliability diagram. `per_class.csv`: metrics of each class.
     """
     folder.mkdir(parents=True)
     predictions = prediction_table(split, result)
@@ -30,7 +30,7 @@ def write_tables(folder: Path, split: Split, result: Evaluation, num_mistakes: i
 
 
 def prediction_table(split: Split, result: Evaluation) -> pd.DataFrame:
-    """Return a row for each example, in order."""
+    """Return a row for each example, in the order of the split."""
     table = pd.DataFrame(
         {
             "example_id": split.example_id,

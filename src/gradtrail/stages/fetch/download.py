@@ -1,39 +1,37 @@
-"""Fetch a file of known bytes from the first of several mirrors that delivers them.
+"""Download a file of known bytes from the first of several mirrors that delivers it.
 
-A mirror is untrusted: whatever it sends, no more than the file's own bytes are unpacked, no wait is without end, and
-the file appears only when its sha256 is right. A body flows through a chain of generators: connection, `.part` file,
-gunzip, check. Out of scope: which mirrors there are, and what the bytes mean.
+A mirror is untrusted: whatever it sends, a bounded number of bytes is received and unpacked, every wait ends, and the
+file appears only when its SHA-256 is right. Out of scope: which mirrors there are, and what the bytes mean.
 """
 
 import contextlib
+import functools
+import gzip
 import hashlib
-import http.client
 import re
-import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError
 
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import NoSourceError, UserError, one_line
 from gradtrail.support.progress import ProgressBar, progress_bar
 
-CONNECT_SECONDS = 3.0
+CONNECT_SECONDS = 3.0  # for one of a host's addresses
 STALL_SECONDS = 10.0
 _CHUNK_BYTES = 64 * 1024
 _SPARE_BYTES = 1024 * 1024  # gzip may make a file longer, and its header has room for a name and a comment
-_RETRIES = 2
-_PORTS = {"http": 80, "https": 443}
-
-_T = TypeVar("_T")
+_RETRIES, _REDIRECTS = 2, 5
 
 
 class SourceError(Exception):
@@ -45,112 +43,94 @@ class SilentHostError(SourceError):
 
 
 class BrokenConnectionError(SourceError):
-    """The connection broke: what has come so far may be continued."""
+    """The connection broke: the download can resume."""
 
 
 class WrongBytesError(SourceError):
-    """What came is not the file: nothing of it may be continued."""
+    """What came is not the file: nothing of it can be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFile:
-    """A file whose bytes are known beforehand: its name, its length in bytes and the sha256 of its bytes in hex."""
+    """A file whose content is known beforehand.
+
+    Attributes:
+        name: its name, without `.gz`.
+        max_bytes: the most that is written of it: its length uncompressed, where that is known.
+        sha256: of its uncompressed bytes, hexadecimal; None where any bytes will do.
+    """
 
     name: str
-    num_bytes: int
-    sha256: str
+    max_bytes: int
+    sha256: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Mirrors:
     """Several base URLs that serve the same files as `<base>/<name>.gz`; a host once silent is not asked again.
 
     Attributes:
-        bases: the base URLs, in the order in which they are tried.
+        bases: http or https URLs, in the order in which they are tried; UserError where one is none. Proxies of the
+            environment are used.
+        parts: folder that keeps what an interrupted download received, one hidden `.part` file for each URL, from which
+            the next process resumes. Made when needed.
+        timeout_seconds: the longest that one file may take from one mirror; one that is silent for 10 s is given up.
+        report: takes one line for each mirror that fails.
     """
 
-    def __init__(
-        self,
-        bases: Sequence[str],
-        *,
-        parts: Path,
-        timeout_seconds: float,
-        report: Callable[[str], None],
-        show_progress: bool | None = None,
-    ) -> None:
-        """Check the base URLs; nothing is asked of them yet.
+    bases: Sequence[str]
+    parts: Path
+    timeout_seconds: float
+    report: Callable[[str], None]
+    _silent: dict[str, str] = field(default_factory=dict, init=False)
 
-        Args:
-            bases: http or https URLs; http proxies of the environment are honoured.
-            parts: folder that keeps what came of a broken download, one hidden `.part` file for each URL. It must
-                outlive the process for the next one to go on from there. Made when needed.
-            timeout_seconds: the longest that one file may take from one mirror, retries included. A mirror is given up
-                sooner when it does not accept a connection within 3 s, or sends nothing for 10 s.
-            report: takes one line for each mirror that fails.
-            show_progress: whether to show a bar on stderr; None shows it when that is a terminal.
-
-        Raises:
-            UserError: a base is no http or https URL.
-        """
-        for base in bases:
+    def __post_init__(self) -> None:
+        for base in self.bases:
             _check_base(base)
-        self.bases = tuple(base.rstrip("/") for base in bases)
-        self._parts = parts
-        self._timeout_seconds = timeout_seconds
-        self._report = report
-        self._show_progress = show_progress
-        self._silent: dict[str, str] = {}
 
     def download(self, file: KnownFile, to: Path) -> str:
-        """Fetch `<base>/<name>.gz` from the first mirror that delivers the right bytes, and unpack it.
-
-        A connection that breaks is tried twice more from where it broke, as is a `.part` that a killed process left.
+        """Fetch a file from the first mirror that delivers the right bytes, and unpack it.
 
         Args:
-            file: what the bytes must be once unpacked. No more than `num_bytes` are written, and no more than
-                `num_bytes` + 1 MiB are received.
+            file: what the bytes must be; no more than `max_bytes` + 1 MiB are received.
             to: where the file appears, complete and verified, or not at all.
 
         Returns:
-            The URL that delivered it.
+            The base URL that delivered it.
 
         Raises:
-            NoSourceError: no mirror delivered it; the message gives each mirror's reason, in one line.
+            NoSourceError: no mirror delivered it; each one's reason has been reported.
         """
-        reasons = []
         for base in self.bases:
-            url = f"{base}/{file.name}.gz"
+            url = f"{base.rstrip('/')}/{file.name}.gz"
             try:
                 self._download_from(url, file, to)
             except SourceError as fault:
-                reasons.append(f"{url}: {fault}")
-                self._report(reasons[-1])
+                self.report(f"{url}: {fault}")
             else:
-                for part in self._parts.glob(f".{file.name}.*.part"):
+                for part in self.parts.glob(f".{file.name}.*.part"):
                     part.unlink(missing_ok=True)
-                return url
-        raise NoSourceError(f"{file.name}: no mirror delivered it ({'; '.join(reasons) or 'none is given'})")
+                return base
+        raise NoSourceError(f"mirrors: none delivered {file.name}.gz")
 
     def _download_from(self, url: str, file: KnownFile, to: Path) -> None:
-        """Fetch from one mirror, unless its host is known to be silent."""
+        """Download from one mirror: resume after a broken connection, start over where the rest does not fit."""
         host = urlsplit(url).netloc
         if host in self._silent:
             raise SilentHostError(f"not asked again: {self._silent[host]}")
-        try:
-            check_reachable(url)
-            self._download_retrying(url, file, to)
-        except SilentHostError as fault:
-            self._silent[host] = str(fault)
-            raise
-
-    def _download_retrying(self, url: str, file: KnownFile, to: Path) -> None:
-        """Go on after a broken connection; start over when what was kept turns out to be wrong."""
         # Each URL has its own part: two mirrors may have compressed the same file differently.
-        part = self._parts / f".{file.name}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
-        deadline = time.monotonic() + self._timeout_seconds
+        part = self.parts / f".{file.name}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
+        deadline = time.monotonic() + self.timeout_seconds
         for tries_left in reversed(range(1 + _RETRIES)):
             resumed = _size(part) > 0
             try:
-                self._download_once(url, file, to, part, deadline)
+                with progress_bar(file.name, file.max_bytes, unit="bytes") as bar:
+                    _supervise(functools.partial(_receive, url, file, part, bar), deadline)
+                write_verified(file, read_chunks(part, gzipped=True), to)
+                return
+            except SilentHostError as fault:
+                self._silent[host] = str(fault)
+                raise
             except BrokenConnectionError:
                 if not tries_left:
                     raise
@@ -158,244 +138,163 @@ class Mirrors:
                 part.unlink(missing_ok=True)
                 if not (tries_left and resumed):
                     raise
-            else:
-                return
-
-    def _download_once(self, url: str, file: KnownFile, to: Path, part: Path, deadline: float) -> None:
-        """Fetch the whole file, or the rest of it."""
-        bar_of = progress_bar(file.name, file.num_bytes, unit="bytes", enabled=self._show_progress)
-        # Closed at once, since a fault further down the chain must not leave the connection open.
-        with bar_of as bar, contextlib.closing(_receive(url, part, deadline)) as compressed:
-            write_verified(file, _count(gunzip(compressed, file), bar), to)
 
 
 def check_reachable(url: str) -> None:
-    """Try whether the host of `url` accepts a connection within 3 s in all.
-
-    An HTTP library waits for so long on each of a host's addresses, and for a name server as long as the system likes:
-    behind a firewall that adds up to minutes. Behind a proxy there is nothing to try, and nothing is.
-
-    Args:
-        url: http or https.
-
-    Raises:
-        SilentHostError: the name does not resolve, the connection is refused, or nobody answers.
-    """
-    split = urlsplit(url)
-    host = split.hostname or ""
-    if split.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
-        return
-    address = (host, split.port or _PORTS[split.scheme])
-    try:
-        _within(CONNECT_SECONDS, lambda: socket.create_connection(address, CONNECT_SECONDS).close())
-    except TimeoutError as fault:
-        raise SilentHostError(f"no connection within {CONNECT_SECONDS:g} s") from fault
-    except OSError as fault:
-        raise SilentHostError(_one_line(fault)) from fault
-
-
-def gunzip(chunks: Iterable[bytes], file: KnownFile) -> Iterator[bytes]:
-    """Unpack one gzip stream as it comes, in pieces of at most 64 KiB: a bomb fills no memory.
-
-    Args:
-        chunks: the compressed bytes, cut anywhere.
-        file: what they should hold; more than `num_bytes` + 1 MiB of compressed bytes are refused.
-
-    Yields:
-        The bytes unpacked.
-
-    Raises:
-        WrongBytesError: not gzip, damaged, too long, truncated, or followed by other bytes.
-    """
-    inflater = zlib.decompressobj(wbits=31)  # gzip and nothing else
-    max_bytes = file.num_bytes + _SPARE_BYTES
-    num_bytes = 0
-    for chunk in chunks:
-        num_bytes += len(chunk)
-        if num_bytes > max_bytes:
-            raise WrongBytesError(f"more than {max_bytes} compressed bytes")
-        yield from _inflate(inflater, chunk)
-    if not inflater.eof:
-        raise WrongBytesError("the gzip stream is truncated")
+    """Raise `SourceError` unless an http or https URL answers within 10 s with status 200."""
+    _supervise(lambda _: _open(url).close(), time.monotonic() + STALL_SECONDS)
 
 
 def write_verified(file: KnownFile, chunks: Iterable[bytes], to: Path) -> None:
-    """Write `chunks` to a file that appears only if they are the bytes of `file`.
-
-    Args:
-        file: what the bytes must be; no more than `num_bytes` of them are written.
-        chunks: the bytes, cut anywhere.
-        to: where the file appears.
-
-    Raises:
-        WrongBytesError: too many bytes, too few, or another sha256.
-    """
-    digest = hashlib.sha256()
-    num_bytes = 0
+    """Write `chunks` to a file that appears only if they are the bytes of `file`; raise WrongBytesError otherwise."""
+    digest, num_bytes = hashlib.sha256(), 0
     with atomic_file(to) as beside, beside.open("wb") as out:
         for chunk in chunks:
             num_bytes += len(chunk)
-            if num_bytes > file.num_bytes:
-                raise WrongBytesError(f"more than the {file.num_bytes} bytes of the file")
+            if num_bytes > file.max_bytes:
+                raise WrongBytesError(f"more than {file.max_bytes} bytes")
             digest.update(chunk)
             out.write(chunk)
-        if num_bytes < file.num_bytes:
-            raise WrongBytesError(f"{num_bytes} bytes instead of {file.num_bytes}")
-        if digest.hexdigest() != file.sha256:
-            raise WrongBytesError(f"sha256 is {digest.hexdigest()[:16]}... instead of {file.sha256[:16]}...")
+        if file.sha256 and file.sha256 != digest.hexdigest():
+            found = f"SHA-256 of its {num_bytes} bytes is {digest.hexdigest()[:16]}..."
+            raise WrongBytesError(f"{found}, expected {file.sha256[:16]}... of {file.max_bytes} bytes")
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes in chunks of 64 KiB."""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
+def read_chunks(path: Path, *, gzipped: bool) -> Iterator[bytes]:
+    """Yield a file's bytes, unpacked where it is `gzipped`, in pieces of at most 64 KiB: a bomb fills no memory.
+
+    Raises:
+        WrongBytesError: no gzip file, damaged, or truncated.
+    """
+    try:
+        with gzip.open(path) if gzipped else path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+    except (gzip.BadGzipFile, EOFError, zlib.error) as fault:
+        raise WrongBytesError(f"no valid gzip file ({one_line(fault)[:100]})") from fault
 
 
 def _check_base(base: str) -> None:
     """Raise `UserError` unless `base` is an http or https URL with a host."""
     try:
         split = urlsplit(base)
-        valid = split.scheme in _PORTS and bool(split.hostname) and split.port != 0 and split.username is None
+        valid = split.scheme in ("http", "https") and split.hostname and split.port != 0 and split.username is None
     except ValueError:  # a port or an address that is none
         valid = False
     if not valid or re.search(r"[^!-~]|[?#]", base):
         raise UserError(f"mirror {base!r}: only http:// and https:// URLs of a folder are allowed, without a user name")
 
 
-def _receive(url: str, part: Path, deadline: float) -> Generator[bytes, None, None]:
-    """Yield the compressed bytes: those kept in `part`, where the server sends only the rest, then those that come."""
-    start = _size(part)
-    with _open(url, start, deadline) as response:
-        resumed = response.status == http.client.PARTIAL_CONTENT
-        if resumed:
-            yield from read_chunks(part)
+def _supervise(work: Callable[[Callable[[], None]], None], deadline: float) -> None:
+    """Run `work` in a thread; give it up at the deadline (by `time.monotonic`), or once nothing has come for 10 s.
+
+    A time-out of a socket is not enough: neither a slow name server nor a header that comes byte by byte meets it.
+    `work` is called with a function that it must call whenever something has come, and which ends it once given up.
+    """
+    done, given_up, beats = Future[None](), threading.Event(), [time.monotonic()]
+
+    def beat() -> None:
+        if given_up.is_set():
+            raise SilentHostError("given up")
+        beats[1:] = [time.monotonic()]
+
+    def run() -> None:
+        try:
+            work(beat)
+            done.set_result(None)
+        except BaseException as fault:
+            done.set_exception(fault)
+
+    threading.Thread(target=run, name="download", daemon=True).start()
+    try:
+        while (seconds := min(deadline, beats[-1] + STALL_SECONDS) - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                return done.result(seconds)
+    finally:
+        given_up.set()
+    if time.monotonic() >= deadline:
+        raise SilentHostError("not complete within the time allowed")
+    raise SilentHostError("the connection stalled" if len(beats) > 1 else f"no answer within {STALL_SECONDS:g} s")
+
+
+def _receive(url: str, file: KnownFile, part: Path, bar: ProgressBar, beat: Callable[[], None]) -> None:
+    """Receive the compressed file into `part`: all of it, or the rest where the server sends only that."""
+    max_bytes = file.max_bytes + _SPARE_BYTES
+    with _open(url, _size(part)) as response:
+        beat()
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("ab" if resumed else "wb") as kept:
-            for chunk in _read_body(response, deadline):
+        with part.open("ab" if response.status_code == requests.codes.partial_content else "wb", buffering=0) as kept:
+            total_bytes = kept.tell() + (response.raw.length_remaining or max_bytes)
+            while chunk := _read(response):
+                beat()
                 kept.write(chunk)
-                yield chunk
+                if kept.tell() > max_bytes:
+                    raise WrongBytesError(f"more than {max_bytes} compressed bytes")
+                bar.update(file.max_bytes * kept.tell() / total_bytes)
 
 
-def _open(url: str, start: int, deadline: float) -> http.client.HTTPResponse:
-    """Ask for the bytes from `start` on; the answer's status is 200 for all of them, or 206 for those from `start`."""
-    headers = {"User-Agent": "gradtrail"} | ({"Range": f"bytes={start}-"} if start else {})
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme was checked
-    seconds = _wait_seconds(deadline)
+def _read(response: requests.Response) -> bytes:
+    """Return the next bytes of a body, as many as one receive brings; none at its end."""
     try:
-        # In a thread, since headers that come byte by byte would outwit a socket's time-out.
-        response = _within(seconds, lambda: _opener().open(request, timeout=seconds))
-    except urllib.error.HTTPError as fault:
-        fault.close()
-        # 416: what was kept is no beginning of what the server has.
-        raise (WrongBytesError if fault.code == 416 else SourceError)(f"HTTP status {fault.code}") from fault
-    except TimeoutError as fault:
-        raise SilentHostError(f"no answer within {seconds:.3g} s") from fault
-    except urllib.error.URLError as fault:
-        raise SilentHostError(_one_line(fault.reason)) from fault
-    except (OSError, http.client.HTTPException) as fault:
-        raise BrokenConnectionError(f"the connection broke before an answer ({_one_line(fault)})") from fault
-    assert isinstance(response, http.client.HTTPResponse)  # noqa: S101 - for the type checker
-    try:
+        return response.raw.read1(_CHUNK_BYTES, decode_content=False)  # a server may label a `.gz` as an encoding
+    except HTTPError as fault:
+        raise BrokenConnectionError(f"the connection broke ({one_line(fault)[:100]})") from fault
+
+
+class _Session(requests.Session):
+    """A session that leaves redirects to its caller: Requests would read the whole body of one, however long."""
+
+    def get_redirect_target(self, resp: requests.Response) -> None:  # noqa: ARG002
+        return None
+
+
+def _open(url: str, start: int = 0) -> requests.Response:
+    """Request the bytes of `url` from `start` on; return a response of status 200 (all) or 206 (the rest)."""
+    headers = {"User-Agent": "gradtrail", "Accept-Encoding": "identity"} | (
+        {"Range": f"bytes={start}-"} if start else {}
+    )
+    # No status is tried again: urllib3 would read the whole body first.
+    adapter = HTTPAdapter(max_retries=Retry(_RETRIES, connect=0, status=0, backoff_factor=0.1))
+    timeout = (CONNECT_SECONDS, 2 * STALL_SECONDS)  # whoever supervises gives up before; this ends the thread
+    with _Session() as session:
+        session.mount("http://", adapter)
+        session.mount("https://", adapter)
+        get = functools.partial(session.get, headers=headers, stream=True, timeout=timeout)
+        try:
+            response = get(url)
+            for _ in range(_REDIRECTS):
+                if not response.is_redirect:
+                    break
+                response.close()
+                response = get(urljoin(response.url, response.headers["Location"]))
+        except (requests.RequestException, HTTPError, ValueError) as fault:  # the last: of an address that is none
+            raise SilentHostError(_innermost(fault)) from fault
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(response)
         _check_answer(response, start)
-    except SourceError:
-        response.close()
-        raise
+        stack.pop_all()
     return response
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener for http and https alone: a redirect leads to neither ftp nor a local file."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.UnknownHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPRedirectHandler(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
-def _check_answer(response: http.client.HTTPResponse, start: int) -> None:
+def _check_answer(response: requests.Response, start: int) -> None:
     """Raise unless the body is the whole file, or what was asked for: the bytes from `start` on."""
-    content_range = response.headers.get("Content-Range", "")
-    if response.status == http.client.OK:
-        return
-    if not start or response.status != http.client.PARTIAL_CONTENT:
-        raise SourceError(f"HTTP status {response.status}")
-    if not re.match(rf"bytes {start}-\d+/", content_range):
+    status, content_range = response.status_code, response.headers.get("Content-Range", "")
+    if start and status == requests.codes.requested_range_not_satisfiable:
+        raise WrongBytesError("the server has no bytes after those received before")
+    if status != requests.codes.ok and not (start and status == requests.codes.partial_content):
+        raise SourceError(f"HTTP status {status}")
+    if status != requests.codes.ok and not re.match(rf"bytes {start}-\d+/", content_range):
         raise WrongBytesError(f"asked for the bytes from {start}, got Content-Range {content_range[:60]!r}")
 
 
-def _read_body(response: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:
-    """Yield the body as it comes; raise when it stalls, breaks, or is not complete by the deadline."""
-    while True:
-        _wait_seconds(deadline)
-        try:
-            chunk = response.read1(_CHUNK_BYTES)  # one receive: `read` would wait for a full chunk without end
-        except TimeoutError as fault:
-            raise SilentHostError("the connection stalled") from fault
-        except (OSError, http.client.HTTPException) as fault:
-            raise BrokenConnectionError(f"the connection broke ({_one_line(fault)})") from fault
-        if not chunk:
-            break
-        yield chunk
-    if response.length:
-        raise BrokenConnectionError(f"the connection broke, {response.length} bytes before the end")
-
-
-def _inflate(inflater: "zlib._Decompress", chunk: bytes) -> Iterator[bytes]:
-    """Yield what `chunk` unpacks to, in pieces of at most `_CHUNK_BYTES`."""
-    while chunk and not inflater.eof:
-        try:
-            piece = inflater.decompress(chunk, _CHUNK_BYTES)
-        except zlib.error as fault:
-            raise WrongBytesError(f"no valid gzip ({str(fault).rpartition(': ')[2]})") from fault
-        yield piece
-        chunk = inflater.unconsumed_tail
-    if inflater.unused_data or chunk:
-        raise WrongBytesError("other bytes follow the gzip stream")
-
-
-def _count(chunks: Iterable[bytes], bar: ProgressBar) -> Iterator[bytes]:
-    """Pass `chunks` on, and show on `bar` how many bytes have passed."""
-    for chunk in chunks:
-        yield chunk
-        bar.advance(len(chunk))
-
-
-def _wait_seconds(deadline: float) -> float:
-    """Return how long the next wait may be, in seconds; raise when the deadline has passed."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise SilentHostError("not complete within the time allowed")
-    return min(STALL_SECONDS, left)
-
-
-def _within(seconds: float, call: Callable[[], _T]) -> _T:
-    """Return what `call` returns, or raise TimeoutError; what comes too late is dropped."""
-    future: Future[_T] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as fault:
-            future.set_exception(fault)
-
-    threading.Thread(target=work, daemon=True).start()
-    return future.result(timeout=seconds)
+def _innermost(fault: BaseException) -> str:
+    """Return, as one line, what was raised first: what wraps it names only the libraries around it."""
+    while inner := fault.__cause__ or fault.__context__:
+        fault = inner
+    text = fault.strerror if isinstance(fault, OSError) and fault.strerror else fault
+    return one_line(text)[:200] or type(fault).__name__
 
 
 def _size(path: Path) -> int:
     """Return a file's length in bytes, 0 where there is none."""
     return path.stat().st_size if path.is_file() else 0
-
-
-def _one_line(fault: object) -> str:
-    """Return the reason in a fault without its number, as one line."""
-    text = fault.strerror if isinstance(fault, OSError) and fault.strerror else fault
-    return one_line(text) or type(fault).__name__

@@ -1,16 +1,37 @@
-"""The section `fetch` of `params.yaml`: which data set, and where it is looked for."""
+"""Acquire a data set from the first of its sources that has all four files: a package, a folder, a mirror, OpenML.
 
+Whatever the source, the files end as IDX, uncompressed, and their SHA-256 is compared with the catalog's.
+"""
+
+import contextlib
 import os
+import socket
 import sys
+import tempfile
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+import numpy as np
+
+from gradtrail.stages.artifacts.idx import describe_raw, encode_idx
+from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.fetch import mnist_sources
-from gradtrail.support.errors import NoSourceError
+from gradtrail.stages.fetch.catalog import DATASETS, Dataset, FourArrays
+from gradtrail.stages.fetch.download import (
+    STALL_SECONDS,
+    Mirrors,
+    SourceError,
+    WrongBytesError,
+    check_reachable,
+    read_chunks,
+    write_verified,
+)
+from gradtrail.support.errors import NoSourceError, UserError, one_line
 
 NO_SOURCE_FLAG = "GRADTRAIL_NO_SOURCE_FLAG"
+OPENML_URL = "https://www.openml.org"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,50 +39,135 @@ class FetchConfig:
     """The section `fetch` of `params.yaml`.
 
     Attributes:
-        dataset: `mnist`, or `digits`: the 1,797 real digits that scikit-learn ships. One never stands in for the other.
+        dataset: a key of the catalog. One data set never stands in for another by itself.
     """
 
-    dataset: Literal["mnist", "digits"]
+    dataset: str
+
+    def __post_init__(self) -> None:
+        if self.dataset not in DATASETS:
+            raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {self.dataset!r}")
 
 
-def acquire(config: FetchConfig, to: Path, *, folder: Path | None, parts: Path, runtime: RuntimeConfig) -> None:
-    """Write the four IDX files of the data set.
+def acquire(config: FetchConfig, to: Path, *, parts: Path, runtime: RuntimeConfig) -> DatasetInfo:
+    """Write the four IDX files of the data set; report each source that fails in a line on stderr.
 
     Args:
         config: names the data set.
-        to: an empty folder.
-        folder: the folder that `MNIST_DIR` names, tried first; None where it is not set.
-        parts: folder for what came of broken downloads, which the next attempt resumes.
-        runtime: names the mirrors, and how long to wait for them.
+        to: an empty folder. After a fault some files may be there: publish it only once this returns.
+        parts: folder for what interrupted downloads received, from which the next attempt resumes.
+        runtime: which mirrors to ask, whether to ask OpenML, and how long to wait.
+
+    Returns:
+        What was written.
 
     Raises:
-        NoSourceError: no source of MNIST has all four files.
+        NoSourceError: no source has all four files; the message says what to do.
+        UserError: files of one's own are missing, damaged, or do not fit together; a mirror is no http or https URL.
     """
-    if config.dataset == "digits":
-        mnist_sources.digits(to)
-        return
-    try:
-        source = mnist_sources.acquire_mnist(
-            to,
-            folder=folder,
-            mirrors=runtime.mirrors,
-            openml=runtime.openml,
-            parts=parts,
-            timeout_seconds=runtime.download_timeout_seconds,
-            report=_say,
-        )
-    except NoSourceError:
-        _leave_word()
-        raise
-    _say(f"MNIST from {source}")
-
-
-def _leave_word() -> None:
-    """Tell `gradtrail repro`, where it is the one that runs us: DVC does not pass on a stage's exit status."""
+    entry = DATASETS[config.dataset]
+    sources = _sources(entry, to, parts, runtime)
+    for source in sources.values():
+        try:
+            origin = source()
+            info = describe_raw(to, config.dataset)
+        except (UserError, WrongBytesError) as fault:
+            if entry.contents is None:
+                folder = os.environ[entry.folder_variable]
+                raise UserError(str(fault).replace(str(to), f"{entry.folder_variable}: {folder}")) from fault
+            _report(str(fault))
+        else:
+            _report(f"{entry.title} from {origin}" + (f"; cite {entry.citation}" if entry.citation else ""))
+            return info
     flag = os.environ.get(NO_SOURCE_FLAG)
-    if flag:
+    if flag and entry.stand_in:  # DVC does not pass a stage's exit status on to `gradtrail repro`
         Path(flag).touch()
+    advice = f": set {entry.folder_variable} to a folder with the four IDX files" if entry.folder_variable else ""
+    advice += f", or set fetch.dataset: {entry.stand_in} in params.yaml" if entry.stand_in else ""
+    raise NoSourceError(f"no source of {entry.title} answered (asked: {', '.join(sources) or 'none'}){advice}")
 
 
-def _say(line: str) -> None:
+def _sources(entry: Dataset, to: Path, parts: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
+    """Return what may be asked, by name, in order; each writes the files to `to` and returns where they came from."""
+    sources: dict[str, Callable[[], str]] = {}
+    if entry.load:
+        sources["package"] = lambda: _from_package(entry, to)
+    if folder := os.environ.get(entry.folder_variable):
+        sources[entry.folder_variable] = lambda: _from_folder(entry, Path(folder), to)
+    bases = entry.mirrors if runtime.mirrors is None else runtime.mirrors
+    if entry.mirrors and bases:
+        mirrors = Mirrors(bases=bases, parts=parts, timeout_seconds=runtime.download_timeout_seconds, report=_report)
+        sources["mirrors"] = lambda: ", ".join(
+            dict.fromkeys(mirrors.download(file, to / file.name) for file in entry.files)
+        )
+    if entry.openml and runtime.openml:
+        sources["OpenML"] = lambda: _from_openml(entry, to)
+    return sources
+
+
+def _from_package(entry: Dataset, to: Path) -> str:
+    assert entry.load is not None  # noqa: S101 - for the type checker
+    _write_arrays(entry, entry.load(), to)
+    return "an installed package"
+
+
+def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
+    """Copy the files from a folder, each plain or gzipped; raise UserError, which names the file that is not right."""
+    for file in entry.files:
+        plain, gzipped = folder / file.name, folder / f"{file.name}.gz"
+        path = plain if plain.is_file() else gzipped
+        try:
+            write_verified(file, read_chunks(path, gzipped=path == gzipped), to / file.name)
+        except FileNotFoundError as fault:
+            found = f"{folder}: there is neither {plain.name} nor {gzipped.name}"
+            raise UserError(f"{entry.folder_variable}: {found}") from fault
+        except (OSError, WrongBytesError) as fault:
+            reason = fault.strerror if isinstance(fault, OSError) else str(fault)
+            raise UserError(f"{entry.folder_variable}: {path}: {reason}") from fault
+    return str(folder)
+
+
+def _from_openml(entry: Dataset, to: Path) -> str:
+    """Fetch the data set from OpenML through scikit-learn."""
+    try:
+        check_reachable(OPENML_URL)  # scikit-learn would wait long for each address, and try again
+        _write_arrays(entry, _fetch_openml(entry), to)
+    except Exception as fault:  # whatever OpenML answers, scikit-learn's parsers may raise anything
+        kind = "" if isinstance(fault, SourceError) else f"{type(fault).__name__}: "
+        raise NoSourceError(f"OpenML: {kind}{one_line(fault)[:200]}") from fault
+    return f"OpenML {entry.openml}, version 1"
+
+
+def _fetch_openml(entry: Dataset) -> FourArrays:
+    """Return what OpenML holds; the values are the caller's to verify."""
+    from sklearn.datasets import fetch_openml
+
+    with contextlib.ExitStack() as stack:
+        # The cache holds what OpenML sent, as it came (ARFF and JSON, gzipped; no pickle); it is read twice.
+        cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtrail-"))
+        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+        socket.setdefaulttimeout(STALL_SECONDS)  # scikit-learn sets none
+        stack.enter_context(warnings.catch_warnings(action="ignore"))  # its retries: our report says how it ended
+        bunch = fetch_openml(
+            entry.openml,
+            version=1,
+            as_frame=False,
+            data_home=cache,
+            n_retries=1,
+            delay=0.5,
+            parser="pandas",  # the other one needs minutes
+            # Left to itself, scikit-learn 1.9 fails on the numbers that pandas 3.1 makes of the label's categories.
+            read_csv_kwargs={"dtype": np.uint8},
+        )
+    assert entry.contents is not None  # noqa: S101 - for the type checker
+    images, num_train = bunch.data.reshape(-1, *entry.contents.image_shape), entry.contents.num_train
+    return images[:num_train], bunch.target[:num_train], images[num_train:], bunch.target[num_train:]
+
+
+def _write_arrays(entry: Dataset, arrays: FourArrays, to: Path) -> None:
+    for file, array in zip(entry.files, arrays, strict=True):
+        write_verified(file, [encode_idx(array)], to / file.name)
+
+
+def _report(line: str) -> None:
     print(f"fetch: {line}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Pictures of per-example gradients: how they are spread, whose are large or suspect, and how they go together."""
+"""Figures of per-example gradients: distribution, largest ones, suspected label errors, classes and influences."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
@@ -22,21 +23,21 @@ def draw(
     title: str,
     batch_size: int,
 ) -> None:
-    """Draw all pictures of the `gradients` stage into a folder; `batch_size` is that of the training."""
-    draw_histograms(folder / "histograms.png", tables.scores, title)
-    draw_relations(folder / "relations.png", tables.scores, title)
-    draw_largest(folder / "largest.png", tables.largest, splits, title)
-    draw_course(folder / "course.png", tables, analysis, title, batch_size)
-    draw_classes(folder / "classes.png", analysis, title)
+    """Draw all figures of the `gradients` stage into a folder; `batch_size` is that of the training."""
+    plotting.save(draw_histograms(tables.scores, title), folder / "histograms.png")
+    plotting.save(draw_relations(tables.scores, title), folder / "relations.png")
+    plotting.save(draw_largest(tables.largest, splits, title), folder / "largest.png")
+    plotting.save(draw_course(tables, analysis, title, batch_size), folder / "course.png")
+    plotting.save(draw_classes(analysis, title), folder / "classes.png")
     for name, ranked in tables.suspects.items():
-        draw_suspects(folder / f"suspects_{name}.png", ranked, splits, title)
-    draw_influence(folder / "influence.png", tables.influence, splits, title)
+        plotting.save(draw_suspects(ranked, splits, title), folder / f"suspects_{name}.png")
+    plotting.save(draw_influence(tables.influence, splits, title), folder / "influence.png")
     if len(tables.label_error_scores):
-        draw_detection(folder / "label_error_scores.png", tables.label_error_scores, title)
+        plotting.save(draw_detection(tables.label_error_scores, title), folder / "label_error_scores.png")
 
 
-def draw_histograms(path: Path, scores: pd.DataFrame, title: str) -> None:
-    """Draw the spread of the gradient norm by split, and by whether the prediction is right."""
+def draw_histograms(scores: pd.DataFrame, title: str) -> Figure:
+    """Draw the distribution of the gradient norm by split, and by whether the prediction is right."""
     figure, axes = plotting.new_figure(f"Per-example gradient norm · {title}", columns=2, size=(11, 4.2))
     edges = _log_bins(scores["grad_norm"])
     for split, part in scores.groupby("split", observed=True):
@@ -58,12 +59,12 @@ def draw_histograms(path: Path, scores: pd.DataFrame, title: str) -> None:
     for axis in axes.flat:
         axis.set(xscale="log", yscale="log", xlabel="‖∇ℓᵢ‖")
         axis.legend()
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_relations(path: Path, scores: pd.DataFrame, title: str) -> None:
+def draw_relations(scores: pd.DataFrame, title: str) -> Figure:
     """Draw the gradient norm over loss, margin and input norm."""
-    figure, axes = plotting.new_figure(f"What large gradients go with · {title}", columns=3, size=(13, 4.2))
+    figure, axes = plotting.new_figure(f"Gradient norm and other scores · {title}", columns=3, size=(13, 4.2))
     for axis, column, label in zip(
         axes.flat, ("loss", "margin", "input_norm"), ("loss in nats", "margin in logits", "input norm"), strict=True
     ):
@@ -73,10 +74,10 @@ def draw_relations(path: Path, scores: pd.DataFrame, title: str) -> None:
             axis.plot([], [], "o", color=colour, label=name)
         axis.set(yscale="log", xlabel=label, ylabel="‖∇ℓᵢ‖")
         axis.legend(loc="lower right")
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_largest(path: Path, largest: pd.DataFrame, splits: Mapping[str, Split], title: str) -> None:
+def draw_largest(largest: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
     """Draw the examples with the largest gradients, the largest first."""
     named = zip(largest["split"].astype(str), largest["example_id"].astype(int), strict=True)
     images = [_image(splits[split], example_id) for split, example_id in named]
@@ -84,12 +85,13 @@ def draw_largest(path: Path, largest: pd.DataFrame, splits: Mapping[str, Split],
         f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}  ‖g‖ {row.grad_norm:.1f}"
         for row in largest.itertuples()
     ]
-    plotting.gallery(np.stack(images), captions, f"Largest gradients: label → prediction · {title}", path, columns=8)
+    heading = f"Largest gradients: label → prediction · {title}"
+    return plotting.gallery(np.stack(images), captions, heading, columns=8)
 
 
-def draw_course(path: Path, tables: Tables, analysis: GradientAnalysis, title: str, batch_size: int) -> None:
-    """Draw the noise scale over the kept epochs, and how the ranking by gradient norm changes."""
-    figure, axes = plotting.new_figure(f"Gradients over the training · {title}", columns=2, size=(11, 4.2))
+def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_size: int) -> Figure:
+    """Draw the noise scale at the kept epochs, where it is finite, and rank correlations of the gradient norm."""
+    figure, axes = plotting.new_figure(f"Gradients over training · {title}", columns=2, size=(11, 4.2))
     noise = tables.noise_scale
     known = noise[np.isfinite(noise["noise_scale"])]
     top = 3 * max(known["noise_scale"].max() if len(known) else 1, batch_size)
@@ -98,24 +100,25 @@ def draw_course(path: Path, tables: Tables, analysis: GradientAnalysis, title: s
         known["epoch"], known["noise_scale"], yerr=np.maximum(lines, 0), fmt="o-", color=plotting.BLUE, capsize=4
     )
     axes[0, 0].axhline(batch_size, color=plotting.GREY, linestyle="--", label=f"batch size {batch_size}")
-    axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖², examples")
+    axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖² in examples")
     axes[0, 0].legend()
     train, epochs = tables.train, list(analysis.noise_scales)
     others = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
-    others["suspicion of the label"] = SUSPICION
+    others["suspicion"] = SUSPICION
     for (label, other), colour in zip(others.items(), plotting.CYCLE, strict=False):
         correlations = [_rank_correlation(train, epoch_column("grad_norm", epoch), other) for epoch in epochs]
         axes[0, 1].plot(epochs, correlations, "o-", color=colour, label=label)
     axes[0, 1].set(xlabel="epoch", ylabel="rank correlation with ‖∇ℓᵢ‖ at that epoch", ylim=(-1.05, 1.05))
     axes[0, 1].legend()
-    plotting.save(figure, path)
+    axes[0, 0].set_xlim(axes[0, 1].get_xlim())  # so that an epoch without a noise scale is seen to be missing
+    return figure
 
 
-def draw_classes(path: Path, analysis: GradientAnalysis, title: str) -> None:
-    """Draw cosines of the classes' mean gradients, coherence of their examples, and shares of the whole gradient."""
+def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
+    """Draw the cosines of the classes' mean gradients, their coherence, and their shares of the mean gradient."""
     classes = analysis.classes
     figure, axes = plotting.new_figure(f"Gradients by class · {title}", columns=3, size=(14, 4.6))
-    panels = {"cosine of the mean gradients": classes.cosine, "coherence of single gradients": classes.coherence}
+    panels = {"cosine of the mean gradients": classes.cosine, "coherence of per-example gradients": classes.coherence}
     for axis, (name, matrix) in zip(axes[0], panels.items(), strict=False):
         limit = float(np.nanmax(np.abs(matrix))) or 1.0
         drawn = axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -125,21 +128,21 @@ def draw_classes(path: Path, analysis: GradientAnalysis, title: str) -> None:
     axes[0, 2].bar(range(len(classes.share)), 100 * classes.share, color=plotting.BLUE)
     axes[0, 2].axhline(0, color=plotting.GREY, linewidth=1)
     axes[0, 2].set(title="share of the mean gradient", xlabel="class", ylabel="%", xticks=range(len(classes.share)))
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_suspects(path: Path, suspects: pd.DataFrame, splits: Mapping[str, Split], title: str) -> None:
-    """Draw the examples of a split whose labels look wrong, the most suspect first."""
+def draw_suspects(suspects: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
+    """Draw the suspected label errors of a split, the most suspect first; a true label follows where it is known."""
     images, captions = [], []
     for row in _rows(suspects):
         images.append(_image(splits[row.split], row.example_id))
         truth = "" if row.label == row.true_label else f" (is {row.true_label})"
         captions.append(f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}{truth}  {row.probability:.0%}")
-    name = f"Labels that look wrong: given → predicted, how probable the given one is · {title}"
-    plotting.gallery(np.stack(images), captions, name, path, columns=8)
+    heading = f"Suspected label errors: label → prediction, probability of the label · {title}"
+    return plotting.gallery(np.stack(images), captions, heading, columns=8)
 
 
-def draw_influence(path: Path, influence: pd.DataFrame, splits: Mapping[str, Split], title: str) -> None:
+def draw_influence(influence: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
     """Draw each chosen test example in a row, with the training examples that helped and that hurt it most."""
     images, captions = [], []
     for name, rows in influence.groupby("test_example", sort=False):
@@ -149,13 +152,14 @@ def draw_influence(path: Path, influence: pd.DataFrame, splits: Mapping[str, Spl
             images.append(_image(splits["train"], row.train_example))
             captions.append(f"{row.effect} #{row.train_example}\n{row.train_label}  {_signed(row.influence)}")
     columns = 1 + int(influence.groupby("test_example").size().iloc[0])
-    plotting.gallery(np.stack(images), captions, f"What helped and hurt test examples · {title}", path, columns=columns)
+    heading = f"Training examples that helped or hurt a test example most · {title}"
+    return plotting.gallery(np.stack(images), captions, heading, columns=columns)
 
 
-def draw_detection(path: Path, detection: pd.DataFrame, title: str) -> None:
-    """Draw how well each score finds the labels that noise made wrong."""
+def draw_detection(detection: pd.DataFrame, title: str) -> Figure:
+    """Draw how well each score finds the labels that label noise changed."""
     figure, axes = plotting.new_figure(
-        f"Which score finds wrong labels · {title}", size=(9, 0.24 * len(detection) + 1.4)
+        f"Detection of wrong labels by each score · {title}", size=(9, 0.24 * len(detection) + 1.4)
     )
     names = [f"{row.score} {row.epoch and f'({row.epoch})'}" for row in _rows(detection)]
     places = np.arange(len(names))[::-1]
@@ -164,7 +168,7 @@ def draw_detection(path: Path, detection: pd.DataFrame, title: str) -> None:
     axes[0, 0].set(yticks=places, xlim=(0, 1.01))
     axes[0, 0].set_yticklabels(names, fontsize=8)
     axes[0, 0].legend(loc="lower left")
-    plotting.save(figure, path)
+    return figure
 
 
 def _rows(table: pd.DataFrame) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a training left behind for analyses of its course: the kept weights, the rates, and how each example fared."""
+"""Reads what the gradient analysis takes from a training: kept weights, learning rates, and learning dynamics."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ DYNAMICS = {
     "probability_std": pa.float32(),
 }
 _STEPS = {"num_examples": pa.int32(), "learning_rate": pa.float32()}
-_MAX_ROWS = 2**24  # equal ones take a few bytes on disk, however many they are
+_MAX_ROWS = 2**24  # any number of equal rows takes a few bytes on disk
 
 
 def read_trajectory(
@@ -32,7 +32,7 @@ def read_trajectory(
     """Read the weights to score and those of the kept epochs, and the learning rates.
 
     Raises:
-        UserError: a file is missing or damaged, or the weights are not of one model, trained on `dataset`.
+        UserError: a file is missing or damaged, or the weights are not those of one model trained on `dataset`.
     """
     path = models / f"{scored}.safetensors"
     model, params, about = read_weights(path)
@@ -42,7 +42,7 @@ def read_trajectory(
         other, kept, kept_about = read_weights(path)
         if other.config != model.config:
             raise UserError(
-                f"{path}: weights of {other.config.name}, beside {model.config.name} in {scored}.safetensors"
+                f"{path}: weights of {other.config.name}, but {scored}.safetensors holds {model.config.name}"
             )
         require_same_data(path, kept_about, dataset)
         by_epoch[kept_about.epoch] = kept
@@ -50,7 +50,7 @@ def read_trajectory(
     epochs = _count_epochs(results / "epochs.csv")
     steps = _read_steps(results / "steps.parquet", epochs)
     if max(by_epoch) > epochs:
-        raise UserError(f"{models}: weights after epoch {max(by_epoch)}, but {results} tells of {epochs} epochs")
+        raise UserError(f"{models}: weights after epoch {max(by_epoch)}, but {results} has {epochs} epochs")
     trajectory = Trajectory(
         params=by_epoch,
         scored=about.epoch,
@@ -62,33 +62,33 @@ def read_trajectory(
 
 
 def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
-    """Read how each training example fared, in the order of the split.
+    """Read the learning dynamics of each training example, in the order of the split.
 
     Raises:
-        UserError: the file is missing or damaged, or is about other examples.
+        UserError: the file is missing or damaged, or has other examples than the split.
     """
     path = results / "dynamics.parquet"
     table = _read_parquet(path, DYNAMICS)
     if not np.array_equal(table.pop("example_id"), train.example_id):
-        raise UserError(f"{path}: holds other examples than the training split; `dvc repro` makes both")
+        raise UserError(f"{path}: has other examples than the training split; run `dvc repro`")
     if not all(np.isfinite(values).all() for values in table.values()):
-        raise UserError(f"{path}: holds figures that are not finite")
+        raise UserError(f"{path}: has values that are not finite")
     return table
 
 
 def _read_steps(path: Path, epochs: int) -> dict[str, np.ndarray]:
-    """Read the steps of a training, as many in each of its epochs."""
+    """Read the steps of a training; every epoch has the same number of them."""
     steps = _read_parquet(path, _STEPS)
     rates, sizes = steps["learning_rate"], steps["num_examples"]
     if not len(rates) or len(rates) % epochs:
-        raise UserError(f"{path}: {len(rates)} steps are not as many in each of {epochs} epochs")
+        raise UserError(f"{path}: {len(rates)} steps cannot be divided evenly among {epochs} epochs")
     if sizes.max() < 1 or not np.isfinite(rates).all():
-        raise UserError(f"{path}: every step has a learning rate, and some step has examples")
+        raise UserError(f"{path}: a learning rate is not finite, or no step has examples")
     return steps
 
 
 def _count_epochs(path: Path) -> int:
-    """Return how many epochs a training had, at least 1."""
+    """Return the number of epochs of a training, at least 1."""
     try:
         epochs = pd.read_csv(path)["epoch"].tolist()
     except FileNotFoundError:
@@ -96,12 +96,12 @@ def _count_epochs(path: Path) -> int:
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, error) from None
     if not epochs or epochs != list(range(1, len(epochs) + 1)):
-        raise UserError(f"{path}: no table of this project: the column epoch counts from 1")
+        raise UserError(f"{path}: not a table of this project: the column epoch should count from 1")
     return len(epochs)
 
 
 def _read_parquet(path: Path, columns: Mapping[str, pa.DataType]) -> dict[str, np.ndarray]:
-    """Read columns of these types; what the file says of itself is checked before memory is taken for its rows."""
+    """Read columns of these types; the file's metadata is checked before memory is allocated for its rows."""
     try:
         with pq.ParquetFile(path) as file:
             _check_parquet(file, columns)
@@ -119,7 +119,7 @@ def _read_parquet(path: Path, columns: Mapping[str, pa.DataType]) -> dict[str, n
 def _check_parquet(file: pq.ParquetFile, columns: Mapping[str, pa.DataType]) -> None:
     """Raise ValueError unless a file declares these columns, and not too many rows.
 
-    Of the groups of rows only the numbers are looked at: Arrow aborts the process over statistics that are damaged.
+    Only the numbers of rows of the row groups are read: damaged statistics make Arrow abort the process.
     """
     groups = [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
     if max(file.metadata.num_rows, *groups, sum(groups)) > _MAX_ROWS:
@@ -135,4 +135,4 @@ def _missing(path: Path) -> UserError:
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: no table of this project: {one_line(error)[:200]}")
+    return UserError(f"{path}: not a table of this project: {one_line(error)[:200]}")

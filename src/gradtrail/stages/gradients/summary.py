@@ -1,4 +1,4 @@
-"""What the gradients of single examples say, in sentences: `summary.md`, from the figures alone."""
+"""`summary.md`: the results of the gradient analysis in sentences, written from its tables and metrics alone."""
 
 import math
 import sys
@@ -23,45 +23,56 @@ def in_words(
     config: GradientsConfig,
     batch_size: int,
 ) -> str:
-    """Return the summary in Markdown; every sentence follows from the tables and metrics of the same folder."""
+    """Return the summary in Markdown.
+
+    Args:
+        title: which model, weights and data set.
+        tables: the stage's tables.
+        analysis: that the tables were made from.
+        metrics: the stage's metrics.
+        config: the section `gradients` of `params.yaml`.
+        batch_size: of the training.
+    """
     sections = {
         "Largest gradients": _largest(tables, metrics, config),
-        "Labels that look wrong": _suspects(tables, metrics),
-        "Noise": _noise(analysis, batch_size),
+        "Suspected label errors": _suspects(tables, metrics),
+        "Gradient noise scale": _noise(analysis, batch_size),
         "Classes": _classes(analysis),
         "Learning": _learning(tables, metrics),
     }
     body = "\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items())
-    return f"# What the gradients say: {title}\n\n{body}\n"
+    return f"# Summary of per-example gradients: {title}\n\n{body}\n"
 
 
-def tell_unknown_layers(model: Model) -> None:
-    """Say which layers go by the definition, and so are slow, in a line on stderr; nothing where all are known."""
-    names = unknown_layers(model)
-    if names:
+def warn_of_unknown_layers(model: Model) -> None:
+    """Warn on stderr, in one line, of layers whose per-example gradients have no fast implementation."""
+    if names := unknown_layers(model):
         print(
-            f"gradients: {', '.join(names)}: by vmap(grad), having no way of their own, which is slow", file=sys.stderr
+            f"gradients: warning: no fast per-example gradients for {', '.join(names)}; falling back to vmap(grad), "
+            "which is slow",
+            file=sys.stderr,
         )
 
 
 def _largest(tables: Tables, metrics: dict[str, float], config: GradientsConfig) -> str:
     top = tables.train.nlargest(_NAMED, "grad_norm", keep="first")
-    named = ", ".join(f"#{row.example_id} (a {row.label}, predicted {row.predicted})" for row in top.itertuples())
+    named = ", ".join(f"#{row.example_id} (label {row.label}, predicted {row.predicted})" for row in top.itertuples())
     reasons = {
         "the loss": metrics["rank_correlation_loss"],
-        "a small margin": -metrics["rank_correlation_margin"],
-        "the ink on the page": metrics["rank_correlation_input_norm"],
+        "the negative margin": -metrics["rank_correlation_margin"],
+        "the input norm": metrics["rank_correlation_input_norm"],
     }
     reason = max(reasons, key=lambda name: reasons[name])
     first = metrics["first_grad_norm_rank_correlation_input_norm"]
     return (
-        f"The median norm of an example's gradient is {metrics['grad_norm_median']:.3g}, the largest "
-        f"{metrics['grad_norm_max']:.3g}. The {config.top_fraction:.1%} of the training examples with the largest hold "
-        f"{metrics['norm_held_by_largest']:.0%} of all norm; {metrics['misclassified_among_largest']:.0%} of them are "
-        f"misclassified, against {metrics['misclassified_overall']:.2%} of all. The ranking goes most with {reason} "
-        f"(rank correlation {reasons[reason]:.2f}). The largest are {named}. At the first kept epoch the norm is "
-        f"{_strength(first)} with the ink on the page ({first:+.2f}): the less a score differs from that "
-        "baseline, the less it says."
+        f"On the training split the median gradient norm is {metrics['grad_norm_median']:.3g} and the maximum "
+        f"{metrics['grad_norm_max']:.3g}. The {config.top_fraction:.1%} of the examples with the largest norms account "
+        f"for {metrics['norm_held_by_largest']:.0%} of the sum of all norms; "
+        f"{metrics['misclassified_among_largest']:.0%} of them are misclassified, compared with "
+        f"{metrics['misclassified_overall']:.2%} of all training examples. The norm correlates most with {reason} "
+        f"(rank correlation {reasons[reason]:.2f}). The largest norms are those of {named}. At epoch "
+        f"{tables.noise_scale['epoch'].min()} the norm is {_strength(first)} with the input norm ({first:+.2f}), which "
+        "needs no model: a score that ranks the examples alike adds little to it."
     )
 
 
@@ -69,37 +80,43 @@ def _suspects(tables: Tables, metrics: dict[str, float]) -> str:
     sentences = []
     for split, ranked in tables.suspects.items():
         named = ", ".join(
-            f"#{row.example_id} (given {row.label}, predicted {row.predicted}, {row.probability:.0%} for the given one)"
+            f"#{row.example_id} (label {row.label}, predicted {row.predicted}, {row.probability:.0%})"
             for row in ranked.head(_NAMED).itertuples()
         )
-        sentences.append(f"In the {split} split the labels least believed over the training are {named}.")
+        sentences.append(
+            f"In the {split} split, the labels with the lowest mean probability over the training are those of {named}."
+        )
+    sentences.append("The percentages are the probabilities of the labels with the weights named above.")
     noisy = tables.label_error_scores
     if len(noisy) and "label_errors_auroc" in metrics:
         best = noisy.iloc[0]
         at = f" at epoch {best.epoch}" if str(best.epoch).isdigit() else ", averaged" if best.epoch == "mean" else ""
         sentences.append(
-            f"Of the labels that noise made wrong, {metrics['label_errors_precision']:.1%} are among as many suspects "
-            f"(AUROC {metrics['label_errors_auroc']:.4f}, average precision "
-            f"{metrics['label_errors_average_precision']:.4f}); the best of all scores is {best.score}{at} (average "
-            f"precision {best.average_precision:.4f})."
+            f"Of the labels changed by label noise, {metrics['label_errors_precision']:.1%} are found among as many "
+            f"suspects (AUROC {metrics['label_errors_auroc']:.4f}, average precision "
+            f"{metrics['label_errors_average_precision']:.4f}); the best score is {best.score}{at} (average precision "
+            f"{best.average_precision:.4f})."
         )
     return " ".join(sentences)
 
 
 def _noise(analysis: GradientAnalysis, batch_size: int) -> str:
-    points = ", ".join(f"{_examples(found)} at epoch {epoch}" for epoch, found in analysis.noise_scales.items())
     typical = typical_noise_scale(analysis)
     if typical is None:
-        return f"At no kept epoch does the mean gradient stand out from its noise ({points})."
+        return "The gradient noise scale is unbounded at every epoch: the mean gradient cannot be told from noise."
     verdict = (
-        "smaller than that: its steps are mostly noise, and a larger one would make better steps"
+        "less than half of that: its steps are mostly noise, and a larger batch would make better ones"
         if batch_size < typical / 2
-        else "larger than that: a smaller one would make about as good steps for less work"
+        else "more than twice that: a smaller batch would make about as good steps with less work"
         if batch_size > 2 * typical
-        else "near that, where neither steps nor examples are wasted"
+        else "close to that, a good trade-off between the number of steps and the work of each"
     )
+    points = ", ".join(f"{_examples(found)} at epoch {epoch}" for epoch, found in analysis.noise_scales.items())
+    unbounded = any(not math.isfinite(found.value) for found in analysis.noise_scales.values())
+    reason = " It is unbounded where the mean gradient cannot be told from noise." if unbounded else ""
     return (
-        f"The gradient noise scale is {points}. The batch of {batch_size} is {verdict} (typical value {typical:,.0f})."
+        f"The gradient noise scale in examples, with its 95% interval, is {points}.{reason} A typical value is "
+        f"{typical:,.0f}; the batch size {batch_size} is {verdict}."
     )
 
 
@@ -107,24 +124,25 @@ def _classes(analysis: GradientAnalysis) -> str:
     classes = analysis.classes
     share = pd.Series(classes.share)
     return (
-        f"Class {share.idxmax()} holds the largest share of the mean gradient, {share.max():.0%}, class "
-        f"{share.idxmin()} the smallest, {share.min():.0%}. Two gradients of one class have a coherence of "
-        f"{classes.within:.4f} on average, those of different classes {classes.across:.4f}."
+        f"Class {share.idxmax()} contributes the largest share of the mean gradient ({share.max():.0%}), class "
+        f"{share.idxmin()} the smallest ({share.min():.0%}). The mean coherence of two examples' gradients is "
+        f"{classes.within:.4f} within a class and {classes.across:.4f} across classes."
     )
 
 
 def _learning(tables: Tables, metrics: dict[str, float]) -> str:
     forgotten = (tables.train["forgetting_events"] > 0).mean()
     return (
-        f"{metrics['never_correct']:.2%} of the training examples were right at no visit, {forgotten:.1%} were "
-        f"forgotten at least once; an example was forgotten {metrics['forgetting_events_mean']:.2f} times on average."
+        f"{metrics['never_correct']:.2%} of the training examples were never classified correctly during training, and "
+        f"{forgotten:.1%} were forgotten at least once. On average an example was forgotten "
+        f"{metrics['forgetting_events_mean']:.2f} times."
     )
 
 
 def _examples(found: NoiseScale) -> str:
     if not math.isfinite(found.value):
-        return "beyond measure"
-    high = f"{found.high:,.0f}" if math.isfinite(found.high) else "beyond measure"
+        return "unbounded"
+    high = f"{found.high:,.0f}" if math.isfinite(found.high) else "unbounded"
     return f"{found.value:,.0f} ({found.low:,.0f} to {high})"
 
 

@@ -1,6 +1,7 @@
-"""Labels that look wrong: a ranking of the examples, and how good each score would be where the truth is known.
+"""Tables and metrics of a gradient analysis: the scores of every example, and small tables for people and plots.
 
-Per-example scores and what they come to as tables: all of them for later analyses, the telling ones for people.
+Suspected label errors are examples whose labels got little probability over the training. Where label noise was
+injected, the true labels are known, and a table says how well each score finds the wrong ones.
 """
 
 import math
@@ -20,14 +21,19 @@ from gradtrail.core.gradients.scores import largest, rank_correlation, summarize
 SUSPICION = "suspicion"
 _LOW_IS_SUSPECT = ("probability", "margin", "mean_probability", "alignment", "class_alignment")
 _SINGLE = ("mean_probability", "forgetting_events", "self_influence", "alignment", "class_alignment")  # of no one epoch
+SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "loss", "margin"]
+SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
+SUSPECT_SPLITS = ("train", "test")
+STRONGEST = 5  # training examples that are listed on either side of an influence
+_NORM_DECADES = (-6, 2)  # of the histogram of norms, as powers of ten
 
 
 def suspicion(table: pd.DataFrame) -> np.ndarray:
-    """Return how little the training believed each label, 0 to 1.
+    """Return the suspicion of each label, 0 to 1: one minus the mean probability of the label over the training.
 
-    One less the mean probability of the label: over the visits of training for its own examples, over the kept epochs
-    for others. A network learns what is regular first (Arpit et al., arXiv 1706.05394), so that the mean over a
-    training tells a wrong label better than its end, when the training has come to believe many of them.
+    The mean is over the epochs of training for training examples, and over the kept epochs for others. A network learns
+    regular patterns first (Arpit et al., arXiv 1706.05394), so the mean over a training detects a wrong label better
+    than the final probability, when many wrong labels have been memorized.
     """
     visited = table["mean_probability"].to_numpy(np.float32)
     kept = table[f"probability{MEAN}"].to_numpy(np.float32)
@@ -35,17 +41,18 @@ def suspicion(table: pd.DataFrame) -> np.ndarray:
 
 
 def rank_suspects(table: pd.DataFrame, split: str, count: int) -> pd.DataFrame:
-    """Return the examples of a split whose labels look wrong, the most suspect first."""
+    """Return the `count` examples of a split with the highest suspicion, the highest first."""
     part = table[table["split"] == split]
     return part.iloc[largest(part[SUSPICION].to_numpy(), count)]
 
 
 def detection_table(train: pd.DataFrame) -> pd.DataFrame:
-    """Return how well each score finds the training labels that noise made wrong; empty where none were.
+    """Return how well each score finds the training labels that label noise changed.
 
     Returns:
-        A row for each score and epoch: `auroc`; `average_precision`; and among as many suspects as there are wrong
-        labels, `precision`; and `false_negative_rate`, the share of the wrong labels that are not among them.
+        A row for each score and epoch, the best first: `auroc` and `average_precision`; and with as many suspects as
+        there are wrong labels, `precision` and `false_negative_rate`, the share of wrong labels that are not among the
+        suspects. No row where no label is wrong, or all are.
     """
     is_wrong = (train["label"] != train["true_label"]).to_numpy()
     columns = ["score", "epoch", "auroc", "average_precision", "precision", "false_negative_rate"]
@@ -59,7 +66,7 @@ def detection_table(train: pd.DataFrame) -> pd.DataFrame:
 
 
 def _candidates(train: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield score, epoch and values of whatever may tell a wrong label."""
+    """Yield the name, epoch and values of each score that may indicate a wrong label."""
     for column in train.columns:
         followed = re.fullmatch(rf"({'|'.join(FOLLOWED)})(?:_epoch_(\d+)|{MEAN})", column)
         if followed:
@@ -70,7 +77,7 @@ def _candidates(train: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 def _detection(is_wrong: np.ndarray, suspect: np.ndarray) -> tuple[float, float, float, float]:
-    from sklearn.metrics import (  # late: only noise needs it, and it takes a second
+    from sklearn.metrics import (  # here: it takes a second to import, and only label noise needs it
         average_precision_score,
         roc_auc_score,
     )
@@ -79,18 +86,12 @@ def _detection(is_wrong: np.ndarray, suspect: np.ndarray) -> tuple[float, float,
     return roc_auc_score(is_wrong, suspect), average_precision_score(is_wrong, suspect), found, 1 - found
 
 
-SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "loss", "margin"]
-SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
-SUSPECT_SPLITS = ("train", "test")
-STRONGEST = 5  # training examples that are shown on either side of an influence
-
-
 def score_table(
     splits: Mapping[str, Split], scores: Mapping[str, Mapping[str, np.ndarray]], dynamics: Mapping[str, np.ndarray]
 ) -> pd.DataFrame:
-    """Return a row for each example of each split: who it is, and its scores.
+    """Return a row for each example of each split: its id, its labels and its scores.
 
-    Columns of `dynamics`, which tell of the training split, are NaN elsewhere.
+    The columns of `dynamics`, which are about the training split, are NaN for the other splits.
     """
     names = list(splits)
     parts = [
@@ -111,18 +112,26 @@ def score_table(
     return table.assign(**{SUSPICION: suspicion(table)})
 
 
-_NORM_DECADES = (-6, 2)  # of the norms' histogram, as powers of ten
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """All that the scores come to as tables: what is written, drawn and told in words."""
+    """All tables of the stage: those that are written, drawn and summarized in words.
 
-    scores: pd.DataFrame  # every example, of `score_table`
-    largest: pd.DataFrame  # those with the largest gradients over all splits, the largest first
-    suspects: Mapping[str, pd.DataFrame]  # by split, those whose labels look wrong, the most suspect first
-    label_error_scores: pd.DataFrame  # of `detection_table`; empty where no label is known to be wrong
-    norms: pd.DataFrame  # of `norm_table`
+    Attributes:
+        scores: of every example, see `score_table`.
+        largest: the examples with the largest gradients over all splits, the largest first.
+        suspects: split → its suspected label errors, the most suspect first.
+        label_error_scores: see `detection_table`; empty where no label is known to be wrong.
+        norms: see `norm_table`.
+        noise_scale: see `noise_table`.
+        classes: see `class_table`.
+        influence: see `influence_table`.
+    """
+
+    scores: pd.DataFrame
+    largest: pd.DataFrame
+    suspects: Mapping[str, pd.DataFrame]
+    label_error_scores: pd.DataFrame
+    norms: pd.DataFrame
     noise_scale: pd.DataFrame
     classes: pd.DataFrame
     influence: pd.DataFrame
@@ -147,7 +156,7 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
 
 
 def write_tables(folder: Path, tables: Tables) -> None:
-    """Write `scores.parquet`, every example, and tables for people, to a new folder."""
+    """Write `scores.parquet`, with every example, and the other tables that have rows, as CSV, to a new folder."""
     folder.mkdir(parents=True)
     tables.scores.to_parquet(folder / "scores.parquet", index=False)
     small = {
@@ -165,10 +174,10 @@ def write_tables(folder: Path, tables: Tables) -> None:
 
 
 def norm_table(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return which share of each split's examples has a gradient of about which norm.
+    """Return a histogram of the gradient norm: the share of each split's examples in each bin.
 
-    The bins are the same for all runs, so that they can be laid over each other: quarters of a power of ten,
-    `log10_norm` in their middle. What is smaller or larger than all of them counts for the first or the last.
+    The bins are the same in all runs, so that runs can be compared: a quarter of a power of ten each, with
+    `log10_norm` in the middle. Norms outside of all bins are counted in the first or the last.
     """
     edges = np.arange(_NORM_DECADES[0], _NORM_DECADES[1] + 1e-9, 0.25)
     table = pd.DataFrame({"log10_norm": edges[:-1] + 0.125})
@@ -180,7 +189,7 @@ def norm_table(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
-    """Return the gradient noise scale at each kept epoch."""
+    """Return a row for each epoch of the analysis: its gradient noise scale, with interval, tr(Σ) and ‖G‖²."""
     rows = [
         (epoch, found.value, found.low, found.high, found.trace, found.squared_norm)
         for epoch, found in analysis.noise_scales.items()
@@ -189,7 +198,7 @@ def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
 
 
 def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
-    """Return a row for each class: its share, and its cosine and coherence with every class."""
+    """Return a row for each class: its share of the mean gradient, and its cosine and coherence with every class."""
     classes = analysis.classes
     numbers = range(len(classes.share))
     return pd.DataFrame(
@@ -203,7 +212,7 @@ def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
 
 
 def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataFrame:
-    """Return for each chosen test example the training examples that helped and that hurt it most, in order."""
+    """Return, for each chosen test example, the training examples that helped or hurt it most, strongest first."""
     train, test = _of(table, "train"), _of(table, "test")
     rows = []
     for column, position in enumerate(analysis.influenced):
@@ -220,13 +229,13 @@ def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataF
 
 
 def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
-    """Return the median over the kept epochs whose mean gradient stands out from its noise; None where none does."""
+    """Return the median of the finite noise scales, of an even number the upper one; None where none is finite."""
     known = sorted(found.value for found in analysis.noise_scales.values() if math.isfinite(found.value))
     return known[len(known) // 2] if known else None
 
 
 def measure(tables: Tables, analysis: GradientAnalysis, config: GradientsConfig) -> dict[str, float]:
-    """Return the metrics: the summary of the training split by itself, that of others by split; then the analyses."""
+    """Return the metrics: a summary of each split, prefixed by its name except for train, and the analyses' own."""
     metrics: dict[str, float] = {"num_examples": len(tables.scores)}
     for split, part in tables.scores.groupby("split", observed=True):
         columns = {name: part[name].to_numpy() for name in part.columns}
@@ -237,7 +246,7 @@ def measure(tables: Tables, analysis: GradientAnalysis, config: GradientsConfig)
 
 
 def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
-    """Return the metrics of the analyses of the training split; what is infinite is left out."""
+    """Return the metrics of the analyses of the training split; infinite ones are left out."""
     train = tables.train
     noise = {f"noise_scale_epoch_{epoch:03d}": found.value for epoch, found in analysis.noise_scales.items()}
     if typical := typical_noise_scale(analysis):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts import plotting
@@ -11,11 +12,11 @@ from gradtrail.stages.artifacts import plotting
 
 def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: int) -> None:
     """Draw all pictures of the `preprocess` stage into a folder."""
-    draw_samples(folder / "samples.png", splits["train"], dataset, num_classes)
-    draw_class_balance(folder / "class_balance.png", splits, dataset, num_classes)
+    plotting.save(draw_samples(splits["train"], dataset, num_classes), folder / "samples.png")
+    plotting.save(draw_class_balance(splits, dataset, num_classes), folder / "class_balance.png")
 
 
-def draw_samples(path: Path, split: Split, dataset: str, num_classes: int, per_class: int = 12) -> None:
+def draw_samples(split: Split, dataset: str, num_classes: int, per_class: int = 12) -> Figure:
     """Draw the first training examples of each class, a row a class, by given label."""
     figure, axes = plotting.new_figure(
         f"Training examples by label ({dataset})",
@@ -29,10 +30,10 @@ def draw_samples(path: Path, split: Split, dataset: str, num_classes: int, per_c
             axis.axis("off")
         for axis, example in zip(row, chosen, strict=False):
             plotting.show_image(axis, split.images[example])
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_class_balance(path: Path, splits: Mapping[str, Split], dataset: str, num_classes: int) -> None:
+def draw_class_balance(splits: Mapping[str, Split], dataset: str, num_classes: int) -> Figure:
     """Draw each class's share of each split, so that splits of different size compare."""
     figure, axes = plotting.new_figure(f"Share of each class ({dataset})", size=(8, 3.6))
     axis, width = axes[0, 0], 0.8 / len(splits)
@@ -46,4 +47,4 @@ def draw_class_balance(path: Path, splits: Mapping[str, Split], dataset: str, nu
     axis.grid(axis="x", visible=False)
     axis.margins(y=0.2)  # room for the legend above the bars
     axis.legend(ncols=len(splits), loc="upper center")
-    plotting.save(figure, path)
+    return figure

@@ -1,12 +1,13 @@
-"""Pictures of static costs: what each function computes, moves and holds in each form, and what became of its program.
+"""Figures of static costs: FLOPs, bytes and memory of each function in each variant, and the size of its program.
 
-Drawn from a table with a row for each function of each variant; see `cost_tables`.
+Drawn from a table with a row for each function of each variant; see `tables.cost_table`.
 """
 
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from gradtrail.core.profile.variants import Variant
 from gradtrail.stages.artifacts import plotting
@@ -16,32 +17,40 @@ _MARKERS = ("s", "^", "D", "v")
 FUNCTIONS = {"train_step": plotting.BLUE, "predict": plotting.GREEN, "score": plotting.VERMILLION}
 
 
-def draw_costs(path: Path, costs: pd.DataFrame, configured: Variant, title: str) -> None:
-    """Draw FLOPs and bytes an example, and memory, of each function over the batch size; other forms as points."""
+def draw(folder: Path, costs: pd.DataFrame, configured: Variant, title: str) -> None:
+    """Draw all figures of the `profile` stage into a folder."""
+    plotting.save(draw_costs(costs, configured, title), folder / "costs.png")
+    plotting.save(draw_fusions(costs, configured, title), folder / "fusions.png")
+
+
+def draw_costs(costs: pd.DataFrame, configured: Variant, title: str) -> Figure:
+    """Draw FLOPs and bytes per example, and memory, of each function over the batch size; other variants as points."""
     columns = {
-        "thousands of FLOPs an example": costs["flops"] / costs["batch_size"] / 1e3,
-        "KiB an example, read and written": costs["touched_bytes"] / costs["batch_size"] / 2**10,
-        "memory in between, MiB": costs["temporary_bytes"] / 2**20,
-        "memory with arguments and results, MiB": costs["total_bytes"] / 2**20,
+        "kFLOP per example": costs["flops"] / costs["batch_size"] / 1e3,
+        "KiB read and written per example": costs["touched_bytes"] / costs["batch_size"] / 2**10,
+        "temporary memory, MiB": costs["temporary_bytes"] / 2**20,
+        "total memory, MiB": costs["total_bytes"] / 2**20,
     }
-    figure, axes = plotting.new_figure(f"Static costs by the compiler · {title}", rows=2, columns=2, size=(11, 8))
+    figure, axes = plotting.new_figure(f"Static costs from the compiler · {title}", rows=2, columns=2, size=(11, 8))
     for axis, (label, values) in zip(axes.flat, columns.items(), strict=True):
         _draw_over_batch_size(axis, costs.assign(drawn=values), configured)
         axis.set(title=label, xlabel="batch size", ylim=(0, 1.1 * max(values.max(), 1e-9)))
         axis.yaxis.set_major_formatter("{x:,g}")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=4)
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_fusions(path: Path, costs: pd.DataFrame, configured: Variant, title: str) -> None:
-    """Draw equations as traced, instructions as compiled, and fusions among them, of each function and form."""
+def draw_fusions(costs: pd.DataFrame, configured: Variant, title: str) -> Figure:
+    """Draw the numbers of jaxpr equations, HLO instructions and fusions of each function and variant."""
     counts = {
-        "jaxpr_equations": "equations\nas traced",
-        "hlo_instructions": "instructions\nas compiled",
-        "hlo_fusions": "fusions\namong them",
+        "jaxpr_equations": "jaxpr\nequations",
+        "hlo_instructions": "HLO\ninstructions",
+        "hlo_fusions": "HLO\nfusions",
     }
-    figure, axes = plotting.new_figure(f"What the compiler made of each program · {title}", columns=3, size=(13, 4.4))
+    figure, axes = plotting.new_figure(
+        f"Program size before and after compilation · {title}", columns=3, size=(13, 4.4)
+    )
     for axis, function in zip(axes[0], FUNCTIONS, strict=True):
         part = costs[costs["function"] == function]
         shown = forms_to_compare(part, configured)
@@ -57,11 +66,11 @@ def draw_fusions(path: Path, costs: pd.DataFrame, configured: Variant, title: st
         axis.grid(visible=False, axis="x")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=len(labels))
-    plotting.save(figure, path)
+    return figure
 
 
 def forms_to_compare(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
-    """Return the rows at the configured batch size, the configured form first; the column `form` names each."""
+    """Return the rows at the configured batch size, the configured variant first; the column `form` names each."""
     shown = pd.concat([of_configured(table, configured, but=""), _other_forms(table, configured)])
     labels = [_form_label(row, configured) or f"configured: {configured.precision}" for row in shown.to_dict("records")]
     return shown.assign(form=labels)

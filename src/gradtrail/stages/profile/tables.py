@@ -1,4 +1,4 @@
-"""Static costs of compiled functions as tables and as metrics."""
+"""Static costs of compiled functions as tables and metrics."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _PROGRAM = ("jaxpr_equations", "hlo_instructions", "hlo_fusions")
 
 
 def cost_table(compiled: Sequence[CompiledVariant]) -> pd.DataFrame:
-    """Return a row for each function of each variant: its `StaticCost`, and the bytes that a call touches."""
+    """Return a row for each function of each variant: its `StaticCost`, and the bytes that a call reads and writes."""
     rows = [
         {"function": name, **dataclasses.asdict(each.variant), **dataclasses.asdict(function.cost)}
         | {"touched_bytes": each.touched_bytes(name)}
@@ -28,11 +28,11 @@ def cost_table(compiled: Sequence[CompiledVariant]) -> pd.DataFrame:
 
 
 def doubling_table(table: pd.DataFrame, configured: Variant, columns: Sequence[str] = DOUBLED) -> pd.DataFrame:
-    """Return by what factor each doubling of the batch multiplies some columns of a table, function by function.
+    """Return the factors by which doubling the batch size multiplies columns of a table, for each function.
 
     Returns:
-        Columns `function`, `batch_size` and `doubled`, and a factor for each of `columns`; NaN where there was none
-        before. A row for each two batch sizes of the table of which one is twice the other.
+        A row for each pair of batch sizes of which one is twice the other: `function`, `batch_size` and `doubled`, and
+        a factor for each of `columns`, NaN where the value at the smaller size is 0.
     """
     part = of_configured(table, configured, but="batch_size")[["function", "batch_size", *columns]]
     doubled = part.assign(batch_size=part["batch_size"] / 2)
@@ -43,7 +43,7 @@ def doubling_table(table: pd.DataFrame, configured: Variant, columns: Sequence[s
 
 
 def of_configured(table: pd.DataFrame, configured: Variant, *, but: str) -> pd.DataFrame:
-    """Return the rows of a table that differ from the configured variant in nothing, or in the column `but` alone."""
+    """Return the rows of the configured variant, and those that differ from it in the column `but` alone."""
     fixed = {key: value for key, value in dataclasses.asdict(configured).items() if key != but}
     same = np.logical_and.reduce([table[key] == value for key, value in fixed.items()])
     return table[same]
@@ -57,14 +57,14 @@ def write_tables(folder: Path, costs: pd.DataFrame, doubling: pd.DataFrame) -> N
 
 
 def measure(costs: pd.DataFrame, configured: Variant) -> dict[str, int]:
-    """Return costs and program sizes of the configured variant as flat metrics, `<function>_<figure>`.
+    """Return costs and program sizes of the configured variant as flat metrics, `<function>_<cost>`.
 
-    Besides, `train_step_with_remat_<figure>` (or `without`): of the training step with remat the other way.
+    `train_step_with_remat_<cost>` (or `without`) are those of the training step with remat switched.
     """
     named = {str(row["function"]): row for row in of_configured(costs, configured, but="").to_dict("records")}
-    found = {f"{name}_{figure}": int(row[figure]) for name, row in named.items() for figure in (*_COSTS, *_PROGRAM)}
+    found = {f"{name}_{cost}": int(row[cost]) for name, row in named.items() for cost in (*_COSTS, *_PROGRAM)}
     other = dataclasses.replace(configured, remat=not configured.remat)
     switched = of_configured(costs, other, but="").to_dict("records")
     way = "with_remat" if other.remat else "without_remat"
-    figures = ("flops", "temporary_bytes")
-    return found | {f"train_step_{way}_{figure}": int(row[figure]) for row in switched for figure in figures}
+    costs_of_remat = ("flops", "temporary_bytes")
+    return found | {f"train_step_{way}_{cost}": int(row[cost]) for row in switched for cost in costs_of_remat}

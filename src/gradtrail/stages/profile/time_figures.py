@@ -1,6 +1,6 @@
-"""Pictures of what was timed: steps with and without jit, batch sizes, forms, the roofline, where the time goes.
+"""Figures of measured times: steps with and without jit, batch sizes, precision and remat, rooflines, times by phase.
 
-The roofline: what functions achieve under what the machine can do (Williams et al., doi 10.1145/1498765.1498785).
+A roofline shows the FLOP/s of functions below the limits of the machine (Williams et al., doi 10.1145/1498765.1498785).
 """
 
 import textwrap
@@ -20,46 +20,44 @@ from gradtrail.stages.profile.figures import FUNCTIONS, forms_to_compare, set_ba
 from gradtrail.stages.profile.tables import of_configured
 
 
-def draw_steps(path: Path, steps: StepTimes, title: str) -> None:
-    """Draw the time since the beginning over the steps made, in three ways, and where compiling has paid."""
-    figure, axes = plotting.new_figure(f"What jit costs and spares · {title}", size=(9, 5))
+def draw_steps(steps: StepTimes, title: str) -> Figure:
+    """Draw the elapsed time over the steps made, in three ways, and the step at which compilation has paid off."""
+    figure, axes = plotting.new_figure(f"Training steps with and without jit · {title}", size=(9, 5))
     axis, pays = axes[0, 0], steps.steps_until_it_pays
     last = max(100, 1.4 * pays) if np.isfinite(pays) else 100
     ways = {
-        f"without jit: {_seconds(steps.without_jit)} a step": (0.0, steps.without_jit, plotting.VERMILLION),
-        f"jit, a call for each step: {_seconds(steps.one_by_one)}": (
+        f"without jit: {_seconds(steps.without_jit)} per step": (0.0, steps.without_jit, plotting.VERMILLION),
+        f"jit, one call per step: {_seconds(steps.one_by_one)}": (
             steps.compile_seconds,
             steps.one_by_one,
             plotting.BLUE,
         ),
-        f"jit, a loop on the device: {_seconds(steps.scanned)}": (steps.compile_seconds, steps.scanned, plotting.GREEN),
+        f"jit, loop on the device: {_seconds(steps.scanned)}": (steps.compile_seconds, steps.scanned, plotting.GREEN),
     }
     for label, (before, pace, colour) in ways.items():
         axis.plot([0, last], [before, before + last * pace], color=colour, label=label)
     if np.isfinite(pays):
         place = pays, steps.compile_seconds + pays * steps.one_by_one
-        label = f"has paid after {pays:,.0f} steps; from then on {steps.jit_speedup:,.1f} times faster"
+        label = f"compilation pays off after {pays:,.0f} steps; each is {steps.jit_speedup:,.1f} times faster"
         axis.plot(*place, "o", color=plotting.GREY, label=label)
-    axis.set(xlabel="training steps", ylabel="seconds since the beginning", xlim=(0, last), ylim=(0, None))
+    axis.set(xlabel="training steps", ylabel="elapsed seconds", xlim=(0, last), ylim=(0, None))
     axis.legend(loc="upper left")
     _note(
         figure,
-        f"Medians, drawn out as lines: {steps.steps_without_jit} steps were timed without jit, rounds of "
-        f"{steps.steps_with_jit} with it. Lines with jit begin after {_seconds(steps.compile_seconds)} of tracing, "
-        f"lowering and compiling. Left out is the first step without jit, {_seconds(steps.first_without_jit)}, in "
-        "which each operation is made ready by itself.",
+        f"Lines extrapolate medians: of {steps.steps_without_jit} steps without jit, and of rounds of "
+        f"{steps.steps_with_jit} steps with jit. Lines with jit start after {_seconds(steps.compile_seconds)} of "
+        f"tracing, lowering and compiling. The first step without jit ({_seconds(steps.first_without_jit)}), which "
+        "compiles each operation by itself, is left out.",
     )
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_batch_sizes(
-    path: Path, functions: pd.DataFrame, doubling: pd.DataFrame, configured: Variant, title: str
-) -> None:
-    """Draw throughput and memory of the training step over the batch size, and what each doubling multiplies."""
+def draw_batch_sizes(functions: pd.DataFrame, doubling: pd.DataFrame, configured: Variant, title: str) -> Figure:
+    """Draw throughput and memory of the training step over the batch size, and the factors of each doubling."""
     figure, axes = plotting.new_figure(f"Batch size of the training step · {title}", columns=3, size=(13, 4.4))
     table = of_configured(functions, configured, but="batch_size").sort_values("batch_size")
     steps, doubled = (each[each["function"] == "train_step"] for each in (table, doubling))
-    panels = {"examples_per_second": "throughput, examples a second", "temporary_mib": "memory in between, MiB"}
+    panels = {"examples_per_second": "throughput, examples/s", "temporary_mib": "temporary memory, MiB"}
     for axis, (column, label) in zip(axes[0], panels.items(), strict=False):
         axis.plot(steps["batch_size"], steps[column], "o-", color=FUNCTIONS["train_step"])
         chosen = steps[steps["batch_size"] == configured.batch_size]
@@ -69,17 +67,17 @@ def draw_batch_sizes(
     axes[0, 0].yaxis.set_major_formatter("{x:,.0f}")
     axes[0, 0].legend(loc="lower right")
     _draw_doubling(axes[0, 2], doubled)
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_forms(path: Path, functions: pd.DataFrame, configured: Variant, title: str) -> None:
-    """Draw throughput and memory at the configured batch size: each precision, remat on and off."""
-    heading = f"Precision and remat, batch of {configured.batch_size} · {title}"
+def draw_forms(functions: pd.DataFrame, configured: Variant, title: str) -> Figure:
+    """Draw throughput and memory at the configured batch size, for each precision and with remat on and off."""
+    heading = f"Precision and remat, batch size {configured.batch_size} · {title}"
     figure, axes = plotting.new_figure(heading, columns=2, size=(11, 4.6))
     shown = forms_to_compare(functions, configured)
     forms = list(dict.fromkeys(shown["form"]))
     height = 0.8 / len(forms)
-    panels = {"examples_per_second": "examples a second", "temporary_mib": "memory in between, MiB"}
+    panels = {"examples_per_second": "examples/s", "temporary_mib": "temporary memory, MiB"}
     for axis, (column, label) in zip(axes[0], panels.items(), strict=True):
         for index, form in enumerate(forms):
             part = shown[shown["form"] == form]
@@ -96,42 +94,42 @@ def draw_forms(path: Path, functions: pd.DataFrame, configured: Variant, title: 
         axis.xaxis.set_major_formatter("{x:,.0f}" if shown[column].max() >= 10 else "{x:,.2f}")
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(forms))
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_roofline(path: Path, functions: pd.DataFrame, configured: Variant, rates: MachineRates, title: str) -> None:
-    """Draw achieved FLOP/s over arithmetic intensity, one point a function, under what the machine can do."""
+def draw_roofline(functions: pd.DataFrame, configured: Variant, rates: MachineRates, title: str) -> Figure:
+    """Draw the achieved FLOP/s of each function over its arithmetic intensity, below the limits of the machine."""
     figure, axes = plotting.new_figure(f"Roofline · {title}", size=(9, 6))
     axis, table = axes[0, 0], functions[functions["arithmetic_intensity"] > 0]
-    draw_roof(axis, table["arithmetic_intensity"].tolist(), rates)
+    _draw_roof(axis, table["arithmetic_intensity"].tolist(), rates)
     chosen = of_configured(table, configured, but="")
     for function, colour in FUNCTIONS.items():
         others = table[(table["function"] == function) & ~table.index.isin(chosen.index)]
         axis.plot(others["arithmetic_intensity"], others["flops_per_second"], ".", color=colour, alpha=0.5)
         for row in chosen[chosen["function"] == function].to_dict("records"):
-            share = f"{row['share_of_matmul_rate']:.0%} of the matrix rate"
+            share = f"{row['share_of_matmul_rate']:.0%} of the matmul rate"
             place = row["arithmetic_intensity"], row["flops_per_second"]
-            axis.plot(*place, "o", color=colour, markersize=9, label=f"{function}: {giga(place[1])}FLOP/s, {share}")
+            axis.plot(*place, "o", color=colour, markersize=9, label=f"{function}: {_giga(place[1])}FLOP/s, {share}")
             axis.annotate(function, place, (0, -16), textcoords="offset points", ha="center", va="top", color=colour)
-    finish_axes(axis)
+    _finish_axes(axis)
     axis.legend(loc="lower right", fontsize=9)
     _note(
         figure,
-        "Large points: as configured; small ones: other precisions, batch sizes and remat. FLOPs and bytes are the "
-        "compiler's account. A point may lie above the slope, that of copies from memory: what a function works on may "
-        "stay in the caches. The roof is of float32.",
+        "Large points: the configured variant; small points: other precisions, batch sizes and remat. FLOPs and bytes "
+        "are the compiler's estimates. The slope is the rate of copies from memory: a point may lie above it where "
+        "data stays in the caches. The limits are those of float32.",
     )
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_times(path: Path, times: pd.DataFrame, title: str) -> None:
-    """Draw what each function takes until an epoch is done: tracing, lowering, compiling, first call, steady calls."""
+def draw_times(times: pd.DataFrame, title: str) -> Figure:
+    """Draw the time that each function takes for an epoch: tracing, lowering, compiling, first call, steady calls."""
     pieces = [column for column in times if column not in ("function", "calls")]
     figure, axes = plotting.new_figure(f"Where the time goes · {title}", size=(9, 3.8))
     axis, left = axes[0, 0], np.zeros(len(times))
     colours = (plotting.ORANGE, plotting.GREEN, plotting.VERMILLION, plotting.GREY, plotting.BLUE)
     for piece, colour in zip(pieces, colours, strict=True):
-        label = f"an epoch: {times['calls'].max():,} steady calls" if piece == pieces[-1] else piece
+        label = f"one epoch: {times['calls'].max():,} steady calls" if piece == pieces[-1] else piece
         axis.barh(times["function"], times[piece], left=left, color=colour, label=label)
         left = left + times[piece].to_numpy()
     for place, total in enumerate(left):
@@ -141,20 +139,20 @@ def draw_times(path: Path, times: pd.DataFrame, title: str) -> None:
     axis.margins(x=0.12)
     axis.grid(visible=False, axis="y")
     figure.legend(loc="outside lower center", ncols=5, fontsize=9)
-    plotting.save(figure, path)
+    return figure
 
 
 def _draw_doubling(axis: Axes, doubling: pd.DataFrame) -> None:
     """Draw the factors of time and of memory side by side for each doubling."""
-    bars = {"seconds": ("time of a step", plotting.BLUE), "temporary_mib": ("memory in between", plotting.GREY)}
+    bars = {"seconds": ("step time", plotting.BLUE), "temporary_mib": ("temporary memory", plotting.GREY)}
     for index, (column, (label, colour)) in enumerate(bars.items()):
         places = [place + 0.4 * (index - 0.5) for place in range(len(doubling))]
         drawn = axis.bar(places, doubling[column], 0.38, color=colour, label=label)
         axis.bar_label(drawn, fmt="{:.2f}", fontsize=8, padding=2)
-    axis.axhline(2, color=plotting.VERMILLION, linestyle="--", linewidth=1, label="twice: no throughput gained")
+    axis.axhline(2, color=plotting.VERMILLION, linestyle="--", linewidth=1, label="×2: throughput stays the same")
     axis.set_xticks(range(len(doubling)), labels=[f"{size:g} → {2 * size:g}" for size in doubling["batch_size"]])
     axis.set(
-        title="a doubling multiplies by",
+        title="factor per doubling of the batch",
         xlabel="batch size",
         ylim=(0, 1.4 * np.nanmax([2.2, *doubling["seconds"], *doubling["temporary_mib"]])),
     )
@@ -163,7 +161,7 @@ def _draw_doubling(axis: Axes, doubling: pd.DataFrame) -> None:
 
 
 def _note(figure: Figure, text: str) -> None:
-    """Put small print under a picture."""
+    """Put small print below a figure."""
     figure.supxlabel(textwrap.fill(text, 145), fontsize=8, color=plotting.GREY, x=0.02, ha="left")
 
 
@@ -173,8 +171,8 @@ def _seconds(value: float) -> str:
     return f"{1e3 * value:,.3g} ms" if value < 1 else f"{value:,.2f} s"
 
 
-def draw(path: Path, functions: pd.DataFrame, rates: MachineRates, title: str) -> None:
-    """Draw a point for each function.
+def write_function_roofline(path: Path, functions: pd.DataFrame, rates: MachineRates, title: str) -> None:
+    """Write a roofline with a point for each function to a PNG; nothing where no function has one.
 
     Args:
         functions: columns `function`, `arithmetic_intensity`, `flops_per_second` and `share_of_matmul_rate`; rows that
@@ -184,37 +182,37 @@ def draw(path: Path, functions: pd.DataFrame, rates: MachineRates, title: str) -
     if drawn.empty:
         return
     figure, axes = plotting.new_figure(f"Roofline · {title}", size=(9, 6))
-    draw_roof(axes[0, 0], drawn["arithmetic_intensity"].tolist(), rates)
+    _draw_roof(axes[0, 0], drawn["arithmetic_intensity"].tolist(), rates)
     for place, row in enumerate(drawn.to_dict("records")):
         colour, marker = plotting.CYCLE[place % len(plotting.CYCLE)], "os^D"[place // len(plotting.CYCLE) % 4]
-        share = f"{row['share_of_matmul_rate']:.0%} of the matrix rate"
-        label = f"{row['function']}: {giga(row['flops_per_second'])}FLOP/s, {share}"
+        share = f"{row['share_of_matmul_rate']:.0%} of the matmul rate"
+        label = f"{row['function']}: {_giga(row['flops_per_second'])}FLOP/s, {share}"
         axes[0, 0].plot(row["arithmetic_intensity"], row["flops_per_second"], marker, color=colour, label=label)
-    finish_axes(axes[0, 0])
+    _finish_axes(axes[0, 0])
     axes[0, 0].legend(loc="lower right", fontsize=9)
     plotting.save(figure, path)
 
 
-def draw_roof(axis: Axes, intensities: Sequence[float], rates: MachineRates) -> None:
-    """Draw what the machine can do at each arithmetic intensity, and label the axes."""
+def _draw_roof(axis: Axes, intensities: Sequence[float], rates: MachineRates) -> None:
+    """Draw the highest FLOP/s of the machine at each arithmetic intensity, and label the axes."""
     ridge = rates.flops_per_second / rates.bytes_per_second
     low, high = min([ridge, *intensities]) / 3, max([ridge, *intensities]) * 3
     roof = [low * rates.bytes_per_second, rates.flops_per_second, rates.flops_per_second]
-    label = f"{giga(rates.flops_per_second)}FLOP/s of matrix products, {giga(rates.bytes_per_second)}B/s of copies"
+    label = f"{_giga(rates.flops_per_second)}FLOP/s in matrix products, {_giga(rates.bytes_per_second)}B/s in copies"
     axis.plot([low, ridge, high], roof, color=plotting.GREY, label=label)
     axis.set(xscale="log", yscale="log", xlim=(low, high))
-    axis.set(xlabel="arithmetic intensity, FLOPs a byte read or written", ylabel="FLOP/s of the steady call")
+    axis.set(xlabel="arithmetic intensity, FLOPs per byte read or written", ylabel="FLOP/s of a steady call")
 
 
-def finish_axes(axis: Axes) -> None:
-    """Fit the axes to all that was drawn, with few ticks in plain numbers."""
+def _finish_axes(axis: Axes) -> None:
+    """Fit the axes to everything drawn, with few ticks in plain numbers."""
     axis.set_ylim(axis.get_ylim()[0] / 2, axis.get_ylim()[1] * 1.5)
-    for scale, form in ((axis.xaxis, "{x:g}"), (axis.yaxis, lambda value, _: giga(value))):
+    for scale, form in ((axis.xaxis, "{x:g}"), (axis.yaxis, lambda value, _: _giga(value))):
         scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
         scale.set_major_formatter(form)
         scale.set_minor_locator(NullLocator())
 
 
-def giga(value: float) -> str:
+def _giga(value: float) -> str:
     """Return a rate in units of 10⁹: `98 G`, `0.52 G`."""
     return f"{value / 1e9:,.0f} G" if value >= 1e10 else f"{value / 1e9:.2g} G"

@@ -1,6 +1,6 @@
 """How long the variants of a profile take, for its run in MLflow: metrics, tables and figures. Changes no out.
 
-Nothing is timed where nobody would see it: without tracking, and under a debug switch, which changes what runs.
+Without tracking nothing is timed, nor with a debug switch on, which changes what runs.
 """
 
 import dataclasses
@@ -16,26 +16,26 @@ import pandas as pd
 
 from gradtrail.core.profile.benchmark import Bench, FunctionTime, MachineRates, StepTimes, measure_rates
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
+from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.setup import cache_disabled
-from gradtrail.stages.profile import time_figures as figures
+from gradtrail.stages.profile import time_figures
 from gradtrail.stages.profile.tables import doubling_table, of_configured
 from gradtrail.support.memory import available_bytes, release_memory
 
 _MIB = 2**20
 DOUBLED = ("seconds", "examples_per_second", "temporary_mib", "total_mib")
-PIECES = 3  # of work: the variants, the steps in three ways, the pictures
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """What was timed.
+    """Measured times.
 
     Attributes:
-        functions: a row for each function of each variant.
-        times: where the time goes; of the configured functions.
-        steps: the configured training step in three ways.
-        rates: of the machine, before the functions or after them.
+        functions: a row for each function of each variant, of `function_table`.
+        times: a row for each function of the configured variant, of `time_table`.
+        steps: of the configured training step in three ways.
+        rates: the highest of the machine, measured before and after the functions.
     """
 
     functions: pd.DataFrame
@@ -55,27 +55,27 @@ def take(
     num_classes: int,
     *,
     clock: Callable[[], float],
-    advance: Callable[[str], None],
+    advance: Callable[..., object],
 ) -> Timings:
-    """Time all variants that fit into memory; those that do not cost a warning.
+    """Time all variants that fit into memory; warn of each that does not.
 
     Args:
-        config: how long.
+        config: how many steps to time, and for how long at most.
         compiled: the configured variant first.
         num_classes: of the data set.
         clock: returns seconds.
-        advance: is told of each piece of work that is done.
+        advance: called with a `message` after each of two pieces of work.
     """
     bench = Bench(config, num_classes, clock)
     rates = [measure_rates(clock)]
     times = bench.time_functions([each for each in compiled if _fits(each)])
     rates.append(measure_rates(clock))
-    advance("timed all variants")
+    advance(message="timed all variants")
     release_memory()
-    with cache_disabled():  # hundreds of operations without jit, each of which is compiled sooner than it is kept
+    with cache_disabled():  # without jit each of hundreds of operations compiles faster than the cache stores it
         steps = bench.time_steps(compiled[0])
     release_memory()
-    advance("timed the same steps in three ways")
+    advance(message="timed the same steps in three ways")
     roof = _highest(rates)
     table = function_table(times, compiled, roof)
     return Timings(functions=table, times=time_table(compiled[0], table), steps=steps, rates=roof)
@@ -84,16 +84,14 @@ def take(
 def function_table(
     times: Sequence[FunctionTime], compiled: Sequence[CompiledVariant], rates: MachineRates
 ) -> pd.DataFrame:
-    """Return a row for each function of each variant: pace, shares of the machine's rates, memory."""
+    """Return a row for each function of each variant: times, shares of the machine's rates, memory."""
     functions = {(each.variant, name): function for each in compiled for name, function in each.functions.items()}
     rows = []
     for time in times:
         function = functions[time.variant, time.function]
-        figures_of = {
-            key: value for key, value in dataclasses.asdict(time).items() if key not in ("function", "variant")
-        }
+        measured = {key: value for key, value in dataclasses.asdict(time).items() if key not in ("function", "variant")}
         rows.append(
-            {"function": time.function, **dataclasses.asdict(time.variant), **figures_of}
+            {"function": time.function, **dataclasses.asdict(time.variant), **measured}
             | {"share_of_matmul_rate": time.flops_per_second / rates.flops_per_second}
             | {"share_of_copy_rate": time.bytes_per_second / rates.bytes_per_second}
             | {"temporary_mib": function.cost.temporary_bytes / _MIB, "total_mib": function.cost.total_bytes / _MIB}
@@ -102,7 +100,7 @@ def function_table(
 
 
 def step_table(steps: StepTimes) -> pd.DataFrame:
-    """Return a row for each way of making the same steps."""
+    """Return a row for each way to run the same training steps."""
     rows = [
         ("without jit", steps.without_jit, steps.first_without_jit, steps.steps_without_jit),
         ("jit, one by one", steps.one_by_one, steps.compile_seconds, steps.steps_with_jit),
@@ -112,7 +110,7 @@ def step_table(steps: StepTimes) -> pd.DataFrame:
 
 
 def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame:
-    """Return where the time of each configured function goes until an epoch is done, in seconds.
+    """Return the time that each configured function takes for an epoch, by phase, in seconds.
 
     Returns:
         Columns `function`, `trace`, `lower`, `compile`, `first call`, `calls` (in an epoch) and `an epoch`.
@@ -135,7 +133,7 @@ def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame
 
 
 def metrics(timings: Timings, configured: Variant) -> dict[str, float]:
-    """Return what was timed as metrics; a number of steps that no training reaches is left out."""
+    """Return the measured times as metrics; infinite ones are left out."""
     steps, table = timings.steps, timings.functions[timings.functions["function"] == "train_step"]
     found = {
         "jit/seconds_per_step": steps.one_by_one,
@@ -149,11 +147,11 @@ def metrics(timings: Timings, configured: Variant) -> dict[str, float]:
         "scan/speedup": steps.scan_speedup,
     }
     for row in of_configured(table, configured, but="precision").to_dict("records"):
-        found |= _figures(f"precision/{row['precision']}", row)
+        found |= _metrics_of(f"precision/{row['precision']}", row)
     for row in of_configured(table, configured, but="batch_size").to_dict("records"):
-        found |= _figures(f"batch/{row['batch_size']}", row)
+        found |= _metrics_of(f"batch/{row['batch_size']}", row)
     for row in of_configured(table, configured, but="remat").to_dict("records"):
-        found |= _figures(f"remat/{'on' if row['remat'] else 'off'}", row)
+        found |= _metrics_of(f"remat/{'on' if row['remat'] else 'off'}", row)
     return {name: float(value) for name, value in found.items() if np.isfinite(value)}
 
 
@@ -165,14 +163,19 @@ def write(folder: Path, timings: Timings, configured: Variant, title: str) -> No
     doubling.to_csv(folder / "doubling.csv", index=False)
     timings.times.to_csv(folder / "where_the_time_goes.csv", index=False)
     step_table(timings.steps).to_csv(folder / "steps.csv", index=False)
-    figures.draw_steps(folder / "jit.png", timings.steps, title)
-    figures.draw_batch_sizes(folder / "batch_sizes.png", timings.functions, doubling, configured, title)
-    figures.draw_forms(folder / "precision_and_remat.png", timings.functions, configured, title)
-    figures.draw_roofline(folder / "roofline.png", timings.functions, configured, timings.rates, title)
-    figures.draw_times(folder / "where_the_time_goes.png", timings.times, title)
+    functions = timings.functions
+    drawn = {
+        "jit": time_figures.draw_steps(timings.steps, title),
+        "batch_sizes": time_figures.draw_batch_sizes(functions, doubling, configured, title),
+        "precision_and_remat": time_figures.draw_forms(functions, configured, title),
+        "roofline": time_figures.draw_roofline(functions, configured, timings.rates, title),
+        "where_the_time_goes": time_figures.draw_times(timings.times, title),
+    }
+    for name, figure in drawn.items():
+        plotting.save(figure, folder / f"{name}.png")
 
 
-def _figures(prefix: str, row: dict) -> dict[str, float]:
+def _metrics_of(prefix: str, row: dict) -> dict[str, float]:
     return {
         f"{prefix}/{name}": row[key]
         for name, key in {
@@ -188,14 +191,14 @@ def _fits(compiled: CompiledVariant) -> bool:
     if needed <= available_bytes():
         return True
     print(
-        f"profile: warning: {compiled.variant.label}: not timed; takes {needed // _MIB:,} MiB, more than are free",
+        f"profile: warning: {compiled.variant.label}: not timed: needs {needed // _MIB:,} MiB, more than is free",
         file=sys.stderr,
     )
     return False
 
 
 def _highest(rates: Sequence[MachineRates]) -> MachineRates:
-    """Return the highest of each rate: whatever else the machine does, it lowers them."""
+    """Return the highest of each rate: other load on the machine can only lower a rate."""
     return MachineRates(
         flops_per_second=max(each.flops_per_second for each in rates),
         bytes_per_second=max(each.bytes_per_second for each in rates),

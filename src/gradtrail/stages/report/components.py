@@ -1,4 +1,4 @@
-"""What a section of the report is made of, and how its figures are written for people."""
+"""The parts of a section of the report, and how its numbers are written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from gradtrail.stages.report.inputs import Png
 
 Cells: TypeAlias = tuple[str, ...]
 
-_LONG = 16  # rows that a page shows without being asked
+_LONG = 16  # rows; a longer table is folded
 _SIGNS = "+-−–."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A headline figure: what it is, its value, and what to hold it against."""
+    """A headline metric: its name, its value, and a note that helps to judge it."""
 
     name: str
     value: str
@@ -23,11 +23,10 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table as it is shown; the first cell of a row names the row.
+    """A table as text; the first cell of each row is its heading.
 
     Attributes:
-        caption: what it shows.
-        folded: whether a reader opens it first; so are long ones.
+        folded: whether the page shows the caption alone until the reader opens the table. Long tables are folded too.
     """
 
     caption: str
@@ -37,20 +36,20 @@ class Table:
 
     @property
     def is_folded(self) -> bool:
-        """Whether the page shows the caption alone until it is asked."""
+        """Whether the page shows the caption alone until the reader opens the table."""
         return self.folded or len(self.rows) > _LONG
 
     @property
     def is_numeric(self) -> tuple[bool, ...]:
-        """Whether each column holds figures, of which some may be beyond measure: they stand right-aligned."""
+        """Whether each column has numbers, some of which may be unbounded: such columns are right-aligned."""
         columns = zip(*self.rows, strict=True)
         found = tuple(any(cell.lstrip(_SIGNS)[:1].isdigit() for cell in column) for column in columns)
         return found or (False,) * len(self.header)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A picture with what stands below it, and what it shows in words for whoever does not see it."""
+class Figure:
+    """A figure with its caption, and a text alternative for readers who cannot see it."""
 
     png: Png
     caption: str
@@ -62,9 +61,9 @@ class Section:
     """A section of the page.
 
     Attributes:
-        id: that the table of contents leads to.
+        id: target of the link in the table of contents.
         text: paragraphs.
-        markdown: text that a stage wrote, its own headings included; empty for none.
+        markdown: text that a stage wrote, with its headings; empty for none.
     """
 
     id: str
@@ -72,7 +71,7 @@ class Section:
     text: Sequence[str]
     markdown: str = ""
     tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
+    figures: Sequence[Figure] = ()
 
 
 def percent(share: float, digits: int = 2) -> str:
@@ -81,7 +80,7 @@ def percent(share: float, digits: int = 2) -> str:
 
 
 def count(number: float) -> str:
-    """Write a number of things: 60000 → 60,000."""
+    """Write a count: 60000 → 60,000."""
     return f"{number:,.0f}"
 
 

@@ -1,7 +1,7 @@
-"""The report: one page that needs nothing beside itself, and has the same bytes for the same results.
+"""The report: a self-contained HTML page, with equal bytes for equal results.
 
-What the sections say stands in `sections/`; here they become HTML. All text is escaped, and Markdown may
-hold neither HTML nor links nor images: the page loads nothing and runs nothing, whatever the files say.
+The sections' content is made in `sections/`; this module renders it. All text is escaped, and Markdown may contain
+neither HTML nor links nor images: the page loads nothing and runs nothing, whatever the files contain.
 """
 
 import base64
@@ -16,6 +16,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from gradtrail.stages.common.overrides import flatten
+from gradtrail.stages.common.pipeline_file import StageSpec, values_of
 from gradtrail.stages.report.components import Section, Tile, count, percent
 from gradtrail.stages.report.inputs import Png, Sources
 from gradtrail.stages.report.sections.costs import costs_section
@@ -46,7 +47,7 @@ class ReportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StageLineage:
-    """What a stage read and wrote, path → digest, and its params, key → value."""
+    """What a stage reads and writes, path → digest, and its params, dotted key → value."""
 
     name: str
     reads: Mapping[str, str]
@@ -55,7 +56,7 @@ class StageLineage:
 
 
 def sections_of(sources: Sources) -> list[Section]:
-    """Return the sections in the order of the page, the lineage aside."""
+    """Return the sections in the order of the page; lineage, the last one, is in the template."""
     makers = (data_section, training_section, evaluation_section, gradients_section, costs_section)
     return [make(sources) for make in makers]
 
@@ -83,26 +84,30 @@ def render(config: ReportConfig, sources: Sources, sections: list[Section]) -> s
 
 
 def measure(sources: Sources, sections: list[Section], page: str) -> dict[str, Any]:
-    """Return the metrics: which data set it is of, and how large the page is."""
-    pictures = sum(len(section.pictures) for section in sections)
-    return {**sources.info.as_metrics(), "num_pictures": pictures, "size_bytes": len(page.encode())}
+    """Return the metrics: the data set, the number of figures, and the size of the page."""
+    figures = sum(len(section.figures) for section in sections)
+    return {**sources.info.as_metrics(), "num_pictures": figures, "size_bytes": len(page.encode())}
 
 
 def _tiles(sources: Sources) -> list[Tile]:
-    wrong, total = (count(sources.figure("evaluate", key)) for key in ("num_mistakes", "num_examples"))
-    epochs, steps = (count(sources.figure("train", key)) for key in ("epochs", "steps"))
-    error = sources.figure("evaluate", "expected_calibration_error")
+    wrong, total = (count(sources.metric("evaluate", key)) for key in ("num_mistakes", "num_examples"))
+    epochs, steps = (count(sources.metric("train", key)) for key in ("epochs", "steps"))
+    error = sources.metric("evaluate", "expected_calibration_error")
     return [
-        Tile(name="Test accuracy", value=percent(sources.figure("evaluate", "accuracy")), note=interval(sources)),
+        Tile(
+            name="Test accuracy",
+            value=percent(sources.metric("evaluate", "accuracy")),
+            note=f"{interval(sources)} (95%)",
+        ),
         Tile(name="Mistakes", value=wrong, note=f"of {total} test examples"),
-        Tile(name="Test loss", value=f"{sources.figure('evaluate', 'loss'):.4f}", note="nats an example"),
-        Tile(name="Calibration error", value=f"{error:.4f}", note="0 is perfect"),
-        Tile(name="Parameters", value=count(sources.figure("train", "num_parameters")), note=model_name(sources)),
+        Tile(name="Test loss", value=f"{sources.metric('evaluate', 'loss'):.4f}", note="nats per example"),
+        Tile(name="Calibration error", value=f"{error:.4f}", note="expected calibration error"),
+        Tile(name="Parameters", value=count(sources.metric("train", "num_parameters")), note=model_name(sources)),
         Tile(name="Epochs", value=epochs, note=f"{steps} steps"),
         Tile(
             name="Gradient noise scale",
             value=examples(typical_noise(sources)),
-            note=f"typical; the batch is {sources.param('train.batch_size')}",
+            note=f"typical value; batch size {sources.param('train.batch_size')}",
         ),
     ]
 
@@ -113,14 +118,19 @@ def _lineage(sources: Sources) -> list[StageLineage]:
             name=stage,
             reads={path: sources.digests[path] for path in spec.data_deps},
             writes={path: sources.digests[path] for path in spec.outs},
-            params={key: _value(value) for key, value in flatten(sources.params[stage]).items()},
+            params=_params(sources, spec),
         )
         for stage, spec in sources.stages.items()
     ]
 
 
+def _params(sources: Sources, spec: StageSpec) -> dict[str, str]:
+    values = values_of(sources.params, spec.params.get("params.yaml", ()), "params.yaml")
+    return {key: _value(value) for key, value in flatten(values).items()}
+
+
 def _value(value: Any) -> str:
-    """Write a param as `params.yaml` has it."""
+    """Write a param as in `params.yaml`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else str(value)
@@ -131,7 +141,7 @@ def _data_uri(png: Png) -> str:
 
 
 def _markdown(text: str) -> Markup:
-    """Return Markdown as HTML whose headings fit below that of a section; a heading of the first level is its lead."""
+    """Return Markdown as HTML with headings below that of a section; a heading of the first level becomes its lead."""
     reader = MarkdownIt("commonmark", {"html": False}).disable(_NOT_IN_MARKDOWN)
     tokens = reader.parse(text)
     for token in tokens:

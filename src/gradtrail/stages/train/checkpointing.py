@@ -1,31 +1,27 @@
-"""What lies in an Orbax checkpoint, opened array by array.
+"""Checkpoints of an unfinished training, so that a killed one resumes and ends with the same bits.
 
-Orbax itself takes the memory that a checkpoint declares before it looks whether there is so much, and where files are
-damaged it prints the faults of its threads. Out of scope: how arrays make a tree.
+Orbax' `Checkpointer` writes them in the background, into folders that get their name when they are complete, and keeps
+the last two. What is added here: a seal beside each folder, which names the training and holds the digest of the files,
+and is checked before Orbax opens any of them. A checkpoint that is cut off, damaged or of another training is passed
+over for the one before; a fault while one with a good seal is loaded is a bug, and is raised.
 
-Checkpoints of an unfinished training, so that a killed one goes on to the same bits.
-
-They lie in `.gradtrail/resume/<state>/` of the root, a folder for each state and kind of device; whoever makes a state
-holds its lock. A checkpoint counts only with the file beside it that holds its digest, which is written last: one that
-was cut off or damaged is told of and passed over for the one before. When the training is complete, the folder goes.
+They lie in `.gradtrail/resume/<state>/`, a folder for each state and kind of device, whose lock the caller holds.
 """
 
+import contextlib
 import dataclasses
-import math
+import errno
+import logging
 import shutil
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import tensorstore as ts
 
-from gradtrail.core.common.pytrees import add_prefix, leaves_by_name, strip_prefix
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord, TrainState
@@ -35,33 +31,8 @@ from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder
 
-_METADATA = "/zarr.json"  # of an array, after its name
-_READING = {"open": True, "fill_missing_data_reads": False}  # what is not there is not taken for zeros
-
-
-def open_arrays(checkpoint: Path) -> dict[str, Any]:
-    """Return all arrays of a checkpoint by name, as TensorStores; nothing but their metadata is read.
-
-    Raises:
-        ValueError: the files are damaged.
-    """
-    base = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{checkpoint / 'state'}/"}}
-    keys = [key.decode() for key in ts.KvStore.open(base).result().list().result()]
-    names = [key.removesuffix(_METADATA) for key in keys if key.endswith(_METADATA)]
-    specs = {name: {"driver": "zarr3", "kvstore": {**base, "path": f"{name}/"}, **_READING} for name in names}
-    return {name: ts.open(spec, read=True).result() for name, spec in specs.items()}
-
-
-def declared_bytes(array: Any) -> int:
-    """Return what an array would take in memory, or a piece of it where that is larger."""
-    layout = array.chunk_layout
-    shapes = (array.shape, layout.read_chunk.shape or (), layout.write_chunk.shape or ())
-    return max(math.prod(shape) for shape in shapes) * array.dtype.numpy_dtype.itemsize
-
-
 _KEPT = 2  # checkpoints: the last one, and the one before in case the last is damaged
-_SPARE_BYTES = 2**20  # small arrays share a compressed file
-Arrays = dict[str, np.ndarray]
+_SPARE_BYTES = 2**20  # for what describes the arrays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,109 +56,139 @@ class ResumeFolder:
     """The checkpoints of one training, to write and to read.
 
     Args:
-        folder: of these checkpoints alone; None to write none.
+        folder: of these checkpoints alone; None to write none. Its name is part of their seals.
         every_seconds: from one checkpoint to the next.
         clock: returns seconds.
     """
 
     def __init__(self, folder: Path | None, every_seconds: float, clock: Callable[[], float]):
-        self._folder = folder
+        self._folder = folder and folder.resolve()
         self._every_seconds = every_seconds
         self._clock = clock
         self._last = clock()
-        self._writing: threading.Thread | None = None
-        self._fault: Exception | None = None
+        self._checkpointer: Any = None  # Orbax', from the first checkpoint on
+        self._writing: int | None = None  # the step of the checkpoint that is under way or not yet sealed
 
-    def load(self, state: TrainState, records: StepRecord, history_of: Callable[[Arrays], History]) -> Progress | None:
+    def load(
+        self, state: TrainState, records: StepRecord, history_of: Callable[[dict[str, np.ndarray]], History]
+    ) -> Progress | None:
         """Return the last whole checkpoint, or None where there is none; say which one, on stderr.
 
         Args:
-            state: of the same training, whose shapes, dtypes and places count.
+            state: of the same training, whose shapes, dtypes and devices count.
             records: likewise.
             history_of: makes a history of its arrays.
         """
-        for path in reversed(self._checkpoints()):
-            try:
-                arrays = _read(path)
-                progress = Progress(
-                    step=int(arrays["step"]),
-                    state=_with_arrays(state, strip_prefix("state", arrays)),
-                    records=_with_arrays(records, found) if (found := strip_prefix("records", arrays)) else None,
-                    history=history_of(strip_prefix("history", arrays)),
-                    seconds=float(arrays["seconds"]),
-                )
-                if progress.step != int(progress.state.step):
-                    raise ValueError(f"it says step {progress.step}, its state is after {progress.state.step}")
-            except Exception as error:  # whatever is wrong with it, the one before may do
-                print(
-                    f"train: {path.name} is no whole checkpoint ({one_line(error)[:200]}); passed over", file=sys.stderr
-                )
-                continue
-            print(f"train: going on after step {progress.step:,}, from a checkpoint", file=sys.stderr)
-            return progress
-        return None
+        path = self._last_whole()
+        if path is None:
+            return None
+        step = int(path.name.removeprefix("step_"))
+        expected = {"state": state_on_host(state), "history": None}
+        if step % len(records.loss):  # else no epoch was under way
+            expected["records"] = jax.tree.map(np.array, records)
+        found = import_orbax().load_checkpointables(path, expected)
+        print(f"train: going on after step {step:,}, from a checkpoint", file=sys.stderr)
+        return Progress(
+            step=step,
+            state=state_on_device(found["state"], state),
+            records=_placed(found["records"], records) if "records" in found else None,
+            history=history_of(found["history"]),
+            seconds=float(found["history"]["seconds"]),
+        )
 
     def tick(self, chunk: Chunk, history: History, seconds: float) -> None:
         """Write a checkpoint in the background, if it is time for one and none is being written."""
-        is_due = self._clock() - self._last >= self._every_seconds
-        if self._folder is None or not is_due or (self._writing and self._writing.is_alive()):
-            return
-        self._finish_writing()
-        self._last = self._clock()
-        arrays = _as_arrays(chunk, history, seconds)
-        self._writing = threading.Thread(target=self._write, args=(chunk.step, arrays), daemon=True)
-        self._writing.start()
+        with self._fault_as_warning():
+            if self._writing is not None and not self._checkpointer.is_saving_in_progress():
+                self._finish()
+            if self._writing is None and self._clock() - self._last >= self._every_seconds:
+                self._start(chunk, history, seconds)
 
     def save(self, chunk: Chunk, history: History, seconds: float) -> None:
         """Write a checkpoint now."""
-        self._finish_writing()
-        if self._folder is not None:
-            self._write(chunk.step, _as_arrays(chunk, history, seconds))
-            self._finish_writing()
+        with self._fault_as_warning():
+            self._finish()
+        with self._fault_as_warning():
+            self._start(chunk, history, seconds)
+            self._finish()
 
     def remove(self) -> None:
         """Remove all checkpoints: the training is complete."""
-        self._finish_writing()
+        self._close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _write(self, step: int, arrays: Arrays) -> None:
-        from orbax.checkpoint import v1 as ocp  # late: most trainings end before the first checkpoint is due
+    def _start(self, chunk: Chunk, history: History, seconds: float) -> None:
+        if self._folder is None:
+            return
+        self._last = self._clock()
+        self._checkpointer = self._checkpointer or _open(self._folder)
+        # All are copies, since the next step reuses the memory. Orbax stores no empty array.
+        so_far = history.as_arrays() | {"seconds": np.array(seconds)}
+        parts: dict[str, Any] = {"state": state_on_host(chunk.state)}
+        parts["history"] = {name: np.array(value) for name, value in so_far.items() if value.size}
+        if not chunk.ends_epoch:
+            parts["records"] = jax.tree.map(np.array, chunk.records)
+        _require_space(self._folder, sum(leaf.nbytes for leaf in jax.tree.leaves(parts)))
+        self._checkpointer.save_checkpointables_async(chunk.step, parts, force=True)
+        self._writing = chunk.step
 
-        path = self._place(step)
+    def _finish(self) -> None:
+        """Wait for the checkpoint under way, and seal it."""
+        if self._folder is None or self._writing is None:
+            return
+        self._checkpointer.wait()
+        path = self._folder / _name(self._writing)
+        with atomic_file(_seal(path)) as beside:
+            beside.write_text(self._sealed(path))
+        self._writing = None
+        for seal in self._folder.glob("*.digest"):
+            if not seal.with_suffix("").exists():
+                seal.unlink()
+
+    @contextlib.contextmanager
+    def _fault_as_warning(self) -> Iterator[None]:
+        """Warn of what the disk does: a training goes on without checkpoints. TensorStore's faults are ValueErrors."""
         try:
-            shutil.rmtree(path, ignore_errors=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            context = ocp.Context()
-            context.array.saving.use_compression = False  # then an array is no larger than the files that hold it
-            with context:
-                ocp.save(path, arrays)
-            with atomic_file(_seal(path)) as beside:
-                beside.write_text(digest(path))
-            for old in self._checkpoints()[:-_KEPT]:
-                _seal(old).unlink()
-                shutil.rmtree(old)
-        except Exception as error:  # told of from the training's own thread
-            self._fault = error
+            yield
+        except (OSError, ValueError) as error:
+            self._close()
+            print(f"train: warning: a checkpoint could not be written: {one_line(error)[:200]}", file=sys.stderr)
 
-    def _finish_writing(self) -> None:
-        """Wait for a checkpoint under way, and warn of a fault: a training goes on without checkpoints."""
-        if self._writing:
-            self._writing.join()
-            self._writing = None
-        if self._fault:
-            print(f"train: warning: a checkpoint could not be written: {one_line(self._fault)[:200]}", file=sys.stderr)
-            self._fault = None
+    def _close(self) -> None:
+        checkpointer, self._checkpointer, self._writing = self._checkpointer, None, None
+        if checkpointer is not None:
+            with contextlib.suppress(OSError, ValueError):  # told of already, or of no use any more
+                checkpointer.close()
 
-    def _place(self, step: int) -> Path:
-        assert self._folder is not None  # noqa: S101 - whoever writes has asked
-        return self._folder.resolve() / f"step_{step:09d}"
+    def _last_whole(self) -> Path | None:
+        """Return the newest checkpoint with a good seal; remove those without, and name any that was newer."""
+        if self._folder is None:
+            return None
+        found = None
+        for path in sorted(self._folder.glob(_name("?" * 9)), reverse=True):
+            flaw = self._flaw(path)
+            if flaw and found is None:
+                print(f"train: {path.name} is no whole checkpoint ({flaw}); passed over", file=sys.stderr)
+            if flaw:  # it would be in the way of a later one of that step
+                _seal(path).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
+            found = found or (None if flaw else path)
+        return found
 
-    def _checkpoints(self) -> list[Path]:
-        """Return all that are sealed, the oldest first."""
-        if self._folder is None or not self._folder.is_dir():
-            return []
-        return [seal.with_suffix("") for seal in sorted(self._folder.resolve().glob("step_*.digest"))]
+    def _flaw(self, path: Path) -> str:
+        """Say what is wrong with a checkpoint; nothing where it is whole."""
+        try:
+            is_good = _seal(path).read_bytes() == self._sealed(path).encode()
+        except FileNotFoundError:
+            return "it was cut off before it was sealed"
+        except OSError as error:
+            return one_line(error)[:200]
+        return "" if is_good else "its files or its training are not those of its seal"
+
+    def _sealed(self, path: Path) -> str:
+        """Return what the seal of a checkpoint says: whose it is, after which step, and the digest of its files."""
+        return f"{path.parent.name} {path.name} {digest(path)}\n"
 
 
 def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], float]) -> ResumeFolder:
@@ -202,40 +203,55 @@ def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], flo
     return ResumeFolder(folder, runtime.checkpoint_seconds, clock)
 
 
+def import_orbax() -> Any:
+    """Import Orbax, late: it takes a second, and most trainings end before the first checkpoint is due.
+
+    Its threads log the faults that it raises; whoever catches them says so in one line.
+    """
+    from orbax.checkpoint import v1
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    return v1
+
+
+def state_on_host(state: TrainState) -> TrainState:
+    """Copy a state to the host, its key as bits: what Orbax can store, and what the next step does not overwrite."""
+    return jax.tree.map(np.array, dataclasses.replace(state, key=jax.random.key_data(state.key)))
+
+
+def state_on_device(found: TrainState, like: TrainState) -> TrainState:
+    """Undo `state_on_host`, with each leaf on the devices of the one in `like`."""
+    return _placed(dataclasses.replace(found, key=jax.random.wrap_key_data(found.key)), like)
+
+
+def _placed(found: Any, like: Any) -> Any:
+    return jax.tree.map(lambda value, leaf: jax.device_put(value, leaf.sharding), found, like)
+
+
+def _open(folder: Path) -> Any:
+    """Return Orbax' manager of the checkpoints in a folder, where it removes what a killed process left half done."""
+    ocp = import_orbax()
+    context = ocp.Context()
+    context.array.saving.use_compression = False  # a checkpoint is short-lived, and the processor is the training's
+    return ocp.training.Checkpointer(
+        folder,
+        context=context,
+        preservation_policy=ocp.training.preservation_policies.LatestN(_KEPT),
+        step_name_format=ocp.path.step.standard_name_format(step_prefix="step", step_format_fixed_length=9),
+        cleanup_tmp_directories=True,
+    )
+
+
+def _require_space(folder: Path, num_bytes: int) -> None:
+    """Raise OSError unless the disk has room: where a write fails half way, Orbax' threads print their faults."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes + _SPARE_BYTES:
+        raise OSError(errno.ENOSPC, f"it takes {num_bytes:,} bytes, {free:,} are free", str(folder))
+
+
+def _name(step: int | str) -> str:
+    return f"step_{step:0>9}"
+
+
 def _seal(path: Path) -> Path:
     return path.with_name(f"{path.name}.digest")
-
-
-def _read(path: Path) -> Arrays:
-
-    if digest(path) != _seal(path).read_text():
-        raise ValueError("its digest is another one")
-    arrays = open_arrays(path)
-    on_disk = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    declared = sum(map(declared_bytes, arrays.values()))
-    if declared > on_disk + _SPARE_BYTES:
-        raise ValueError(f"it declares {declared} bytes of arrays, but has {on_disk}")
-    return {name: array.read().result() for name, array in arrays.items()}
-
-
-def _as_arrays(chunk: Chunk, history: History, seconds: float) -> Arrays:
-    """Return copies on the host, since the next step reuses the memory; what is empty is left out."""
-    state = dataclasses.replace(chunk.state, key=jax.random.key_data(chunk.state.key))
-    arrays = add_prefix("state", leaves_by_name(state)) | add_prefix("history", history.as_arrays())
-    if not chunk.ends_epoch:
-        arrays |= add_prefix("records", leaves_by_name(chunk.records))
-    arrays |= {"step": np.array(chunk.step), "seconds": np.array(seconds)}
-    return {name: np.array(value) for name, value in arrays.items() if np.size(value)}
-
-
-def _with_arrays(like: Any, arrays: Arrays) -> Any:
-    """Return a pytree like `like`, at its places, with the leaves of a checkpoint."""
-    found = []
-    for name, leaf in leaves_by_name(like).items():
-        value = arrays[name]
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        expected = jax.random.key_data(leaf) if is_key else leaf
-        if value.shape != expected.shape or value.dtype != expected.dtype:
-            raise ValueError(f"leaf {name} is {value.dtype}{value.shape}, not {expected.dtype}{expected.shape}")
-        found.append(jax.device_put(jax.random.wrap_key_data(jnp.asarray(value)) if is_key else value, leaf.sharding))
-    return jax.tree.unflatten(jax.tree.structure(like), found)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from gradtrail.core.train.history import History
 from gradtrail.stages.artifacts import plotting
@@ -14,11 +15,11 @@ from gradtrail.stages.train.tables import epoch_table, step_table
 def draw(folder: Path, history: History, title: str, clip_norm: float | None) -> None:
     """Draw all pictures of the `train` stage into a folder."""
     epochs, steps = epoch_table(history.epochs), step_table(history.steps)
-    draw_learning_curves(folder / "learning_curves.png", epochs, title)
-    draw_steps(folder / "steps.png", steps, title, clip_norm)
+    plotting.save(draw_learning_curves(epochs, title), folder / "learning_curves.png")
+    plotting.save(draw_steps(steps, title, clip_norm), folder / "steps.png")
 
 
-def draw_learning_curves(path: Path, epochs: pd.DataFrame, title: str) -> None:
+def draw_learning_curves(epochs: pd.DataFrame, title: str) -> Figure:
     """Draw loss and error of training and validation over the epochs."""
     figure, axes = plotting.new_figure(f"Learning curves · {title}", columns=2, size=(10, 4))
     for name, prefix in (("train", ""), ("validation", "validation_")):
@@ -34,10 +35,10 @@ def draw_learning_curves(path: Path, epochs: pd.DataFrame, title: str) -> None:
     for axis in axes.flat:
         axis.set_xlabel("epoch")
         axis.legend()
-    plotting.save(figure, path)
+    return figure
 
 
-def draw_steps(path: Path, steps: pd.DataFrame, title: str, clip_norm: float | None) -> None:
+def draw_steps(steps: pd.DataFrame, title: str, clip_norm: float | None) -> Figure:
     """Draw loss, gradient norm (with the clipping threshold), learning rate and loss scale over the optimizer steps."""
     labels = {"loss": "loss in nats", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
     labels |= {"loss_scale": "loss scale"} if "loss_scale" in steps else {}
@@ -57,7 +58,7 @@ def draw_steps(path: Path, steps: pd.DataFrame, title: str, clip_norm: float | N
     if "loss_scale" in steps:
         _mark_skipped(panels["loss_scale"], steps[steps["skipped"]])
     axes[-1, 0].set_xlabel("optimizer step")
-    plotting.save(figure, path)
+    return figure
 
 
 def _draw_noisy(axis: Axes, steps: pd.Series, values: pd.Series) -> None:

@@ -1,21 +1,20 @@
-"""A training from beginning to end, or from where a killed one stood."""
+"""A training from beginning to end, or from the last checkpoint of one that was killed."""
 
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import jax
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.nn import inference
+from gradtrail.core.nn.models import Params
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.step import TrainState
-from gradtrail.core.xla.compiler import CompiledFunction
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import stop_request
@@ -49,20 +48,23 @@ class TrainResult:
 
 def run(
     engine: Engine,
-    predict: CompiledFunction,
+    validate: Callable[[Params], dict[str, float]],
     train: Split,
-    validation: Split,
     config: TrainConfig,
     *,
     listener: Listener,
     checkpoints: ResumeFolder,
-    runtime: RuntimeConfig,
+    steps_per_call: int,
 ) -> TrainResult:
     """Train to the end.
 
+    Args:
+        validate: params → `loss` and `accuracy` on the validation split.
+        steps_per_call: steps in a chunk; changes no bit of the result.
+
     Raises:
         FloatingPointError: the training diverged; one line.
-        Stopped: somebody asked to stop; a checkpoint was written.
+        Stopped: the process was asked to stop; a checkpoint was written.
     """
     examples = loop.on_device(train.images, train.labels)
     state = engine.init(jax.random.key(config.seed))
@@ -82,14 +84,14 @@ def run(
 
     with progress_bar("train", engine.num_steps, unit="steps") as bar, stop_request() as request:
         over = before is not None and is_over(before.step)
-        rest = loop.train(engine, state, examples, steps_per_call=runtime.steps_per_call, records=records)
+        rest = loop.train(engine, state, examples, steps_per_call=steps_per_call, records=records)
         for chunk in () if over else rest:
             state = chunk.state
             listener.after_chunk(state)
             _check(history, chunk, listener)
             if chunk.ends_epoch:
                 params = on_host(engine.evaluation_params(state))
-                history.add(chunk, params, inference.validate(predict, params, validation.images, validation.labels))
+                history.add(chunk, params, validate(params))
                 listener.after_epoch(history, seconds())
             bar.update(chunk.step, message=history.describe())
             if request.number is not None:

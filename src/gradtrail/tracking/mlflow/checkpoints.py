@@ -1,61 +1,84 @@
-"""Orbax checkpoints of a whole training state. They carry timestamps: for MLflow and for resuming, never a DVC out."""
+"""The checkpoint of a finished training on its run: what training on needs, in the smallest form.
 
-import contextlib
+It is an Orbax checkpoint, compressed, of the training state; the final weights, which the run has as a model, are left
+out where the state has the same ones, to the bit. `docs/checkpoints.md` shows how to train on from it.
+"""
+
 import dataclasses
-import tempfile
-from collections.abc import Iterator
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import jax
-from orbax.checkpoint import v1 as ocp
+import numpy as np
 
+from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train.step import TrainState
-from gradtrail.stages.train.checkpointing import declared_bytes, open_arrays
+from gradtrail.stages.train.checkpointing import import_orbax, state_on_device, state_on_host
 from gradtrail.support.errors import UserError, one_line
 
-
-def save_checkpoint(folder: Path, state: TrainState) -> None:
-    """Write `state` to a folder that does not exist yet."""
-    ocp.save(folder.resolve(), _with_key_data(state))
+_WEIGHTS = ("params", "average")  # fields of a state that may be the final weights
 
 
-@contextlib.contextmanager
-def temporary_checkpoint(state: TrainState) -> Iterator[Path]:
-    """Yield a folder that holds a checkpoint of `state` for as long as the block runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder) / "checkpoint", state)
-        yield Path(folder) / "checkpoint"
+def save_checkpoint(folder: Path, state: TrainState, weights: HostParams) -> None:
+    """Write a state to a folder that does not exist yet, without what is equal to the final weights."""
+    whole = state_on_host(state)
+    left_out = [name for name in _WEIGHTS if _digest(getattr(whole, name)) == _digest(weights)]
+    stored = _with(whole, left_out, None)
+    metadata = {"left_out": left_out, "digest": _digest(whole)}
+    import_orbax().save(folder.resolve(), stored, custom_metadata=metadata)
 
 
-def load_checkpoint(folder: Path, like: TrainState) -> TrainState:
-    """Read a state whose shapes and dtypes are those of `like`, which may be abstract, to the default device.
+def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> TrainState:
+    """Read a state, onto the devices of `like`.
+
+    Args:
+        folder: the artifact `checkpoint` of a training's run.
+        like: a state of the same training, such as `Engine.init` returns.
+        weights: the final ones of the same run.
 
     Raises:
-        UserError: the folder holds no such state. Refused before memory of another size is taken.
+        UserError: the folder holds no such state, is damaged, or the weights are of another run.
     """
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])  # whichever device it was written from
-    shapes = jax.eval_shape(_with_key_data, like)
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+    ocp = import_orbax()
     try:
-        _check_arrays(folder.resolve(), abstract)
-        restored: TrainState = ocp.load(folder.resolve(), abstract)
-    except Exception as error:  # whatever is wrong with it
-        raise UserError(f"{folder}: no checkpoint of this state: {one_line(error)[:200]}") from error
-    return dataclasses.replace(restored, key=jax.random.wrap_key_data(restored.key))
+        about = ocp.metadata(folder.resolve())
+        if "left_out" not in about.custom_metadata:
+            raise ValueError("it was written by an earlier version")
+        left_out = [name for name in _WEIGHTS if name in about.custom_metadata["left_out"]]
+        expected = _with(state_on_host(like), left_out, None)
+        _check_leaves(about.metadata, expected)
+        stored = ocp.load(folder.resolve(), expected)
+    except (OSError, ValueError, LookupError) as error:  # what Orbax and TensorStore raise where files are damaged
+        raise UserError(f"{folder}: no checkpoint of this training: {one_line(error)[:300]}") from error
+    found = _with(stored, left_out, weights)
+    if _digest(found) != about.custom_metadata.get("digest"):
+        raise UserError(f"{folder}: it is damaged, or the weights are not the final ones of its run")
+    return state_on_device(found, like)
 
 
-def _check_arrays(folder: Path, abstract: TrainState) -> None:
-    """Raise ValueError unless a checkpoint has arrays like those of a state, in pieces no larger than themselves."""
-    arrays = open_arrays(folder)
-    found = sorted((array.shape, array.dtype.name) for array in arrays.values())
-    expected = sorted((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(abstract))
-    if found != expected:
-        raise ValueError("it holds arrays of other shapes")
-    for name, array in arrays.items():
-        if declared_bytes(array) > max(1, array.size) * array.dtype.numpy_dtype.itemsize:
-            raise ValueError(f"{name} is read in pieces larger than itself")
+def _with(state: TrainState, names: list[str], value: HostParams | None) -> TrainState:
+    changes: dict[str, Any] = dict.fromkeys(names, value)
+    return dataclasses.replace(state, **changes)
 
 
-def _with_key_data(state: TrainState) -> TrainState:
-    """Replace the typed key, which Orbax cannot store, by its bits."""
-    return dataclasses.replace(state, key=jax.random.key_data(state.key))
+def _check_leaves(found: Any, expected: Any) -> None:
+    """Raise ValueError unless a checkpoint has the leaves that are expected, by path, dtype and shape."""
+    there, wanted = _described(found), _described(expected)
+    for path in sorted(there.keys() | wanted.keys()):
+        found_here, wanted_here = there.get(path, "absent"), wanted.get(path, "absent")
+        if found_here != wanted_here:
+            raise ValueError(f"leaf {path} is {found_here}, this training has {wanted_here}")
+
+
+def _described(tree: Any) -> dict[str, str]:
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(key, simple=True, separator="/"): f"{x.dtype}{tuple(x.shape)}" for key, x in leaves}
+
+
+def _digest(tree: Any) -> str:
+    """Return the SHA-256 of all leaves in order."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        found.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()

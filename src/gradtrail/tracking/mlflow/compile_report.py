@@ -1,6 +1,6 @@
-"""Logs what a stage compiled, and at what cost, to its run in MLflow: metrics, a table, and the compiled programs.
+"""Logs what a stage compiled to its run in MLflow: metrics, tables, a roofline plot, and the programs as text.
 
-Out of scope: measuring, which `core/xla` does, and the variants that the stage `profile` compares.
+Out of scope: measuring, which `core/xla` does.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import pandas as pd
 import psutil
 
 from gradtrail.core.profile.benchmark import MachineRates, measure_rates
-from gradtrail.core.xla.compile_events import CompileLog, compile_log, differences
+from gradtrail.core.xla.compile_events import CompileLog, differences
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, time_metrics
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.stages.profile import time_figures
@@ -28,15 +28,16 @@ _MIB = 2**20
 
 @contextlib.contextmanager
 def compiling(run: TrackedRun) -> Iterator[Compiler]:
-    """Yield the compiler of a stage; at the end log what it compiled. Changes no result.
+    """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
-    A function that was retraced for other shapes is a warning that names the shapes.
+    A function that `jax.jit` retraced for a second signature in the block prints a warning with both signatures. The
+    functions of the compiler itself never retrace: called with another signature they raise TypeError.
     """
     runtime = run.stage.runtime
     guard = only_compiler(set_up_cache()) if runtime.compile_cache else None
     rss, started = _rss_mib(), time.perf_counter()
-    with compile_log() as log:
-        compiler = Compiler(time.perf_counter, guard)
+    with CompileLog() as log:
+        compiler = Compiler(time.perf_counter, guard, log)
         yield compiler
         seconds = time.perf_counter() - started
     _warn_of_retraces(run.stage.name, log)
@@ -45,14 +46,17 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
     with run.best_effort():
         functions = list(compiler.functions.values())
         rates = measure_rates(time.perf_counter)
-        run.metrics(time_metrics(functions) | achieved(functions, rates) | _of_cache(log, seconds) | _memory(rss))
+        total = {"compile/total_seconds": sum(each.times.total_seconds for each in compiler.compiled)}
+        run.metrics(
+            {**time_metrics(functions), **total, **achieved(functions, rates), **_of_log(log, seconds), **_memory(rss)}
+        )
         with tempfile.TemporaryDirectory() as folder:
-            write_profile(Path(folder), functions, rates, log, run.stage.name)
+            write_profile(Path(folder), compiler, rates, log, run.stage.name)
             run.files(Path(folder), "compile")
 
 
 def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.DataFrame:
-    """Return a table with a row for each function: costs, times, and rates as shares of the machine's."""
+    """Return a table with a row per function: its costs and times, and its rates as shares of the machine's."""
     rows = [
         {
             "function": function.name,
@@ -72,7 +76,7 @@ def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.
 
 
 def achieved(functions: list[CompiledFunction], rates: MachineRates) -> dict[str, float]:
-    """Return the rates of the steady calls as shares of the machine's, as flat metrics, and the machine's own."""
+    """Return the machine's rates, and those of the functions' steady calls as shares of them, as flat metrics."""
     found = {
         "compile/machine/flops_per_second": rates.flops_per_second,
         "compile/machine/bytes_per_second": rates.bytes_per_second,
@@ -82,13 +86,15 @@ def achieved(functions: list[CompiledFunction], rates: MachineRates) -> dict[str
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def write_profile(
-    folder: Path, functions: list[CompiledFunction], rates: MachineRates, log: CompileLog, title: str
-) -> None:
-    """Write `functions.csv`, its roofline, `calls.csv` with all signatures, and the jaxpr and HLO of each function."""
-    table = profile_table(functions, rates)
-    table.to_csv(folder / "functions.csv", index=False)
-    time_figures.draw(folder / "roofline.png", table, rates, title)
+def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog, title: str) -> None:
+    """Write what was compiled to a folder.
+
+    `functions.csv` has a row per ahead-of-time compilation, variants and repeated ones included, `calls.csv` one per
+    compilation that a call caused; `roofline.png` and the programs' texts are of `compiler.functions`.
+    """
+    functions = list(compiler.functions.values())
+    profile_table(compiler.compiled, rates).to_csv(folder / "functions.csv", index=False)
+    time_figures.write_function_roofline(folder / "roofline.png", profile_table(functions, rates), rates, title)
     called = [(name, signature) for name, signatures in log.signatures.items() for signature in signatures]
     pd.DataFrame(called, columns=["function", "signature"]).to_csv(folder / "calls.csv", index=False)
     for function in functions:
@@ -103,7 +109,7 @@ def _shares(function: CompiledFunction, rates: MachineRates) -> dict[str, float]
     }
 
 
-def _of_cache(log: CompileLog, seconds: float) -> dict[str, float]:
+def _of_log(log: CompileLog, seconds: float) -> dict[str, float]:
     return {
         "compile/cache_requests": log.requests,
         "compile/cache_hits": log.hits,

@@ -6,6 +6,7 @@ there is one; weights that were not evaluated have none.
 """
 
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -103,7 +104,8 @@ def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) 
 def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
     try:
         network, _, about = read_weights(path)
-    except UserError:  # written by older code in another form: the run has no model that could be served
+    except UserError as error:  # written by older code in another form: the run has no model that could be served
+        print(f"warning: {error}; no MLflow model is logged for it", file=sys.stderr)
         return
     tags = {WEIGHTS: name, _DIGEST: digest(path), "dataset": about.dataset.label, "epoch": str(about.epoch)}
     logged = client.create_logged_model(

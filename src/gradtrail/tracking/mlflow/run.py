@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradtrail.stages.common.stage import Stage
@@ -27,8 +29,7 @@ from gradtrail.tracking.mlflow.calls import StoreCalls, StoreTooSlowError
 from gradtrail.tracking.mlflow.naming import metric_name
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from gradtrail.core.nn.models import HostParams
     from gradtrail.core.train.step import TrainState
     from gradtrail.tracking.mlflow.stored_run import StoredRun
 
@@ -84,15 +85,15 @@ class TrackedRun:
             if self._calls.offer(lambda: log(waiting)):
                 self._waiting = {}
 
-    def checkpoint(self, state: TrainState) -> None:
-        """Write an Orbax checkpoint of a training state to the run's artifacts, under `checkpoint/`."""
+    def checkpoint(self, state: TrainState, weights: HostParams) -> None:
+        """Log an Orbax checkpoint of a training state under `checkpoint/`, without the final weights."""
         if self.stored is None:
             return
-        with self.best_effort():
-            from gradtrail.tracking.mlflow.checkpoints import temporary_checkpoint  # late: only training needs Orbax
+        with self.best_effort(), tempfile.TemporaryDirectory() as folder:
+            from gradtrail.tracking.mlflow.checkpoints import save_checkpoint  # late: only training needs Orbax
 
-            with temporary_checkpoint(state) as folder:
-                self.files(folder, "checkpoint")
+            save_checkpoint(Path(folder) / "checkpoint", state, weights)
+            self.files(Path(folder) / "checkpoint", "checkpoint")
 
     def system_metrics(self) -> None:
         """Sample system metrics twice a second until the run is closed, so that short stages have some."""

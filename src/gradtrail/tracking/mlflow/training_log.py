@@ -2,35 +2,45 @@
 
 import tempfile
 from pathlib import Path
+from typing import Self
 
 import jax
 
 from gradtrail.core.train.history import History
-from gradtrail.core.train.loop import Chunk
+from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.step import TrainState
+from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.tracking.mlflow.artifacts import Curves, curves
 from gradtrail.tracking.mlflow.run import TrackedRun
 
 
 class TrainingLog:
-    """Logs a training to its run: the listener that `stages/train/loop.py` asks for.
+    """Logs a training to its run: the listener that `stages/train/loop.py` asks for; a context manager.
 
     Args:
         run: of the training.
-        steps_per_epoch: optimizer steps in an epoch.
-        planned_steps: of all epochs asked for; early stopping may leave some undone.
-        trace: whether to record a trace of some steps.
+        engine: that trains.
+        runtime: of the stage; says whether to record a trace, and how many steps a chunk has.
     """
 
-    def __init__(self, run: TrackedRun, *, steps_per_epoch: int, planned_steps: int, trace: bool):
+    def __init__(self, run: TrackedRun, engine: Engine, runtime: RuntimeConfig):
         self._run = run
-        self._steps_per_epoch = steps_per_epoch
-        self._planned_steps = planned_steps
-        self._trace = StepTrace(run, wanted=trace)
+        self._steps_per_epoch = engine.steps_per_epoch
+        self._planned_steps = engine.num_steps
+        # The first chunk is warm-up, unless it is the only one.
+        is_one_chunk = engine.num_steps <= min(engine.steps_per_epoch, runtime.steps_per_call)
+        self._trace = StepTrace(run, chunk=0 if not runtime.trace else 1 if is_one_chunk else 2)
+
+    def __enter__(self) -> Self:
+        self._trace.__enter__()
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self._trace.__exit__(*fault)
 
     def after_chunk(self, state: TrainState) -> None:
-        """Trace the second chunk, if asked to."""
+        """Let the trace begin and end with its chunk."""
         self._trace.after_chunk(state)
 
     def after_epoch(self, history: History, seconds: float) -> None:
@@ -39,7 +49,7 @@ class TrainingLog:
         self._run.curves({"train/elapsed_seconds": {history.epochs[-1].epoch: seconds}})
 
     def diverged(self, chunk: Chunk) -> None:
-        """Log the steps of the epoch that is not complete."""
+        """Log the steps of the epoch in which the training diverged."""
         self._run.curves(curves_of_steps(chunk, self._steps_per_epoch, self._planned_steps))
 
 
@@ -50,36 +60,55 @@ def live_curves(history: History, planned_steps: int) -> Curves:
 
 
 def curves_of_steps(chunk: Chunk, steps_per_epoch: int, planned_steps: int) -> Curves:
-    """Return the curves of the steps done in an epoch that is not complete."""
+    """Return the curves of the steps done in an unfinished epoch."""
     before = (chunk.epoch - 1) * steps_per_epoch
     steps = step_table([jax.device_get(chunk.records)], before=before)
     return curves(epoch_table([]), steps[steps["step"] <= chunk.step], planned_steps)
 
 
 class StepTrace:
-    """Records the second chunk of a training, the first being warm-up, and hands the files to the row.
+    """Records one chunk of a training with JAX's profiler and logs the files under `trace/`; a context manager.
+
+    `tensorboard --logdir` reads the folder, and Perfetto the `perfetto_trace.json.gz` in it. The profiler is stopped
+    with the block at the latest; of a training that fails nothing is logged.
 
     Args:
-        row: that gets them, under `trace/`.
-        wanted: whether to record at all.
+        run: of the training.
+        chunk: which one, from 1; 0 for none.
     """
 
-    def __init__(self, row: TrackedRun, wanted: bool):
-        self._row = row
-        self._folder = tempfile.TemporaryDirectory() if wanted else None
-        self._chunks = 0
+    def __init__(self, run: TrackedRun, *, chunk: int):
+        self._run = run
+        self._before = chunk - 1  # chunks yet to come before the one to record
+        self._folder = tempfile.TemporaryDirectory()
+        self._is_recording = False
+
+    def __enter__(self) -> Self:
+        if self._before == 0:
+            self._start()
+        return self
 
     def after_chunk(self, state: object) -> None:
-        """Begin after the first chunk, end after the second, whose results are in `state`."""
-        if self._folder is None:
+        """Start before the chunk, stop after it; `state` is what it computes."""
+        if self._before < 0:
             return
-        self._chunks += 1
-        if self._chunks == 1:
-            jax.block_until_ready(state)
-            jax.profiler.start_trace(self._folder.name, create_perfetto_trace=True)
-        elif self._chunks == 2:
-            jax.block_until_ready(state)
-            jax.profiler.stop_trace()
-            for path in Path(self._folder.name).rglob("*perfetto_trace*"):
-                self._row.files(path, "trace")
-            self._folder.cleanup()
+        jax.block_until_ready(state)
+        self._before -= 1
+        if self._before == 0:
+            self._start()
+        elif self._before < 0:
+            self._stop()
+            self._run.files(Path(self._folder.name), "trace")
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_recording:
+            self._stop()
+        self._folder.cleanup()
+
+    def _start(self) -> None:
+        jax.profiler.start_trace(self._folder.name, create_perfetto_trace=True)
+        self._is_recording = True
+
+    def _stop(self) -> None:
+        self._is_recording = False
+        jax.profiler.stop_trace()

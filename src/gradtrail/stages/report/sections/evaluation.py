@@ -1,16 +1,16 @@
-"""What the report says of the evaluation on the test split: sentences, tables and pictures, from the figures alone."""
+"""The report's section on the evaluation on the test split, from params, metrics and tables alone."""
 
 from collections import Counter
 
-from gradtrail.stages.report.components import Picture, Section, Table, count, percent
+from gradtrail.stages.report.components import Figure, Section, Table, count, percent
 from gradtrail.stages.report.inputs import Sources
 
 _CONFUSIONS = 10  # that the page lists
-_WELL_CALIBRATED = 0.005  # difference of confidence and accuracy that is none to speak of
+_WELL_CALIBRATED = 0.005  # difference of confidence and accuracy that does not count
 
 
 def evaluation_section(sources: Sources) -> Section:
-    """Say how good the predictions are, which classes are hard, and how far probabilities can be trusted."""
+    """Describe the accuracy, the classes and the calibration of the predictions."""
     confusions = confused(sources)
     return Section(
         id="evaluation",
@@ -26,12 +26,12 @@ def evaluation_section(sources: Sources) -> Section:
             _mistakes(sources),
             _bins(sources),
         ),
-        pictures=_pictures(sources, confusions),
+        figures=_figures(sources, confusions),
     )
 
 
 def confused(sources: Sources) -> list[tuple[tuple[str, str], int]]:
-    """Return (label, predicted) → how often, of the wrong predictions, the most frequent first."""
+    """Return ((label, predicted), count) of the wrong predictions, the most frequent first."""
     table = sources.table("evaluate/classes")
     pairs = Counter(
         pair for pair in zip(table.text("label"), table.text("predicted"), strict=True) if len(set(pair)) > 1
@@ -41,17 +41,16 @@ def confused(sources: Sources) -> list[tuple[tuple[str, str], int]]:
 
 def interval(sources: Sources) -> str:
     """Return the interval of the test accuracy, such as `98.34% to 98.80%`."""
-    return " to ".join(percent(sources.figure("evaluate", f"accuracy_{end}")) for end in ("low", "high"))
+    return " to ".join(percent(sources.metric("evaluate", f"accuracy_{end}")) for end in ("low", "high"))
 
 
 def _how_good(sources: Sources) -> str:
-    total, wrong = sources.figure("evaluate", "num_examples"), sources.figure("evaluate", "num_mistakes")
+    total, wrong = sources.metric("evaluate", "num_examples"), sources.metric("evaluate", "num_mistakes")
     return (
-        f"Of {count(total)} test examples {count(total - wrong)} are classified rightly, "
-        f"{percent(sources.figure('evaluate', 'accuracy'))} (95% interval: {interval(sources)}), and "
-        f"{count(wrong)} wrongly, by the {sources.param('evaluate.weights')} weights, those of epoch "
-        f"{sources.figure('evaluate', 'epoch'):g}. The loss of an example is "
-        f"{sources.figure('evaluate', 'loss'):.3g} nats on average."
+        f"With the {sources.param('evaluate.weights')} weights (epoch {sources.metric('evaluate', 'epoch'):g}) "
+        f"{count(total - wrong)} of {count(total)} test examples are classified correctly and {count(wrong)} are not: "
+        f"an accuracy of {percent(sources.metric('evaluate', 'accuracy'))} (95% interval: {interval(sources)}). The "
+        f"test loss is {sources.metric('evaluate', 'loss'):.3g} nats per example."
     )
 
 
@@ -59,29 +58,29 @@ def _classes(sources: Sources, confusions: list[tuple[tuple[str, str], int]]) ->
     table = sources.table("evaluate/per_class")
     f1 = dict(zip(table.text("class"), table.numbers("f1"), strict=True))
     if not f1 or not confusions:
-        return "No mistake was made, in any class."
+        return "No example of any class is misclassified."
     worst, best = min(f1, key=lambda name: f1[name]), max(f1, key=lambda name: f1[name])
     (label, predicted), often = confusions[0]
     return (
-        f"Class {best} is recognized best (F1 {f1[best]:.3f}), class {worst} worst ({f1[worst]:.3f}). The most "
-        f"frequent mistake is a {label} that is taken for a {predicted}, {count(often)} times."
+        f"Class {best} has the highest F1 score ({f1[best]:.3f}), class {worst} the lowest ({f1[worst]:.3f}). The most "
+        f"frequent mistake is label {label} predicted as {predicted} ({count(often)} times)."
     )
 
 
 def _calibration(sources: Sources) -> str:
-    confidence, accuracy = _confidence(sources), sources.figure("evaluate", "accuracy")
+    confidence, accuracy = _confidence(sources), sources.metric("evaluate", "accuracy")
     gap = confidence - accuracy
     verdict = (
-        "they can be taken as they are"
+        "well calibrated on average"
         if abs(gap) < _WELL_CALIBRATED
-        else "they promise too much"
+        else "overconfident"
         if gap > 0
-        else "they promise less than they hold"
+        else "underconfident"
     )
     return (
-        f"The probabilities of the predicted classes are {percent(confidence, 1)} on average, and "
-        f"{percent(accuracy, 1)} of the predictions are right: {verdict}. The expected calibration error is "
-        f"{sources.figure('evaluate', 'expected_calibration_error'):.4f}."
+        f"The predicted classes have a mean probability of {percent(confidence, 1)}, and {percent(accuracy, 1)} of the "
+        f"predictions are right: the model is {verdict}. The expected calibration error is "
+        f"{sources.metric('evaluate', 'expected_calibration_error'):.4f}."
     )
 
 
@@ -96,7 +95,7 @@ def _per_class(sources: Sources) -> Table:
     table = sources.table("evaluate/per_class")
     columns = [[f"{value:.4f}" for value in table.numbers(name)] for name in ("precision", "recall", "f1")]
     return Table(
-        caption="Class by class",
+        caption="Metrics by class",
         header=("class", "precision", "recall", "F1"),
         rows=list(zip(table.text("class"), *columns, strict=True)),
     )
@@ -108,7 +107,7 @@ def _mistakes(sources: Sources) -> Table:
     losses = [f"{value:.3f}" for value in table.numbers("loss")]
     names = (table.text(name) for name in ("example_id", "label", "predicted"))
     return Table(
-        caption="Worst mistakes, the most certain first",
+        caption="Worst mistakes, the most confident first",
         header=("example", "label", "predicted", "probability", "loss"),
         rows=list(zip(*names, likely, losses, strict=True)),
         folded=True,
@@ -119,40 +118,39 @@ def _bins(sources: Sources) -> Table:
     table = sources.table("evaluate/calibration")
     shares = ([percent(value, 1) for value in table.numbers(name)] for name in ("confidence", "accuracy"))
     return Table(
-        caption="Calibration, bin by bin",
-        header=("mean probability", "right", "examples"),
+        caption="Calibration by bin",
+        header=("confidence", "accuracy", "examples"),
         rows=list(zip(*shares, [count(value) for value in table.numbers("count")], strict=True)),
         folded=True,
     )
 
 
-def _pictures(sources: Sources, confusions: list[tuple[tuple[str, str], int]]) -> tuple[Picture, ...]:
-    wrong = count(sources.figure("evaluate", "num_mistakes"))
+def _figures(sources: Sources, confusions: list[tuple[tuple[str, str], int]]) -> tuple[Figure, ...]:
+    wrong = count(sources.metric("evaluate", "num_mistakes"))
     often = ", ".join(
-        f"{count(number)} times a {label} taken for a {other}" for (label, other), number in confusions[:3]
+        f"label {label} predicted as {other} {count(number)} times" for (label, other), number in confusions[:3]
     )
     worst = sources.table("evaluate/mistakes")
     first = list(zip(*(worst.text(name) for name in ("example_id", "label", "predicted")), strict=True))[:1]
-    named = "".join(f" The first is #{example}, a {label} taken for a {other}." for example, label, other in first)
-    error = sources.figure("evaluate", "expected_calibration_error")
+    named = "".join(f" The first is #{example}, label {label}, predicted {other}." for example, label, other in first)
+    error = sources.metric("evaluate", "expected_calibration_error")
     return (
-        Picture(
-            png=sources.picture("evaluate/confusion"),
-            caption="Confusion matrix: right answers stand on the diagonal, without colour",
-            alt=f"A matrix of labels and predictions, with {wrong} mistakes off its diagonal: {often or 'none'}.",
+        Figure(
+            png=sources.figure("evaluate/confusion"),
+            caption="Confusion matrix; correct predictions are on the diagonal, without colour",
+            alt=f"Confusion matrix with {wrong} mistakes off its diagonal. The most frequent: {often or 'none'}.",
         ),
-        Picture(
-            png=sources.picture("evaluate/reliability"),
-            caption="Calibration: above the dashed line more is right than the probabilities promise",
+        Figure(
+            png=sources.figure("evaluate/reliability"),
+            caption="Calibration; above the dashed line the model is underconfident, below it overconfident",
             alt=(
-                f"Accuracy over probability beside the diagonal of perfect calibration, from which it lies {error:.4f} "
-                f"away on average; below, how many examples each of {len(sources.table('evaluate/calibration').rows)} "
-                "bins holds."
+                f"Reliability diagram: accuracy over confidence, with an expected calibration error of {error:.4f}; "
+                f"below it the number of examples in each of {len(sources.table('evaluate/calibration').rows)} bins."
             ),
         ),
-        Picture(
-            png=sources.picture("evaluate/mistakes"),
-            caption="Worst mistakes: label → prediction, and how probable that was",
-            alt=f"Images of the {len(worst.rows)} most certain mistakes with label, prediction and probability.{named}",
+        Figure(
+            png=sources.figure("evaluate/mistakes"),
+            caption="Worst mistakes, with label → prediction and its probability",
+            alt=f"Images of the {len(worst.rows)} most confident mistakes.{named}",
         ),
     )

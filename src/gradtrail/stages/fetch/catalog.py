@@ -1,0 +1,145 @@
+"""The data sets that `fetch.dataset` may name. Adding one is adding an entry to `DATASETS`; `docs/data.md` says how."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradtrail.stages.artifacts.idx import RAW_FILES
+from gradtrail.stages.fetch import digits
+from gradtrail.stages.fetch.download import KnownFile
+
+_MAX_OWN_BYTES = 2**32  # of a file of one's own: a gzip bomb ends there
+
+FourArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What the four IDX files hold: training images, training labels, test images, test labels.
+
+    Attributes:
+        image_shape: height and width in pixels.
+        num_classes: labels are 0 to num_classes - 1.
+        num_train: number of training examples.
+        num_test: number of test examples.
+        sha256: of each file's uncompressed bytes, hexadecimal, in the order above.
+    """
+
+    image_shape: tuple[int, int]
+    num_classes: int
+    num_train: int
+    num_test: int
+    sha256: tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """An entry: what a data set holds, and where it comes from. Its sources are tried in the order of the fields.
+
+    Attributes:
+        title: what messages call it.
+        citation: what to cite.
+        contents: what every source must deliver; None where any four IDX files will do.
+        load: makes the four arrays from an installed package.
+        folder_variable: environment variable that may name a folder with the files, each plain or as `.gz`.
+        mirrors: base URLs that serve each file as `<base>/<name>.gz`.
+        openml: name of version 1 of the data set at OpenML, where the test examples follow the training ones.
+        stand_in: the data set with which `make repro` goes on where no source answers.
+    """
+
+    title: str
+    citation: str
+    contents: Contents | None
+    load: Callable[[], FourArrays] | None = None
+    folder_variable: str = ""
+    mirrors: tuple[str, ...] = ()
+    openml: str = ""
+    stand_in: str = ""
+
+    @property
+    def files(self) -> tuple[KnownFile, ...]:
+        """The four files, with what is known of them."""
+        if (known := self.contents) is None:
+            return tuple(KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES)
+        pixels = known.image_shape[0] * known.image_shape[1]
+        sizes = [size for count in (known.num_train, known.num_test) for size in (16 + count * pixels, 8 + count)]
+        return tuple(
+            KnownFile(name=name, max_bytes=size, sha256=sha256)
+            for name, size, sha256 in zip(RAW_FILES, sizes, known.sha256, strict=True)
+        )
+
+
+DATASETS = {
+    "mnist": Dataset(
+        title="MNIST",
+        citation='Y. LeCun, C. Cortes, C. J. C. Burges: "The MNIST database of handwritten digits", 1998',
+        contents=Contents(
+            image_shape=(28, 28),
+            num_classes=10,
+            num_train=60_000,
+            num_test=10_000,
+            sha256=(
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            ),
+        ),
+        folder_variable="MNIST_DIR",
+        mirrors=(
+            "https://storage.googleapis.com/cvdf-datasets/mnist",
+            "https://ossci-datasets.s3.amazonaws.com/mnist",
+        ),
+        openml="mnist_784",
+        stand_in="digits",
+    ),
+    "digits": Dataset(
+        title="scikit-learn's digits",
+        citation='E. Alpaydin, C. Kaynak: "Optical recognition of handwritten digits", UCI repository, 1998',
+        contents=Contents(
+            image_shape=(28, 28),
+            num_classes=10,
+            num_train=1_545,
+            num_test=252,
+            sha256=(
+                "920fe11b75cb551d40fc31258777d059eaee843f2ad7a3f59a3ea79b7d6c1c33",
+                "11d2b149fffda13625e0bc29d53cdafb2efa08a55440b0fa1b12cc41c769eb64",
+                "fb5102a9e7f67adc2216355874b1579c7f406d6c6bf03a890d540e7f059179e6",
+                "4bf083685eb49dcad887ac0ff9d0d8a2072fab86c5dd9acaa45b0e326bcec3e3",
+            ),
+        ),
+        load=digits.load,
+    ),
+    "fashion_mnist": Dataset(
+        title="Fashion-MNIST",
+        citation='H. Xiao, K. Rasul, R. Vollgraf: "Fashion-MNIST: a novel image dataset for benchmarking machine '
+        'learning algorithms", arXiv:1708.07747, 2017',
+        contents=Contents(
+            image_shape=(28, 28),
+            num_classes=10,
+            num_train=60_000,
+            num_test=10_000,
+            # Of what the published `.gz` files hold, whose MD5 the publishers give (README of zalandoresearch/
+            # fashion-mnist: 8d4fb7e6..., 25c81989..., bef4ecab..., bb300cfd...) and TensorFlow Datasets the SHA-256
+            # (url_checksums/fashion_mnist.txt: 3aede38d..., a04f1713..., 346e55b9..., 67da17c7...).
+            sha256=(
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            ),
+        ),
+        folder_variable="FASHION_MNIST_DIR",
+        mirrors=(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        ),
+    ),
+    "idx": Dataset(
+        title="your data set",
+        citation="",
+        contents=None,
+        folder_variable="IDX_DIR",
+    ),
+}

@@ -1,0 +1,58 @@
+"""`gradtrail repro` around `dvc repro`: what it validates, and what it does where the store or a source fails."""
+
+from pathlib import Path
+
+import pytest
+from factories import ROOT
+from ruamel.yaml import YAML
+
+from gradtrail.experiments import repro
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.support.errors import UserError
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the params and the pipeline of the repository."""
+    for name in ("params.yaml", "dvc.yaml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_stage_of_the_repository_is_validated_before_it_runs(project: Path) -> None:
+    assert repro.section_configs().keys() == {*read_yaml(Path("dvc.yaml"))["stages"], "runtime"}
+    text = Path("params.yaml").read_text()
+    Path("params.yaml").write_text(text.replace("num_mistakes: 40", "num_mistakes: forty"))
+    with pytest.raises(UserError, match=r"^params\.yaml: evaluate\.num_mistakes"):
+        repro._validate_params()
+
+
+def test_a_new_stage_validates_itself_and_a_removed_one_needs_no_section(project: Path) -> None:
+    params = read_yaml(Path("params.yaml"))
+    YAML(typ="safe").dump({name: params[name] for name in ("fetch", "runtime")} | {"toy": 1}, Path("params.yaml"))
+    Path("dvc.yaml").write_text("stages: {fetch: {cmd: it}, toy: {cmd: it, params: [toy]}}")
+    assert [*repro.section_configs()] == ["fetch", "runtime"]
+    repro._validate_params()
+
+
+def test_a_store_that_fails_is_a_warning(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing() -> None:
+        raise OSError("no such host")
+
+    monkeypatch.setattr(repro, "sync", failing)
+    repro._backfill()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "warning: MLflow's store failed: no such host; `gradtrail sync` tries again"
+
+
+def test_switching_to_the_digits_changes_one_word(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("params.yaml").read_text()
+    repro._fall_back_to_digits()
+    assert Path("params.yaml").read_text() == before.replace("dataset: mnist", "dataset: digits")
+    assert "DIGITS" in capsys.readouterr().err
+    Path("params.yaml").write_text("fetch: {'dataset' : mnist}\n")
+    with pytest.raises(UserError, match=r"fetch\.dataset could not be changed"):
+        repro._fall_back_to_digits()

@@ -1,0 +1,49 @@
+"""One look for all figures, galleries whose captions belong to their images, and equal bytes for equal figures."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from drawing import assert_same_png_twice, cells
+from matplotlib.figure import Figure
+
+from gradtrail.stages.artifacts import plotting
+
+
+def everything() -> Figure:
+    """A figure with all that the project draws: lines, bars, an image with its colours, text and a legend."""
+    figure, axes = plotting.new_figure("A title · in two parts", columns=3, size=(9, 3))
+    axes[0, 0].plot([1, 2, 3], [1, 10, 100], "o-", color=plotting.BLUE, label="‖∇ℓᵢ‖")
+    axes[0, 0].set(yscale="log", xlabel="epoch")
+    axes[0, 1].bar_label(axes[0, 1].bar([0, 1], [2, 1], color=plotting.GREEN), fmt="{:.1f}")
+    figure.colorbar(axes[0, 2].imshow(np.eye(3), cmap="RdBu_r"), ax=axes[0, 2])
+    figure.legend(loc="outside lower center")
+    return figure
+
+
+def test_saving_twice_gives_equal_bytes(tmp_path: Path) -> None:
+    assert_same_png_twice(lambda path: plotting.save(everything(), path), tmp_path / "new" / "folder")
+
+
+@pytest.mark.parametrize(("inches", "title"), [(7.9, "A\nb\nc"), (8, "A · b · c")])
+def test_the_title_of_a_narrow_figure_breaks(inches: float, title: str) -> None:
+    figure, axes = plotting.new_figure("A · b · c", rows=2, columns=3, size=(inches, 4))
+    assert figure.get_suptitle() == title
+    assert axes.shape == (2, 3)
+    assert figure.get_size_inches().tolist() == [inches, 4]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7])
+def test_every_image_of_a_gallery_lies_below_its_caption(count: int) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (count, 4, 3), dtype=np.uint8)
+    captions = [f"image {number}\nof {count}" for number in range(count)]
+    figure = plotting.gallery(images, captions, "A · title", columns=3)
+    found = cells(figure, (4, 3))
+    assert [caption for caption, _ in found] == captions
+    for (_, shown), image in zip(found, images, strict=True):
+        np.testing.assert_array_equal(shown, image)
+    places = [text.get_position() for text in figure.axes[0].texts]
+    assert len({row for _, row in places}) == -(-count // 3)
+    assert len(set(places)) == count
+    assert figure.get_suptitle() == "A\ntitle"
+    assert figure.axes[0].images[0].get_clim() == (0, 255)

@@ -1,0 +1,70 @@
+"""Figures and tables of an evaluation show its confusion matrix, its calibration and its mistakes."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from drawing import cells, legend_of, lines, names, points
+from factories import SHAPE, random_split
+
+from gradtrail.core.evaluate.metrics import Evaluation, evaluate
+from gradtrail.stages.evaluate import figures, tables
+
+
+def evaluation(num_examples: int, num_classes: int = 3, *, perfect: bool = False) -> Evaluation:
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(num_classes), num_examples).astype(np.float32)
+    wrong = (probabilities.argmax(axis=1) + 1) % num_classes
+    labels = (probabilities.argmax(axis=1) if perfect else wrong).astype(np.int32)
+    return evaluate(probabilities, np.ones(num_examples, np.float32), labels, calibration_bins=3)
+
+
+@pytest.mark.parametrize(("num_classes", "perfect"), [(10, False), (2, False), (3, True)])
+def test_the_confusion_matrix_has_every_count_and_colours_for_mistakes(num_classes: int, perfect: bool) -> None:
+    confusion = evaluation(20, num_classes, perfect=perfect).confusion
+    (axis,) = figures.draw_confusion(confusion, "a title").axes
+    written = {text.get_position(): text.get_text() for text in axis.texts}
+    assert len(written) == num_classes**2
+    for (label, predicted), count in np.ndenumerate(confusion):
+        assert written[predicted, label] == (str(count) if count else "·")
+    np.testing.assert_array_equal(axis.images[0].get_array(), confusion - np.diag(np.diag(confusion)))
+    assert names(axis) == ("", "predicted", "label")
+    assert axis.get_xticks().tolist() == axis.get_yticks().tolist() == list(range(num_classes))
+
+
+@pytest.mark.parametrize("num_examples", [1, 50])
+def test_calibration_has_a_point_and_a_bar_for_each_bin(num_examples: int) -> None:
+    bins = evaluation(num_examples).reliability
+    figure = figures.draw_reliability(bins, "a title")
+    above, below = figure.axes
+    np.testing.assert_array_equal(points(lines(above)["model"]), np.column_stack([bins.confidence, bins.accuracy]))
+    assert points(lines(above)["perfect"]).tolist() == [[0, 0], [1, 1]]
+    assert legend_of(above) == ["perfect", "model"]
+    bars = below.containers[0]
+    assert [bar.get_height() for bar in bars] == bins.count.tolist()
+    np.testing.assert_allclose([bar.get_x() + bar.get_width() / 2 for bar in bars], [1 / 6, 1 / 2, 5 / 6])
+    assert below.get_xlim() == above.get_xlim()
+    figure.draw_without_rendering()
+
+
+@pytest.mark.parametrize(("num_examples", "perfect"), [(13, False), (1, False), (5, True)])
+def test_mistakes_are_the_most_confident_wrong_predictions(num_examples: int, perfect: bool) -> None:
+    result, split = evaluation(num_examples, perfect=perfect), random_split(num_examples)
+    found = cells(figures.draw_mistakes(result, split, "a title", 12), SHAPE)
+    assert len(found) == (0 if perfect else min(12, num_examples))
+    for (caption, image), position in zip(found, result.mistakes, strict=False):
+        assert caption.startswith(f"#{position}\n{split.labels[position]} → {result.predicted[position]} (")
+        np.testing.assert_array_equal(image, split.images[position])
+    shown = [float(caption.split("(")[1].rstrip("%)")) for caption, _ in found]
+    assert shown == sorted(shown, reverse=True)
+
+
+def test_tables_have_every_prediction_and_as_many_mistakes_as_asked_for(tmp_path: Path) -> None:
+    split, result = random_split(20), evaluation(20)
+    tables.write_tables(tmp_path / "evaluate", split, result, 5)
+    assert len(pd.read_csv(tmp_path / "evaluate" / "mistakes.csv")) == 5
+    everyone = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
+    np.testing.assert_array_equal(everyone["example_id"], split.example_id)
+    probabilities = everyone[[f"probability_{label}" for label in range(3)]].to_numpy()
+    np.testing.assert_array_equal(probabilities, result.probabilities)

@@ -1,0 +1,88 @@
+"""A training that is stopped after any step resumes, and ends with the bits of one that was not."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from factories import make_engine, random_split, train_config
+
+from gradtrail.core.common.pytrees import add_prefix, leaves_by_name
+from gradtrail.core.nn.models import MLPConfig
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.history import History
+from gradtrail.core.train.loop import Chunk
+from gradtrail.stages.train import loop
+from gradtrail.stages.train.checkpointing import ResumeFolder, state_on_host
+from gradtrail.stages.train.loop import TrainResult
+from gradtrail.support.signals import Stopped
+
+SPLIT = random_split(10)  # three steps an epoch
+CONFIGS = {
+    "much at once": train_config(
+        mlp=MLPConfig(hidden=(5,), dropout=0.5),
+        average_decay=0.9,
+        precision="float16",
+        accumulation_steps=2,
+        epochs=3,
+    ),
+    "early stopping": train_config(optimizer="schedule_free", patience=1, epochs=3),
+}
+
+
+class Listener:
+    """Asks the process to stop after some of its chunks, as Ctrl-C does."""
+
+    def __init__(self, chunks: int | None):
+        self.left = chunks
+        self.epochs: list[int] = []
+
+    def after_chunk(self, state: Any) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def after_epoch(self, history: History, seconds: float) -> None:
+        self.epochs.append(history.epochs[-1].epoch)
+
+    def diverged(self, chunk: Chunk) -> None:
+        pytest.fail("diverged")
+
+
+def run(config: TrainConfig, folder: Path | None, listener: Listener, *, steps_per_call: int = 1) -> TrainResult:
+    engine, _ = make_engine(config, SPLIT)
+    checkpoints = ResumeFolder(folder, 1e9, lambda: 0.0)
+    options = {"listener": listener, "checkpoints": checkpoints, "steps_per_call": steps_per_call}
+    return loop.run(engine, validate, SPLIT, config, **options)
+
+
+def validate(params: Any) -> dict[str, float]:
+    """Say that no epoch is better than the first."""
+    return {"loss": float(np.abs(params["layers"][0]["kernel"]).sum()), "accuracy": 0.5}
+
+
+def bits(result: TrainResult) -> dict[str, bytes]:
+    state = add_prefix("state", leaves_by_name(state_on_host(result.state)))
+    return {name: np.asarray(leaf).tobytes() for name, leaf in (state | result.history.as_arrays()).items()}
+
+
+@pytest.mark.parametrize(("name", "steps"), [("much at once", 9), ("early stopping", 6)])
+def test_a_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
+    name: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So it does after any: what follows a resumed step depends on nothing but its checkpoint."""
+    straight = run(CONFIGS[name], None, Listener(None), steps_per_call=1000)
+    epochs: list[int] = []
+    for step in range(1, steps + 1):
+        listener = Listener(1)
+        with pytest.raises(Stopped, match=f"stopped after step {step} of 9; `dvc repro` goes on from there"):
+            run(CONFIGS[name], tmp_path, listener)
+        epochs += listener.epochs
+        assert (f"going on after step {step - 1}, from a checkpoint" in capsys.readouterr().err) == (step > 1)
+    result = run(CONFIGS[name], tmp_path, listener := Listener(1))
+    assert listener.left == 1, "nothing was left to do"
+    assert epochs == list(range(1, steps // 3 + 1)), "each was logged once"
+    assert bits(result) == bits(straight)
