@@ -123,12 +123,12 @@ def test_an_interrupted_call_goes_on_and_two_at_once_run_nothing_twice(project: 
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert "DVC's queue goes on by itself: `dvc queue status` shows it, `dvc queue stop --kill` stops it" in output
+    assert "DVC's queue keeps running: `dvc queue status` shows it, `dvc queue stop --kill` stops it" in output
 
     both = [project.start(*command("rates", "--seeds", "0"), env=env) for _ in range(2)]
     outputs = [each.communicate(timeout=300)[0] for each in both]
     assert [each.returncode for each in both] == [0, 0], outputs
-    assert sum("another comparison is being made; waiting" in output for output in outputs) == 1
+    assert sum("another comparison is running; waiting" in output for output in outputs) == 1
     assert any("experiments queued before: " in output for output in outputs)
     assert trained(project) == once("0")
     assert experiments(project) == 2

@@ -81,7 +81,7 @@ def test_what_something_refers_to_stays_and_all_else_goes(project: Project) -> N
     assert ids(project) == in_folder | lost
     for name in (
         "mlp-256-128 adamw",
-        "no run has them",
+        "they belong to no run",
         "deleted in MLflow",
         ".outs/train",
         ".gradtrail/parsed",
@@ -190,7 +190,7 @@ def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
     for path in (checkpoint, checkpoint.parent):
         os.utime(path, (long_ago, long_ago))
     said = gc(project, "--yes")
-    assert "killed; nothing refers to its state" in said
+    assert "killed; its state is recorded nowhere" in said
     assert "stopped 31 days ago" in said
     assert run_id not in ids(project)
     assert not checkpoint.parent.exists()
@@ -335,7 +335,7 @@ def test_it_refuses_where_it_cannot_tell(project: Project, tmp_path: Path) -> No
     runs = ids(project)
     assert "git does not work here" in gc(project, "--yes", check=False, GIT_DIR=str(tmp_path / "no"))
     (project.folder / ".dvc/cache").rename(project.folder / ".dvc/away")
-    assert "DVC's cache is not there" in gc(project, "--yes", check=False)
+    assert "DVC's cache is missing" in gc(project, "--yes", check=False)
     (project.folder / "dvc.yaml").rename(project.folder / "away.yaml")
     assert "no dvc.yaml here" in gc(project, "--yes", check=False)
     assert ids(project) == runs

@@ -56,7 +56,7 @@ def test_the_chain_goes_down_to_the_raw_data(project: Project) -> None:
 @pytest.mark.slow
 def test_what_is_not_there_is_one_line(project: Project, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("of nobody")
-    for what, said in (("nobody", "no run has this name"), (str(tmp_path / "other.txt"), "no run's state wrote")):
+    for what, said in (("nobody", "no run has this name"), (str(tmp_path / "other.txt"), "no run wrote")):
         (line,) = show(project, what, check=False).splitlines()
         assert said in line
 
