@@ -97,13 +97,19 @@ def shared_folder() -> Path:
 
 @functools.cache
 def made_once(make: Callable[[Path], object], name: str) -> Path:
-    """Return what lies in the shared folder under a name, made by the first process that asks for it."""
+    """Return what lies in the shared folder under a name, made by the first that asks for it; a fault is everyone's."""
     path, made = shared_folder() / name, shared_folder() / f"{name}.made"
     with (shared_folder() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            make(path)
-            made.touch()
+            fault = ""
+            try:
+                make(path)
+            except Exception:
+                fault = traceback.format_exc()
+            made.write_text(fault)
+        fault = made.read_text()
+    assert not fault, fault
     return path
 
 

@@ -22,7 +22,7 @@ exec {sys.executable} "$@"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "tools", tmp_path / "project" / "tools")
-    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-cuda.lock"):
         shutil.copy(ROOT / name, tmp_path / "project")
     return tmp_path / "project"
 

@@ -175,7 +175,7 @@ def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(projec
     assert (run["artifacts"] / "report.html").read_bytes() == page
     assert metrics_of(project, "report")["size_bytes"] == len(page)
     assert f"{metrics_of(project, 'evaluate')['accuracy']:.2%}" in page.decode()
-    assert "This is not MNIST." in page.decode()
+    assert "digits" in page.decode()
     assert "report.html" not in project.git("status", "--porcelain", "--untracked-files=all")
     pictures = [path.stem for path in (project.folder / "results").rglob("*.png")]
     assert "label_error_scores" in pictures
