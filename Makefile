@@ -10,7 +10,7 @@ export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help env lock repro test test-slow check gate format ui results compare bench sync clean
+.PHONY: help env lock repro test test-slow nightly check gate format ui results compare bench sync clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,11 +39,14 @@ lock: ## resolve requirements.lock and requirements-cuda.lock anew, from pyproje
 repro: env ## run the whole pipeline; what is up to date does not run again
 	@$(BIN)/gradtrail repro
 
-test: env ## the tests, under five minutes on two cores
+test: env ## the tests, within 150 seconds on two cores
 	@$(BIN)/python -m pytest -q -n auto --dist loadscope
 
-test-slow: env ## the slow tests
+test-slow: env ## the slow tests, within 20 minutes; `.ci/run` is check, gate, test and these
 	@$(BIN)/python -m pytest -q -n auto --dist loadscope -m slow
+
+nightly: env ## what takes longer: random kills, long histories, many experiments at once
+	@bash tools/nightly.sh
 
 check: env ## ruff (lint and format), mypy, import-linter
 	@$(BIN)/ruff check .

@@ -125,8 +125,11 @@ class Project:
         return self.start(*under, *stage, env={"PYTHONPATH": str(self.folder / "src")})
 
     def run_stage(self, name: str) -> str:
-        """Run a stage by hand; return what it printed."""
-        return self.python("-m", f"pipeline.{name}")
+        """Run a stage by hand, to its end; return what it printed."""
+        process = self.start_stage(name)
+        output, _ = process.communicate(timeout=_LONGEST)
+        assert process.returncode == 0, output
+        return output
 
     def digests(self, *outs: str) -> dict[str, str]:
         """Return the digest of each out; an empty one where it is missing."""

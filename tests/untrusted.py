@@ -1,6 +1,6 @@
 """Damage as a strategy, and what every reader owes to damaged bytes: one line, soon, and no memory for mere claims.
 
-Each reader of the project is held to it in `tests/io/test_untrusted_*.py`.
+Each reader of the project is held to it in a `test_untrusted_*.py` beside its other tests.
 """
 
 from collections.abc import Callable

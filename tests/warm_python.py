@@ -6,8 +6,8 @@ its exit status. Nothing of `gradtrail` is imported before the fork: each comman
 Signals reach the process and what it started; it ends where `bin/python` is killed, and the server where the test run
 ends.
 
-Out of scope: `umask`, `ulimit` and switches of the interpreter. What is about those, or about how Python starts, runs
-the real one.
+Out of scope: `umask` and `ulimit`, which the server's processes do not share with who asks. What is about those, or
+about how Python starts, runs the real one; so does what is neither `-m module` nor `-c code`.
 """
 
 import atexit
@@ -66,6 +66,8 @@ _SECONDS = 300  # that the server may take to start, on a machine that does much
 # Runs without `site`, as that is most of what a Python takes to start.
 _CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
+if sys.argv[1:2] not in (["-c"], ["-m"]):
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
 os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 server = socket.socket(socket.AF_UNIX)
@@ -95,13 +97,19 @@ def shared_folder() -> Path:
 
 @functools.cache
 def made_once(make: Callable[[Path], object], name: str) -> Path:
-    """Return what lies in the shared folder under a name, made by the first process that asks for it."""
+    """Return what lies in the shared folder under a name, made by the first that asks for it; a fault is everyone's."""
     path, made = shared_folder() / name, shared_folder() / f"{name}.made"
     with (shared_folder() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            make(path)
-            made.touch()
+            fault = ""
+            try:
+                make(path)
+            except Exception:
+                fault = traceback.format_exc()
+            made.write_text(fault)
+        fault = made.read_text()
+    assert not fault, fault
     return path
 
 
@@ -190,19 +198,19 @@ def _wait_for(*descriptors: int) -> list[tuple[int, int]]:
 
 def _run(arguments: list[str], folder: str, env: dict[str, str]) -> None:
     """Do what Python does with `-m module` or `-c code`."""
-    os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     own = str(Path(__file__).resolve().parent)
     added = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
+    sys.executable = str(Path.cwd() / "bin" / "python")  # so that what it starts starts at once too
+    os.chdir(folder)
     sys.path[:] = [folder, *added, *(path for path in sys.path if path != own)]
     kind, what, *rest = arguments
     if kind == "-m":
         sys.argv = [what, *rest]
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
-        assert kind == "-c", f"no command for a warm Python: {arguments}"
         sys.argv = ["-c", *rest]
         main: dict[str, Any] = {"__name__": "__main__"}
         exec(compile(what, "<string>", "exec"), main)  # noqa: S102 - as `python -c` does

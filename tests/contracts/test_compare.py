@@ -63,8 +63,8 @@ def experiments(project: Project) -> int:
 
 def trained(project: Project) -> Counter[tuple[str, str]]:
     """Return how often each rate and seed of the comparison was trained."""
-    rows = [row for row in project.runs_of("train") if row["params"][LR] != "0.005"]
-    return Counter({(row["params"][LR], row["params"]["train.seed"]): int(row["tags"]["attempts"]) for row in rows})
+    runs = [run for run in project.runs_of("train") if run["params"][LR] != "0.005"]
+    return Counter({(run["params"][LR], run["params"]["train.seed"]): int(run["tags"]["attempts"]) for run in runs})
 
 
 def once(*seeds: str) -> dict[tuple[str, str], int]:
@@ -88,9 +88,9 @@ def test_only_what_is_missing_is_run(project: Project) -> None:
     assert trained(project) == once("0", "1", "2")
 
     with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store, store:
-        (lost,) = (row["id"] for row in project.runs_of("train") if row["params"][LR] == "0.02" and is_seed(row, "1"))
+        (lost,) = (run["id"] for run in project.runs_of("train") if run["params"][LR] == "0.02" and is_seed(run, "1"))
         store.execute("update runs set lifecycle_stage = 'deleted' where run_uuid = ?", (lost,))
-    assert "done (" not in compare(project, "rates"), "a row that was lost is made from what DVC kept"
+    assert "done (" not in compare(project, "rates"), "a run that was lost is made from what DVC kept"
     assert trained(project) == once("0", "1", "2")
     assert experiments(project) == 6
 
@@ -98,8 +98,8 @@ def test_only_what_is_missing_is_run(project: Project) -> None:
     assert "low, high: 0 runs done, 4 missing" in compare(project), "what other code made does not count"
 
 
-def is_seed(row: dict[str, dict[str, str]], seed: str) -> bool:
-    return row["params"]["train.seed"] == seed
+def is_seed(run: dict[str, dict[str, str]], seed: str) -> bool:
+    return run["params"]["train.seed"] == seed
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ LR = "train.adamw.learning_rate"
 RATES = [f"0.{number}" for number in range(11, 31)]  # each of which writes other bytes
 
 
-@pytest.mark.slow
-def test_twenty_experiments_by_four_workers_leave_all_their_rows(project: Project) -> None:
+@pytest.mark.nightly
+def test_twenty_experiments_by_four_workers_leave_all_their_runs(project: Project) -> None:
     project.dvc("exp", "run", "--queue", "-S", f"{LR}={','.join(RATES)}")
     project.start_queue(4)
     status = project.wait_for_queue(seconds=1200)
@@ -18,24 +18,24 @@ def test_twenty_experiments_by_four_workers_leave_all_their_rows(project: Projec
     assert len(logs) == len(RATES)
     assert not [log for log in logs if "warning: MLflow" in log]
 
-    rows = project.runs()
-    assert {row["status"] for row in rows} == {"FINISHED"}
-    assert len({row["tags"]["state"] for row in rows}) == len(rows) == 1 + 3 * (1 + len(RATES))
+    runs = project.runs()
+    assert {run["status"] for run in runs} == {"FINISHED"}
+    assert len({run["tags"]["state"] for run in runs}) == len(runs) == 1 + 3 * (1 + len(RATES))
     for name, commit in experiments(project).items():
         lock = YAML(typ="safe").load(project.git("show", f"{commit}:dvc.lock"))["stages"]
-        (train,) = (row for row in project.runs_of("train") if row["tags"].get("dvc.exp_name") == name)
+        (train,) = (run for run in project.runs_of("train") if run["tags"].get("dvc.exp_name") == name)
         assert train["params"][LR] == str(lock["train"]["params"]["params.yaml"]["train"]["adamw"]["learning_rate"])
-        below = {row["tags"]["stage"]: row for row in rows if row["tags"].get("train_state") == train["tags"]["state"]}
-        for row in (train, below["evaluate"], below["gradients"]):
-            outs = {f"output/{out['path']}": out["md5"] for out in lock[row["tags"]["stage"]]["outs"]}
-            assert outs == {tag: digest for tag, digest in row["tags"].items() if tag.startswith("output/")}
-            assert (row["artifacts"] / "lineage.json").is_file()
-        for row in below.values():
-            assert row["tags"]["mlflow.parentRunId"] == train["id"]
+        below = {run["tags"]["stage"]: run for run in runs if run["tags"].get("train_state") == train["tags"]["state"]}
+        for run in (train, below["evaluate"], below["gradients"]):
+            outs = {f"output/{out['path']}": out["md5"] for out in lock[run["tags"]["stage"]]["outs"]}
+            assert outs == {tag: digest for tag, digest in run["tags"].items() if tag.startswith("output/")}
+            assert (run["artifacts"] / "lineage.json").is_file()
+        for run in below.values():
+            assert run["tags"]["mlflow.parentRunId"] == train["id"]
         assert train["metrics"]["train/length"] == len(train["params"][LR])
         assert train["metrics"]["eval/length"] == below["evaluate"]["metrics"]["eval/length"]
         assert train["metrics"]["gradients/length"] == below["gradients"]["metrics"]["gradients/length"]
-    assert project.sync() == f"{len(rows)} runs present\n"
+    assert project.sync() == f"{len(runs)} runs present\n"
 
 
 def experiments(project: Project) -> dict[str, str]:

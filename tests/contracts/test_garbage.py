@@ -39,11 +39,11 @@ def an_hour_later(project: Project) -> None:
 
 
 def ids(project: Project) -> set[str]:
-    return {row["id"] for row in project.runs()}
+    return {run["id"] for run in project.runs()}
 
 
 def trained(project: Project, learning_rate: float) -> set[str]:
-    """Run with a learning rate; return the rows of that."""
+    """Run with a learning rate; return the runs of that."""
     before = ids(project)
     project.set(LR, learning_rate)
     project.dvc("repro")
@@ -55,10 +55,10 @@ def forget_what_ran(project: Project) -> None:
 
 
 def assert_sync_has_nothing_to_do(project: Project) -> None:
-    rows = ids(project)
+    runs = ids(project)
     assert re.fullmatch(r"\d+ runs present\n", project.sync())
-    assert ids(project) == rows
-    assert all((row["artifacts"] / "lineage.json").is_file() for row in project.runs())
+    assert ids(project) == runs
+    assert all((run["artifacts"] / "lineage.json").is_file() for run in project.runs())
     assert gc(project).startswith(NOTHING)
 
 
@@ -101,22 +101,22 @@ def test_what_something_refers_to_stays_and_all_else_goes(project: Project) -> N
     assert project.ran(project.dvc("repro")) == []
 
 
-DELETED_ROW = """
+DELETED_RUN = """
 from mlflow.entities import Metric
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 client = open_store()
-row = client.create_run(experiment_id(client, "models"), tags={"state": "0"}, run_name="unloved")
+run = client.create_run(experiment_id(client, "models"), tags={"state": "0"}, run_name="unloved")
 for number in range(5):
-    client.log_batch(row.info.run_id, metrics=[Metric(f"m{i}", 0.0, 0, number) for i in range(1000)])
-client.log_text(row.info.run_id, "x" * 5000, "note.txt")
-client.delete_run(row.info.run_id)
-print(row.info.run_id)
+    client.log_batch(run.info.run_id, metrics=[Metric(f"m{i}", 0.0, 0, number) for i in range(1000)])
+client.log_text(run.info.run_id, "x" * 5000, "note.txt")
+client.delete_run(run.info.run_id)
+print(run.info.run_id)
 """
 
 
 def make_leftovers(project: Project) -> list[Path]:
     """Leave behind what killed processes and earlier times leave behind."""
-    deleted = project.python("-c", DELETED_ROW).strip()
+    deleted = project.python("-c", DELETED_RUN).strip()
     paths = [
         project.folder / "mlruns" / deleted / "artifacts/note.txt",
         project.folder / "mlruns" / ("0123456789abcdef" * 2) / "artifacts/old.txt",
@@ -131,7 +131,7 @@ def make_leftovers(project: Project) -> list[Path]:
     return paths
 
 
-OPEN_ROWS = """
+OPEN_RUNS = """
 import time
 from gradtrail.tracking.mlflow.tags import process_tags
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
@@ -143,8 +143,8 @@ time.sleep(600)
 """
 
 
-def test_open_rows_and_those_that_only_just_ended_stay(project: Project) -> None:
-    process = project.start(sys.executable, "-c", OPEN_ROWS, env=own_code(project))
+def test_open_runs_and_those_that_only_just_ended_stay(project: Project) -> None:
+    process = project.start(sys.executable, "-c", OPEN_RUNS, env=own_code(project))
     assert process.stdout
     try:
         assert any("ready" in line for line in process.stdout)
@@ -152,33 +152,33 @@ def test_open_rows_and_those_that_only_just_ended_stay(project: Project) -> None
         project.git("checkout", "-q", ".")
         project.dvc("checkout")
         forget_what_ran(project)
-        rows = ids(project)
+        runs = ids(project)
         assert gc(project, "--yes").startswith(NOTHING)
-        assert ids(project) == rows
+        assert ids(project) == runs
         an_hour_later(project)
         assert f"removed: {len(ended) + 1}," in gc(project, "--yes"), "and the locks of their states"
-        assert ids(project) == rows - ended
+        assert ids(project) == runs - ended
     finally:
         stop(process, signal.SIGKILL, when=lambda: True)
     assert "removed: 1," in gc(project, "--yes")
-    assert [row["tags"]["process"] for row in project.runs() if row["status"] == "RUNNING"] == ["elsewhere:1"]
+    assert [run["tags"]["process"] for run in project.runs() if run["status"] == "RUNNING"] == ["elsewhere:1"]
 
 
 def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
     project.set(LR, 0.5)
-    row_of: dict[str, str] = {}
+    run_of: dict[str, str] = {}
 
     def has_begun() -> bool:
-        row_of.update({row["tags"]["state"]: row["id"] for row in project.runs() if row["status"] == "RUNNING"})
-        return bool(row_of)
+        run_of.update({run["tags"]["state"]: run["id"] for run in project.runs() if run["status"] == "RUNNING"})
+        return bool(run_of)
 
     stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
-    ((state, run_id),) = row_of.items()
+    ((state, run_id),) = run_of.items()
     project.git("checkout", "-q", ".")
     project.dvc("checkout")
     checkpoint = project.folder / ".gradtrail/resume" / f"{state[:32]}-cpu1" / "step_000000001"
     checkpoint.mkdir(parents=True)
-    (done,) = (row["tags"]["state"] for row in project.runs_of("train") if row["id"] != run_id)
+    (done,) = (run["tags"]["state"] for run in project.runs_of("train") if run["id"] != run_id)
     complete = project.folder / ".gradtrail/resume" / f"{done[:32]}-cpu1"
     complete.mkdir()
     said = gc(project, "--yes")
@@ -197,7 +197,7 @@ def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
     assert_sync_has_nothing_to_do(project)
 
 
-def test_a_row_that_another_hangs_below_stays(project: Project) -> None:
+def test_a_run_that_another_hangs_below_stays(project: Project) -> None:
     """Two trainings of the same bytes have one evaluation, whose parent is the first one."""
     (first,) = project.runs_of("train")
     project.set(CLIP, 5.0)  # which the small stage does not look at
@@ -212,12 +212,12 @@ def test_a_row_that_another_hangs_below_stays(project: Project) -> None:
     assert_sync_has_nothing_to_do(project)
 
 
-def test_a_row_of_other_code_that_stands_for_a_commit_stays(project: Project) -> None:
+def test_a_run_of_other_code_that_stands_for_a_commit_stays(project: Project) -> None:
     core = project.folder / "src/gradtrail/core/second.py"
     core.write_text(core.read_text() + "# a word to the reader\n")
     project.dvc("repro")
     project.git("checkout", "-q", ".")
-    edited, committed = (row["id"] for row in project.runs_of("train"))
+    edited, committed = (run["id"] for run in project.runs_of("train"))
     sql(project, f"delete from runs where run_uuid = '{committed}'")  # noqa: S608
     assert project.sync() == "4 runs present\n"
     forget_what_ran(project)
@@ -228,15 +228,15 @@ def test_a_row_of_other_code_that_stands_for_a_commit_stays(project: Project) ->
 
 
 INTERRUPTED = """
-from gradtrail.io import garbage, garbage_rows
-purge, calls = garbage_rows._get_store, []
+from gradtrail.tracking.gc import gc, runs
+purge, calls = runs._get_store, []
 def broken(uri):
     calls.append(uri)
     if len(calls) > 1:
         raise KeyboardInterrupt
     return purge(uri)
-garbage_rows._get_store = broken
-garbage.collect_garbage(yes=True)
+runs._get_store = broken
+gc.collect_garbage(yes=True)
 """
 
 
@@ -277,7 +277,7 @@ def on_a_terminal(project: Project, command: Sequence[str], answer: bytes) -> st
     return said.decode()
 
 
-@pytest.mark.parametrize("store", ["none", "its row"])
+@pytest.mark.parametrize("store", ["none", "its run"])
 def test_a_lock_without_its_files_makes_no_training_complete(project: Project, store: str) -> None:
     """As in a fresh clone, where the training that the lock names was stopped before its first end."""
     (train,) = project.runs_of("train")
@@ -312,7 +312,7 @@ def test_on_a_terminal_it_asks(project: Project) -> None:
     assert not leftover.exists()
 
 
-def test_rows_of_a_server_are_left_alone(project: Project) -> None:
+def test_runs_of_a_server_are_left_alone(project: Project) -> None:
     (leftover := project.folder / ".outs/train").mkdir()
     checkpoint = project.folder / ".gradtrail/resume" / f"{'0' * 32}-cpu1"
     checkpoint.mkdir(parents=True)
@@ -320,22 +320,22 @@ def test_rows_of_a_server_are_left_alone(project: Project) -> None:
     trained(project, 0.25)
     project.git("checkout", "-q", ".")
     an_hour_later(project)
-    rows = ids(project)
+    runs = ids(project)
     said = gc(project, "--yes", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert said.startswith("runs are not removed")
     assert not leftover.exists()
     assert checkpoint.exists(), "nobody here knows whether it is complete"
-    assert ids(project) == rows
+    assert ids(project) == runs
 
 
 def test_it_refuses_where_it_cannot_tell(project: Project, tmp_path: Path) -> None:
     trained(project, 0.25)
     project.git("checkout", "-q", ".")
     an_hour_later(project)
-    rows = ids(project)
+    runs = ids(project)
     assert "git does not work here" in gc(project, "--yes", check=False, GIT_DIR=str(tmp_path / "no"))
     (project.folder / ".dvc/cache").rename(project.folder / ".dvc/away")
-    assert "DVC's cache is not there" in gc(project, "--yes", check=False)
+    assert "DVC's cache is missing" in gc(project, "--yes", check=False)
     (project.folder / "dvc.yaml").rename(project.folder / "away.yaml")
     assert "no dvc.yaml here" in gc(project, "--yes", check=False)
-    assert ids(project) == rows
+    assert ids(project) == runs

@@ -1,4 +1,4 @@
-"""A project that was moved or copied: rows and artifacts open in the new place, and nothing names the old one."""
+"""A project that was moved or copied: runs and artifacts open in the new place, and nothing names the old one."""
 
 import shutil
 import sqlite3
@@ -36,7 +36,7 @@ def locations(project: Project) -> list[str]:
 
 
 def downloads(project: Project) -> dict[str, str]:
-    """Return the digest of all artifacts of each row, as MLflow gives them."""
+    """Return the digest of all artifacts of each run, as MLflow gives them."""
     lines = project.python("-c", DOWNLOAD, env={"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}).splitlines()
     return dict(line.split() for line in lines)
 

@@ -15,7 +15,7 @@ OUTS = ("models/final.safetensors", "results/evaluate/words.txt", "results/gradi
 
 @pytest.fixture
 def project(project: Project) -> Project:
-    """A copy, of which it has been said that the rows were led here."""
+    """A copy, of which it has been said that the runs were led here."""
     project.sync()
     return project
 
@@ -35,20 +35,20 @@ def digests(project: Project) -> dict[str, str]:
 
 
 def of_learning_rate(project: Project, value: str) -> dict[str, Any]:
-    (row,) = (row for row in project.runs_of("train") if row["params"][LR] == value)
-    return row
+    (run,) = (run for run in project.runs_of("train") if run["params"][LR] == value)
+    return run
 
 
 def test_the_chain_goes_down_to_the_raw_data(project: Project) -> None:
-    row = project.runs_of("evaluate")[0]
-    told = show(project, row["id"])
-    assert told == show(project, row["tags"]["state"][:10]) == show(project, "results/evaluate/words.txt")
+    run = project.runs_of("evaluate")[0]
+    told = show(project, run["id"])
+    assert told == show(project, run["tags"]["state"][:10]) == show(project, "results/evaluate/words.txt")
     for path in ("results/evaluate/words.txt", "models/final.safetensors", "data/words.txt"):
         assert f"{path}  {digest(project.folder / path)}" in told
     for stage in ("evaluate", "train", "fetch"):
         (made,) = project.runs_of(stage)
         assert f"{stage}  state {made['tags']['state'][:12]}  run {made['id'][:12]}" in told
-    assert row["tags"]["mlflow.source.git.commit"] in told
+    assert run["tags"]["mlflow.source.git.commit"] in told
     assert "the working folder has it" in told
     assert "differs from params.yaml" not in told
 
@@ -56,16 +56,16 @@ def test_the_chain_goes_down_to_the_raw_data(project: Project) -> None:
 @pytest.mark.slow
 def test_what_is_not_there_is_one_line(project: Project, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("of nobody")
-    for what, said in (("nobody", "no run has this name"), (str(tmp_path / "other.txt"), "no run wrote these bytes")):
+    for what, said in (("nobody", "no run has this name"), (str(tmp_path / "other.txt"), "no run wrote")):
         (line,) = show(project, what, check=False).splitlines()
         assert said in line
 
 
 @pytest.mark.slow
-def test_of_several_rows_a_person_chooses(project: Project) -> None:
+def test_of_several_runs_a_person_chooses(project: Project) -> None:
     project.set(LR, 0.5)
     project.dvc("repro")
-    ids = {row["id"] for row in project.runs_of("evaluate")}
+    ids = {run["id"] for run in project.runs_of("evaluate")}
     listed = show(project, "evaluate final", check=False)
     assert listed.startswith("evaluate final: 2 runs; which one?")
     for line in listed.splitlines()[1:]:
@@ -75,29 +75,29 @@ def test_of_several_rows_a_person_chooses(project: Project) -> None:
 
 @pytest.mark.slow
 def test_a_commit_is_restored(project: Project) -> None:
-    before, row = digests(project), of_learning_rate(project, "0.005")
+    before, run = digests(project), of_learning_rate(project, "0.005")
     elsewhere = shutil.copy(project.folder / "models/final.safetensors", project.folder.parent / "a copy")
     project.set(LR, 0.5)
     project.dvc("repro")
     project.commit("another learning rate")
     told = show(project, str(elsewhere))
     assert f"{LR}: 0.005, now 0.5" in told
-    assert row["tags"]["state"] in told
+    assert run["tags"]["state"] in told
     (command,) = commands(told)
     project.run("sh", "-c", command)
     assert digests(project) == before
-    assert "the working folder has it" in show(project, row["id"])
+    assert "the working folder has it" in show(project, run["id"])
     assert project.ran(project.dvc("repro")) == []
 
 
 @pytest.mark.slow
 def test_a_changed_working_folder_is_stashed_first(project: Project) -> None:
     """Git would keep the changes, and `dvc checkout` would fill in what they say."""
-    before, row = digests(project), of_learning_rate(project, "0.005")
+    before, run = digests(project), of_learning_rate(project, "0.005")
     project.set(LR, 0.5)
     project.dvc("repro")
     assert digests(project) != before
-    (command,) = commands(show(project, row["id"]))
+    (command,) = commands(show(project, run["id"]))
     assert command.startswith("git stash && git checkout ")
     project.run("sh", "-c", command)
     assert digests(project) == before
@@ -105,17 +105,17 @@ def test_a_changed_working_folder_is_stashed_first(project: Project) -> None:
 
 @pytest.mark.slow
 def test_without_a_cache_it_is_made_again(project: Project, tmp_path: Path) -> None:
-    before, row = digests(project), of_learning_rate(project, "0.005")
+    before, run = digests(project), of_learning_rate(project, "0.005")
     shutil.rmtree(project.folder / ".dvc/cache")
     shutil.rmtree(project.folder / "models")
-    (command,) = commands(show(project, row["id"]))
+    (command,) = commands(show(project, run["id"]))
     assert command == "dvc repro train"
     project.run("sh", "-c", command)
     assert digests(project) == before
     project.dvc("remote", "add", "--local", "far", str(tmp_path))
     shutil.rmtree(project.folder / ".dvc/cache")
     shutil.rmtree(project.folder / "models")
-    assert commands(show(project, row["id"])) == ["dvc pull"]
+    assert commands(show(project, run["id"])) == ["dvc pull"]
 
 
 @pytest.mark.slow
@@ -125,20 +125,20 @@ def test_an_experiment_is_restored(project: Project, options: tuple[str, ...]) -
     project.dvc("exp", "run", *options, "-S", f"{LR}=0.5", "--name", "higher")
     project.git("checkout", "-q", ".")
     project.dvc("checkout")
-    row = of_learning_rate(project, "0.5")
-    assert row["tags"]["dvc.exp_name"] == "higher"
-    assert row["tags"]["dvc.exp_baseline"] == project.git("rev-parse", "HEAD").strip()
-    for what in (row["tags"]["state"], row["id"][:8], "higher"):
+    run = of_learning_rate(project, "0.5")
+    assert run["tags"]["dvc.exp_name"] == "higher"
+    assert run["tags"]["dvc.exp_baseline"] == project.git("rev-parse", "HEAD").strip()
+    for what in (run["tags"]["state"], run["id"][:8], "higher"):
         assert commands(show(project, what)) == ["dvc exp apply higher"]
     project.run("sh", "-c", "dvc exp apply higher")
-    assert digests(project)["models/final.safetensors"] == row["tags"]["output/models/final.safetensors"]
+    assert digests(project)["models/final.safetensors"] == run["tags"]["output/models/final.safetensors"]
     assert digests(project)["models/final.safetensors"] != before["models/final.safetensors"]
     (project.folder / "mlflow.db").unlink()
     project.sync()
     made_again = of_learning_rate(project, "0.5")["tags"]
     for tag in ("mlflow.source.git.commit", "git.dirty", "dvc.exp_name", "dvc.exp_baseline"):
         assert tag in made_again
-    assert made_again["dvc.exp_baseline"] == row["tags"]["dvc.exp_baseline"]
+    assert made_again["dvc.exp_baseline"] == run["tags"]["dvc.exp_baseline"]
 
 
 @pytest.mark.slow
@@ -150,25 +150,25 @@ def test_what_no_lock_names_is_made_again(project: Project, *, forget: bool) -> 
     source.write_text(source.read_text().replace("third", "third of another kind"))
     (project.folder / "notes.txt").write_text("of no importance")
     project.dvc("repro")
-    before, row = digests(project), project.runs_of("evaluate")[0]
-    assert row["tags"]["git.dirty"] == "true"
+    before, run = digests(project), project.runs_of("evaluate")[0]
+    assert run["tags"]["git.dirty"] == "true"
     project.git("checkout", "-q", ".")
     project.dvc("checkout")
     assert digests(project) != before
     if forget:
         shutil.rmtree(project.folder / ".dvc/cache/runs")
-    (command,) = commands(show(project, row["tags"]["state"]))
+    (command,) = commands(show(project, run["tags"]["state"]))
     assert "git apply mlruns/" in command
     project.run("sh", "-c", command)
     assert digests(project)["results/evaluate/words.txt"] == before["results/evaluate/words.txt"]
     assert "another kind" in (project.folder / "results/evaluate/words.txt").read_text()
     project.sync()
-    assert [each["id"] for each in project.runs_of("evaluate")].count(row["id"]) == 1
+    assert [each["id"] for each in project.runs_of("evaluate")].count(run["id"]) == 1
     assert len(project.runs_of("evaluate")) == 2
 
 
 @pytest.mark.slow
-def test_a_row_made_again_says_whether_its_commit_has_what_it_was_made_with(project: Project) -> None:
+def test_a_run_made_again_says_whether_its_commit_has_what_it_was_made_with(project: Project) -> None:
     (project.folder / "mlflow.db").unlink()
     project.set(LR, 0.5)
     project.dvc("repro")

@@ -1,6 +1,6 @@
-"""Whatever happened before, after a sync MLflow has one whole row for each state that was made, and no other.
+"""Whatever happened before, after a sync MLflow has one whole run for each state that was made, and no other.
 
-Each history is told twice: as it was, and once more after the store is lost, when every row has to come from the files.
+Each history is told twice: as it was, and once more after the store is lost, when every run has to come from the files.
 """
 
 import json
@@ -79,14 +79,14 @@ def killed(project: Project) -> None:
     project.set(LR, 0.5)
 
     def has_begun() -> bool:
-        return any(row["status"] == "RUNNING" for row in project.runs_of("train"))
+        return any(run["status"] == "RUNNING" for run in project.runs_of("train"))
 
     stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
     assert has_begun()
 
 
 def killed_under_force(project: Project) -> None:
-    """The row was whole before; the lock still names its state, whose outs are gone from the working folder."""
+    """The run was whole before; the lock still names its state, whose outs are gone from the working folder."""
 
     def has_begun() -> bool:
         return project.runs_of("train")[0]["status"] == "RUNNING"
@@ -116,7 +116,7 @@ def experiments_applied_branched_and_removed(project: Project) -> None:
     project.dvc("exp", "remove", "here", "there")
 
 
-slow = pytest.mark.slow
+slow, nightly = pytest.mark.slow, pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
@@ -134,37 +134,37 @@ slow = pytest.mark.slow
         pytest.param(killed, FIRST, marks=slow),
         pytest.param(killed_under_force, FIRST, marks=slow),
         pytest.param(experiments, [*FIRST, *OTHER, "evaluate bins"], marks=slow),
-        pytest.param(queue_of_two_workers, [*FIRST, "train clip", "train clip"], marks=slow),
+        pytest.param(queue_of_two_workers, [*FIRST, "train clip", "train clip"], marks=nightly),
         pytest.param(experiments_applied_branched_and_removed, [*FIRST, *OTHER, "evaluate bins"], marks=slow),
     ],
 )
-def test_after_a_sync_each_state_has_one_row(
+def test_after_a_sync_each_state_has_one_run(
     project: Project, history: Callable[[Project], None], expected: list[str]
 ) -> None:
     history(project)
     project.sync()
-    assert whole_rows(project) == sorted(expected)
+    assert whole_runs(project) == sorted(expected)
     before = by_state(project)
-    (project.folder / "mlflow.db").unlink()
+    project.empty_store()
     project.sync()
-    assert whole_rows(project) == sorted(expected)
+    assert whole_runs(project) == sorted(expected)
     assert by_state(project) == before
-    assert all(row["tags"]["rebuilt"] == "true" for row in project.runs())
+    assert all(run["tags"]["rebuilt"] == "true" for run in project.runs())
 
 
-@pytest.mark.slow
-def test_a_killed_run_that_goes_on_has_one_row(project: Project) -> None:
+@slow
+def test_a_killed_run_that_goes_on_has_one_run(project: Project) -> None:
     killed(project)
     project.sync()
-    assert [row["status"] for row in project.runs_of("train")] == ["KILLED", "FINISHED"]
+    assert [run["status"] for run in project.runs_of("train")] == ["KILLED", "FINISHED"]
     project.dvc("repro")
     project.sync()
-    assert whole_rows(project) == sorted(FIRST + OTHER)
-    assert [row["status"] for row in project.runs_of("train")] == ["FINISHED", "FINISHED"]
+    assert whole_runs(project) == sorted(FIRST + OTHER)
+    assert [run["status"] for run in project.runs_of("train")] == ["FINISHED", "FINISHED"]
 
 
-@pytest.mark.slow
-def test_a_clone_with_a_cache_has_the_rows_of_all_branches(project: Project, tmp_path: Path) -> None:
+@slow
+def test_a_clone_with_a_cache_has_the_runs_of_all_branches(project: Project, tmp_path: Path) -> None:
     project.git("checkout", "-qb", "other")
     project.set(LR, 0.5)
     project.dvc("repro")
@@ -176,21 +176,21 @@ def test_a_clone_with_a_cache_has_the_rows_of_all_branches(project: Project, tmp
     assert "states whose files are not here: 7" in clone.sync()
     shutil.copytree(project.folder / ".dvc/cache/files", clone.folder / ".dvc/cache/files")
     assert "rebuilt: fetch, train (2), evaluate (2), gradients (2)" in clone.sync()
-    assert whole_rows(clone) == sorted(FIRST + OTHER)
+    assert whole_runs(clone) == sorted(FIRST + OTHER)
     assert by_state(clone) == before
-    commits = {row["tags"]["mlflow.source.git.commit"] for row in clone.runs() if row["params"].get(LR) == "0.5"}
+    commits = {run["tags"]["mlflow.source.git.commit"] for run in clone.runs() if run["params"].get(LR) == "0.5"}
     assert commits == {clone.git("rev-parse", "origin/other").strip()}
     assert not (clone.folder / "models/final.safetensors").exists(), "a sync leaves the working folder alone"
 
 
-@pytest.mark.slow
+@nightly
 def test_twenty_commits_are_brought_into_an_empty_store(project: Project) -> None:
     for number in range(20):
         commit_as_if_run(project, f"{number + 1}.0")
     project.git("checkout", "-q", "HEAD~3")
     (project.folder / "mlflow.db").unlink()
     assert "rebuilt: fetch, train (21), evaluate (21), gradients\n" in project.sync()
-    assert len(whole_rows(project)) == 44
+    assert len(whole_runs(project)) == 44
     assert project.sync() == "44 runs present\n"
 
 
@@ -202,7 +202,8 @@ def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_pat
     store, cache = project.folder / "mlflow.db", project.folder / ".dvc/cache/files/md5"
 
     def says() -> str:
-        return project.run(sys.executable, "-m", "gradtrail", "sync", env={"PYTHONPATH": path}, check=False)
+        process = project.start(sys.executable, "-m", "gradtrail", "sync", env={"PYTHONPATH": path})
+        return process.communicate(timeout=300)[0]
 
     assert "MLflow is imported" in says()
     project.sync()
@@ -221,27 +222,27 @@ def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_pat
         assert says() == "4 runs present\n"
 
 
-STRANGE_ROWS = """
+STRANGE_RUNS = """
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 client = open_store()
-(row,) = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train'")
-twin = client.create_run(row.info.experiment_id, tags=row.data.tags)
+(run,) = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train'")
+twin = client.create_run(run.info.experiment_id, tags=run.data.tags)
 client.set_terminated(twin.info.run_id)
 elsewhere = {"state": "0", "stage": "train", "process": "elsewhere:1"}
-client.create_run(row.info.experiment_id, tags=elsewhere)
+client.create_run(run.info.experiment_id, tags=elsewhere)
 """
 
 
 @slow
-def test_rows_of_two_clones_and_of_other_hosts(project: Project) -> None:
-    """Two clones that share a server may each make a row of a state; the older stays. Other hosts' rows are theirs."""
+def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
+    """Two clones that share a server may each make a run of a state; the older stays. Other hosts' runs are theirs."""
     (train,) = project.runs_of("train")
-    project.python("-c", STRANGE_ROWS)
+    project.python("-c", STRANGE_RUNS)
     said = project.sync()
     assert "deleted as duplicates: 1" in said
     assert "open on other hosts: 1" in said
-    assert whole_rows(project) == FIRST
-    assert train["id"] in {row["id"] for row in project.runs_of("train")}
+    assert whole_runs(project) == FIRST
+    assert train["id"] in {run["id"] for run in project.runs_of("train")}
     assert project.sync().strip() == "4 runs present; open on other hosts: 1"
 
 
@@ -252,11 +253,11 @@ def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
         project.commit("odd")
     (project.folder / "dvc.lock").write_bytes(lock)
     assert project.sync().endswith("4 runs present; skipped, not readable: 2\n")
-    assert whole_rows(project) == FIRST
+    assert whole_runs(project) == FIRST
 
 
 @slow
-def test_a_row_says_what_was_changed_in_what_matters(project: Project) -> None:
+def test_a_run_says_what_was_changed_in_what_matters(project: Project) -> None:
     clean = project.runs_of("evaluate")[0]
     assert clean["tags"]["git.dirty"] == "true", "no .gitignore of an out was in git at the first run"
     project.dvc("repro", "--force", "--single-item", "evaluate")
@@ -264,62 +265,62 @@ def test_a_row_says_what_was_changed_in_what_matters(project: Project) -> None:
     project.set(BINS, 7)
     (project.folder / "notes.txt").write_text("x")
     project.dvc("repro")
-    row = project.runs_of("evaluate")[0]
-    assert row["tags"]["git.dirty"] == "true"
-    diff = (row["artifacts"] / "git.diff").read_text()
+    run = project.runs_of("evaluate")[0]
+    assert run["tags"]["git.dirty"] == "true"
+    diff = (run["artifacts"] / "git.diff").read_text()
     assert "+  calibration_bins: 7" in diff
     assert "# not in git: notes.txt" in diff
     assert "dvc.lock" not in diff
 
 
 @slow
-def test_rows_hold_the_weights_where_params_ask_for_it(project: Project) -> None:
+def test_runs_hold_the_weights_where_params_ask_for_it(project: Project) -> None:
     weights = (project.folder / "models/final.safetensors").read_bytes()
     project.set("runtime.copy_outs", True)
     (project.folder / "mlflow.db").unlink()
     shutil.rmtree(project.folder / "models")
     project.sync()
-    (row,) = project.runs_of("train")
-    assert [path.name for path in (row["artifacts"] / "models").iterdir()] == ["final.safetensors"]
-    assert (row["artifacts"] / "models/final.safetensors").read_bytes() == weights
+    (run,) = project.runs_of("train")
+    assert [path.name for path in (run["artifacts"] / "models").iterdir()] == ["final.safetensors"]
+    assert (run["artifacts"] / "models/final.safetensors").read_bytes() == weights
 
 
-def whole_rows(project: Project) -> list[str]:
-    """Return what the finished rows are of, sorted: stage, and which params are not the first ones.
+def whole_runs(project: Project) -> list[str]:
+    """Return what the finished runs are of, sorted: stage, and which params are not the first ones.
 
-    Asserts what holds of all rows: none is open; each state has one; each is complete, and hangs below its training.
+    Asserts what holds of all runs: none is open; each state has one; each is complete, and hangs below its training.
     """
-    rows = [row for row in project.runs() if row["tags"].get("process") != "elsewhere:1"]
-    assert "RUNNING" not in {row["status"] for row in rows}
-    whole = [row for row in rows if row["status"] == "FINISHED"]
-    assert len({row["tags"]["state"] for row in rows}) == len(rows)
-    trainings = {row["tags"]["state"]: row for row in whole if row["tags"]["stage"] == "train"}
-    by_id = {row["id"]: row for row in whole}
-    for row in whole:
-        stage = row["tags"]["stage"]
-        assert row["params"]
-        assert (row["artifacts"] / "lineage.json").is_file()
+    runs = [run for run in project.runs() if run["tags"].get("process") != "elsewhere:1"]
+    assert "RUNNING" not in {run["status"] for run in runs}
+    whole = [run for run in runs if run["status"] == "FINISHED"]
+    assert len({run["tags"]["state"] for run in runs}) == len(runs)
+    trainings = {run["tags"]["state"]: run for run in whole if run["tags"]["stage"] == "train"}
+    by_id = {run["id"]: run for run in whole}
+    for run in whole:
+        stage = run["tags"]["stage"]
+        assert run["params"]
+        assert (run["artifacts"] / "lineage.json").is_file()
         if stage == "train":
-            weights = row["tags"]["output/models/final.safetensors"]
+            weights = run["tags"]["output/models/final.safetensors"]
             assert digest(project.folder / ".dvc/cache/files/md5" / weights[:2] / weights[2:]) == weights
-            assert not (row["artifacts"] / "models").exists(), "the weights are DVC's"
+            assert not (run["artifacts"] / "models").exists(), "the weights are DVC's"
         if stage in ("evaluate", "gradients"):
-            parent = by_id[row["tags"]["mlflow.parentRunId"]]
-            assert parent is trainings[row["tags"]["train_state"]]
-            assert parent["tags"]["output/models/final.safetensors"] == row["tags"]["input/models/final.safetensors"]
-            assert (row["artifacts"] / "results/words.txt").is_file()
-    return sorted(label(row) for row in whole)
+            parent = by_id[run["tags"]["mlflow.parentRunId"]]
+            assert parent is trainings[run["tags"]["train_state"]]
+            assert parent["tags"]["output/models/final.safetensors"] == run["tags"]["input/models/final.safetensors"]
+            assert (run["artifacts"] / "results/words.txt").is_file()
+    return sorted(label(run) for run in whole)
 
 
-def label(row: dict[str, Any]) -> str:
+def label(run: dict[str, Any]) -> str:
     first = {LR: ("lr", "0.005"), CLIP: ("clip", "1.0"), BINS: ("bins", "15"), TOP: ("top", "0.01")}
-    changed = [short for key, (short, value) in first.items() if row["params"].get(key, value) != value]
-    return " ".join([row["tags"]["stage"], *changed])
+    changed = [short for key, (short, value) in first.items() if run["params"].get(key, value) != value]
+    return " ".join([run["tags"]["stage"], *changed])
 
 
 def by_state(project: Project) -> dict[str, dict[str, float]]:
-    """Return the metrics of each whole row."""
-    return {row["tags"]["state"]: row["metrics"] for row in project.runs() if row["status"] == "FINISHED"}
+    """Return the metrics of each whole run."""
+    return {run["tags"]["state"]: run["metrics"] for run in project.runs() if run["status"] == "FINISHED"}
 
 
 def commit_as_if_run(project: Project, learning_rate: str) -> None:
@@ -355,14 +356,14 @@ def into_cache(project: Project, content: str) -> str:
 
 
 @slow
-def test_a_commit_whose_code_wrote_the_same_bytes_gets_no_row_made(project: Project) -> None:
+def test_a_commit_whose_code_wrote_the_same_bytes_gets_no_run_made(project: Project) -> None:
     """As in a fresh clone, whose history has many states that differ in code alone, after its first run."""
     core = project.folder / "src/gradtrail/core/second.py"
     core.write_text(core.read_text() + "# a word to the reader\n")
     project.dvc("repro")
     project.commit("edited")
-    (edited, _) = (row["tags"]["state"] for row in project.runs_of("train"))
+    (edited, _) = (run["tags"]["state"] for run in project.runs_of("train"))
     (project.folder / "mlflow.db").unlink()
     project.dvc("repro", "--force")
     project.sync()
-    assert [row["tags"]["state"] for row in project.runs_of("train")] == [edited]
+    assert [run["tags"]["state"] for run in project.runs_of("train")] == [edited]

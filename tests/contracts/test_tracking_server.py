@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 STAGES = ["fetch", "train", "evaluate", "gradients"]
 LR, BINS = "train.adamw.learning_rate", "evaluate.calibration_bins"
 WARNING = "warning: MLflow's store failed ("
-ARTIFACTS = {  # of the small project's rows → the file that each is a copy of
+ARTIFACTS = {  # of the small project's runs → the file that each is a copy of
     "evaluate": {"results/words.txt": "results/evaluate/words.txt"},
     "gradients": {"results/words.txt": "results/gradients/words.txt"},
 }
@@ -82,7 +82,7 @@ def check_whole_story(project: Project, server: TrackingServer, folder: Path) ->
     output = client.dvc("repro")
     assert client.ran(output) == STAGES
     assert "warning" not in output.lower()
-    check_rows(client, server)
+    check_runs(client, server)
     assert not (project.folder / "mlflow.db").exists()
     assert not (project.folder / "mlruns").exists(), "the artifacts are the server's"
     assert client.sync() == "4 runs present\n"
@@ -94,11 +94,11 @@ def check_whole_story(project: Project, server: TrackingServer, folder: Path) ->
     assert clone.sync() == "4 runs present\n"
     assert clone.ran(clone.dvc("repro", "--force")) == STAGES
     assert clone.sync() == "4 runs present\n"
-    check_rows(client, server)
-    assert {row["tags"]["attempts"] for row in server.runs()} == {"2"}
+    check_runs(client, server)
+    assert {run["tags"]["attempts"] for run in server.runs()} == {"2"}
 
 
-def test_two_clones_that_take_turns_have_one_row_a_state(
+def test_two_clones_that_take_turns_have_one_run_a_state(
     project: Project, server: TrackingServer, tmp_path: Path
 ) -> None:
     first = Client(project.folder, server.uri)
@@ -114,7 +114,7 @@ def test_two_clones_that_take_turns_have_one_row_a_state(
     check_states(server, trainings={"0.005", "0.5"})
 
 
-def test_two_clones_at_once_have_one_row_a_state_after_a_sync(
+def test_two_clones_at_once_have_one_run_a_state_after_a_sync(
     project: Project, server: TrackingServer, tmp_path: Path
 ) -> None:
     first = Client(project.folder, server.uri)
@@ -146,18 +146,18 @@ def bad_address(request: pytest.FixtureRequest, server: TrackingServer) -> Itera
                 yield proxy.uri
 
 
-def test_a_server_that_is_of_no_use_costs_a_warning_and_sync_brings_the_rows(
+def test_a_server_that_is_of_no_use_costs_a_warning_and_sync_brings_the_runs(
     bad_address: str, project: Project, server: TrackingServer
 ) -> None:
     project.set("runtime.tracking_seconds", 2.0)
     output = Client(project.folder, bad_address).dvc("repro")
     assert project.ran(output) == STAGES
     check_said(output, times=len(STAGES))
-    for row in server.runs():  # the slow one's
-        assert row["status"] == "RUNNING"
+    for run in server.runs():  # the slow one's
+        assert run["status"] == "RUNNING"
     client = Client(project.folder, server.uri)
     assert "rebuilt: fetch, train, evaluate, gradients" in client.sync()
-    check_rows(client, server)
+    check_runs(client, server)
     assert client.sync() == "4 runs present\n"
 
 
@@ -178,10 +178,10 @@ def test_a_server_may_die_at_any_request(project: Project, server: TrackingServe
             assert client.ran(output) == ["train"]
             check_said(output)
             proxy.revive()
-            assert "FINISHED" not in {row["status"] for row in trainings(server, value)}
+            assert "FINISHED" not in {run["status"] for run in trainings(server, value)}
             client.sync()
-            (row,) = trainings(server, value)
-            check_row(client, server, row)
+            (run,) = trainings(server, value)
+            check_run(client, server, run)
         assert "runs present" in client.sync()
 
 
@@ -191,8 +191,8 @@ def test_a_slow_server_is_waited_for_where_the_person_wants_it(project: Project,
         proxy.delay = 0.3
         client = Client(project.folder, proxy.uri)
         assert WARNING not in client.dvc("repro", "train")
-        for row in server.runs():
-            check_row(client, server, row)
+        for run in server.runs():
+            check_run(client, server, run)
         assert len(server.runs()) == 2
 
 
@@ -219,16 +219,16 @@ def test_a_real_training_goes_on_where_its_server_dies(server: TrackingServer, t
     with Proxy(server.port) as proxy:
         client = Client(project.folder, proxy.uri)
         client.dvc("repro", "train")
-        (row,) = server.runs_of("train")
-        assert row["status"] == "FINISHED"
-        metrics = row["metrics"]
+        (run,) = server.runs_of("train")
+        assert run["status"] == "FINISHED"
+        metrics = run["metrics"]
         assert any(name.startswith("system/") for name in metrics)
-        assert server.artifact(row, "checkpoint/_CHECKPOINT_METADATA")
-        assert server.artifact(row, "compile/functions.csv")
+        assert server.artifact(run, "checkpoint/_CHECKPOINT_METADATA")
+        assert server.artifact(run, "compile/functions.csv")
         project.set("train.seed", 1)
         project.set("runtime.tracking_seconds", 2.0)
         process = client.start(sys.executable, "-m", "dvc", "repro", "train")
-        while not (begun := [row for row in server.runs_of("train") if row["params"].get("train.seed") == "1"]):
+        while not (begun := [run for run in server.runs_of("train") if run["params"].get("train.seed") == "1"]):
             assert process.poll() is None
         proxy.lives = proxy.requests
         output, _ = process.communicate(timeout=300)
@@ -236,13 +236,13 @@ def test_a_real_training_goes_on_where_its_server_dies(server: TrackingServer, t
         check_said(output)
         proxy.revive()
         assert "rebuilt: train" in client.sync()
-    (row,) = [row for row in server.runs_of("train") if row["params"]["train.seed"] == "1"]
-    assert row["id"] == begun[0]["id"]
-    assert row["status"] == "FINISHED"
+    (run,) = [run for run in server.runs_of("train") if run["params"]["train.seed"] == "1"]
+    assert run["id"] == begun[0]["id"]
+    assert run["status"] == "FINISHED"
     of_the_clock = re.compile(r"train/compile_|.*seconds")
     kept = {name for name in metrics if name.startswith("train/") and not of_the_clock.match(name)}
     assert len(kept) > 5
-    assert kept <= row["metrics"].keys()
+    assert kept <= run["metrics"].keys()
 
 
 def check_said(output: str, times: int = 1) -> None:
@@ -254,49 +254,49 @@ def check_said(output: str, times: int = 1) -> None:
     assert not [line for line in rest if any(word in line for word in ("WARN", "rror", "etry", "Traceback"))], output
 
 
-def check_rows(client: Client, server: TrackingServer) -> None:
-    """Assert that each stage has one row, which is whole, and that the headlines stand on the training's."""
-    rows = {row["tags"]["stage"]: row for row in server.runs()}
-    assert sorted(rows) == sorted(STAGES)
+def check_runs(client: Client, server: TrackingServer) -> None:
+    """Assert that each stage has one run, which is whole, and that the headlines stand on the training's."""
+    runs = {run["tags"]["stage"]: run for run in server.runs()}
+    assert sorted(runs) == sorted(STAGES)
     assert len(server.runs()) == len(STAGES)
-    for row in rows.values():
-        check_row(client, server, row)
+    for run in runs.values():
+        check_run(client, server, run)
     for stage in ("evaluate", "gradients"):
-        assert rows[stage]["tags"]["mlflow.parentRunId"] == rows["train"]["id"]
-    assert rows["train"]["metrics"]["eval/length"] == 2
-    assert rows["train"]["metrics"]["gradients/length"] == 4
+        assert runs[stage]["tags"]["mlflow.parentRunId"] == runs["train"]["id"]
+    assert runs["train"]["metrics"]["eval/length"] == 2
+    assert runs["train"]["metrics"]["gradients/length"] == 4
 
 
-def check_row(client: Client, server: TrackingServer, row: dict[str, Any]) -> None:
-    """Assert that a row is closed and has all that the files and the lock say of its state."""
-    stage = row["tags"]["stage"]
+def check_run(client: Client, server: TrackingServer, run: dict[str, Any]) -> None:
+    """Assert that a run is closed and has all that the files and the lock say of its state."""
+    stage = run["tags"]["stage"]
     lock = YAML(typ="safe").load(client.folder / "dvc.lock")["stages"][stage]
-    assert row["status"] == "FINISHED"
-    assert row["params"]["fetch.dataset"] == "digits"
+    assert run["status"] == "FINISHED"
+    assert run["params"]["fetch.dataset"] == "digits"
     written = json.loads((client.folder / f"metrics/{stage}.json").read_bytes())
-    assert row["metrics"][metric_name(stage, "length")] == written["length"]
-    assert json.loads(server.artifact(row, "lineage.json"))[stage]["state"] == row["tags"]["state"]
+    assert run["metrics"][metric_name(stage, "length")] == written["length"]
+    assert json.loads(server.artifact(run, "lineage.json"))[stage]["state"] == run["tags"]["state"]
     digests = {out["path"]: out["md5"] for out in lock["outs"]}
     for out, md5 in digests.items():
-        assert row["tags"][f"output/{out}"] == md5
+        assert run["tags"][f"output/{out}"] == md5
     for artifact, out in ARTIFACTS.get(stage, {}).items():
-        assert hashlib.md5(server.artifact(row, artifact), usedforsecurity=False).hexdigest() == digests[out]
+        assert hashlib.md5(server.artifact(run, artifact), usedforsecurity=False).hexdigest() == digests[out]
 
 
 def check_states(server: TrackingServer, trainings: set[str]) -> None:
-    """Assert that each state has one row, none is open, and the trainings are those with these learning rates."""
-    rows = server.runs()
-    assert {row["status"] for row in rows} == {"FINISHED"}
-    assert len({row["tags"]["state"] for row in rows}) == len(rows) == 1 + 3 * len(trainings)
-    assert {row["params"][LR] for row in rows if row["tags"]["stage"] == "train"} == trainings
-    ids = {row["tags"]["state"]: row["id"] for row in rows}
-    for row in rows:
-        if "train_state" in row["tags"]:
-            assert row["tags"]["mlflow.parentRunId"] == ids[row["tags"]["train_state"]]
+    """Assert that each state has one run, none is open, and the trainings are those with these learning rates."""
+    runs = server.runs()
+    assert {run["status"] for run in runs} == {"FINISHED"}
+    assert len({run["tags"]["state"] for run in runs}) == len(runs) == 1 + 3 * len(trainings)
+    assert {run["params"][LR] for run in runs if run["tags"]["stage"] == "train"} == trainings
+    ids = {run["tags"]["state"]: run["id"] for run in runs}
+    for run in runs:
+        if "train_state" in run["tags"]:
+            assert run["tags"]["mlflow.parentRunId"] == ids[run["tags"]["train_state"]]
 
 
 def trainings(server: TrackingServer, learning_rate: float) -> list[dict[str, Any]]:
-    return [row for row in server.runs_of("train") if row["params"].get(LR) == str(learning_rate)]
+    return [run for run in server.runs_of("train") if run["params"].get(LR) == str(learning_rate)]
 
 
 def make_clone(client: Client, to: Path, *, own_cache: bool = False) -> Client:

@@ -8,50 +8,23 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from projects import Project, copy_project, stop
+from projects import ROOT, STAGES, Project, finished_project, stop
+
+from gradtrail.stages.common.pipeline_file import read_pipeline
 
 pytestmark = pytest.mark.slow
 
-STAGES = ("fetch", "preprocess", "train", "evaluate", "gradients", "profile", "report")
-OUTS = {
-    "fetch": ("data/raw", "metrics/fetch.json"),
-    "preprocess": ("data/processed", "results/preprocess", "metrics/preprocess.json"),
-    "train": ("models", "results/train", "metrics/train.json"),
-    "evaluate": ("results/evaluate", "metrics/evaluate.json"),
-    "gradients": ("results/gradients", "metrics/gradients.json"),
-    "profile": ("results/profile", "metrics/profile.json"),
-    "report": ("reports/report.html", "metrics/report.json"),
-}
-QUICK = {
-    "fetch.dataset": "digits",
-    "train.epochs": 3,
-    "train.mlp.hidden": [16],
-    "train.keep_epochs": [0, 2],
-    "profile.smallest_batch_size": 32,
-    "profile.largest_batch_size": 32,
-    "profile.seconds": 0.1,
-    "profile.precisions": ["float32"],
-    "runtime.system_metrics": False,
-}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    project = copy_project(tmp_path_factory.mktemp("faults") / "project")
-    for key, value in QUICK.items():
-        project.set(key, value)
-    project.dvc("repro")
-    return project
+OUTS = {name: spec.outs for name, spec in read_pipeline(ROOT / "dvc.yaml").items()}
 
 
 @pytest.fixture
-def project(finished: Project, tmp_path: Path) -> Project:
-    """A copy in which every stage has run; its rows have their artifacts in the original."""
-    return Project(shutil.copytree(finished.folder, tmp_path / "project", symlinks=True))
+def project(tmp_path: Path) -> Project:
+    """A copy of a project in which every stage has run."""
+    return finished_project().copy(tmp_path / "project")
 
 
 def all_outs(project: Project) -> dict[str, str]:
@@ -73,11 +46,11 @@ def refusal(project: Project, stage: str, *under: str) -> str:
 
 
 def statuses(project: Project, stage: str) -> list[str]:
-    return [row["status"] for row in project.runs_of(stage)]
+    return [run["status"] for run in project.runs_of(stage)]
 
 
 def is_running(project: Project, stage: str) -> Callable[[], bool]:
-    """Return whether the row of a stage is open, which it is from the start of the work to its end."""
+    """Return whether the run of a stage is open, which it is from the start of the work to its end."""
 
     def look() -> bool:
         with contextlib.suppress(sqlite3.OperationalError):
@@ -87,8 +60,7 @@ def is_running(project: Project, stage: str) -> Callable[[], bool]:
     return look
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("stage", ["preprocess", "evaluate", "gradients", "profile", "report"])
+@pytest.mark.parametrize(("stage", "number"), [("evaluate", signal.SIGTERM), ("gradients", signal.SIGINT)])
 def test_a_stage_that_is_asked_to_stop_does_and_starts_over(
     stage: str, number: signal.Signals, project: Project
 ) -> None:
@@ -106,8 +78,7 @@ def test_a_stage_that_is_asked_to_stop_does_and_starts_over(
     assert statuses(project, stage) == ["FINISHED"]
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.8, 0.9, 0.97])
-@pytest.mark.parametrize("stage", ["evaluate", "gradients"])
+@pytest.mark.parametrize(("stage", "share"), [("evaluate", 0.6), ("gradients", 0.9)])
 def test_after_a_kill_the_outs_are_the_old_ones_or_none(stage: str, share: float, project: Project) -> None:
     expected, started = all_outs(project), time.monotonic()
     project.run_stage(stage)
@@ -130,7 +101,7 @@ def files_of_at_most(kib: int) -> tuple[str, ...]:
     return after(f"ulimit -f {2 * kib}")
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["preprocess", "train"])
 def test_a_full_disk_is_one_line(stage: str, project: Project) -> None:
     project.set("runtime.tracking", False)
     line = refusal(project, stage, *files_of_at_most(2))
@@ -163,7 +134,7 @@ def read_only(project: Project) -> Iterator[Project]:
         folder.chmod(0o755)
 
 
-@pytest.mark.parametrize("stage", ["preprocess", "train", "gradients", "report"])
+@pytest.mark.parametrize("stage", ["train", "report"])
 def test_a_read_only_folder_is_one_line(stage: str, read_only: Project) -> None:
     line = refusal(read_only, stage, *AS_ANYBODY)
     assert "Permission denied" in line
@@ -182,15 +153,14 @@ def cut(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
-@pytest.mark.parametrize("change", [damage, cut])
 @pytest.mark.parametrize(
-    ("stage", "file"),
+    ("stage", "file", "change"),
     [
-        ("preprocess", "data/raw/train-labels-idx1-ubyte"),
-        ("train", "data/processed/train.npz"),
-        ("evaluate", "data/processed/test.npz"),
-        ("evaluate", "models/final.safetensors"),
-        ("gradients", "models/epochs/002.safetensors"),
+        ("preprocess", "data/raw/train-labels-idx1-ubyte", damage),
+        ("train", "data/processed/train.npz", cut),
+        ("evaluate", "data/processed/test.npz", damage),
+        ("evaluate", "models/final.safetensors", cut),
+        ("gradients", "models/epochs/002.safetensors", damage),
     ],
 )
 def test_a_file_that_was_changed_is_named(
@@ -198,7 +168,7 @@ def test_a_file_that_was_changed_is_named(
 ) -> None:
     change(project.folder / file)
     assert file in refusal(project, stage)
-    assert "FINISHED" in statuses(project, stage), "its state is another one, and no row of it was begun"
+    assert "FINISHED" in statuses(project, stage), "its state is another one, and no run of it was begun"
 
 
 def test_weights_of_another_model_come_back_by_dvc(project: Project) -> None:
@@ -233,7 +203,7 @@ def test_files_have_the_permissions_that_the_umask_leaves_and_none_is_executable
         process = project.start_stage(stage, *after("umask 027"))
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
-    (run,) = (row["id"] for row in project.runs_of("train"))
+    (run,) = (run["id"] for run in project.runs_of("train"))
     assert (project.folder / "mlruns" / run).is_dir()
     wrong = {
         path.relative_to(project.folder).as_posix(): oct(path.stat().st_mode)
@@ -258,33 +228,38 @@ pickle._Unpickler.load = refuse
 """
 
 
+def really(project: Project, env: Mapping[str, str], *arguments: str) -> str:
+    """Run the real interpreter, which imports `sitecustomize`; return what it printed."""
+    return project.start(sys.executable, *arguments, env=env).communicate(timeout=300)[0]
+
+
 @pytest.mark.parametrize("resumes", [False, True])
 def test_no_stage_loads_a_pickle(resumes: bool, project: Project, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_PICKLE)
     env = {"PYTHONPATH": f"{project.folder / 'src'}{os.pathsep}{tmp_path}"}
     loads = "import pickle, io; pickle.load(io.BytesIO(pickle.dumps(1)))"
-    assert "a pickle was loaded" in project.run(sys.executable, "-c", loads, env=env, check=False)
+    assert "a pickle was loaded" in really(project, env, "-c", loads)
     expected = all_outs(project)
     if resumes:
         project.set("runtime.checkpoint_seconds", 0.001)
         project.set("runtime.steps_per_call", 1)
         sealed = (project.folder / ".gradtrail" / "resume").glob
         stop(project.start_stage("train"), signal.SIGKILL, when=lambda: any(sealed("*/step_*.digest")))
-        assert "train: going on after step " in project.run(sys.executable, "-m", "pipeline.train", env=env)
+        assert "train: going on after step " in really(project, env, "-m", "pipeline.train")
     else:
         for stage in STAGES:
-            project.run(sys.executable, "-m", f"pipeline.{stage}", env=env)
+            really(project, env, "-m", f"pipeline.{stage}")
     assert all_outs(project) == expected
 
 
 def points(project: Project) -> list[tuple[str, str, int]]:
-    """Return row, name and step of every point of every curve."""
+    """Return run, name and step of every point of every curve."""
     with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store:
         return store.execute("select run_uuid, key, step from metrics").fetchall()
 
 
 def test_two_that_make_one_state_at_once_end_with_one_result(project: Project) -> None:
-    expected, rows = all_outs(project), len(project.runs())
+    expected, runs = all_outs(project), len(project.runs())
     (project.folder / "mlflow.db").unlink()
     shutil.rmtree(project.folder / "mlruns")
     both = [project.start_stage("train") for _ in range(2)]
@@ -293,7 +268,7 @@ def test_two_that_make_one_state_at_once_end_with_one_result(project: Project) -
     assert sum("another process is already making this state; waiting for it" in output for output in outputs) == 1
     assert all_outs(project) == expected
     assert statuses(project, "train") == ["FINISHED"]
-    assert rows == len(STAGES)
+    assert runs == len(STAGES)
     found = points(project)
     repeated = {
         point
