@@ -12,7 +12,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 .DEFAULT_GOAL := help
 .PHONY: help env lock repro test test-slow nightly check gate format ui results compare bench sync clean
 
-help: ## what can be made
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(READY) ## the environment in .venv, from requirements.lock; with GPU=1 from requirements-cuda.lock
@@ -36,7 +36,7 @@ $(READY): requirements.lock requirements-cuda.lock pyproject.toml tools/setup.sh
 lock: ## resolve requirements.lock and requirements-cuda.lock anew, from pyproject.toml; needs uv
 	@sh tools/lock.sh
 
-repro: env ## run the whole pipeline; what is up to date does not run again
+repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
 
 test: env ## the tests, within 150 seconds on two cores
@@ -54,23 +54,23 @@ check: env ## ruff (lint and format), mypy, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-gate: env ## what the compiled functions cost, against what was accepted; `gradtrail gate --accept` accepts
+gate: env ## compare the costs of the compiled functions with the accepted ones; `gradtrail gate --accept` accepts
 	@$(BIN)/gradtrail gate
 
-format: env ## put the code in ruff's format
+format: env ## format the code with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-sync: env ## give every state, of all commits and experiments, its row in MLflow
+sync: env ## create the missing MLflow runs of all states, of commits and experiments
 	@$(BIN)/gradtrail sync
 
 ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 	@$(BIN)/gradtrail ui --port $(or $(PORT),5000)
 
-results: env ## what came out of the recipes that were run, as the README's table
+results: env ## the results of the recipes that were run, as a Markdown table
 	@$(BIN)/gradtrail results
 
-compare: env ## hold ways of training against each other: NAME=precision, SEEDS=0,1,2, JOBS=1; without NAME, what there is
+compare: env ## compare ways of training over seeds: NAME=precision, SEEDS=0,1,2, JOBS=1; without NAME list the comparisons
 	@$(BIN)/gradtrail compare $(NAME) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
 bench: env ## time and memory of each stage, training and per-example gradients beside their peers, checkpoints, tracking

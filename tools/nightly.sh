@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # What takes longer than .ci/run may: random kills, long histories, many experiments, the commands of the docs.
-# Arguments go to tools/random_kills.py, which prints the seed that a failure is replayed with: --seed N.
+# Property tests draw other examples each night; a failure prints the line that replays it. Arguments go to tools/random_kills.py, which prints the seed that a failure is replayed with: --seed N.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 commit=$(git describe --always --dirty 2>/dev/null || echo "no commit")
 started=$(date +%s)
-.venv/bin/python -m pytest -q -n auto --dist load -m nightly
+.venv/bin/python -m pytest -q -n auto --dist load -m "nightly or hypothesis" --hypothesis-profile=random
 .venv/bin/python tools/random_kills.py "$@"
 echo "nightly: passed for $commit in $((($(date +%s) - started) / 60)) minutes, $(date -u +%Y-%m-%d)"
