@@ -16,6 +16,7 @@ from gradtrail.core.train.loop import train
 from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.train import tables
 from gradtrail.tracking.mlflow import artifacts as curve_tables
+from gradtrail.tracking.mlflow.training_log import live_curves
 
 NORMS = ("part_grad_norm", "grad_norm")
 IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split
@@ -75,7 +76,7 @@ def test_loss_scales_and_skipped_steps_are_on_record(scaled: History) -> None:
 
 
 def test_a_curve_leaves_out_what_is_not_finite(scaled: History) -> None:
-    curves = tables.live_curves(scaled, 3)
+    curves = live_curves(scaled, 3)
     assert curves["steps/grad_norm"] == {2: 1.0, 3: 1.0}
     assert len(curves["steps/loss_scale"]) == 3
 
@@ -120,7 +121,7 @@ def test_live_curves_equal_those_of_the_tables(history: History, tmp_path: Path)
     later = curve_tables.curves(*curve_tables.read_tables(tmp_path), planned_steps=6)
     first = copy.copy(history)
     first.epochs, first.steps = history.epochs[:1], history.steps[:1]
-    parts = [tables.live_curves(part, 6) for part in (first, history)]
+    parts = [live_curves(part, 6) for part in (first, history)]
     assert later.keys() == parts[0].keys()
     for name in later:
         assert later[name] == pytest.approx(parts[0][name] | parts[1][name], rel=1e-8)
