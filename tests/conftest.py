@@ -11,8 +11,9 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["MPLBACKEND"] = "Agg"
 
 # Most of the time goes into compiling what runs once: here the compiler does not optimize, in the stages it does.
-UNOPTIMIZED = " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + UNOPTIMIZED
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
 
 import jax
 import numpy as np
@@ -25,7 +26,7 @@ from jaxtyping import install_import_hook
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.devices()  # which reads the flags; what the tests start shall not inherit them
-os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].removesuffix(UNOPTIMIZED)
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].partition(" --xla_backend_optimization_level")[0]
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
