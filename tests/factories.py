@@ -15,7 +15,7 @@ from gradtrail.core.data.augmentation import AugmentationConfig
 from gradtrail.core.gradients.analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.diagnostics import ClassStructure
-from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig
+from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, Params
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.profile.benchmark import MachineRates, StepTimes
 from gradtrail.core.profile.variants import ProfileConfig, Variant
@@ -131,6 +131,11 @@ def model_config(**overrides: Any) -> ModelConfig:
     kind = overrides.get("kind", "mlp")
     config = train_config(model=kind).model_config(SHAPE, NUM_CLASSES)
     return dataclasses.replace(config, **overrides)
+
+
+def initial_params(model: Model, seed: int = 0) -> Params:
+    """The initial parameters, drawn in one program: by itself each layer would be compiled."""
+    return jax.jit(lambda key: model.init(key=key))(jax.random.key(seed))
 
 
 def random_split(num_examples: int, *, shape: tuple[int, int] = SHAPE, num_classes: int = NUM_CLASSES) -> Split:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, gradients_config, model_config, new_compiler, random_split
+from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import ConfigError
@@ -38,7 +38,7 @@ def split(number: int, *, seed: int) -> Split:
 
 
 SPLITS = {"train": split(23, seed=1), "validation": split(5, seed=2), "test": split(11, seed=3)}
-PARAMS = {epoch: MODEL.init(key=jax.random.key(epoch)) for epoch in (0, 1, 4)}
+PARAMS = {epoch: initial_params(MODEL, epoch) for epoch in (0, 1, 4)}
 TRAJECTORY = Trajectory(
     params=PARAMS,
     scored=4,

@@ -2,12 +2,11 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from factories import model_config, new_compiler, random_split
+from factories import initial_params, model_config, new_compiler, random_split
 
 from gradtrail.core.common import batching
 from gradtrail.core.nn import inference
@@ -15,7 +14,7 @@ from gradtrail.core.nn.models import Model
 
 SPLIT = random_split(23)
 MODEL = Model(model_config())
-PARAMS = MODEL.init(key=jax.random.key(0))
+PARAMS = initial_params(MODEL)
 LOGITS = np.asarray(MODEL.apply(PARAMS, jnp.asarray(SPLIT.images)), np.float64)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from factories import CNN, NUM_CLASSES, model_config, new_compiler, random_split
+from factories import CNN, NUM_CLASSES, initial_params, model_config, new_compiler, random_split
 from flax import nnx
 
 from gradtrail.core.common import batching
@@ -26,7 +26,7 @@ SMOOTHINGS = [0.0, 0.2]
 
 @functools.cache
 def params_of(model: Model) -> dict:
-    return jax.jit(lambda: model.init(key=jax.random.key(0)))()
+    return initial_params(model)
 
 
 @functools.cache
