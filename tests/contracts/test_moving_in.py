@@ -48,7 +48,7 @@ def states() -> set[str]:
 
 
 def test_code_that_moved_makes_no_second_run_and_no_stage_run_again(project: Project) -> None:
-    runs = project.rows()
+    runs = project.runs()
     before = states()
     assert {run["tags"]["state"] for run in runs} == before
     move_code(project)
@@ -61,7 +61,7 @@ def test_code_that_moved_makes_no_second_run_and_no_stage_run_again(project: Pro
     assert (sync().present, sync().rebuilt) == (4, {})
     project.commit("moved")
     assert (sync().present, sync().rebuilt) == (4, {})
-    assert [run["id"] for run in project.rows()] == [run["id"] for run in runs]
+    assert [run["id"] for run in project.runs()] == [run["id"] for run in runs]
     with Repo(str(project.folder)) as dvc:
         assert dvc.reproduce() == []
 

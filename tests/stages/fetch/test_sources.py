@@ -416,7 +416,7 @@ def test_a_folder_of_ones_own_must_be_named(acquisition: Acquisition, server: Mi
         ({"dataset": 7}, "fetch.dataset: Input should be a valid string, got 7"),
         ({"dataset": None}, "fetch.dataset"),
         ({}, "fetch.dataset is missing"),
-        ({"dataset": "idx", "folder": "here"}, "fetch.folder is no known key"),
+        ({"dataset": "idx", "folder": "here"}, "fetch.folder is not a known key"),
     ],
 )
 def test_a_section_that_is_wrong_is_one_line(content: dict, words: str) -> None:
