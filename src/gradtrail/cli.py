@@ -90,7 +90,7 @@ def show(what: str) -> int:
 @click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
 @click.option("--picture", type=_PATH, hidden=True, deprecated="Use --figure.")
 def predict(images: tuple[Path, ...], weights: Path, figure: Path | None, picture: Path | None) -> None:
-    """Classify images of digits."""
+    """Classify images."""
     from gradtrail.experiments.predict import predict
 
     predict(images, weights, figure or picture)

@@ -1,4 +1,4 @@
-"""`gradtrail predict`: classify images of digits, after bringing them into the form of the training set."""
+"""`gradtrail predict`: classify images, after bringing them into the form of the training set."""
 
 import time
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _BOX = 20 / 28  # the part of the frame that MNIST's digits fill
 _NUM_SHOWN = 3  # classes
 
 
-def read_digit(path: Path, shape: tuple[int, int]) -> UInt8[np.ndarray, "height width"]:
+def read_image(path: Path, shape: tuple[int, int]) -> UInt8[np.ndarray, "height width"]:
     """Return an image in the form of MNIST's: bright ink on black, fitted into the frame.
 
     An image of the frame's size is used as it is, inverted if its background is bright. Any other is processed as
@@ -41,7 +41,7 @@ def read_digit(path: Path, shape: tuple[int, int]) -> UInt8[np.ndarray, "height 
     """
     ink = _ink(_grey(path))
     if ink.max() < _FAINT / 2:
-        raise UserError(f"{path}: the image is blank: a digit that contrasts with its background is needed")
+        raise UserError(f"{path}: the image is blank: something that contrasts with its background is needed")
     if ink.shape != shape:
         ink = _fitted(ink / ink.max(), shape)
     return np.round(255 * np.clip(ink, 0, 1)).astype(np.uint8)
@@ -100,7 +100,7 @@ def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> None:
         UserError: an image or the weights cannot be used; one line.
     """
     model, params, about = read_weights(weights)
-    images = np.stack([read_digit(path, model.config.image_shape) for path in paths])
+    images = np.stack([read_image(path, model.config.image_shape) for path in paths])
     call = inference.compile_predict(model, len(images), compiler=Compiler(time.perf_counter))
     probabilities = np.asarray(call(params, images, np.zeros(len(images), np.int32))["probabilities"])
     console = stdout_console()

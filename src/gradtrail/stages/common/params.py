@@ -27,6 +27,7 @@ _MAX_FILE_BYTES = 2**18  # takes seconds to parse; a project's files have a few 
 _MAX_CONTENT_BYTES = 2**24  # a few lines of aliases can expand to gigabytes
 _MAX_DEPTH = 100  # of nested brackets; the parser takes time quadratic in it
 _MAX_LINE = 500  # characters of an error
+_REMOVED = {"runtime": ("memory_budget_mib", "gpu_deterministic")}  # keys that are ignored for one release
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def load_section(section: str, into: type[Section], path: Path = Path("params.ya
     if section not in content:
         found = one_line(", ".join(map(str, content)))[:_MAX_LINE]
         raise UserError(f"{path}: section '{section}' is missing; found {found}")
-    return validate(content[section], into, f"{path}: {section}")
+    return validate(_without_removed(content[section], section, path), into, f"{path}: {section}")
 
 
 def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues = "forbid") -> Section:
@@ -93,6 +94,14 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
         raise UserError(_one_line(error.errors()[0], name)[:_MAX_LINE]) from None
     except (TypeError, ValueError, RecursionError) as error:  # a list as a key, an integer of thousands of digits
         raise UserError(f"{name}: not a valid value: {one_line(error)[:_MAX_LINE]}") from None
+
+
+def _without_removed(value: Any, section: str, path: Path) -> Any:
+    """Return a section without the keys that the version before had, with a line on stderr for each."""
+    found = [key for key in _REMOVED.get(section, ()) if isinstance(value, dict) and key in value]
+    for key in found:
+        print(f"warning: {path}: {section}.{key} no longer exists and is ignored; remove it", file=sys.stderr)
+    return {key: each for key, each in value.items() if key not in found} if found else value
 
 
 def _parse(text: str) -> Any:
