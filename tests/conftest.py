@@ -18,7 +18,6 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import numpy as np
 import pytest
-import sklearn.datasets  # type: ignore[import-untyped]
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -46,13 +45,16 @@ settings.load_profile("fixed")
 @pytest.fixture(scope="session")
 def digits() -> Split:
     """The first 600 of scikit-learn's real digits, 8 × 8, pixels 0 to 255."""
-    bunch = sklearn.datasets.load_digits()
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped] # late: it takes seconds
+
+    bunch = load_digits()
     images = np.round(bunch.images[:600] * (255 / 16)).astype(np.uint8)
     labels = bunch.target[:600].astype(np.int32)
     return Split(images=images, labels=labels, true_labels=labels, example_id=np.arange(600, dtype=np.int32))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first what runs whole projects: each module has a process, and none shall wait for a long one at the end."""
-    long = ("tests/contracts/test_small_pipeline", "tests/pipeline", "tests/contracts")
-    items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in long])
+    """Put first what makes finished projects, and last what would wait for one to be made."""
+    first = ("tests/pipeline/test_stages", "tests/contracts/test_small_pipeline")
+    last = ("tests/contracts/test_stage_start", "tests/contracts/test_toy_stage", "tests/pipeline/test_faults")
+    items.sort(key=lambda item: item.nodeid.startswith(last) - item.nodeid.startswith(first))

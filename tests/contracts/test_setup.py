@@ -72,6 +72,7 @@ def test_no_venv_module(folder: Path) -> None:
     assert "no venv module" in lines[0]
 
 
+@pytest.mark.slow
 def test_an_environment_that_came_from_elsewhere_is_made_anew_and_without_an_index_it_is_not(folder: Path) -> None:
     env = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
     environment = folder / ".venv"

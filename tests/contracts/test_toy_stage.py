@@ -80,6 +80,7 @@ def project(tmp_path: Path) -> Project:
     return project
 
 
+@pytest.mark.slow
 def test_a_new_stage_runs_is_tracked_reported_and_rebuilt(project: Project) -> None:
     assert project.ran(project.dvc("repro")) == ["toy", "report"]
     size = (project.folder / "models/final.safetensors").stat().st_size

@@ -136,6 +136,7 @@ def expected_labels(path: Path) -> list[int]:
     return [int(label) for label in np.argmax(model.apply(jax.device_put(params), jax.device_put(IMAGES)), axis=1)]
 
 
+@pytest.mark.slow
 def test_it_is_loaded_without_the_repository_or_a_pickle(client: MlflowClient, weights: Path, tmp_path: Path) -> None:
     run = new_run(client)
     log_models(client, run, weights, kept_epochs=False)
