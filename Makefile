@@ -40,10 +40,10 @@ repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
 
 test: env ## the tests, within 150 seconds on two cores
-	@$(BIN)/python -m pytest -q -n auto --dist loadscope
+	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope
 
 test-slow: env ## the slow tests, within 20 minutes; `.ci/run` is check, gate, test and these
-	@$(BIN)/python -m pytest -q -n auto --dist loadscope -m slow
+	@$(BIN)/python -m pytest -q -n auto --dist loadscope -m "slow and not nightly"
 
 nightly: env ## what takes longer: random kills, long histories, many experiments at once
 	@bash tools/nightly.sh

@@ -177,12 +177,12 @@ class Project:
                 return status
             time.sleep(1)
 
-    def processes(self, argument: str) -> list[psutil.Process]:
-        """Return the processes with that argument that are at work in the project or a copy below it."""
+    def processes(self, argument: str = "") -> list[psutil.Process]:
+        """Return the processes, or those with an argument, that are at work in the project or a copy below it."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if argument in process.cmdline() and Path(process.cwd()).is_relative_to(self.folder):
+                if (not argument or argument in process.cmdline()) and Path(process.cwd()).is_relative_to(self.folder):
                     found.append(process)
         return found
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What takes longer than .ci/run may: random kills, long histories, many experiments, the commands of the docs.
-# Property tests draw other examples each night; a failure prints the line that replays it. Arguments go to tools/random_kills.py, which prints the seed that a failure is replayed with: --seed N.
+# Property tests draw other examples each night; a failure prints the line that replays it. Arguments go to
+# tools/random_kills.py, which prints the seed that replays a failure: --seed N.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 commit=$(git describe --always --dirty 2>/dev/null || echo "no commit")

@@ -71,7 +71,7 @@ def once(*seeds: str) -> dict[tuple[str, str], int]:
     return {(rate, seed): 1 for rate in ("0.01", "0.02") for seed in seeds}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_only_what_is_missing_is_run(project: Project) -> None:
     first = compare(project, "rates")
     assert re.search(r"rates: low, seed 0: done \(1 of 4\)\n(.*\n)*rates: high, seed 1: done \(4 of 4\)", first)
@@ -113,7 +113,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(project: Project) -> Non
     assert trained(project)[("0.01", "0")] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_call_goes_on_and_two_at_once_run_nothing_twice(project: Project) -> None:
     env = {"PYTHONPATH": str(project.folder / "src")}
     process = project.start(*command("rates", "--seeds", "0"), env=env)

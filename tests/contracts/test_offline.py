@@ -44,7 +44,7 @@ def test_make_repro_goes_on_with_the_digits_and_says_so_every_time(project: Proj
     again = repro(project, "--force")
     assert project.ran(again) == ["fetch"]
     assert "No source of MNIST answered" not in again
-    assert "To go back" in again
+    assert "To use MNIST" in again
 
 
 @pytest.mark.slow

@@ -269,7 +269,7 @@ def test_a_run_says_what_was_changed_in_what_matters(project: Project) -> None:
     assert run["tags"]["git.dirty"] == "true"
     diff = (run["artifacts"] / "git.diff").read_text()
     assert "+  calibration_bins: 7" in diff
-    assert "# not in git: notes.txt" in diff
+    assert "diff --git a/notes.txt b/notes.txt" in diff
     assert "dvc.lock" not in diff
 
 

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 STAGES = ["fetch", "train", "evaluate", "gradients"]
 LR, BINS = "train.adamw.learning_rate", "evaluate.calibration_bins"
 WARNING = "warning: MLflow's store failed ("
+NO_WEIGHTS = "no weights file of this project"  # but words, in the small project
 ARTIFACTS = {  # of the small project's runs → the file that each is a copy of
     "evaluate": {"results/words.txt": "results/evaluate/words.txt"},
     "gradients": {"results/words.txt": "results/gradients/words.txt"},
@@ -81,7 +82,7 @@ def check_whole_story(project: Project, server: TrackingServer, folder: Path) ->
     client = Client(project.folder, server.uri)
     output = client.dvc("repro")
     assert client.ran(output) == STAGES
-    assert "warning" not in output.lower()
+    assert not [line for line in output.splitlines() if "warning" in line.lower() and NO_WEIGHTS not in line]
     check_runs(client, server)
     assert not (project.folder / "mlflow.db").exists()
     assert not (project.folder / "mlruns").exists(), "the artifacts are the server's"
@@ -250,7 +251,7 @@ def check_said(output: str, times: int = 1) -> None:
     lines = [line for line in output.splitlines() if WARNING in line]
     assert len(lines) == times, output
     assert all(line.startswith(WARNING) and "the results are unaffected; `gradtrail sync`" in line for line in lines)
-    rest = [line for line in output.splitlines() if WARNING not in line]
+    rest = [line for line in output.splitlines() if WARNING not in line and NO_WEIGHTS not in line]
     assert not [line for line in rest if any(word in line for word in ("WARN", "rror", "etry", "Traceback"))], output
 
 

@@ -186,6 +186,7 @@ def test_a_model_too_large_for_the_machine_says_what_it_would_take(project: Proj
     assert "GiB are free; not even one example would fit: a smaller model may" in line
 
 
+@pytest.mark.nightly
 def test_files_have_the_permissions_that_the_umask_leaves_and_none_is_executable(project: Project) -> None:
     def found() -> set[Path]:
         folders = ("data", "models", "results", "reports", "metrics", "mlruns", ".gradtrail")
@@ -278,6 +279,7 @@ def test_two_that_make_one_state_at_once_end_with_one_result(project: Project) -
     assert not {name for _, name, _ in repeated if not name.startswith(("time/", "train/time"))}
 
 
+@pytest.mark.nightly
 def test_two_dvc_repro_at_once_break_nothing(project: Project) -> None:
     expected = all_outs(project)
     both = [project.start(sys.executable, "-m", "dvc", "repro", "--force") for _ in range(2)]

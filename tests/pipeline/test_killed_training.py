@@ -159,7 +159,7 @@ def kill_one(project: Project) -> None:
     deadline = time.monotonic() + 120
     while True:
         assert time.monotonic() < deadline
-        for process in project.processes("pipeline.train"):
+        for process in project.processes():
             with contextlib.suppress(psutil.Error):
                 states = [Path(file.path).stem for file in process.open_files() if "/locks/train-" in file.path]
                 patterns = [f"{state.removeprefix('train-')}*/step_*.digest" for state in states]
@@ -173,6 +173,7 @@ def resume_folder(project: Project) -> Path:
     return project.folder / ".gradtrail" / "resume"
 
 
+@pytest.mark.nightly
 def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(committed: Project) -> None:
     """Wherever DVC runs the stage, its checkpoints lie in the repository, and its state is the same."""
     committed.dvc("exp", "run", "--queue", "-S", "train.seed=1,2", "train")

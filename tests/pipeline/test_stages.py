@@ -228,7 +228,7 @@ def test_plots_and_metrics_for_people(project: Project, tmp_path: Path) -> None:
     assert project.dvc("exp", "show", "--csv").count("accuracy") > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_main_histories(project: Project, tmp_path: Path) -> None:
     """What tests/contracts tries on a small pipeline, once with the real stages: each state has one run."""
     copy = project.copy(tmp_path / "project")

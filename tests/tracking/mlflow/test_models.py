@@ -177,7 +177,7 @@ def test_a_model_is_removed_with_its_run(weights: Path, tmp_path: Path, monkeypa
         assert store.execute("select count(*) from runs").fetchone() == (0,)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_a_fresh_environment_with_the_stated_requirements(
     client: MlflowClient, weights: Path, tmp_path: Path
 ) -> None:

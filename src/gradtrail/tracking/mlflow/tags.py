@@ -70,7 +70,12 @@ def is_alive(tags: Mapping[str, str]) -> bool:
     if not is_of_this_host(tags):
         return False
     try:
-        started = psutil.Process(int(tags["process"].rpartition(":")[2])).create_time()
+        process = psutil.Process(int(tags["process"].rpartition(":")[2]))
+        if (
+            process.status() == psutil.STATUS_ZOMBIE
+        ):  # it was killed, and whoever started it has not asked for its status
+            return False
+        started = process.create_time()
     except (psutil.Error, ValueError):
         return False
     return abs(started - float(tags.get("process.started", started))) < _CLOCK_SECONDS
