@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +97,11 @@ class Project:
     """
 
     folder: Path
-    xla_flags: str = ""
+    xla_flags: str = field(default="", kw_only=True)
 
     def copy(self, to: Path) -> "Project":
         """Copy the folder; what first opens the store there relocates its artifacts."""
-        return Project(Path(shutil.copytree(self.folder, to, symlinks=True)), self.xla_flags)
+        return Project(Path(shutil.copytree(self.folder, to, symlinks=True)), xla_flags=self.xla_flags)
 
     def run(self, *command: str, env: Mapping[str, str] | None = None, check: bool = True) -> str:
         """Run a command in the folder, with a Python that starts at once; return what it printed."""
@@ -277,7 +277,7 @@ def finished_small_project() -> Project:
 
 def finished_project() -> Project:
     """Return the real project whose pipeline ran once on the digits; to be copied, not to be changed."""
-    return Project(made_once(_finish_project, "digits"), _COMPILES_FAST)
+    return Project(made_once(_finish_project, "digits"), xla_flags=_COMPILES_FAST)
 
 
 def _finish_small_project(folder: Path) -> None:
@@ -287,7 +287,7 @@ def _finish_small_project(folder: Path) -> None:
 
 
 def _finish_project(folder: Path) -> None:
-    project = Project(copy_project(folder).folder, _COMPILES_FAST)
+    project = Project(copy_project(folder).folder, xla_flags=_COMPILES_FAST)
     for key, value in QUICK.items():
         project.set(key, value)
     project.commit("quick params")
