@@ -57,8 +57,11 @@ def server(running: TrackingServer) -> TrackingServer:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A small project that never ran."""
-    return make_small_project(tmp_path_factory.mktemp("fresh") / "project")
+    """A small project that never ran, without a store of its own."""
+    project = make_small_project(tmp_path_factory.mktemp("fresh") / "project")
+    (project.folder / "mlflow.db").unlink(missing_ok=True)
+    shutil.rmtree(project.folder / "mlruns", ignore_errors=True)
+    return project
 
 
 @pytest.fixture
