@@ -39,7 +39,7 @@ lock: ## resolve requirements.lock and requirements-cuda.lock anew, from pyproje
 repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
 
-test: env ## the tests, within 150 seconds on two cores
+test: env ## the tests, in three minutes on two cores
 	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope
 
 test-slow: env ## the slow tests, within 20 minutes; `.ci/run` is check, gate, test and these
