@@ -6,7 +6,7 @@ from pathlib import Path
 from projects import ROOT
 
 MODULES = sorted((ROOT / "src").rglob("*.py"))
-LONGEST_MODULE, LARGEST_FOLDER = 350, 17
+LONGEST_MODULE, LARGEST_FOLDER = 350, 16
 
 
 def test_no_module_is_long() -> None:
