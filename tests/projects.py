@@ -31,9 +31,10 @@ _LONGEST = 900  # seconds that no command takes: one that hangs is a failure, no
 _COPIED = ("dvc.yaml", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
 
 _SMALL_STAGE = '''
-"""A stage that joins strings."""
+"""A stage that joins strings; what OTHER_BYTES adds stands for a machine that computes other bytes."""
 
 import functools
+import os
 from pathlib import Path
 
 from gradtrail.core.{core} import WORD
@@ -50,7 +51,7 @@ def main(stage: Stage) -> None:
     with tracked(stage) as run:
         with stage.writing_outs() as new:
             for name in WRITES:
-                (new / name).write_text(" ".join([*words, WORD, str(value)[:4]]))
+                (new / name).write_text(" ".join([*words, WORD, str(value)[:4]]) + os.environ.get("OTHER_BYTES", ""))
             stage.write_metrics(new, {{"dataset": "words", "dataset_digest": "0" * 64, "length": len(str(value))}})
         run.outs()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.support.errors import UserError, one_line, with_store
+from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, with_store
 
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
@@ -106,11 +106,20 @@ def ui(port: int) -> int:
 
 
 @gradtrail.command()
-def sync() -> None:
+@click.option("--yes", is_flag=True, help="Set a damaged database aside without asking.")
+def sync(*, yes: bool) -> None:
     """Backfill the MLflow runs of every commit and experiment."""
-    from gradtrail.tracking.sync.sync import sync
+    from gradtrail.tracking.sync.sync import set_aside, sync
 
-    print(with_store(sync).describe())
+    try:
+        report = with_store(sync)
+    except DamagedDatabaseError as error:
+        asks = not yes and sys.stdin.isatty()
+        if not (yes or (asks and click.confirm(f"{error}. Do so?"))):
+            raise
+        print(f"the damaged database is {set_aside()} now")
+        report = with_store(sync)
+    print(report.describe())
 
 
 @gradtrail.command()

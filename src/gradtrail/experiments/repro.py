@@ -17,6 +17,7 @@ from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.profile.variants import ProfileConfig
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.experiments.committed import Sections, describe_differences, read_sections, record_machines
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline
@@ -59,6 +60,7 @@ def reproduce(arguments: list[str]) -> int:
     """
     fit_dvc_to_git()
     _validate_params()
+    before = read_sections()
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "no-source"
         status = _dvc_repro(arguments, flag)
@@ -66,9 +68,11 @@ def reproduce(arguments: list[str]) -> int:
             _fall_back_to_digits()
             status = _dvc_repro(arguments, flag)
     if status == 0:
-        _backfill()
+        _backfill(before)
     if status == 0 and all(argument.startswith("-") for argument in arguments):
         _summarize()  # not after only some stages: the evaluation in the folder may belong to another state
+        for line in describe_differences():
+            print(line)
     if _dataset(read_yaml(_PARAMS)) == "digits":
         _remind_of_digits()
     return status
@@ -101,12 +105,17 @@ def _dvc_repro(arguments: list[str], flag: Path) -> int:
     return subprocess.run(command, env=env, check=False).returncode
 
 
-def _backfill() -> None:
-    """Make the runs of states that DVC skipped or restored; a fault of MLflow's store is a warning."""
+def _backfill(before: Sections) -> None:
+    """Make the runs of states that DVC skipped or restored, and record on what machine; a store's fault is a warning.
+
+    Args:
+        before: `dvc.lock` before the repro.
+    """
     if not load_section("runtime", RuntimeConfig).tracking:
         return
     try:
         with_store(sync)
+        with_store(lambda: record_machines(before))
     except UserError as error:
         print(f"warning: {error}; `gradtrail sync` tries again", file=sys.stderr)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+_DAMAGE = ("file is not a database", "database disk image is malformed")  # SQLite's words, whoever passes them on
 _ENVIRONMENT = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full
     *(errno.EACCES, errno.EPERM, errno.EROFS),  # closed
@@ -21,6 +22,17 @@ class UserError(Exception):
     def __init__(self, message: str) -> None:
         """Join the lines of `message`: a path or a key of untrusted YAML may hold line breaks."""
         super().__init__(" ".join(message.splitlines()))
+
+
+class DamagedDatabaseError(UserError):
+    """MLflow's database is no readable SQLite database."""
+
+    def __init__(self) -> None:
+        """Say what to do."""
+        super().__init__(
+            "mlflow.db: damaged, not readable as an SQLite database; "
+            "`gradtrail sync --yes` sets it aside and makes a new one, with the runs of all outs that are there"
+        )
 
 
 class NoSourceError(UserError):
@@ -65,5 +77,7 @@ def with_store(action: Callable[[], T]) -> T:
     except Exception as error:
         if not is_store_fault(error):
             raise
+        if any(sign in str(error) for sign in _DAMAGE):
+            raise DamagedDatabaseError from error
         said = environment_error(error) or f"MLflow's store failed: {one_line(error)[:200]}"
         raise UserError(said) from error

@@ -253,7 +253,7 @@ def states(folder: Path) -> None:
     for name, spec in pipeline.items():
         entries.setdefault(name, live_entry(dataclasses.replace(spec, deps=()), folder))
     for name in pipeline:
-        state_key(name, pipeline, entries.__getitem__)
+        state_key(name, entries[name])
 
 
 GOOD = {

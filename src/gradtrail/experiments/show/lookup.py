@@ -12,8 +12,8 @@ from gradtrail.support.paths import working_folder
 from gradtrail.tracking.lineage.dvc_cache import listing
 from gradtrail.tracking.lineage.recorded import consistent_stages
 from gradtrail.tracking.lineage.snapshots import find_experiments, snapshot_of, working_snapshot
+from gradtrail.tracking.mlflow.tags import outputs
 
-_OUTPUT = "output/"
 _PREFIX = re.compile("[0-9a-f]{4,64}")  # of an id or a state
 
 
@@ -71,12 +71,6 @@ def writers(path: Path, runs: Iterable[Run]) -> list[Run]:
     return of_lock or here or [run for run, _ in found.values()]
 
 
-def outputs(run: Run) -> dict[str, str]:
-    """Return the digest of each out of a run."""
-    tags = run.data.tags.items()
-    return {name.removeprefix(_OUTPUT): found for name, found in tags if name.startswith(_OUTPUT)}
-
-
 def _states_of_experiment(name: str) -> set[str]:
     """Return the states of the newest experiment of a name, even if their runs name another experiment."""
     commits = [one.commit for one in find_experiments() if one.name == name]
@@ -86,7 +80,7 @@ def _states_of_experiment(name: str) -> set[str]:
 
 def _out_with(wanted: str, run: Run) -> str | None:
     """Return the path of the out, or of the file in an out, with this digest."""
-    for out, found in outputs(run).items():
+    for out, found in outputs(run.data.tags).items():
         if found == wanted:
             return out
         if found.endswith(".dir"):

@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from rich.text import Text
 from rich.tree import Tree
 
-from gradtrail.experiments.show.lookup import look_up, outputs
+from gradtrail.experiments.show.lookup import look_up
 from gradtrail.experiments.show.restore import restore_options
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
@@ -28,9 +28,10 @@ from gradtrail.stages.common.pipeline_file import (
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.lineage.dvc_cache import is_here, listing
+from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
-from gradtrail.tracking.mlflow.tags import flat_params, shown
+from gradtrail.tracking.mlflow.tags import flat_params, outputs, shown
 
 _SHORT = 12  # digits of a state or an id that are shown
 _HEADLINES = ("eval/accuracy", "train/validation_accuracy", "train/loss")
@@ -106,9 +107,10 @@ def _chain(run: Run, lineage: Lineage, by_state: Mapping[str, Run]) -> Tree:
 
     def branch(name: str, tree: Tree) -> None:
         entry = lineage[name]
-        made = by_state.get(entry["state"])
+        state = state_key(name, Entry(cmd=entry["cmd"], params=entry["params"], deps=entry["deps"]))
+        made = by_state.get(state)
         found = f"run {made.info.run_id[:_SHORT]}" if made else "no run"
-        node = tree.add(Text(f"{name}  state {entry['state'][:_SHORT]}  {found}"))
+        node = tree.add(Text(f"{name}  state {state[:_SHORT]}  {found}"))
         if name in seen:
             node.add(Text("see above"))
             return
@@ -138,7 +140,7 @@ def _raw_data(run: Run, name: str, pipeline: Mapping[str, StageSpec], lineage: L
     """Yield the data set of a first stage, and its files that later stages read."""
     yield f"{run.data.tags.get('dataset')}, sha256 {run.data.tags.get('dataset_digest')}"
     outs = pipeline[name].outs if name in pipeline else ()
-    read = {dep: md5 for entry in lineage.values() for dep, md5 in entry["deps"].items()} | outputs(run)
+    read = {dep: md5 for entry in lineage.values() for dep, md5 in entry["deps"].items()} | outputs(run.data.tags)
     for path, md5 in read.items():
         if any(contains_path(out, path) for out in outs):
             yield from (f"{path}/{file}  {found}" for file, found in (listing(md5) or {}).items())
@@ -156,7 +158,7 @@ def _changed_params(lineage: Lineage) -> Iterator[str]:
 
 
 def _written(run: Run) -> Iterator[str]:
-    for out, md5 in outputs(run).items():
+    for out, md5 in outputs(run.data.tags).items():
         note = "" if out.startswith("metrics/") or is_here(out, md5) else "   not in DVC's cache"
         yield f"{out}  {md5}{note}"
 

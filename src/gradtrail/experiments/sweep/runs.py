@@ -20,12 +20,11 @@ from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry, StageSpec, contains_path, values_of
 from gradtrail.tracking.lineage.dvc_cache import digest_within
-from gradtrail.tracking.lineage.keys import entry_key
+from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.search import Find
 from gradtrail.tracking.mlflow.stored_run import REBUILT
-
-_OUTPUT = "output/"  # prefix of the tags with the digests of the outs
+from gradtrail.tracking.mlflow.tags import outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +73,11 @@ class RunFinder:
         runs: dict[str, Run] = {}
         for name in self._stage.lineage:
             entry = self._entry(self._stage.pipeline[name], params, outs)
-            found = self._find({"entry": entry_key(name, entry)}, finished=True) if entry else []
+            found = self._find({"state": state_key(name, entry)}, finished=True) if entry else []
             if not found:
                 return None
             runs[name] = next((run for run in found if REBUILT not in run.data.tags), found[0])
-            tags = runs[name].data.tags.items()
-            outs |= {tag.removeprefix(_OUTPUT): md5 for tag, md5 in tags if tag.startswith(_OUTPUT)}
+            outs |= outputs(runs[name].data.tags)
         return runs
 
     def _entry(self, spec: StageSpec, params: Mapping[str, Any], outs: Mapping[str, str]) -> Entry | None:

@@ -127,15 +127,21 @@ def read_lock(path: Path) -> dict[str, Any]:
     return content.get("stages", {})
 
 
-def live_entry(spec: StageSpec, folder: Path) -> Entry:
+def live_entry(spec: StageSpec, folder: Path, *, is_partial: bool = False) -> Entry:
     """Return the entry of a stage from the files in `folder` as they are now.
+
+    Args:
+        spec: the stage.
+        folder: that deps are relative to.
+        is_partial: whether deps that are not there are left out.
 
     Raises:
         FileNotFoundError: a dep is not there.
         UserError: a params file is none, or lacks a key.
     """
     params = {name: _values(folder / name, keys) for name, keys in spec.params.items()}
-    return Entry(cmd=spec.cmd, params=params, deps={dep: digest(folder / dep) for dep in spec.deps})
+    deps = [dep for dep in spec.deps if not is_partial or (folder / dep).exists()]
+    return Entry(cmd=spec.cmd, params=params, deps={dep: digest(folder / dep) for dep in deps})
 
 
 def locked_entry(stage: Mapping[str, Any]) -> Entry:

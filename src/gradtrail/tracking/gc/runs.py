@@ -25,7 +25,8 @@ from gradtrail.tracking.mlflow.client import open_store, store_lock
 from gradtrail.tracking.mlflow.links import PARENT
 from gradtrail.tracking.mlflow.models import models_of
 from gradtrail.tracking.mlflow.relocate import local_path
-from gradtrail.tracking.mlflow.search import RunIndex, deleted_runs, find_equivalent_run, is_finished_or_live
+from gradtrail.tracking.mlflow.search import RunIndex, deleted_runs, find_equivalent_run
+from gradtrail.tracking.mlflow.stored_run import REPLACED
 from gradtrail.tracking.mlflow.tags import is_alive, is_of_this_host
 from gradtrail.tracking.sync.backfill import DUPLICATE
 
@@ -39,12 +40,10 @@ class LiveReferences:
 
     Attributes:
         states: keys of states.
-        entries: keys of entries.
         run_ids: runs that represent them.
     """
 
     states: set[str] = field(default_factory=set)
-    entries: set[str] = field(default_factory=set)
     run_ids: set[str] = field(default_factory=set)
 
 
@@ -53,15 +52,13 @@ def live_references(recorded: RecordedStates, index: RunIndex) -> LiveReferences
     found = LiveReferences()
     for stage in (stage for snapshot in recorded.snapshots for stage in consistent_stages(snapshot)):
         found.states.add(stage.state)
-        found.entries.add(stage.entry_key)
         if run := find_equivalent_run(index, stage):
             found.run_ids.add(run.info.run_id)
     found.run_ids |= {run.info.run_id for run in index.runs() if run.data.tags.get("state") in found.states}
-    found.entries |= {index[run_id].data.tags.get("entry", "") for run_id in found.run_ids}
-    for stage in map(last_stage, recorded.only_in_run_cache(found.entries.__contains__)):
+    known = found.states | {index[run_id].data.tags["state"] for run_id in found.run_ids}
+    for stage in map(last_stage, recorded.only_in_run_cache(known.__contains__)):
         found.states.add(stage.state)
-        alike = (run for run in index({"entry": stage.entry_key}) if is_finished_or_live(run))
-        if run := find_equivalent_run(index, stage) or next(alike, None):
+        if run := find_equivalent_run(index, stage):
             found.run_ids.add(run.info.run_id)
     return found
 
@@ -87,7 +84,8 @@ def as_garbage(client: MlflowClient, runs: list[Run]) -> Iterator[Garbage]:
         yield _garbage(client, run, f"{ending}its state is recorded nowhere")
     for run in deleted_runs(client):
         if not _is_open(run):
-            why = "duplicate of another run" if DUPLICATE in run.data.tags else "deleted in MLflow"
+            has_another = DUPLICATE in run.data.tags or REPLACED in run.data.tags
+            why = "another run has its place" if has_another else "deleted in MLflow"
             yield _garbage(client, run, why)
 
 

@@ -24,7 +24,7 @@ from gradtrail.stages.common.pipeline_file import (
 )
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.dvc_cache import cache_folder, digest_within, is_here
-from gradtrail.tracking.lineage.keys import entry_key
+from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, disk_cached, working_snapshot
 from gradtrail.tracking.lineage.state import Identity
 
@@ -43,14 +43,14 @@ def run_cache_snapshots(pipelines: Iterable[Pipeline], is_known: Callable[[str],
 
     Args:
         pipelines: that an entry may belong to; where it fits several, the first counts.
-        is_known: whether an entry, given by its key, needs no snapshot.
+        is_known: whether a state, given by its key, needs no snapshot.
     """
     sections = [section for path in entry_files() if (section := _read(path))]
     found: dict[str, Snapshot] = {}
     for pipeline in pipelines:
         fitting = [(name, section) for section in sections if (name := _stage_of(section, pipeline))]
         for name, section in fitting:
-            key = entry_key(name, locked_entry(section))
+            key = state_key(name, locked_entry(section))
             if key in found or is_known(key):
                 continue
             if lock := _lineage(name, section, fitting, pipeline):
@@ -132,7 +132,7 @@ class RecordedStates:
         """Return what only the run-cache has, the oldest first, as far as DVC's cache has the files.
 
         Args:
-            is_known: whether an entry, given by its key, needs no snapshot.
+            is_known: whether a state, given by its key, needs no snapshot.
         """
         pipelines = [snapshot.pipeline for snapshot in reversed(self.snapshots)]
         return [snapshot for snapshot in run_cache_snapshots(pipelines, is_known) if has_files(last_stage(snapshot))]

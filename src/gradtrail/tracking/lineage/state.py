@@ -29,9 +29,10 @@ from gradtrail.stages.common.pipeline_file import (
     stages_below_training,
 )
 from gradtrail.stages.common.stage import Stage
+from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder, working_folder
 from gradtrail.tracking.lineage.dvc_cache import digest_within
-from gradtrail.tracking.lineage.keys import entry_key, state_key
+from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.snapshots import Snapshot
 
 
@@ -62,27 +63,27 @@ class Identity(Stage):
     def entry(self, name: str) -> Entry:
         """Return what determines the outs of a stage.
 
-        For a stage before this one, the entry of `dvc.lock` while its outs are still those that the lock names: what
-        made them counts, not later changes of code or params. In any other case, the files as they are now.
+        For a stage before this one, the entry of `dvc.lock` unless the working folder has other outs: what made them
+        counts, not later changes of code or params; and in a partial checkout some outs are not there at all. In any
+        other case, the files as they are now.
+
+        Raises:
+            FileNotFoundError: a dep of this stage is not there. Missing deps of stages before it are left out.
         """
         if name not in self._entries:
             locked = self._locked_entry(name)
-            self._entries[name] = locked or live_entry(self.pipeline[name], self.folder)
+            is_partial = name != self.name
+            self._entries[name] = locked or live_entry(self.pipeline[name], self.folder, is_partial=is_partial)
         return self._entries[name]
 
     def state_of(self, name: str) -> str:
         """Return the key of the state of a stage."""
-        return state_key(name, self.pipeline, self.entry)
+        return state_key(name, self.entry(name))
 
     @property
     def state(self) -> str:
-        """Key of the state that this stage is about to make."""
+        """Key of the state that this stage makes or made."""
         return self.state_of(self.name)
-
-    @property
-    def entry_key(self) -> str:
-        """Key of what determines the outs, whatever the states of the stages before it."""
-        return entry_key(self.name, self.entry(self.name))
 
     @property
     def is_below_training(self) -> bool:
@@ -132,6 +133,11 @@ class Identity(Stage):
         outs = self._locked_outs(name).items()
         return all((self.folder / out).exists() and digest(self.folder / out) == md5 for out, md5 in outs)
 
+    def _has_other_outs(self, name: str) -> bool:
+        """Whether the working folder has an out of a stage with another content than `dvc.lock` names."""
+        outs = self._locked_outs(name).items()
+        return any((self.folder / out).exists() and digest(self.folder / out) != md5 for out, md5 in outs)
+
     def _locked_outs(self, name: str) -> dict[str, str]:
         return {out["path"]: out["md5"] for out in self._lock[name].get("outs", ())}
 
@@ -139,7 +145,7 @@ class Identity(Stage):
         if name not in self._lock:
             return None
         is_before = name != self.name and name in self.lineage
-        trusted = self.from_lock or (is_before and self.has_outs_of_lock(name))
+        trusted = self.from_lock or (is_before and not self._has_other_outs(name))
         return locked_entry(self._lock[name]) if trusted else None
 
     @cached_property
@@ -158,17 +164,19 @@ class Identity(Stage):
 def state_lock(stage: Identity) -> Iterator[None]:
     """Hold the lock of the state that a stage is about to make; where another process holds it, say so and wait.
 
-    The operating system releases the lock of a process that was killed.
+    The operating system releases the lock of a process that was killed. Where no lock can be made, a warning says so.
     """
-    folder = private_folder() / "locks"
-    folder.mkdir(exist_ok=True)
-    lock = FileLock(folder / f"{stage.name}-{stage.state[:32]}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(f"{stage.name}: another process is already making this state; waiting for it", file=sys.stderr)
-        lock.acquire()
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            folder = private_folder() / "locks"
+            folder.mkdir(exist_ok=True)
+            lock = FileLock(folder / f"{stage.name}-{stage.state[:32]}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                print(f"{stage.name}: another process is already making this state; waiting for it", file=sys.stderr)
+                lock.acquire()
+            held.callback(lock.release)
+        except OSError as error:
+            print(f"warning: {stage.name}: no lock against a second process: {one_line(error)}", file=sys.stderr)
         yield
-    finally:
-        lock.release()

@@ -1,7 +1,7 @@
 """Links the runs of stages below training to their training's run, which also shows their headline metrics."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
@@ -9,8 +9,10 @@ from mlflow.entities import Metric, Run, RunTag
 from gradtrail.tracking.mlflow.models import link_evaluation
 from gradtrail.tracking.mlflow.naming import NOTE, is_headline, metric_name, note, summary_in
 from gradtrail.tracking.mlflow.search import Find
+from gradtrail.tracking.mlflow.tags import output_tags, outputs
 
 PARENT = "mlflow.parentRunId"
+_FINAL = "models/final.safetensors"  # what tells trainings apart
 
 
 def link_runs(client: MlflowClient, run: Run, find: Find) -> None:
@@ -60,18 +62,25 @@ def has_headlines(train: Run, stage: str) -> bool:
 
 def _children(train: Run, find: Find) -> Iterator[Run]:
     """Yield, for each stage below training, the newest finished run that names this training or read its weights."""
-    final = train.data.tags.get("output/models/final.safetensors")
+    final = outputs(train.data.tags).get(_FINAL)
     own = find({"train_state": train.data.tags["state"]}, finished=True)
-    same_weights = find({"input/models/final.safetensors": final}, finished=True) if final else []
+    same_weights = find({f"input/{_FINAL}": final}, finished=True) if final else []
     newest: dict[str, Run] = {}
     for run in [*own, *same_weights]:
-        newest.setdefault(run.data.tags["stage"], run)
+        if run.data.tags.get(f"input/{_FINAL}", final) == final:
+            newest.setdefault(run.data.tags["stage"], run)
     yield from newest.values()
+
+
+def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
+    """Return the training that a run below it belongs to, by the run's tags; of several results, the one it read."""
+    runs = find({"state": tags["train_state"]}) if "train_state" in tags else []
+    read = tags.get(f"input/{_FINAL}")
+    return next((run for run in runs if outputs(run.data.tags).get(_FINAL, read) == read), runs[0] if runs else None)
 
 
 def _trainings(child: Run, find: Find) -> list[Run]:
     """Return the runs of the trainings that wrote the weights that the child read, or else of the one that it names."""
-    final = child.data.tags.get("input/models/final.safetensors")
-    if final:
-        return find({"stage": "train", "output/models/final.safetensors": final})
+    if final := child.data.tags.get(f"input/{_FINAL}"):
+        return find({"stage": "train"} | output_tags({_FINAL: final}))
     return find({"stage": "train", "state": child.data.tags["train_state"]})

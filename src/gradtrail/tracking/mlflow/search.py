@@ -8,7 +8,7 @@ from mlflow.entities import Run, ViewType
 
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import experiment_id
-from gradtrail.tracking.mlflow.tags import flat_params, input_tags, is_alive, shown, stage_params
+from gradtrail.tracking.mlflow.tags import flat_params, is_alive, output_tags, outputs, shown
 
 _EXPERIMENTS = ("data", "models")
 _PAGE = 1000
@@ -87,13 +87,14 @@ def find_run(client: MlflowClient, **tags: str) -> Run | None:
 
 
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
-    """Return the run that represents a recorded state, if there is one: its own, or else one of the same result.
+    """Return the run that represents a recorded result, if there is one: of its state, or else of other code.
 
-    A run has the same result if its stage has the same code, inputs and params but belongs to another training, or if
-    it has the same params and outs but other code.
+    A state has one result on one kind of machine, and may have others on other kinds, each with its own run. A run of
+    the same stage, params and outs but other code also represents it.
     """
-    own = next((run for run in find({"state": stage.state}) if is_finished_or_live(run)), None)
-    return own or _find_same_inputs(find, stage) or _find_same_outs(find, stage)
+    outs = stage.out_digests()
+    alike = (run for run in find({"state": stage.state}) if outputs(run.data.tags) in (outs, {}))
+    return next((run for run in alike if is_finished_or_live(run)), None) or _find_same_outs(find, stage, outs)
 
 
 def is_finished_or_live(run: Run) -> bool:
@@ -101,29 +102,16 @@ def is_finished_or_live(run: Run) -> bool:
     return run.info.status == "FINISHED" or (run.info.status == "RUNNING" and is_alive(run.data.tags))
 
 
-def _find_same_inputs(find: Find, stage: Identity) -> Run | None:
-    """Return a finished run of the same stage, code, inputs and own params under another training, if there is one.
-
-    Two trainings may write the same bytes; then DVC evaluates once, and one run serves both.
-    """
-    if not stage.is_below_training:
-        return None
-    entry = stage.entry(stage.name)
-    tags = {"stage": stage.name, "code": entry.code_digest, **input_tags(entry)}
-    read = {key: shown(value) for key, value in flat_params(entry).items()}
-    return next((run for run in find(tags, finished=True) if read.items() <= run.data.params.items()), None)
-
-
-def _find_same_outs(find: Find, stage: Identity) -> Run | None:
+def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run | None:
     """Return a finished run of the same stage and params whose outs are the same bytes, if there is one.
 
     Code that was edited or moved and wrote the same bytes gives no other result, so the state needs no second run. The
     metrics file does not count: it also has the costs of the compiled functions, which edits of code change.
     """
-    outs = {out: found for out, found in stage.out_digests().items() if out != f"metrics/{stage.name}.json"}
-    tags = {"stage": stage.name} | {f"output/{out}": found for out, found in outs.items()}
-    params = {key: shown(value) for key, value in stage_params(stage).items()}
-    return next((run for run in find(tags, finished=True) if run.data.params == params), None)
+    compared = {out: found for out, found in outs.items() if out != f"metrics/{stage.name}.json"}
+    tags = {"stage": stage.name} | output_tags(compared)
+    read = {key: shown(value) for key, value in flat_params(stage.entry(stage.name)).items()}
+    return next((run for run in find(tags, finished=True) if read.items() <= run.data.params.items()), None)
 
 
 def _search(client: MlflowClient, condition: str, view: int = ViewType.ACTIVE_ONLY) -> Iterator[Run]:

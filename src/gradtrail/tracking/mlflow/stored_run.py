@@ -14,18 +14,20 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run,
 
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.git import GitError
-from gradtrail.tracking.lineage.environment import environment, environment_tags
+from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, noise_curves, read_tables
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
-from gradtrail.tracking.mlflow.links import PARENT, link_runs
-from gradtrail.tracking.mlflow.models import DIGEST_LENGTH, log_models
+from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of
+from gradtrail.tracking.mlflow.models import DIGEST_LENGTH, delete_models, log_models
 from gradtrail.tracking.mlflow.naming import NOTE, metric_name, note, run_name, summary_in
-from gradtrail.tracking.mlflow.search import StoredRuns, find_run
+from gradtrail.tracking.mlflow.search import StoredRuns
 from gradtrail.tracking.mlflow.tags import (
     is_alive,
     is_of_this_host,
     origin_tags,
+    output_tags,
+    outputs,
     process_tags,
     shown,
     stage_params,
@@ -33,7 +35,7 @@ from gradtrail.tracking.mlflow.tags import (
     working_diff,
 )
 
-REBUILT = "rebuilt"
+REBUILT, REPLACED = "rebuilt", "replaced_by"
 _DATA, _WEIGHTS = "data/", "models/"
 _EPOCHS = "models/epochs"
 _PAGES = "reports/"  # folder of the outs that are one page each
@@ -46,17 +48,22 @@ class StoredRun:
         client: of the store.
         run_id: of the run.
         attempt: how many times the state was executed, this time included.
+        outs: digests of the outs of the attempts before.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, attempt: int = 1):
+    def __init__(self, client: MlflowClient, run_id: str, attempt: int = 1, outs: Mapping[str, str] | None = None):
         self.client = client
         self.run_id = run_id
         self.attempt = attempt
+        self._outs = dict(outs or {})
         self._logged: dict[str, set[int]] = {}
+        self._given: dict[str, dict[int, float]] = {}
 
     def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
         """Log metrics, name → step → value; a point that the run has already is left as it is."""
         now = int(time.time() * 1000)
+        for name, curve in points.items() if self._outs else ():
+            self._given.setdefault(name, {}).update(curve)
         new = [
             Metric(name, float(value), now, int(step))
             for name, curve in points.items()
@@ -72,8 +79,12 @@ class StoredRun:
         """Log what the stage wrote, from the files.
 
         Weights are logged as models. Data, weights of single epochs and parquet tables, which DVC's cache has, are only
-        named by their digests, unless `runtime.copy_outs` asks for copies of weights and tables.
+        named by their digests, unless `runtime.copy_outs` asks for copies of weights and tables. Where the attempts
+        before wrote other bytes, a new run takes the place of theirs, so that no run mixes two results.
         """
+        outs = stage.out_digests()
+        if self._outs and self._outs != outs:
+            self._start_anew(stage)
         metrics = stage.read_metrics()
         points = _curves(stage, metrics)
         numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
@@ -90,10 +101,17 @@ class StoredRun:
         for out in stage.spec.outs if stage.runtime.copy_outs else ():
             if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of the epochs are DVC's alone
                 self.log_files(stage.folder / out, "models")
-        tags = {f"output/{out}": found for out, found in stage.out_digests().items()}
-        tags |= {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
-        self.set_tags(tags)
+        tags = {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
+        self.set_tags(output_tags(outs) | tags)
         self._write_note(folder / "summary.md")
+
+    def _start_anew(self, stage: Identity) -> None:
+        """Replace the run by a new one, with what this attempt has logged so far."""
+        print(f"{stage.name}: an earlier attempt wrote other bytes; a new run takes its place", file=sys.stderr)
+        replaced, given, made = self.run_id, self._given, open_run(self.client, stage, anew=True)
+        self.run_id, self.attempt, self._outs, self._logged = made.run_id, 1, {}, {}
+        self.log_points(given)
+        remove_run(self.client, self.client.get_run(replaced), REPLACED, by=self.run_id)
 
     def link_runs(self) -> None:
         """Link the run to its parent and children, and close the runs of processes that no longer exist."""
@@ -131,7 +149,9 @@ class StoredRun:
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
 
-def open_run(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None) -> StoredRun:
+def open_run(
+    client: MlflowClient, stage: Identity, origin: Mapping[str, str] | None = None, *, anew: bool = False
+) -> StoredRun:
     """Find the run of the state that `stage` makes, or create it; count the attempt.
 
     Args:
@@ -139,11 +159,12 @@ def open_run(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
         stage: the stage.
         origin: tags of the commit and experiment of a state whose run is rebuilt; None for a stage that is about to
             run, whose origin is the working folder.
+        anew: whether to create a run in any case.
     """
     experiment = experiment_id(client, stage.experiment)
     tags = process_tags() | dict(origin_tags() | environment_tags() if origin is None else origin)
     with store_lock(client.tracking_uri):  # until the run names its process: then no other process closes or removes it
-        found = find_run(client, state=stage.state)
+        found = None if anew else find_own_run(client, stage, is_live=origin is None)
         run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
         attempt = int(run.data.tags.get("attempts", 0)) + 1
         tags |= {"attempts": str(attempt)}
@@ -160,7 +181,22 @@ def open_run(client: MlflowClient, stage: Identity, origin: Mapping[str, str] | 
         )
     if origin is None and tags.get("git.dirty") == "true":
         _log_diff(client, run.info.run_id)
-    return StoredRun(client, run.info.run_id, attempt)
+    return StoredRun(client, run.info.run_id, attempt, outputs(run.data.tags))
+
+
+def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
+    """Delete a run and its models, with a tag `why` that names the run in its place; `mlflow gc` purges it."""
+    client.set_tag(run.info.run_id, why, by)
+    delete_models(client, run)
+    client.delete_run(run.info.run_id)
+
+
+def find_own_run(client: MlflowClient, stage: Identity, *, is_live: bool) -> Run | None:
+    """Return the run of a state to go on with: that of the same kind of machine, or to rebuild, of the same outs."""
+    runs = StoredRuns(client)({"state": stage.state})
+    if is_live:
+        return next((run for run in runs if run.data.tags.get("machine") in (None, machine_key())), None)
+    return next((run for run in runs if outputs(run.data.tags) in ({}, stage.out_digests())), None)
 
 
 def is_referenced(stage: Stage, out: str) -> bool:
@@ -196,7 +232,7 @@ def _log_diff(client: MlflowClient, run_id: str) -> None:
 
 def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
     tags = state_tags(stage) | process_tags()
-    parent = find_run(client, state=tags["train_state"]) if "train_state" in tags else None
+    parent = training_of(tags, StoredRuns(client))
     return tags | ({PARENT: parent.info.run_id} if parent else {})
 
 

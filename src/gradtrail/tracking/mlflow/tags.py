@@ -19,6 +19,7 @@ from gradtrail.support.git import GitError, git, git_bytes, head_commit
 from gradtrail.tracking.lineage.state import Identity
 
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an artifact `git.diff` begin that are no diff
+_OUTPUT = "output/"
 _CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics")
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _MAX_DIFF_BYTES = 2**24
@@ -44,9 +45,19 @@ def shown(value: Any) -> str:
 def state_tags(stage: Identity) -> dict[str, str]:
     """Return the tags that follow from the state, and never change."""
     entry = stage.entry(stage.name)
-    tags = {"stage": stage.name, "state": stage.state, "entry": stage.entry_key, "code": entry.code_digest}
+    tags = {"stage": stage.name, "state": stage.state, "code": entry.code_digest}
     tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
     return tags | input_tags(entry) | ({"train_state": stage.state_of(TRAIN)} if stage.is_below_training else {})
+
+
+def output_tags(outs: Mapping[str, str]) -> dict[str, str]:
+    """Return a tag for each out, path → digest."""
+    return {f"{_OUTPUT}{out}": found for out, found in outs.items()}
+
+
+def outputs(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the digest of each out of a run, by its path; empty for a run whose stage did not finish."""
+    return {tag.removeprefix(_OUTPUT): found for tag, found in tags.items() if tag.startswith(_OUTPUT)}
 
 
 def input_tags(entry: Entry) -> dict[str, str]:

@@ -13,22 +13,32 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from gradtrail.stages.common.pipeline_file import TRAIN
+from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
 from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.paths import SQLITE
 from gradtrail.tracking.lineage.dvc_cache import is_here, restore
 from gradtrail.tracking.lineage.origin import origin_of
 from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_states
 from gradtrail.tracking.lineage.snapshots import Snapshot
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, has_headlines
-from gradtrail.tracking.mlflow.models import delete_models
-from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, find_run, is_finished_or_live
-from gradtrail.tracking.mlflow.stored_run import REBUILT, close_dead_runs, is_referenced, open_run
-from gradtrail.tracking.mlflow.tags import is_of_this_host
+from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, has_headlines, training_of
+from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, is_finished_or_live
+from gradtrail.tracking.mlflow.stored_run import (
+    REBUILT,
+    REPLACED,
+    close_dead_runs,
+    find_own_run,
+    is_referenced,
+    open_run,
+    remove_run,
+)
+from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs
+from gradtrail.tracking.sync.carry_over import carry_over_keys
 from gradtrail.tracking.sync.report import SyncReport
 
 DUPLICATE = "duplicate_of"
+Result = tuple[str, str]
 
 
 def backfill() -> tuple[SyncReport, list[str] | None]:
@@ -42,11 +52,13 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
     index = RunIndex(client)
     dead, still_open = close_dead_runs(client, index.runs())
     index.refresh(run.info.run_id for run in dead)
+    carry_over_keys(client, index)
     num_duplicates = _remove_duplicates(client, index)
     recorded = recorded_states()
     found = States(client, index)
     trainings = [found.ensure_runs(snapshot) for snapshot in recorded.snapshots]
     absent = found.absent  # states of the run-cache do not count: it may still have entries of discarded outs
+    num_replaced = found.replace_others()
     cached = [found.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(found.is_known)]
     found.link_children()
     found.copy_headlines(trainings, cached)
@@ -58,6 +70,7 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
         unreadable=recorded.num_unreadable + len(found.unreadable),
         killed=len(dead),
         duplicates=num_duplicates,
+        replaced=num_replaced,
         elsewhere=len(elsewhere),
     )
     return report, [run.info.run_id for run in elsewhere] if len(elsewhere) == len(still_open) else None
@@ -71,24 +84,24 @@ class States:
         index: its runs.
 
     Attributes:
-        run_ids: state → the run that represents it, its own or an equivalent one.
+        run_ids: state, digest of its outs → the run that represents it, its own or an equivalent one.
         rebuilt: rebuilt run → its stage.
-        absent: states without a run, whose files were not found.
+        absent: states, with digests of outs, without a run, whose files were not found.
         unreadable: states whose files cannot be read.
     """
 
     def __init__(self, client: MlflowClient, index: RunIndex):
-        self.run_ids: dict[str, str] = {}
+        self.run_ids: dict[Result, str] = {}
         self.rebuilt: dict[str, str] = {}
-        self.absent: frozenset[str] = frozenset()
+        self.absent: frozenset[Result] = frozenset()
         self.unreadable: set[str] = set()
         self._client = client
         self._index = index
-        self._entries = {run.data.tags.get("entry") for run in index.runs() if is_finished_or_live(run)}
+        self._states = {run.data.tags.get("state") for run in index.runs() if is_finished_or_live(run)}
 
-    def is_known(self, entry: str) -> bool:
-        """Whether a state with this entry was found, or has a run."""
-        return entry in self._entries
+    def is_known(self, state: str) -> bool:
+        """Whether a state was found, or has a run."""
+        return state in self._states
 
     def ensure_runs(self, snapshot: Snapshot) -> dict[str, str]:
         """Find or rebuild the run of each state of a snapshot, as far as the files are there.
@@ -98,18 +111,42 @@ class States:
         """
         found = {}
         for stage in consistent_stages(snapshot):
-            self._entries.add(stage.entry_key)
+            self._states.add(stage.state)
             if run_id := self._run_id(stage):
-                found[stage.name] = self.run_ids[stage.state] = run_id
+                found[stage.name] = self.run_ids[_result_of(stage)] = run_id
         return found
+
+    def replace_others(self) -> int:
+        """Delete the runs of recorded states whose outs nothing records, though the same kind of machine made them.
+
+        One kind of machine gives a state one result: such outs were written over, or an earlier version mixed two
+        results in one run. A rebuilt run does not say what machine made it; in a store of this repository alone it
+        counts as the same.
+
+        Returns:
+            How many were deleted.
+        """
+        is_own_store = self._client.tracking_uri.startswith(SQLITE)
+        recorded: dict[str, dict[str, str]] = defaultdict(dict)
+        for (state, _), run_id in self.run_ids.items():
+            recorded[state][self._index[run_id].data.tags.get("machine", "")] = run_id
+        others = [run for run in self._index.runs() if run.info.run_id not in self.run_ids.values()]
+        replaced = 0
+        for run in others:
+            machine, by = run.data.tags.get("machine", ""), recorded[run.data.tags.get("state", "")]
+            alike = (by[other] for other in by if (machine == other if machine and other else is_own_store))
+            if run.info.status == "FINISHED" and (same := next(alike, None)):
+                remove_run(self._client, run, REPLACED, by=same)
+                self._index.drop(run.info.run_id)
+                replaced += 1
+        return replaced
 
     def link_children(self) -> None:
         """Make each run below training a child of its own training's run, where there is one."""
-        trainings = {run.data.tags["state"]: run.info.run_id for run in self._index({"stage": "train"})}
         for run in self._index.runs():
-            parent = trainings.get(run.data.tags.get("train_state", ""))
-            if parent and run.data.tags.get(PARENT) not in self._index:
-                self._set_parent(run, parent)
+            is_linked = run.data.tags.get(PARENT) in self._index
+            if not is_linked and (parent := training_of(run.data.tags, self._index)):
+                self._set_parent(run, parent.info.run_id)
 
     def copy_headlines(self, trainings: Iterable[dict[str, str]], only_in_run_cache: Iterable[dict[str, str]]) -> None:
         """Copy the headline metrics of children to their trainings; of several children of a stage, those of the last.
@@ -130,8 +167,8 @@ class States:
                 self._index.refresh([train])
 
     def _run_id(self, stage: Identity) -> str | None:
-        if stage.state in self.run_ids:
-            return self.run_ids[stage.state]
+        if known := self.run_ids.get(_result_of(stage)):
+            return known
         run = find_equivalent_run(self._index, stage)
         return run.info.run_id if run else self._rebuild(stage)
 
@@ -143,7 +180,7 @@ class States:
                 is_here(out, md5) if is_referenced(stage, out) else restore(out, md5, place, commit)
                 for out, md5 in stage.out_digests().items()
             ):
-                self.absent |= {stage.state}
+                self.absent |= {_result_of(stage)}
                 return None
             run_id = _rebuild_run(self._client, dataclasses.replace(stage, place=place))
         if run_id is None:
@@ -160,7 +197,7 @@ class States:
 
 def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
     """Rebuild the run of a state from its files; where these cannot be read, say so, leave no run and return None."""
-    began = find_run(client, state=stage.state)  # another process may have begun it meanwhile
+    began = find_own_run(client, stage, is_live=False)  # another process may have begun it meanwhile
     if began and is_finished_or_live(began):
         return str(began.info.run_id)
     stored, origin = None, origin_of(stage)
@@ -173,8 +210,7 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
         if stored and began:
             client.set_terminated(stored.run_id, began.info.status)
         elif stored:
-            delete_models(client, client.get_run(stored.run_id))
-            client.delete_run(stored.run_id)
+            remove_run(client, client.get_run(stored.run_id), REPLACED, by="none: its files cannot be read")
         return None
     stored.set_tags({REBUILT: "true"})
     client.set_terminated(stored.run_id, "FINISHED")
@@ -182,9 +218,9 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
 
 
 def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
-    """Delete all runs of a state but the oldest finished one; MLflow keeps deleted runs until `mlflow gc`.
+    """Delete all runs of a result but the oldest finished one; MLflow keeps deleted runs until `mlflow gc`.
 
-    With a database here a state cannot get two, as the store's lock is held while a run is created; on a server that
+    With a database here a result cannot get two, as the store's lock is held while a run is created; on a server that
     several clones write to it can. Open runs are left alone.
     """
     by_state: dict[str, list[Run]] = defaultdict(list)
@@ -193,15 +229,20 @@ def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
             by_state[run.data.tags["state"]].append(run)
     removed = 0
     for runs in by_state.values():
-        kept = next((run for run in runs if run.info.status == "FINISHED"), runs[0])
-        for run in runs:
-            if run is not kept and run.info.status != "RUNNING":
-                client.set_tag(run.info.run_id, DUPLICATE, kept.info.run_id)
-                delete_models(client, run)
-                client.delete_run(run.info.run_id)
+        kept: dict[frozenset[tuple[str, str]], Run] = {}
+        for run in sorted(runs, key=lambda run: run.info.status != "FINISHED"):
+            outs = frozenset(outputs(run.data.tags).items())
+            same = kept.setdefault(outs, run) if outs or not kept else next(iter(kept.values()))
+            if run is not same and run.info.status != "RUNNING":
+                remove_run(client, run, DUPLICATE, by=same.info.run_id)
                 index.drop(run.info.run_id)
                 removed += 1
     return removed
+
+
+def _result_of(stage: Identity) -> Result:
+    """Return the state of a stage, and a digest of the outs: other kinds of machine may have made others."""
+    return stage.state, sha256_of(stage.out_digests())
 
 
 def _pairs(runs: dict[str, str], index: RunIndex) -> Iterator[tuple[tuple[str, str], str]]:

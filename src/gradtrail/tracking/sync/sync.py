@@ -15,6 +15,7 @@ which of its runs are open. A store that was moved counts as changed until it is
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import sqlite3
@@ -25,6 +26,7 @@ from typing import Any
 from filelock import FileLock
 
 from gradtrail.stages.common.files import atomic_file
+from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, head_commit
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
 from gradtrail.tracking.lineage.dvc_cache import file_folder
@@ -96,6 +98,23 @@ def _open_runs(uri: str) -> list[str]:
 
 def _place() -> Path:
     return private_folder() / "synced.json"
+
+
+def set_aside() -> Path:
+    """Rename the database, with what SQLite keeps beside it, to a name that is free; return that of the database.
+
+    Raises:
+        UserError: the store is a server's.
+    """
+    if not store_uri().startswith(SQLITE):
+        raise UserError(f"{store_uri()}: its database is damaged, which can only be mended there")
+    database = database_path(store_uri())
+    number = next(n for n in itertools.count(1) if not database.with_name(f"{database.name}.damaged-{n}").exists())
+    for suffix in ("-wal", "-shm", ""):
+        path = database.with_name(f"{database.name}{suffix}")
+        if path.exists():
+            aside = path.rename(database.with_name(f"{database.name}.damaged-{number}{suffix}"))
+    return aside
 
 
 def sync() -> SyncReport:

@@ -1,0 +1,126 @@
+"""Compares the outs with those of the committed `dvc.lock`, which another kind of machine may have computed.
+
+`dvc.lock` does not say on what it was made; `machines.yaml`, written here and committed with it, does. A last bit that
+differs grows while a network trains, so differences of metrics are shown beside their spread over seeds.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_lock, sha256_of
+from gradtrail.support.errors import UserError
+from gradtrail.support.git import blobs
+from gradtrail.tracking.lineage.environment import machine_key
+from gradtrail.tracking.lineage.snapshots import snapshot_of
+from gradtrail.tracking.lineage.state import Identity
+
+_MACHINES, _LOCK = Path("machines.yaml"), Path("dvc.lock")
+_HEADER = (
+    "# The kind of machine that computed the outs of a stage in dvc.lock, and a digest of these outs: vendor, family,\n"
+    "# model and vector instructions of its processor. `gradtrail repro` writes it; commit it with dvc.lock.\n"
+)
+# Standard deviation over seeds 0 to 4 of the default params on MNIST: docs/guarantees.md has the measurement.
+SPREAD: dict[tuple[str, str], float] = {}
+
+Sections = Mapping[str, Any]
+
+
+def read_sections() -> Sections:
+    """Return the sections of the working folder's `dvc.lock`; empty without one."""
+    return read_lock(_LOCK) if _LOCK.is_file() else {}
+
+
+def record_machines(before: Sections) -> None:
+    """Write to `machines.yaml` which kind of machine computed the stages whose outs changed since `before`.
+
+    Their runs in MLflow say it; a run that was rebuilt from its outs does not.
+    """
+    here, known = read_sections(), _read_machines()
+    changed = [name for name in here if name not in before or _outs(before[name]) != _outs(here[name])]
+    if not changed:
+        return
+    from gradtrail.tracking.mlflow.client import open_store  # late: it imports MLflow
+    from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run
+
+    index = RunIndex(open_store())
+    machines = {name: found for name, found in known.items() if name in here and name not in changed}
+    for name in changed:
+        run = find_equivalent_run(index, Identity(name, from_lock=True))
+        if run and (machine := run.data.tags.get("machine")):
+            machines[name] = {"outs": _outs_digest(here[name]), "machine": machine}
+    with atomic_file(_MACHINES) as beside, beside.open("w", encoding="utf-8") as stream:
+        stream.write(_HEADER)
+        YAML().dump({name: machines[name] for name in here if name in machines}, stream)
+
+
+def describe_differences() -> list[str]:
+    """Return lines that say which outs differ from the committed `dvc.lock`, though code and params are the same."""
+    head = snapshot_of("HEAD")
+    if head is None:
+        return []
+    here = read_sections()
+    differing = [
+        name
+        for name, section in head.lock.items()
+        if name in here and _made_by(section) == _made_by(here[name]) and _outs(section) != _outs(here[name])
+    ]
+    if not differing:
+        return []
+    machines = _committed_machines()
+    made_on = {
+        found["machine"]
+        for name in differing
+        if (found := machines.get(name, {})).get("outs") == _outs_digest(head.lock[name])
+    }
+    made = f"made on {', '.join(sorted(made_on))}" if made_on else "made on a machine that machines.yaml does not name"
+    return [
+        f"bytes differ from the committed dvc.lock, {made}; this machine is {machine_key()}: {', '.join(differing)}",
+        *_metric_lines(differing),
+    ]
+
+
+def _metric_lines(stages: list[str]) -> list[str]:
+    lines = []
+    files = {stage: f"metrics/{stage}.json" for stage in stages}
+    committed = blobs("HEAD", files.values())
+    for (stage, key), spread in SPREAD.items():
+        if stage in stages and files[stage] in committed:
+            then, now = (json.loads(text)[key] for text in (committed[files[stage]], Path(files[stage]).read_bytes()))
+            change = f"{now - then:+.2g}; standard deviation over seeds {spread:.2g}"
+            lines.append(f"  {stage} {key} {then:.6g} → {now:.6g} ({change})")
+    return lines
+
+
+def _made_by(section: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what makes the outs of a stage, the data aside, which stages before it may have computed otherwise."""
+    entry = locked_entry(section)
+    return entry.cmd, entry.params, {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)}
+
+
+def _outs(section: Mapping[str, Any]) -> dict[str, str]:
+    return {out["path"]: out["md5"] for out in section.get("outs", ())}
+
+
+def _outs_digest(section: Mapping[str, Any]) -> str:
+    return sha256_of(_outs(section))[:16]
+
+
+def _read_machines() -> dict[str, dict[str, str]]:
+    return _checked(read_yaml(_MACHINES)) if _MACHINES.is_file() else {}
+
+
+def _committed_machines() -> dict[str, dict[str, str]]:
+    found = blobs("HEAD", [str(_MACHINES)]).get(str(_MACHINES))
+    return _checked(YAML(typ="safe", pure=True).load(found)) if found else {}
+
+
+def _checked(content: Any) -> dict[str, dict[str, str]]:
+    if not isinstance(content, dict) or not all(isinstance(one, dict) for one in content.values()):
+        raise UserError(f"{_MACHINES}: expected `stage: {{outs: …, machine: …}}`; remove it, and it is written anew")
+    return {name: {key: str(value) for key, value in one.items()} for name, one in content.items()}

@@ -1,0 +1,130 @@
+"""A state has one run in MLflow, with the digests of its files, whatever happened to code, outs and store before."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from projects import Project
+
+from gradtrail.stages.common.digests import digest
+from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.sync.sync import sync
+
+WEIGHTS = "models/final.safetensors"
+
+
+@pytest.fixture
+def client(project: Project, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    monkeypatch.chdir(project.folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return open_store()
+
+
+def written(project: Project) -> list[str]:
+    """Return the weights that the training's runs name, the newest first."""
+    return [run["tags"][f"output/{WEIGHTS}"] for run in project.runs_of("train")]
+
+
+def train_elsewhere(project: Project) -> str:
+    """Train the same state to other bytes; return what was printed."""
+    return project.run("sh", "pipeline/stage.sh", "train", env={"OTHER_BYTES": "!"})
+
+
+def test_a_comment_in_upstream_code_makes_no_second_run_of_a_training(project: Project) -> None:
+    (training,) = project.runs_of("train")
+    with (project.folder / "pipeline/fetch.py").open("a") as code:
+        code.write("# a comment\n")
+    assert project.ran(project.dvc("repro", "evaluate")) == ["fetch"]
+    project.sync()
+    assert [run["id"] for run in project.runs_of("train")] == [training["id"]]
+
+
+def test_a_partial_checkout_trains_on(project: Project) -> None:
+    """What made the data is not there, and what it read neither; the stage's own deps are."""
+    (project.folder / "data/words.txt").unlink()
+    project.set("evaluate.calibration_bins", 7)
+    assert project.ran(project.dvc("repro", "--allow-missing", "evaluate")) == ["evaluate"]
+    newest = project.runs_of("evaluate")[0]
+    assert newest["tags"]["mlflow.parentRunId"] == project.runs_of("train")[0]["id"]
+    assert newest["params"]["fetch.dataset"] == "digits"
+
+
+def test_a_run_never_mixes_two_results_and_sync_follows_the_lock(project: Project, client: MlflowClient) -> None:
+    (first,) = project.runs_of("train")
+    assert "a new run takes its place" in train_elsewhere(project)
+    (second,) = project.runs_of("train")
+    assert second["id"] != first["id"]
+    assert second["tags"][f"output/{WEIGHTS}"] == digest(project.folder / WEIGHTS)
+    assert client.get_run(first["id"]).data.tags["replaced_by"] == second["id"]
+
+    assert "replaced, as their outs were not those recorded: 1" in sync().describe()
+    (mended,) = project.runs_of("train")
+    assert mended["tags"][f"output/{WEIGHTS}"] == first["tags"][f"output/{WEIGHTS}"]
+    below = [run for run in project.runs() if "train_state" in run["tags"]]
+    assert {run["tags"]["mlflow.parentRunId"] for run in below} == {mended["id"]}
+    assert sync().describe() == "4 runs present"
+
+
+def test_two_kinds_of_machine_have_a_run_each_and_neither_removes_the_others(
+    project: Project, client: MlflowClient
+) -> None:
+    (first,) = project.runs_of("train")
+    client.set_tag(first["id"], "machine", "of-another-kind")
+    assert "takes its place" not in train_elsewhere(project)
+    assert len(set(written(project))) == 2
+    sync()
+    assert len(set(written(project))) == 2, "the lock names the first, another machine might read the second"
+    project.dvc("commit", "-f")
+    sync()
+    assert len(set(written(project))) == 2, "a commit has the first, the working folder the second"
+    assert sync().rebuilt == {}
+
+
+def test_runs_of_the_version_before_are_carried_over(project: Project, client: MlflowClient) -> None:
+    before = {run["id"]: run["tags"] for run in project.runs()}
+    old = {tags["state"]: f"{number:064x}" for number, tags in enumerate(before.values())}
+    for run_id, tags in before.items():
+        client.set_tag(run_id, "entry", tags["state"])
+        client.set_tag(run_id, "state", old[tags["state"]])
+        if "train_state" in tags:
+            client.set_tag(run_id, "train_state", old[tags["train_state"]])
+    assert sync().describe() == "4 runs present"
+    assert {run["id"]: run["tags"] for run in project.runs()} == before
+
+
+def test_a_lock_that_cannot_be_made_does_not_stop_a_stage(project: Project) -> None:
+    locks = project.folder / ".gradtrail" / "locks"
+    for path in locks.iterdir():
+        path.unlink()
+    locks.rmdir()
+    locks.write_text("a file in the place of the folder")
+    said = project.run("sh", "pipeline/stage.sh", "train")
+    assert "warning" in said
+    assert "Traceback" not in said
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"no database " * 1000)
+
+
+@pytest.mark.parametrize("damage", [truncated, garbage])
+def test_a_damaged_database_is_set_aside_where_asked_and_its_runs_come_back(
+    damage: Callable[[Path], None], project: Project
+) -> None:
+    database = project.folder / "mlflow.db"
+    before = {run["tags"]["state"] for run in project.runs()}
+    damage(database)
+    damaged = database.read_bytes()
+    said = project.gradtrail("sync", check=False)
+    assert said.count("\n") == 1
+    assert "mlflow.db: damaged" in said
+    assert "gradtrail sync --yes" in said
+    assert database.read_bytes() == damaged, "nothing is lost before it was asked for"
+    assert "rebuilt: fetch, train, evaluate, gradients" in project.gradtrail("sync", "--yes")
+    assert {run["tags"]["state"] for run in project.runs()} == before
+    assert (project.folder / "mlflow.db.damaged-1").read_bytes() == damaged
