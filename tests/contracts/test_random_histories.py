@@ -1,0 +1,235 @@
+"""After any history and a sync, each state that was recorded has one run, whose digests are those of its files.
+
+What is recorded is read here anew, from the locks of the working folder, commits and experiments and from the entries
+of DVC's run-cache, so that this shares no code with the sync that it judges.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from projects import Project, finished_small_project, stop
+from ruamel.yaml import YAML
+
+RATE, CLIP, BINS = "train.adamw.learning_rate", "train.clip_norm", "evaluate.calibration_bins"
+CHANGES = st.sampled_from([(RATE, 0.5), (RATE, 0.005), (CLIP, 5.0), (CLIP, 1.0), (BINS, 7), (BINS, 15)])
+Result = tuple[str, str, str]  # stage, digest of its own params, digest of its outs without the metrics
+
+
+class Histories(RuleBasedStateMachine):
+    """What a person does with a repository, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.project = finished_small_project().copy(Path(self.folder.name) / "project")
+        self.number = 0
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @initialize()
+    def begin(self) -> None:
+        self.sync()
+
+    @rule(change=CHANGES)
+    def change_a_param(self, change: tuple[str, Any]) -> None:
+        self.project.set(*change)
+        self.project.dvc("repro")
+
+    @rule(change=CHANGES)
+    def run_an_experiment(self, change: tuple[str, Any]) -> None:
+        self.project.dvc("exp", "run", "-S", f"{change[0]}={change[1]}", check=False)  # DVC may refuse a dirty state
+
+    @rule()
+    def apply_an_experiment(self) -> None:
+        if names := self.project.dvc("exp", "list", "--name-only").split():
+            self.project.dvc("exp", "apply", "--force", names[0], check=False)
+
+    @rule()
+    def commit(self) -> None:
+        self.project.run("git", "commit", "-qam", "some", check=False)  # there may be nothing to commit
+
+    @rule()
+    def branch_off(self) -> None:
+        self.number += 1
+        self.project.git("checkout", "-qb", f"branch-{self.number}")
+
+    @rule(stage=st.sampled_from(["fetch", "train", "evaluate"]))
+    def edit_code(self, stage: str) -> None:
+        with (self.project.folder / f"pipeline/{stage}.py").open("a") as code:
+            code.write("# a comment\n")
+        self.project.dvc("repro")
+
+    @rule()
+    def check_out_another_commit(self) -> None:
+        branches = self.project.git("for-each-ref", "--format=%(refname:short)", "refs/heads").split()
+        self.project.git("checkout", "-qf", branches[0])
+        self.project.dvc("checkout", "--force", check=False)  # the cache may lack files
+
+    @rule()
+    def lose_the_cache(self) -> None:
+        shutil.rmtree(self.project.folder / ".dvc/cache/files", ignore_errors=True)
+
+    @rule()
+    def lose_the_run_cache(self) -> None:
+        shutil.rmtree(self.project.folder / ".dvc/cache/runs", ignore_errors=True)
+
+    @rule()
+    def lose_the_store(self) -> None:
+        self.project.empty_store()
+
+    @rule()
+    def write_over_the_weights(self) -> None:
+        path = self.project.folder / "models/final.safetensors"
+        path.unlink(missing_ok=True)  # it may be a link into the cache
+        path.write_text("other weights")
+
+    @rule(change=CHANGES)
+    def kill_a_repro(self, change: tuple[str, Any]) -> None:
+        self.project.set(*change)
+
+        def has_begun() -> bool:
+            return any(run["status"] == "RUNNING" for run in self.project.runs())
+
+        stop(self.project.start(sys.executable, "-m", "dvc", "repro", "--force"), signal.SIGKILL, when=has_begun)
+        with contextlib.suppress(FileNotFoundError):
+            (self.project.folder / ".dvc/tmp/rwlock").unlink()
+
+    @rule()
+    def sync(self) -> None:
+        self.project.sync()
+        runs = finished_runs(self.project)
+        twins = [result for result, count in Counter(run[0] for run in runs).items() if count > 1]
+        assert not twins, f"states with two runs of one result: {twins}"
+        recorded = recorded_results(self.project)
+        missing = {result for result in recorded if result not in {result for _, result in runs}}
+        assert not missing, f"recorded, but without a run: {missing}"
+        before = self.project.runs()
+        self.project.sync()
+        assert self.project.runs() == before, "a second sync changes nothing"
+
+
+def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result]]:
+    """Return, of each finished run, its state with its outs, and its result."""
+    found = []
+    for run in project.runs():
+        tags = run["tags"]
+        assert run["status"] != "RUNNING"
+        if run["status"] == "FINISHED":
+            outs = {tag.removeprefix("output/"): md5 for tag, md5 in tags.items() if tag.startswith("output/")}
+            own = {key: value for key, value in run["params"].items() if key.startswith(f"{tags['stage']}.")}
+            found.append(((tags["state"], digest(outs)), (tags["stage"], digest(own), without_metrics(outs))))
+    return found
+
+
+def recorded_results(project: Project) -> set[Result]:
+    """Return the results whose outs are there, of all locks and of the run-cache, whose lineage they complete."""
+    return {
+        (name, digest(flat(section)), without_metrics(outs_of(section)))
+        for lock in locks(project)
+        if is_sound(lock)
+        for name, section in lock.items()
+        if all(is_here(project, path, md5) for path, md5 in outs_of(section).items())
+    }
+
+
+def locks(project: Project) -> Iterator[dict[str, Any]]:
+    texts = [(project.folder / "dvc.lock").read_text()]
+    commits = project.git("rev-list", "--all").split()
+    for commit in [*commits, *project.git("for-each-ref", "--format=%(objectname)", "refs/exps").split()]:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            texts.append(
+                subprocess.check_output(
+                    ["git", "show", f"{commit}:dvc.lock"], cwd=project.folder, text=True, stderr=subprocess.DEVNULL
+                )
+            )
+    yield from (YAML(typ="safe").load(text)["stages"] for text in dict.fromkeys(texts))
+
+
+def is_sound(lock: dict[str, Any]) -> bool:
+    """Whether all four stages are there, each having read what the others wrote."""
+    outs = {path: md5 for section in lock.values() for path, md5 in outs_of(section).items()}
+    deps = [(dep["path"], dep["md5"]) for section in lock.values() for dep in section["deps"]]
+    return len(lock) == 4 and all(outs.get(path, md5) == md5 for path, md5 in deps)
+
+
+def outs_of(section: dict[str, Any]) -> dict[str, str]:
+    return {out["path"]: out["md5"] for out in section["outs"]}
+
+
+def is_here(project: Project, path: str, md5: str) -> bool:
+    """Whether DVC's cache, a commit or the working folder has a file."""
+    if path.startswith("metrics/"):
+        return True  # in a commit, or of the working folder's lock
+    here = project.folder / path
+    is_in_place = here.is_file() and hashlib.md5(here.read_bytes(), usedforsecurity=False).hexdigest() == md5
+    return is_in_place or (project.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).is_file()
+
+
+def flat(section: dict[str, Any]) -> dict[str, str]:
+    """Return the params of `params.yaml` in a section as a run has them."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for key, each in value.items():
+                yield from walk(f"{prefix}.{key}", each)
+        else:
+            yield prefix, "null" if value is None else str(value)
+
+    return dict(pair for key, value in section["params"]["params.yaml"].items() for pair in walk(key, value))
+
+
+def without_metrics(outs: dict[str, str]) -> str:
+    return digest({path: md5 for path, md5 in outs.items() if not path.startswith("metrics/")})
+
+
+def digest(content: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@pytest.mark.nightly
+def test_random_histories_leave_one_run_for_each_state() -> None:
+    """200 histories; a failure prints the steps."""
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    chosen = settings(max_examples=200, stateful_step_count=8, deadline=None, suppress_health_check=checks)
+    run_state_machine_as_test(Histories, settings=chosen)
+
+
+@pytest.mark.slow
+def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
+    machine = Histories()
+    try:
+        machine.begin()
+        machine.change_a_param((RATE, 0.5))
+        machine.commit()
+        machine.branch_off()
+        machine.edit_code("fetch")
+        machine.sync()
+        machine.run_an_experiment((BINS, 7))
+        machine.kill_a_repro((CLIP, 5.0))
+        machine.sync()
+        machine.apply_an_experiment()
+        machine.write_over_the_weights()
+        machine.check_out_another_commit()
+        machine.lose_the_store()
+        machine.sync()
+        machine.change_a_param((RATE, 0.005))
+        machine.lose_the_cache()
+        machine.lose_the_run_cache()
+        machine.sync()
+    finally:
+        machine.teardown()
