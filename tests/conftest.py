@@ -5,6 +5,8 @@ The import hook must be in place before anything of `gradtrail` is imported; so 
 
 import os
 import signal
+import sys
+from typing import TYPE_CHECKING
 
 os.environ["DVC_NO_ANALYTICS"] = "true"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -23,6 +25,9 @@ import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+if TYPE_CHECKING:
+    from gradtrail.core.common.split import Split
+
 # A shell that runs the tests in the background has this ignored, and whatever they start would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -32,11 +37,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-with install_import_hook("gradtrail.core", "typechecking.check"):
-    from gradtrail.core.common.split import Split
-    from gradtrail.core.data.preprocessing import prepare  # noqa: F401
-    from gradtrail.core.evaluate.metrics import evaluate  # noqa: F401
-    from gradtrail.core.profile import benchmark  # noqa: F401 - between them, all of core
+if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:  # the process that only starts workers runs no test
+    with install_import_hook("gradtrail.core", "typechecking.check"):
+        from gradtrail.core.data.preprocessing import prepare  # noqa: F401
+        from gradtrail.core.evaluate.metrics import evaluate  # noqa: F401
+        from gradtrail.core.profile import benchmark  # noqa: F401 - between them, all of core
 
 # No test depends on the speed of the machine. `--hypothesis-profile=random` draws other examples each time.
 settings.register_profile("fixed", max_examples=25, deadline=None, derandomize=True)
@@ -45,9 +50,11 @@ settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session")
-def digits() -> Split:
+def digits() -> "Split":
     """The first 600 of scikit-learn's real digits, 8 × 8, pixels 0 to 255."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped] # late: it takes seconds
+
+    from gradtrail.core.common.split import Split
 
     bunch = load_digits()
     images = np.round(bunch.images[:600] * (255 / 16)).astype(np.uint8)
