@@ -45,12 +45,14 @@ class TrainingLog:
 
     def after_epoch(self, history: History, seconds: float) -> None:
         """Log the points that the last epoch adds to the curves."""
-        self._run.curves(live_curves(history, self._planned_steps))
-        self._run.curves({"train/elapsed_seconds": {history.epochs[-1].epoch: seconds}})
+        with self._run.best_effort():
+            points = live_curves(history, self._planned_steps)
+            self._run.curves({**points, "train/elapsed_seconds": {history.epochs[-1].epoch: seconds}})
 
     def diverged(self, chunk: Chunk) -> None:
         """Log the steps of the epoch in which the training diverged."""
-        self._run.curves(curves_of_steps(chunk, self._steps_per_epoch, self._planned_steps))
+        with self._run.best_effort():
+            self._run.curves(curves_of_steps(chunk, self._steps_per_epoch, self._planned_steps))
 
 
 def live_curves(history: History, planned_steps: int) -> Curves:
