@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradtrail.core.common.validation import check
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError
 
@@ -88,12 +89,15 @@ class EnvironmentConfig:
     """The section `environment` of `params.yaml`, which every stage that computes reads.
 
     Attributes:
+        cpu_threads: of XLA's pool on a CPU, whatever cores there are: it splits long sums of products among them.
         xla_flags: flags that the stage sets for XLA, such as `--xla_cpu_enable_fast_math=true`; may change results.
     """
 
+    cpu_threads: int
     xla_flags: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        check("cpu_threads", self.cpu_threads, at_least=1, at_most=1024)
         for flag in self.xla_flags:
             if not re.fullmatch(r"--xla_\w+(=\S*)?", flag):
                 raise ValueError(f"xla_flags: entries must be like '--xla_name=value', got {flag!r}")
@@ -134,6 +138,7 @@ def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:
     for name, value in switches.items():
         _jax().config.update(name, value)
     set_cpu_devices(1)
+    os.environ["PJRT_NPROC"] = str(config.cpu_threads)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", str(runtime.gpu_preallocate).lower())
     found = os.environ.get("XLA_FLAGS", "").split()
     kept = [flag for flag in found if not flag.startswith(_OWN_FLAGS) and flag not in config.xla_flags]
