@@ -112,10 +112,10 @@ def ours(task: Task) -> Round:
     images, labels = make_data(task.examples)
     config = project_train_config(task)
     model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES), remat=config.remat)
-    program = loop.make_program(config, model, task.examples)
+    program = loop.make_program(config, model, task.examples, jax.local_devices())
     engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
     state = engine.init(jax.random.key(config.seed))
-    examples = loop.on_device(images, labels)
+    examples = loop.on_device(images, labels, program.mesh)
     chunks = loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch)
     return lambda: jax.block_until_ready(next(chunks).state)
 

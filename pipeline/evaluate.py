@@ -10,7 +10,6 @@ from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import cost_metrics
 from gradtrail.stages.artifacts import weights
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.setup import set_up_jax
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.evaluate import figures, tables
 from gradtrail.support.memory import require_memory
@@ -25,7 +24,6 @@ def main(stage: Stage) -> None:
     path = Path(f"models/{config.weights}.safetensors")
     model, params, about = weights.read_weights(path)
     weights.require_same_data(path, about, info)
-    set_up_jax(stage.runtime)
 
     with tracked(stage) as run, compiling(run) as compiler:
         predict = inference.compile_predict(model, config.batch_size, compiler=compiler)

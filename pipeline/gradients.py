@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import jax
+
+from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import analyze, num_influenced, num_visits
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import cost_metrics
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.setup import set_up_jax
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, summary, tables
 from gradtrail.support.memory import require_memory_for_model
@@ -24,7 +26,6 @@ def main(stage: Stage) -> None:
     model, about, trajectory = inputs.read_trajectory(Path("models"), Path("results/train"), config.weights, info)
     dynamics = inputs.read_dynamics(Path("results/train"), splits["train"])
     summary.warn_of_unknown_layers(model)
-    set_up_jax(stage.runtime)
 
     with tracked(stage) as run, compiling(run) as compiler:
         passes = compile_passes(
@@ -33,6 +34,7 @@ def main(stage: Stage) -> None:
             num_influenced(config, len(splits["test"])),
             curvature=config.curvature_iterations > 0,
             compiler=compiler,
+            mesh=make_mesh(jax.local_devices()[:1]),
         )
         sums = chunk_bytes(num_parameters(trajectory.params[trajectory.scored]), info.num_classes)
         require_memory_for_model("gradients", passes.functions, host_bytes=sums)

@@ -6,7 +6,7 @@ from pathlib import Path
 from gradtrail.core.profile.variants import ProfileConfig, Variant
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.setup import set_up_jax
+from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.profile import figures, programs, tables, timings
 from gradtrail.support.progress import progress_bar
@@ -19,7 +19,7 @@ def main(stage: Stage) -> None:
     info = dataset.read_info(Path("data/processed"))
     configured = Variant.of(train_config)
     title = f"{train_config.model_config(info.image_shape, info.num_classes).name} on {info.label}"
-    set_up_jax(stage.runtime)
+    set_cpu_devices(train_config.shards)
 
     with tracked(stage) as run, compiling(run) as compiler:
         is_timed = timings.wanted(stage.runtime, is_tracked=run.is_open)

@@ -4,13 +4,15 @@ import functools
 import time
 from pathlib import Path
 
+import jax
+
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import cost_metrics
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.setup import set_up_jax
+from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train import loop as training_runs
@@ -27,12 +29,12 @@ def main(stage: Stage) -> None:
     train = dataset.read_split(Path("data/processed/train.npz"), info)
     validation = dataset.read_split(Path("data/processed/validation.npz"), info)
 
-    set_up_jax(stage.runtime)
+    set_cpu_devices(config.shards)
 
     with tracked(stage) as run, compiling(run) as compiler:
         checkpoints = resume_folder(run.stage.state, stage.runtime, clock=time.monotonic)
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
-        program = loop.make_program(config, model, len(train))
+        program = loop.make_program(config, model, len(train), jax.local_devices())
         engine = loop.compile_engine(program, compiler=compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
@@ -56,7 +58,7 @@ def main(stage: Stage) -> None:
             tables.write_tables(new / "results" / "train", history, train.example_id)
             figures.draw(new / "results" / "train", history, f"{model.config.name} on {info.label}", config.clip_norm)
             measured = tables.measure(history, engine.num_steps)
-            num_parts = config.accumulation_steps * program.mesh.size
+            num_parts = config.accumulation_steps * config.shards
             measured |= tables.measure_noise_scale(history, config.batch_size, num_parts)
             stage.write_metrics(new, {**info.as_metrics(), **measured, **cost_metrics(functions)})
 

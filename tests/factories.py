@@ -68,6 +68,7 @@ def train_config(**overrides: Any) -> TrainConfig:
         epochs=2,
         batch_size=4,
         accumulation_steps=1,
+        shards=1,
         model="mlp",
         mlp=MLPConfig(hidden=(5,), dropout=0.0),
         cnn=CNN,
@@ -159,13 +160,14 @@ def dataset_info(**overrides: Any) -> DatasetInfo:
 
 def make_engine(config: TrainConfig, split: Split, *, num_classes: int = NUM_CLASSES) -> tuple[Engine, Examples]:
     """Compile the training of `config` on a split, once; return it with the split on the device."""
-    return _compiled(config, len(split), split.images.shape[1:], num_classes), on_device(split.images, split.labels)
+    engine = _compiled(config, len(split), split.images.shape[1:], num_classes)
+    return engine, on_device(split.images, split.labels, engine.mesh)
 
 
 @functools.cache
 def _compiled(config: TrainConfig, num_examples: int, shape: tuple[int, int], num_classes: int) -> Engine:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
-    program = make_program(config, model, num_examples)
+    program = make_program(config, model, num_examples, jax.local_devices())
     return compile_engine(program, compiler=new_compiler())
 
 

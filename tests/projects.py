@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,9 @@ _SMALL_STAGES: dict[str, tuple[list[str], str, list[str], str]] = {
     "gradients": (["models/final.safetensors"], "top_fraction", ["results/gradients/words.txt"], "third"),
 }
 
-# Of a finished project and its copies: compiling takes most of the time there. Other flags may give other bytes.
-_COMPILES_FAST = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-
 QUICK = {
+    # Compiling takes most of the time of a finished project and its copies
+    "environment.xla_flags": ["--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false"],
     "fetch.dataset": "digits",
     "preprocess.label_noise": 0.1,
     "train.epochs": 3,
@@ -91,18 +90,13 @@ QUICK = {
 
 @dataclass(frozen=True)
 class Project:
-    """A project's folder, and the commands that a person would type in it.
-
-    Attributes:
-        xla_flags: that its stages compile with; empty for XLA's defaults.
-    """
+    """A project's folder, and the commands that a person would type in it."""
 
     folder: Path
-    xla_flags: str = field(default="", kw_only=True)
 
     def copy(self, to: Path) -> "Project":
         """Copy the folder; what first opens the store there relocates its artifacts."""
-        return Project(Path(shutil.copytree(self.folder, to, symlinks=True)), xla_flags=self.xla_flags)
+        return Project(Path(shutil.copytree(self.folder, to, symlinks=True)))
 
     def run(self, *command: str, env: Mapping[str, str] | None = None, check: bool = True) -> str:
         """Run a command in the folder, with a Python that starts at once; return what it printed."""
@@ -126,8 +120,7 @@ class Project:
     def _options(self, env: Mapping[str, str] | None) -> dict[str, Any]:
         """Say where and with what environment a command runs, and that all it prints is one text."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        flags = {"XLA_FLAGS": self.xla_flags} if self.xla_flags else {}
-        return {"cwd": self.folder, "env": environment() | flags | dict(env or {}), **streams}
+        return {"cwd": self.folder, "env": environment() | dict(env or {}), **streams}
 
     def start_stage(self, name: str, *under: str) -> subprocess.Popen[str]:
         """Start a stage by hand, if asked `under` a command such as `nice`."""
@@ -278,7 +271,7 @@ def finished_small_project() -> Project:
 
 def finished_project() -> Project:
     """Return the real project whose pipeline ran once on the digits; to be copied, not to be changed."""
-    return Project(made_once(_finish_project, "digits"), xla_flags=_COMPILES_FAST)
+    return Project(made_once(_finish_project, "digits"))
 
 
 def _finish_small_project(folder: Path) -> None:
@@ -288,7 +281,7 @@ def _finish_small_project(folder: Path) -> None:
 
 
 def _finish_project(folder: Path) -> None:
-    project = Project(copy_project(folder).folder, xla_flags=_COMPILES_FAST)
+    project = copy_project(folder)
     for key, value in QUICK.items():
         project.set(key, value)
     project.commit("quick params")

@@ -107,7 +107,7 @@ def param_keys() -> frozenset[str]:
 
 def params_in(text: str) -> Iterator[str]:
     """Yield the names of params in a line of code: `train.seed`, but neither `train.py` nor `a.train.b`."""
-    sections = "|".join([*STAGES, "runtime"])
+    sections = "|".join([*STAGES, "environment", "runtime"])
     for name in re.findall(rf"(?<![\w./-])((?:{sections})(?:\.[a-z]\w*)+)(?![\w/(])", text):
         if name.rpartition(".")[2] not in FILE_ENDINGS:
             yield name

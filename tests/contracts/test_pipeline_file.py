@@ -63,7 +63,9 @@ def test_params_are_the_sections_that_the_script_loads(stage: str) -> None:
     ]
     loaded = {ast.literal_eval(call.args[1]) if len(call.args) > 1 else stage for call in calls}
     if stage == "report":  # which shows the params of all stages as they stand
-        loaded |= set(PIPELINE)
+        loaded |= {*PIPELINE, "environment"}
+    if "jax" in PIPELINE[stage].params["versions.yaml"]:  # it computes: see `Stage.set_up`
+        loaded.add("environment")
     assert set(PIPELINE[stage].params["params.yaml"]) == loaded
     assert "runtime" not in loaded
 
@@ -105,8 +107,8 @@ def test_the_report_depends_on_every_file_whose_digest_it_shows() -> None:
     assert set(PIPELINE["report"].data_deps) == {out for outs in others for out in outs}
 
 
-def test_every_section_belongs_to_a_stage_or_is_runtime() -> None:
-    assert set(PARAMS) == {*PIPELINE, "runtime"}
+def test_every_section_belongs_to_a_stage_or_to_all() -> None:
+    assert set(PARAMS) == {*PIPELINE, "environment", "runtime"}
 
 
 def test_init_files_hold_no_logic() -> None:

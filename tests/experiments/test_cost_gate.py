@@ -27,7 +27,7 @@ MACHINE = {"jax": "1", "jaxlib": "1", "platform": "cpu", "architecture": "x"}
 def costs() -> dict[str, dict[str, int]]:
     """Return the costs of the optimizer steps of a training."""
     config, compiler = train_config(model="linear"), new_compiler()
-    compile_run_steps(make_program(config, Model(config.model_config((3, 4), 3)), 10), compiler=compiler)
+    compile_run_steps(make_program(config, Model(config.model_config((3, 4), 3)), 10, jax.devices()), compiler=compiler)
     return costs_of(compiler)
 
 

@@ -21,7 +21,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_invalid_section_is_refused_before_any_stage_runs(project: Path) -> None:
-    assert {*repro._CONFIGS} <= {*read_yaml(Path("params.yaml"))} == {*read_yaml(Path("dvc.yaml"))["stages"], "runtime"}
+    assert (
+        {*repro._CONFIGS}
+        <= {*read_yaml(Path("params.yaml"))}
+        == {
+            *read_yaml(Path("dvc.yaml"))["stages"],
+            "environment",
+            "runtime",
+        }
+    )
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("num_mistakes: 40", "num_mistakes: forty"))
     with pytest.raises(UserError, match=r"^params\.yaml: evaluate\.num_mistakes"):

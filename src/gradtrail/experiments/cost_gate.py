@@ -9,6 +9,7 @@ limited to SSE 4.2, AVX or AVX2 (`--xla_cpu_max_isa`) every cost is the same. No
 multiply it natively (AVX-512 BF16, AMX).
 """
 
+import dataclasses
 import json
 import platform
 from collections.abc import Collection, Mapping
@@ -22,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.gradients import analysis, passes
 from gradtrail.core.gradients.config import GradientsConfig
@@ -31,8 +33,10 @@ from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compile_events import CompileLog, differences
 from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.common.environment import EnvironmentConfig, set_cpu_devices, set_up_jax
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section, read_yaml
+from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.progress import stdout_console
 
@@ -110,7 +114,7 @@ def _differ(metric: str, before: int | None, after: int | None) -> bool:
 
 
 ACCEPTED = Path("benchmarks/accepted_costs.json")
-_SECTIONS = ("train", "evaluate", "gradients")
+_SECTIONS = ("train", "evaluate", "gradients", "environment")
 _IMAGE_SHAPE, _NUM_CLASSES, _NUM_EXAMPLES = (28, 28), 10, 55_000  # of MNIST, its training part
 _STEPS = 3
 
@@ -156,7 +160,10 @@ def run_gate(*, accept: bool) -> int:
 
 def measure() -> Record:
     """Measure the costs of the functions of `train`, `evaluate` and `gradients`, as configured in `params.yaml`."""
-    config = load_section("train", TrainConfig)
+    config, runtime = load_section("train", TrainConfig), load_section("runtime", RuntimeConfig)
+    no_debugging = dataclasses.replace(runtime, debug_nans=False, disable_jit=False)
+    set_up_jax(load_section("environment", EnvironmentConfig), no_debugging)
+    set_cpu_devices(config.shards)
     costs = measure_training(config)
     costs |= measure_evaluation(config, load_section("evaluate", EvaluateConfig))
     costs |= measure_gradients(config, load_section("gradients", GradientsConfig))
@@ -168,10 +175,12 @@ def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `train`, as `train/<function>` → metric → value."""
     with CompileLog() as log:
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
-        engine = loop.compile_engine(loop.make_program(config, model, _NUM_EXAMPLES), compiler=compiler)
+        engine = loop.compile_engine(
+            loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices()), compiler=compiler
+        )
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         state = engine.init(jax.random.key(config.seed))
-        examples = loop.on_device(*_blank(_NUM_EXAMPLES))
+        examples = loop.on_device(*_blank(_NUM_EXAMPLES), engine.mesh)
         for _, chunk in zip(range(_STEPS), loop.train(engine, state, examples, steps_per_call=1), strict=False):
             state = chunk.state
         predict(engine.evaluation_params(state), *_blank(inference.VALIDATION_BATCH_SIZE))
@@ -196,6 +205,7 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig) -> dict[s
             analysis.num_influenced(gradients, _NUM_EXAMPLES),
             curvature=gradients.curvature_iterations > 0,
             compiler=compiler,
+            mesh=make_mesh(jax.local_devices()[:1]),
         )
     return _costs("gradients", compiler, log)
 

@@ -18,6 +18,7 @@ from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.profile.variants import ProfileConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.committed import Sections, describe_differences, read_sections, record_machines
+from gradtrail.stages.common.environment import EnvironmentConfig, require_known
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline
@@ -37,16 +38,19 @@ _CONFIGS: dict[str, type] = {
     "gradients": GradientsConfig,
     "profile": ProfileConfig,
     "report": ReportConfig,
+    "environment": EnvironmentConfig,
     "runtime": RuntimeConfig,
 }
 
 
 def section_configs(pipeline: Path = Path("dvc.yaml")) -> dict[str, type]:
-    """Return the config class of each section that can be validated before its stage starts.
+    """Return the config class of each section that can be validated before the stages that read it start.
 
-    A stage of `dvc.yaml` that has no class here validates its section itself, when it starts.
+    A section that has no class here is validated by its stage, when it starts.
     """
-    return {name: _CONFIGS[name] for name in (*read_pipeline(pipeline), "runtime") if name in _CONFIGS}
+    stages = read_pipeline(pipeline)
+    read = {key.split(".")[0] for spec in stages.values() for key in spec.params.get("params.yaml", ())}
+    return {name: config for name, config in _CONFIGS.items() if name in {*stages, *read, "runtime"}}
 
 
 def reproduce(arguments: list[str]) -> int:
@@ -94,9 +98,9 @@ def fit_dvc_to_git() -> None:
 
 
 def _validate_params() -> None:
-    """Refuse invalid params before DVC removes the outs of the stages that it is going to run."""
-    for section, into in section_configs().items():
-        load_section(section, into)
+    """Refuse invalid params, and an environment that may change results, before DVC removes outs of stages to run."""
+    sections: dict[str, Any] = {section: load_section(section, into) for section, into in section_configs().items()}
+    require_known(sections.get("environment"))
 
 
 def _dvc_repro(arguments: list[str], flag: Path) -> int:

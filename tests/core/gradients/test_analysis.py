@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
 
+from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.gradients import passes as gradient_passes
@@ -53,7 +54,9 @@ WEIGHTS = TRAJECTORY.weights
 def passes(largest: int = 16, *, curvature: bool = False) -> GradientPasses:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gradient_passes, "_LARGEST_BATCH", largest)
-        return compile_passes(MODEL, SMOOTHING, 2, curvature=curvature, compiler=new_compiler())
+        return compile_passes(
+            MODEL, SMOOTHING, 2, curvature=curvature, compiler=new_compiler(), mesh=make_mesh(jax.devices()[:1])
+        )
 
 
 VISITS: list[int] = []

@@ -14,7 +14,6 @@ from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.nn.models import Model
 from gradtrail.core.profile.benchmark import Bench, in_turns, random_state, steps_until_it_pays
 from gradtrail.core.profile.variants import CompiledVariant, Variant, compile_variant
@@ -32,7 +31,7 @@ def ticking(seconds: float = 1.0) -> Callable[[], float]:
 def compiled(num_examples: int = 10, **differences: Any) -> CompiledVariant:
     """A variant whose functions do not time their own calls."""
     variant = Variant(**({"precision": "float32", "batch_size": 4, "remat": False} | differences))
-    shapes = {"image_shape": SHAPE, "num_classes": NUM_CLASSES, "num_examples": num_examples}
+    shapes = {"image_shape": SHAPE, "num_classes": NUM_CLASSES, "num_examples": num_examples, "devices": jax.devices()}
     made = compile_variant(train_config(batch_size=4), variant, compiler=new_compiler(), **shapes)
     return with_calls(made, None)
 
@@ -168,10 +167,10 @@ def test_what_is_timed_stays_finite(optimizer: str) -> None:
     """Arithmetic on NaN and infinity may take another time."""
     config = train_config(optimizer=optimizer, precision="float16", batch_size=4)
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    program = make_program(config, model, 8, make_mesh(jax.local_devices()[:1]))
+    program = make_program(config, model, 8, jax.local_devices())
     split = random_split(8)
     state, record = jax.jit(program.step)(
-        random_state(program), on_device(split.images, split.labels), np.arange(4, dtype=np.int32)
+        random_state(program), on_device(split.images, split.labels, program.mesh), np.arange(4, dtype=np.int32)
     )
     leaves = [leaf for leaf in jax.tree.leaves((state.params, state.opt_state, record)) if leaf.dtype == np.float32]
     assert all(np.isfinite(leaf).all() for leaf in leaves)

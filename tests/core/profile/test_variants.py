@@ -20,6 +20,7 @@ def compiled(num_examples: int = 64, compiler: Compiler | None = None, **differe
         image_shape=SHAPE,
         num_classes=NUM_CLASSES,
         num_examples=num_examples,
+        devices=jax.devices(),
         compiler=compiler or new_compiler(),
     )
 

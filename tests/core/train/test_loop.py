@@ -235,7 +235,7 @@ def test_a_training_to_look_into_gives_the_same_figures(
     config = train_config(**PLAIN)
     engine, examples = make_engine(config, SPLIT)
     initial, expected = engine.init(jax.random.key(0)), run_training(engine, examples)[-1]
-    program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT))
+    program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT), jax.devices())
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # indices then are NumPy's or Python's integers
     with debugging(True):
         looked_into = compile_engine(program, compiler=new_compiler())

@@ -52,13 +52,15 @@ OVERFLOWING = train_config(
     ),
 )
 
+MESH = make_mesh(jax.local_devices()[:1])
+
 
 @functools.cache
 def compiled(
     config: TrainConfig, num_steps: int, shape: tuple[int, int], num_classes: int
 ) -> tuple[Callable[..., TrainState], Callable[..., Any]]:
     model = Model(config.model_config(shape, num_classes))
-    step = make_step(config, model, num_steps, make_mesh())
+    step = make_step(config, model, num_steps, MESH)
     return jax.jit(make_init(config, model, num_steps)), jax.jit(step)
 
 
@@ -76,8 +78,8 @@ def run(
 
 
 def run_steps(step: Callable[..., Any], state: TrainState, order: np.ndarray, split: Split = SPLIT) -> Run:
-    examples = on_device(split.images, split.labels)
-    states, records = [jax.device_put(state, replicated(make_mesh()))], []  # else the second step is compiled anew
+    examples = on_device(split.images, split.labels, MESH)
+    states, records = [jax.device_put(state, replicated(MESH))], []  # else the second step is compiled anew
     for indices in order:
         state, record = step(states[-1], examples, jnp.asarray(indices))
         states.append(state)

@@ -115,7 +115,9 @@ def test_for_debugging_nothing_is_compiled_ahead_and_nothing_costs(debugging: Ca
         raise AssertionError("a clock was read though nothing was compiled")
 
     with debugging(True):
-        function = new_compiler(never).compile("log", logarithm, NOT_A_NUMBER, out_shardings=replicated(make_mesh()))
+        function = new_compiler(never).compile(
+            "log", logarithm, NOT_A_NUMBER, out_shardings=replicated(make_mesh(jax.local_devices()))
+        )
         np.testing.assert_array_equal(function(jnp.ones((2, 2))), np.zeros((2, 2)), "any shape does")
     assert (function.name, function.cost, function.times) == ("log", NO_COST, NO_TIMES)
     assert not any(cost_metrics([function]).values())
@@ -144,7 +146,7 @@ def test_a_nan_stops_the_call_only_where_that_is_asked_for() -> None:
 
 
 def test_results_lie_where_they_are_asked_to() -> None:
-    everywhere, argument = replicated(make_mesh()), jnp.ones(4)
+    everywhere, argument = replicated(make_mesh(jax.local_devices())), jnp.ones(4)
     asked, free = (
         new_compiler().compile("log", logarithm, argument, out_shardings=sharding)(argument).sharding
         for sharding in (everywhere, None)
@@ -181,7 +183,7 @@ def test_flops_of_a_training_step_are_those_of_the_mathematics() -> None:
     widths, batch = (784, 256, 128, 10), 128
     config = train_config(mlp=MLPConfig(hidden=widths[1:-1], dropout=0.0), batch_size=batch)
     model = Model(config.model_config((28, 28), 10))
-    cost = compile_run_steps(make_program(config, model, 1000), compiler=new_compiler()).cost
+    cost = compile_run_steps(make_program(config, model, 1000, jax.local_devices()), compiler=new_compiler()).cost
     products = [2 * batch * before * after for before, after in itertools.pairwise(widths)]
     assert cost.flops == pytest.approx(3 * sum(products) - products[0], rel=0.05)
     gradient = jax.grad(lambda params, images: jnp.sum(model.apply(params, images)))

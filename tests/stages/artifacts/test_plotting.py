@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from drawing import assert_same_png_twice, cells
@@ -23,6 +24,14 @@ def everything() -> Figure:
 
 def test_saving_twice_gives_equal_bytes(tmp_path: Path) -> None:
     assert_same_png_twice(lambda path: plotting.save(everything(), path), tmp_path / "new" / "folder")
+
+
+def test_no_setting_of_matplotlib_changes_a_figure(tmp_path: Path) -> None:
+    plotting.save(everything(), tmp_path / "plain.png")
+    others = {"font.size": 20, "axes.facecolor": "red", "lines.linewidth": 9, "savefig.dpi": 50, "image.cmap": "jet"}
+    with mpl.rc_context(others | {"backend": "svg"}):
+        plotting.save(everything(), tmp_path / "changed.png")
+    assert (tmp_path / "changed.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
 @pytest.mark.parametrize(("inches", "title"), [(7.9, "A\nb\nc"), (8, "A · b · c")])

@@ -98,7 +98,7 @@ SWITCHES = {"model": ModelKind, "optimizer": OptimizerKind, "schedule": Schedule
 @pytest.mark.parametrize(("key", "kind"), [(key, kind) for key, kinds in SWITCHES.items() for kind in get_args(kinds)])
 def test_one_override_of_the_repositorys_params_switches_each_kind(key: str, kind: str) -> None:
     config = validate(changed(key, kind), TrainConfig, "train")
-    program = make_program(config, Model(config.model_config((28, 28), 10)), 300)
+    program = make_program(config, Model(config.model_config((28, 28), 10)), 300, jax.devices())
     assert jax.eval_shape(program.init, jax.random.key(0)).params
 
 

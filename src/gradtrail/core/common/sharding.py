@@ -8,14 +8,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
-from gradtrail.core.common.validation import ConfigError
-
 AXIS = "data"
 
 
-def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh with one axis, `data`, over `devices`, by default all of this process."""
-    devices = devices or jax.local_devices()
+def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """Return a mesh with one axis, `data`, over `devices`."""
     return jax.make_mesh((len(devices),), (AXIS,), (AxisType.Auto,), devices=devices)
 
 
@@ -32,12 +29,6 @@ def over_batch(mesh: Mesh) -> NamedSharding:
 def with_sharding(abstract: Any, sharding: NamedSharding) -> Any:
     """Return a pytree of abstract arrays with a sharding."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
-
-
-def check_divisible(batch_size: int, mesh: Mesh, name: str) -> None:
-    """Raise ConfigError, in one line that begins with `name`, unless the devices divide `batch_size`."""
-    if batch_size % mesh.size:
-        raise ConfigError(f"{name} must be a multiple of the number of devices, {mesh.size}, got {batch_size}")
 
 
 def data_parallel(function: Callable[..., tuple[PyTree, PyTree]], mesh: Mesh) -> Callable[..., tuple[PyTree, PyTree]]:

@@ -192,7 +192,9 @@ def _class_structure(
     chunks: ChunkGradients, products: np.ndarray, squares: np.ndarray, num_classes: int
 ) -> ClassStructure:
     member = np.equal.outer(np.arange(num_classes), chunks.classes).astype(np.float64)
-    return class_structure(member @ products @ member.T, member @ squares, (member @ chunks.sizes).astype(np.int64))
+    between = np.einsum("ak,kl,bl->ab", member, products, member)  # no `@`: a BLAS adds in an order of its own
+    squares, sizes = (np.einsum("ak,k->a", member, values) for values in (squares, chunks.sizes))
+    return class_structure(between, squares, sizes.astype(np.int64))
 
 
 def _align(
@@ -221,5 +223,5 @@ def _align(
 
 
 def _unit(vector: np.ndarray) -> Float[np.ndarray, " parameters"]:
-    norm = np.linalg.norm(vector)
+    norm = np.sqrt(np.sum(np.square(vector, dtype=np.float64)))  # `np.linalg.norm` takes a BLAS, whose order varies
     return (vector / norm if norm > 0 else vector).astype(np.float32)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import data_parallel, make_mesh, over_batch, replicated, with_sharding
+from gradtrail.core.common.sharding import data_parallel, over_batch, replicated, with_sharding
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients import scores
 from gradtrail.core.gradients.diagnostics import hessian_product
@@ -28,6 +28,7 @@ _LARGEST_BATCH = 512  # examples per device: larger batches are no faster
 _TEMPORARY_BYTES = 24 * 2**20  # of a microbatch: on a CPU more than fits into its caches is slower
 _FEWEST_SUMMED = 8  # examples in a microbatch of a sum, whatever they take
 _CHUNKS_PER_CLASS = 10
+_PRODUCT_COLUMNS = 2**10  # of the summed gradients that are multiplied at once: 100 rows of them fit into a cache
 _CHUNK_FLOATS = 2**27  # 512 MiB for the summed gradients of all chunks, where two chunks per class fit into that
 
 
@@ -99,7 +100,7 @@ def compile_passes(
     *,
     curvature: bool,
     compiler: Compiler,
-    mesh: Mesh | None = None,
+    mesh: Mesh,
 ) -> GradientPasses:
     """Compile all passes for microbatches whose temporary arrays take at most 24 MiB on a device.
 
@@ -111,9 +112,8 @@ def compile_passes(
         num_others: examples whose gradients `products` compares with.
         curvature: whether to compile the product with the Hessian too.
         compiler: compiles them.
-        mesh: the devices that each batch is split over, by default all of this process.
+        mesh: the devices that each batch is split over.
     """
-    mesh = mesh or make_mesh()
     params = model.abstract_params()
     signals_of = functools.partial(norms.signals, model, label_smoothing=label_smoothing)
     others = _abstract_rows(model, num_others)
@@ -176,12 +176,16 @@ class ChunkGradients:
     chunk_of: Int[np.ndarray, " examples"]
 
     def products(self) -> Float[np.ndarray, "chunks chunks"]:
-        """Return the inner products of the chunks' sums, float64."""
+        """Return the inner products of the chunks' sums, float64, added in an order that no number of threads changes.
+
+        So not by a BLAS.
+        """
         found = np.zeros((len(self.sums), len(self.sums)))
-        for start in range(0, self.sums.shape[1], 2**16):
-            part = self.sums[:, start : start + 2**16].astype(np.float64)
-            found += part @ part.T
-        return found
+        for start in range(0, self.sums.shape[1], _PRODUCT_COLUMNS):
+            part = self.sums[:, start : start + _PRODUCT_COLUMNS].astype(np.float64)
+            for row in range(len(part)):
+                found[row, row:] += np.einsum("jk,k->j", part[row:], part[row])
+        return found + np.triu(found, 1).T
 
     def squares(self, grad_norm: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " chunks"]:
         """Return for each chunk the sum of its examples' squared gradient norms, float64."""

@@ -65,9 +65,10 @@ def from_chunks(
     # A chunk that is drawn twice is paired with itself: as the mean product of distinct examples within it
     within = (np.diag(products) - squares) * sizes / np.maximum(sizes - 1, 1)
     pairs = products - np.diag(np.diag(products)) + np.diag(within)
-    counts = weights @ sizes
-    squared_norms = np.einsum("rk,rk->r", weights @ pairs, weights) / counts**2
-    traces = weights @ squares / counts - squared_norms
+    # `einsum` adds in a fixed order; `@` calls a BLAS, whose order depends on the number of threads
+    counts = np.einsum("rk,k->r", weights, sizes)
+    squared_norms = np.einsum("rl,rl->r", np.einsum("rk,kl->rl", weights, pairs), weights) / counts**2
+    traces = np.einsum("rk,k->r", weights, squares) / counts - squared_norms
     ratios = np.array([_ratio(*pair) for pair in zip(traces, squared_norms, strict=True)])
     low, high = np.quantile(ratios, [0.025, 0.975], method="nearest")
     total = float(np.sum(sizes))

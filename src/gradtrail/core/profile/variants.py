@@ -1,11 +1,11 @@
 """Static costs of the configured training and of its variants in precision, batch size and rematerialization."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 
-from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.validation import POSITIVE, check, check_fields
 from gradtrail.core.gradients.scores import compile_score
 from gradtrail.core.nn.inference import compile_predict
@@ -77,7 +77,7 @@ class CompiledVariant:
     """The compiled functions of one variant.
 
     Attributes:
-        program: the training, on one device.
+        program: the training, over `shards` devices; its cost is that of one of them.
         functions: `train_step`; also `predict` and `score` where batch size and remat are the configured ones.
     """
 
@@ -95,17 +95,18 @@ class CompiledVariant:
             return accessed
         leaves = jax.tree.leaves(self.program.examples)
         num_examples = leaves[0].shape[0]
-        left_out = max(0, num_examples - self.variant.batch_size)
+        left_out = max(0, num_examples - self.variant.batch_size // self.program.mesh.size)
         return max(0, accessed - left_out * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // num_examples)
 
 
 def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> list[Variant]:
     """Return the configured variant, then every variant that differs from it in one respect.
 
-    Batch sizes that are no multiple of `accumulation_steps` are left out.
+    Batch sizes that are no multiple of `accumulation_steps` times `shards` are left out.
     """
     configured = Variant.of(train_config)
-    sizes = [size for size in config.batch_sizes if size % train_config.accumulation_steps == 0]
+    parts = train_config.accumulation_steps * train_config.shards
+    sizes = [size for size in config.batch_sizes if size % parts == 0]
     others = {dataclasses.replace(configured, precision=precision) for precision in config.precisions}
     others |= {dataclasses.replace(configured, batch_size=size) for size in sizes}
     others |= {dataclasses.replace(configured, remat=not configured.remat)}
@@ -119,11 +120,13 @@ def compile_variant(
     image_shape: tuple[int, int],
     num_classes: int,
     num_examples: int,
+    devices: Sequence[jax.Device],
     compiler: Compiler,
 ) -> CompiledVariant:
     """Compile the functions of a variant on abstract arguments, all for the batch size of the variant.
 
-    Prediction and scoring do not depend on `remat` and are compiled for the configured batch size only.
+    Prediction and scoring run on one device, do not depend on `remat` and are compiled for the configured batch size
+    only.
 
     Args:
         config: the training; the fields of `variant` replace its own.
@@ -131,6 +134,7 @@ def compile_variant(
         image_shape: height and width in pixels.
         num_classes: of the labels.
         num_examples: size of the training split.
+        devices: at least `config.shards`; see `make_program`.
         compiler: `functions` gets those of the configured variant only, `compiled` those of every variant.
     """
     only_the_step = (variant.batch_size, variant.remat) != (config.batch_size, config.remat)
@@ -138,8 +142,7 @@ def compile_variant(
         compiler = compiler.for_variant(variant.label)
     config = dataclasses.replace(config, **dataclasses.asdict(variant))
     model = Model(config.model_config(image_shape, num_classes), remat=config.remat)
-    one_device = make_mesh(jax.local_devices()[:1])  # on which every batch size is possible
-    program = make_program(config, model, num_examples, one_device)
+    program = make_program(config, model, num_examples, devices)
     functions = [compile_run_steps(program, compiler=compiler)]
     if not only_the_step:
         functions.append(compile_predict(model, config.batch_size, compiler=compiler))

@@ -49,6 +49,8 @@ class TrainConfig:
         batch_size: examples per optimizer step; the last batch of an epoch may be smaller.
         accumulation_steps: parts of each batch, computed one after the other; the gradient is that of the whole
             batch, the memory that of one part.
+        shards: parts that each batch is split into over devices, one device each; their sums are added up. Another
+            number gives the same figures but for rounding.
         loss_scaling: used with `precision: float16` only.
         remat: whether the backward pass recomputes activations instead of storing them.
         clip_norm: global norm to which larger gradients are scaled down; None for no clipping.
@@ -64,6 +66,7 @@ class TrainConfig:
     epochs: int
     batch_size: int
     accumulation_steps: int
+    shards: int
     model: ModelKind
     mlp: MLPConfig
     cnn: CNNConfig
@@ -99,6 +102,7 @@ class TrainConfig:
             epochs={"at_least": 1, "at_most": 100_000},  # JAX counts the steps in int32
             batch_size=AT_LEAST_ONE,
             accumulation_steps=AT_LEAST_ONE,
+            shards=AT_LEAST_ONE,
             label_smoothing=SHARE,
             clip_norm=POSITIVE,
             average_decay=POSITIVE_SHARE,
@@ -109,6 +113,9 @@ class TrainConfig:
             raise ValueError(
                 f"accumulation_steps must divide batch_size {self.batch_size}, got {self.accumulation_steps}"
             )
+        if (part := self.batch_size // self.accumulation_steps) % self.shards:
+            name = "batch_size" if self.accumulation_steps == 1 else "batch_size / accumulation_steps"
+            raise ValueError(f"shards must divide {name}, {part}, got {self.shards}")
         if self.average_decay is not None and self.optimizer == "schedule_free":
             raise ValueError(
                 f"average_decay must be null with optimizer schedule_free, which averages by itself, "

@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import check_divisible, make_mesh, replicated, with_sharding
+from gradtrail.core.common.sharding import make_mesh, replicated, with_sharding
+from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.step import (
@@ -32,12 +33,10 @@ from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Com
 
 
 def on_device(
-    images: UInt8[np.ndarray, "examples height width"],
-    labels: Int[np.ndarray, " examples"],
-    mesh: Mesh | None = None,
+    images: UInt8[np.ndarray, "examples height width"], labels: Int[np.ndarray, " examples"], mesh: Mesh
 ) -> Examples:
-    """Copy a split, uint8 pixels and int32 labels, to every device of `mesh`, by default all of this process."""
-    everywhere = replicated(mesh or make_mesh())
+    """Copy a split, uint8 pixels and int32 labels, to every device of `mesh`."""
+    everywhere = replicated(mesh)
     return Examples(images=jax.device_put(images, everywhere), labels=jax.device_put(labels, everywhere))
 
 
@@ -71,6 +70,7 @@ class Engine:
     """The compiled functions of one training.
 
     Attributes:
+        mesh: the devices that each batch is split over.
         init: key → state.
         order: (key, epoch) → the batches of the epoch, int32 indices of shape (steps, batch).
         run_steps: (state, records, examples, order, start, stop) → state and records after the steps in [start, stop).
@@ -81,6 +81,7 @@ class Engine:
 
     epochs: int
     steps_per_epoch: int
+    mesh: Mesh
     init: CompiledFunction
     order: CompiledFunction
     run_steps: CompiledFunction
@@ -158,20 +159,21 @@ def run_steps_one_by_one(
     return state, records
 
 
-def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mesh | None = None) -> Program:
+def make_program(config: TrainConfig, model: Model, num_examples: int, devices: Sequence[jax.Device]) -> Program:
     """Return the functions of a training, not yet compiled.
 
     Args:
         config: the training.
         model: the network.
         num_examples: size of the training split.
-        mesh: the devices that each batch is split over, by default all of this process.
+        devices: at least `config.shards`; each batch is split over the first of them, and the others stay unused.
 
     Raises:
-        ConfigError: the devices do not divide the batch; one line that names the key.
+        ConfigError: there are fewer devices; one line that names the key.
     """
-    mesh = mesh or make_mesh()
-    check_divisible(config.batch_size // config.accumulation_steps, mesh, _batch_name(config))
+    if len(devices) < config.shards:
+        raise ConfigError(f"train.shards must be at most the number of devices, {len(devices)}, got {config.shards}")
+    mesh = make_mesh(devices[: config.shards])
     steps_per_epoch = batching.num_batches(num_examples, config.batch_size)
     num_steps = config.epochs * steps_per_epoch
     step = make_step(config, model, num_steps, mesh)
@@ -209,6 +211,7 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
     return Engine(
         epochs=program.epochs,
         steps_per_epoch=program.steps_per_epoch,
+        mesh=program.mesh,
         init=compile_here("init", program.init, key),
         order=compile_here("order", program.order, key, index),
         run_steps=compile_run_steps(program, compiler=compiler),
@@ -269,7 +272,3 @@ def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
     """Return an abstract key, index and state, replicated on the program's devices."""
     key, index = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
     return with_sharding((key, index, jax.eval_shape(program.init, key)), replicated(program.mesh))
-
-
-def _batch_name(config: TrainConfig) -> str:
-    return "batch_size" if config.accumulation_steps == 1 else "batch_size / accumulation_steps"

@@ -1,4 +1,4 @@
-"""Configure JAX before it looks for devices, and its persistent compilation cache.
+"""JAX's persistent compilation cache.
 
 The cache is in `.gradtrail/xla/`, in one folder per version of jaxlib and kind of processor, because machine code for
 another processor may not run. Cached code is executed as it is: do not copy the folder from a machine that you do not
@@ -7,7 +7,6 @@ trust.
 
 import contextlib
 import hashlib
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -19,24 +18,7 @@ import jaxlib
 from filelock import FileLock
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.paths import private_folder
-
-_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-
-
-def set_up_jax(runtime: RuntimeConfig) -> None:
-    """Apply the debug switches and, for GPUs, how memory is allocated and that operations are deterministic.
-
-    `XLA_PYTHON_CLIENT_PREALLOCATE` in the environment takes precedence. Deterministic operations are no option: results
-    must not depend on what `runtime` says.
-    """
-    jax.config.update("jax_debug_nans", runtime.debug_nans)
-    jax.config.update("jax_disable_jit", runtime.disable_jit)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", str(runtime.gpu_preallocate).lower())
-    flags = os.environ.get("XLA_FLAGS", "")
-    if not flags.endswith(_DETERMINISTIC):  # of several the last one counts
-        os.environ["XLA_FLAGS"] = f"{flags} {_DETERMINISTIC}".strip()
 
 
 def set_up_cache() -> Path:

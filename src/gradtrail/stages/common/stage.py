@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradtrail.core.common.validation import ConfigError
+from gradtrail.stages.common.environment import EnvironmentConfig, require_known, set_up_jax, uses_jax
 from gradtrail.stages.common.files import write_json, writing_outs
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline
@@ -58,6 +59,14 @@ class Stage:
         """The section `runtime` of `params.yaml`, which cannot change an out."""
         return load_section("runtime", RuntimeConfig)
 
+    def set_up(self) -> None:
+        """Refuse an environment that may change results, and set all that can; see `environment`."""
+        computes = "environment" in self.spec.params.get("params.yaml", ())
+        config = self.params(EnvironmentConfig, "environment") if computes else None
+        require_known(config)
+        if config and uses_jax():  # the report shows the section, and does not compute
+            set_up_jax(config, self.runtime)
+
     @contextlib.contextmanager
     def writing_outs(self) -> Iterator[Path]:
         """Yield a folder to write all outs to; they are moved into place together, once all are written.
@@ -92,6 +101,7 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
     try:
         require_own_code()
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
+        stage.set_up()
         with stopping_on_sigterm(f"stopped; `dvc repro` starts {name} again"):
             main(stage)
         warn_of_live_arrays(name)

@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Callable
 
+import jax
+
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, compile_variant, variants_to_compare
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
@@ -39,6 +41,7 @@ def compile_variants(
                 image_shape=info.image_shape,
                 num_classes=info.num_classes,
                 num_examples=info.examples["train"],
+                devices=jax.local_devices(),
                 compiler=compiler,
             )
         compiled.append(functions)

@@ -66,7 +66,7 @@ def run(
         FloatingPointError: the training diverged; one line.
         Stopped: the process was asked to stop; a checkpoint was written.
     """
-    examples = loop.on_device(train.images, train.labels)
+    examples = loop.on_device(train.images, train.labels, engine.mesh)
     state = engine.init(jax.random.key(config.seed))
     initial = on_host(state.params)
     history_of = functools.partial(History.from_arrays, config.keep_epochs, initial, precision=config.precision)

@@ -1,0 +1,160 @@
+"""What of the environment can change a bit: a stage sets it itself at its start, refuses it, or has it as a param.
+
+`docs/guarantees.md` lists what is pinned and what is refused. Of Matplotlib's settings `artifacts.plotting` takes care.
+"""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradtrail.core.common.validation import check
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.support.errors import UserError
+
+PINNED: Mapping[str, Any] = {  # JAX's own defaults; the variables of these names have no effect
+    "check_vma": False,
+    "eager_constant_folding": False,
+    "jax_allow_f16_reductions": True,
+    "jax_compilation_cache_dir": None,
+    "jax_compiler_enable_remat_pass": True,
+    "jax_custom_vjp3": False,
+    "jax_debug_infs": False,
+    "jax_default_device": None,
+    "jax_default_matmul_precision": None,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_disable_bwd_checks": False,
+    "jax_disable_most_optimizations": False,
+    "jax_enable_custom_prng": False,
+    "jax_enable_pgle": False,
+    "jax_enable_x64": False,
+    "jax_exec_time_optimization_effort": 0.0,
+    "jax_explicit_x64_dtypes": "warn",
+    "jax_high_dynamic_range_gumbel": False,
+    "jax_legacy_prng_key": "allow",
+    "jax_memory_fitting_effort": 0.0,
+    "jax_memory_fitting_level": "O2",
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+    "jax_optimization_level": "UNKNOWN",
+    "jax_random_seed_offset": 0,
+    "jax_remat3": False,
+    "jax_scan3": False,
+    "jax_softmax_custom_jvp": False,
+    "jax_threefry_gpu_kernel_lowering": False,
+    "jax_threefry_partitionable": True,
+    "jax_use_direct_linearize": True,
+    "jax_use_shardy_partitioner": True,
+}
+HARMLESS = frozenset(  # what JAX says, what it caches, and which of the machine's devices it finds
+    {
+        "JAX_COMPILATION_CACHE_MAX_SIZE",
+        "JAX_CUDA_VISIBLE_DEVICES",
+        "JAX_DEBUG_LOG_MODULES",
+        "JAX_DEBUG_NANS",  # set from `runtime`, as is the next
+        "JAX_DISABLE_JIT",
+        "JAX_DUMP_IR_MODES",
+        "JAX_DUMP_IR_TO",
+        "JAX_ENABLE_COMPILATION_CACHE",
+        "JAX_EXPLAIN_CACHE_MISSES",
+        "JAX_LOGGING_LEVEL",
+        "JAX_LOG_COMPILES",
+        "JAX_NUM_CPU_DEVICES",  # set by the stage
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
+        "JAX_PLATFORMS",
+        "JAX_PLATFORM_NAME",
+        "JAX_ROCM_VISIBLE_DEVICES",
+        "JAX_TRACEBACK_FILTERING",
+    }
+)
+_OF_JAX = re.compile(r"JAX_.+|CHECK_VMA|EAGER_CONSTANT_FOLDING|MOCK_NUM_GPU_PROCESSES|LIBTPU_INIT_ARGS")
+_OF_LIBRARIES = {  # read before a stage starts; name → what of its value can change a bit
+    "GLIBC_TUNABLES": "glibc.cpu",
+    "NPY_DISABLE_CPU_FEATURES": "",
+    "NPY_ENABLE_CPU_FEATURES": "",
+    "NVIDIA_TF32_OVERRIDE": "",
+    "OPENBLAS_CORETYPE": "",
+}
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+_OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
+_HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """The section `environment` of `params.yaml`, which every stage that computes reads.
+
+    Attributes:
+        cpu_threads: of XLA's pool on a CPU, whatever cores there are: it splits long sums of products among them.
+        xla_flags: flags that the stage sets for XLA, such as `--xla_cpu_enable_fast_math=true`; may change results.
+    """
+
+    cpu_threads: int
+    xla_flags: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check("cpu_threads", self.cpu_threads, at_least=1, at_most=1024)
+        for flag in self.xla_flags:
+            if not re.fullmatch(r"--xla_\w+(=\S*)?", flag):
+                raise ValueError(f"xla_flags: entries must be like '--xla_name=value', got {flag!r}")
+            if flag.startswith(_OWN_FLAGS):
+                raise ValueError(f"xla_flags must leave {flag.partition('=')[0]} to the stage, got {flag!r}")
+
+
+def require_known(config: EnvironmentConfig | None) -> None:
+    """Raise UserError, in one line, where a variable may change a result and cannot be overridden any more.
+
+    Args:
+        config: None for a stage that does not compute, to which JAX's and XLA's variables are nothing.
+    """
+    for name, part in _OF_LIBRARIES.items():
+        if (value := os.environ.get(name)) and part in value:
+            raise UserError(f"{name} is set to {value!r}, which can change results; unset it")
+    if config is None:
+        return
+    known = HARMLESS | {name.upper() for name in PINNED}
+    for name, value in sorted(os.environ.items()):
+        if _OF_JAX.fullmatch(name) and value and name not in known:
+            raise UserError(f"{name} is set to {value!r}, which may change results; unset it")
+    for flag in os.environ.get("XLA_FLAGS", "").split():
+        if not flag.startswith(_HARMLESS_FLAGS) and flag not in config.xla_flags:
+            raise UserError(
+                f"XLA_FLAGS has {flag!r}, which may change results; unset it, or list it in environment.xla_flags of "
+                "params.yaml, so that it is part of the state"
+            )
+
+
+def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:
+    """Set every switch of JAX and XLA that can change a bit, whatever the environment says; one device on a CPU.
+
+    Also the debug switches, and how memory of a GPU is allocated, where `XLA_PYTHON_CLIENT_PREALLOCATE` takes
+    precedence. Must be called before JAX looks for devices.
+    """
+    switches = {**PINNED, "jax_debug_nans": runtime.debug_nans, "jax_disable_jit": runtime.disable_jit}
+    for name, value in switches.items():
+        _jax().config.update(name, value)
+    set_cpu_devices(1)
+    os.environ["PJRT_NPROC"] = str(config.cpu_threads)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", str(runtime.gpu_preallocate).lower())
+    found = os.environ.get("XLA_FLAGS", "").split()
+    kept = [flag for flag in found if not flag.startswith(_OWN_FLAGS) and flag not in config.xla_flags]
+    os.environ["XLA_FLAGS"] = " ".join([*kept, *config.xla_flags, _DETERMINISTIC])
+
+
+def set_cpu_devices(count: int) -> None:
+    """Make so many devices of the processor; must be called before JAX looks for devices."""
+    _jax().config.update("jax_num_cpu_devices", count)
+
+
+def uses_jax() -> bool:
+    """Return whether this process has imported JAX."""
+    return "jax" in sys.modules
+
+
+def _jax() -> Any:
+    """Return JAX, by name: stages that do not compute import this module too, and do not depend on JAX."""
+    return importlib.import_module("jax")

@@ -1,0 +1,122 @@
+"""Equal inputs give equal bytes in any environment; what may change them is refused, or part of the state."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from projects import ROOT, Project, finished_project
+
+from gradtrail.stages.common.pipeline_file import read_pipeline
+
+PIPELINE = read_pipeline(ROOT / "dvc.yaml")
+COMPUTING = [name for name, spec in PIPELINE.items() if "jax" in spec.params["versions.yaml"] and name != "report"]
+MATPLOTLIBRC = "font.size: 20\naxes.facecolor: red\nlines.linewidth: 9\nsavefig.dpi: 50\nimage.cmap: jet\n"
+VARIABLES = {
+    "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
+    "JAX_DEFAULT_PRNG_IMPL": "rbg",
+    "JAX_ENABLE_X64": "1",
+    "JAX_NUM_CPU_DEVICES": "2",
+    "JAX_THREEFRY_PARTITIONABLE": "0",
+    "LC_ALL": "C",
+    "MPLBACKEND": "svg",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+ONE_CORE, UMASK = ("taskset", "-c", "0"), ("sh", "-c", 'umask 077; exec "$@"', "sh")
+FAST_MATH = "--xla_cpu_enable_fast_math=true"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A copy in another folder, with the functions that the original compiled."""
+    project = finished_project().copy(tmp_path / "another folder")
+    project.set("runtime.tracking", False)
+    return project
+
+
+def outs_of(project: Project, stage: str) -> dict[str, str]:
+    return project.digests(*PIPELINE[stage].outs)
+
+
+def metrics_of(project: Project) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((project.folder / "metrics" / "train.json").read_text())
+    return found
+
+
+def run_again(project: Project, stage: str, *under: str, **env: str) -> dict[str, str]:
+    """Remove a stage's outs, and run it by hand in a new process; return the digests of its outs."""
+    for path in (project.folder / out for out in PIPELINE[stage].outs):
+        (shutil.rmtree if path.is_dir() else Path.unlink)(path)
+    command = (*under, sys.executable, "-m", f"pipeline.{stage}")
+    process = project.start(*command, env={"PYTHONPATH": str(project.folder / "src"), **env})
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return outs_of(project, stage)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [stage if stage == "evaluate" else pytest.param(stage, marks=pytest.mark.slow) for stage in (*COMPUTING, "report")],
+)
+def test_all_of_it_at_once_changes_no_byte_of_a_stage(stage: str, project: Project) -> None:
+    (project.folder / "matplotlibrc").write_text(MATPLOTLIBRC)
+    before = outs_of(project, stage)
+    assert run_again(project, stage, *ONE_CORE, *UMASK, **VARIABLES) == before
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", PIPELINE)
+def test_each_of_it_changes_no_byte_of_a_stage(stage: str, project: Project) -> None:
+    before = outs_of(project, stage)
+    for name, value in VARIABLES.items():
+        assert run_again(project, stage, **{name: value}) == before, name
+    assert run_again(project, stage, *ONE_CORE) == before
+    assert run_again(project, stage, *UMASK) == before
+    assert run_again(project, stage) == before
+    (project.folder / "matplotlibrc").write_text(MATPLOTLIBRC)
+    assert run_again(project, stage) == before
+    shutil.rmtree(project.folder / ".gradtrail" / "xla")
+    assert run_again(project, stage) == before, "with a cold cache"
+
+
+def test_a_flag_in_the_environment_is_refused_before_anything_changes(project: Project) -> None:
+    outs = [out for stage in PIPELINE for out in PIPELINE[stage].outs]
+    before = project.digests(*outs)
+    for command in (("-m", "pipeline.evaluate"), ("-m", "gradtrail", "repro", "--force")):
+        said = project.python(*command, env={"XLA_FLAGS": FAST_MATH}, check=False)
+        (line,) = said.splitlines()
+        assert all(words in line for words in (f"XLA_FLAGS has '{FAST_MATH}'", "environment.xla_flags"))
+    with pytest.raises(AssertionError, match="ended with 2"):
+        project.python("-m", "pipeline.evaluate", env={"XLA_FLAGS": FAST_MATH})
+    assert project.digests(*outs) == before
+
+
+def test_a_flag_in_the_params_is_part_of_the_state_of_what_computes(project: Project) -> None:
+    project.set("environment.xla_flags", ["--xla_backend_optimization_level=0", FAST_MATH])
+    changed = {line.rstrip(":") for line in project.dvc("status").splitlines() if line and not line[0].isspace()}
+    assert changed == {*COMPUTING, "report"}
+    project.python("-m", "pipeline.evaluate", env={"XLA_FLAGS": FAST_MATH})
+
+
+@pytest.mark.slow
+def test_the_stage_makes_the_devices_that_each_batch_is_split_over(project: Project) -> None:
+    """Two give the same training but for rounding, under a state of their own; more than a GPU has are refused."""
+    project.set("train.precision", "float32")
+    run_again(project, "train")
+    one = metrics_of(project)
+    project.set("train.shards", 2)
+    bytes_of_two = run_again(project, "train", JAX_NUM_CPU_DEVICES="1")
+    two = metrics_of(project)
+    assert one != two
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
+    assert run_again(project, "train", JAX_NUM_CPU_DEVICES="4", XLA_FLAGS="--xla_dump_disable_metadata") == bytes_of_two
+    run_again(project, "profile")
+    status = project.dvc("status", "train", "profile")
+    assert status.count("params.yaml") == 2
+    project.set("train.shards", 3)
+    with pytest.raises(AssertionError, match=r"train\.shards must divide batch_size, 128, got 3"):
+        project.python("-m", "pipeline.train")

@@ -1,0 +1,131 @@
+"""A stage sets every switch of JAX that can change a bit, and refuses what it cannot set, in one line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from factories import ROOT
+
+from gradtrail.stages.common.environment import HARMLESS, PINNED, EnvironmentConfig, require_known
+from gradtrail.stages.common.params import load_section, validate
+from gradtrail.support.errors import UserError
+
+CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
+SCRIPT = """
+import json, os
+import jax
+from gradtrail.stages.common.environment import EnvironmentConfig, set_cpu_devices, set_up_jax
+from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
+as_started = {name: str(value) for name, value in jax.config.values.items()}
+config = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
+for _ in range(2):
+    set_up_jax(config, load_section("runtime", RuntimeConfig))
+set_cpu_devices(2)
+switches = {name: str(value) for name, value in jax.config.values.items()}
+variables = {name: os.environ[name] for name in ("XLA_FLAGS", "PJRT_NPROC", "XLA_PYTHON_CLIENT_PREALLOCATE")}
+print(json.dumps([as_started, switches, variables, len(jax.devices())]))
+"""
+OTHER = {  # values of switches that are not logical
+    "JAX_COMPILATION_CACHE_DIR": "/somewhere",
+    "JAX_DEFAULT_DEVICE": "cpu",
+    "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
+    "JAX_DEFAULT_PRNG_IMPL": "rbg",
+    "JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0",
+    "JAX_EXPLICIT_X64_DTYPES": "allow",
+    "JAX_LEGACY_PRNG_KEY": "error",
+    "JAX_MEMORY_FITTING_EFFORT": "-1.0",
+    "JAX_MEMORY_FITTING_LEVEL": "O0",
+    "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+    "JAX_NUMPY_RANK_PROMOTION": "raise",
+    "JAX_OPTIMIZATION_LEVEL": "O0",
+    "JAX_RANDOM_SEED_OFFSET": "7",
+}
+
+
+def set_up(**env: str) -> tuple[dict[str, str], dict[str, str], dict[str, str], int]:
+    """The switches of JAX in a new process, before and after it is set up; some variables; the number of devices."""
+    variables = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"} | env
+    command = [sys.executable, "-c", SCRIPT]
+    return tuple(
+        json.loads(subprocess.run(command, cwd=ROOT, env=variables, check=True, stdout=subprocess.PIPE).stdout)
+    )
+
+
+def test_whatever_the_environment_says_a_stage_computes_with_the_same_switches() -> None:
+    all_pinned = {name.upper(): OTHER.get(name.upper(), str(not value)) for name, value in PINNED.items()}
+    flags = "--xla_gpu_deterministic_ops=false --xla_force_host_platform_device_count=4 --xla_dump_to=x"
+    more = {"JAX_NUM_CPU_DEVICES": "5", "PJRT_NPROC": "7", "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+    as_started, expected, variables, _ = set_up(XLA_FLAGS="")
+    changed, found, changed_variables, devices = set_up(**all_pinned, **more, XLA_FLAGS=flags)
+    assert all(as_started[name] == expected[name] for name in PINNED), "pinned to JAX's own defaults"
+    assert {name for name in PINNED if changed[name] != as_started[name]} == PINNED.keys(), "else it shows nothing"
+    assert found == expected
+    assert devices == 2
+    own = "--xla_cpu_enable_fast_math=true --xla_gpu_deterministic_ops=true"
+    assert variables == {"XLA_FLAGS": own, "PJRT_NPROC": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    assert changed_variables["XLA_FLAGS"] == f"--xla_dump_to=x {own}"
+    assert changed_variables["PJRT_NPROC"] == "3"
+    assert changed_variables["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1:glibc.cpu.hwcaps=-AVX2"),
+        ("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "mpi"),
+        ("JAX_NOT_YET_KNOWN", "1"),
+        ("LIBTPU_INIT_ARGS", "--xla_tpu_x=true"),
+        ("MOCK_NUM_GPU_PROCESSES", "2"),
+        ("NPY_DISABLE_CPU_FEATURES", "AVX2"),
+        ("NVIDIA_TF32_OVERRIDE", "0"),
+        ("OPENBLAS_CORETYPE", "Haswell"),
+        ("XLA_FLAGS", "--xla_cpu_enable_fast_math=false"),
+        ("XLA_FLAGS", "flags.txt"),
+    ],
+)
+def test_what_may_change_results_is_refused_in_one_line(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "")
+    require_known(CONFIG)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=rf"^{name} (is set to|has) '[^\n]*{value.split(':')[-1]}'[^\n]*unset it"):
+        require_known(CONFIG)
+
+
+def test_what_changes_no_result_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*HARMLESS, *(name.upper() for name in PINNED), "JAXTYPING_DISABLE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true")
+    require_known(CONFIG)
+
+
+def test_a_stage_that_does_not_compute_takes_any_flag_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    require_known(None)
+    monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "AVX2")
+    with pytest.raises(UserError, match=r"^NPY_DISABLE_CPU_FEATURES"):
+        require_known(None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("cpu_threads", 0, "at least 1"),
+        ("xla_flags", "--xla_x", "valid array"),
+        ("xla_flags", ["xla_x=1"], "--xla_name=value"),
+        ("xla_flags", ["--xla_x=1 --xla_y=2"], "--xla_name=value"),
+        ("xla_flags", ["--xla_gpu_deterministic_ops=false"], "leave --xla_gpu_deterministic_ops to the stage"),
+    ],
+)
+def test_a_wrong_section_is_one_line(key: str, value: object, words: str) -> None:
+    section = {"cpu_threads": 2, "xla_flags": []} | {key: value}
+    with pytest.raises(UserError, match=rf"^environment\.{key}\b[^\n]*{words}[^\n]*$"):
+        validate(section, EnvironmentConfig, "environment")
+
+
+def test_the_repositorys_section_is_valid() -> None:
+    assert load_section("environment", EnvironmentConfig, ROOT / "params.yaml").xla_flags == ()
