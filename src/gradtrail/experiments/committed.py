@@ -5,6 +5,7 @@ differs grows while a network trains, so differences of metrics are shown beside
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,8 @@ def _metric_lines(stages: list[str]) -> list[str]:
     committed = blobs("HEAD", files.values())
     for (stage, key), spread in SPREAD.items():
         if stage in stages and files[stage] in committed:
-            then, now = (json.loads(text)[key] for text in (committed[files[stage]], Path(files[stage]).read_bytes()))
+            texts = (committed[files[stage]], Path(files[stage]).read_bytes())
+            then, now = (json.loads(text).get(key, math.nan) for text in texts)
             change = f"{now - then:+.2g}; standard deviation over seeds {spread:.2g}"
             lines.append(f"  {stage} {key} {then:.6g} → {now:.6g} ({change})")
     return lines
