@@ -77,14 +77,15 @@ class TrackingServer:
 
 
 @contextlib.contextmanager
-def tracking_server(folder: Path, database: str = "") -> Iterator[TrackingServer]:
+def tracking_server(folder: Path, database: str = "", port: int | None = None) -> Iterator[TrackingServer]:
     """Run `mlflow server` with its artifacts in a folder, handed on by the server itself.
 
     Args:
         folder: of the artifacts and of what the server prints.
         database: its address; SQLite in the folder where none is given.
+        port: that it listens on; a free one where none is given.
     """
-    server = TrackingServer(free_port())
+    server = TrackingServer(port or free_port())
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
     command += ["--workers", "1", "--backend-store-uri", database or f"sqlite:///{folder / 'server.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
