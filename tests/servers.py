@@ -89,10 +89,9 @@ def tracking_server(folder: Path, database: str = "", port: int | None = None) -
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
     command += ["--workers", "1", "--backend-store-uri", database or f"sqlite:///{folder / 'server.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
+    env = environment() | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # eight more processes, for what is not used
     with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=environment(), stdout=log, stderr=log, cwd=folder, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=folder, start_new_session=True)
         try:
             deadline = time.monotonic() + _SECONDS
             while not server.answers():

@@ -128,6 +128,7 @@ def test_clones_at_once_have_one_run_a_state_after_a_sync(
     for value in (0.005, 0.5):
         for client in clients:
             client.set(LR, value)
+            client.set("runtime.tracking_seconds", 300.0)
         at_once = [client.start(sys.executable, "-m", "dvc", "repro") for client in clients]
         outputs = [process.communicate(timeout=300)[0] for process in at_once]
         assert {process.returncode for process in at_once} == {0}, outputs
