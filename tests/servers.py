@@ -77,21 +77,21 @@ class TrackingServer:
 
 
 @contextlib.contextmanager
-def tracking_server(folder: Path, database: str = "") -> Iterator[TrackingServer]:
+def tracking_server(folder: Path, database: str = "", port: int | None = None) -> Iterator[TrackingServer]:
     """Run `mlflow server` with its artifacts in a folder, handed on by the server itself.
 
     Args:
         folder: of the artifacts and of what the server prints.
         database: its address; SQLite in the folder where none is given.
+        port: that it listens on; a free one where none is given.
     """
-    server = TrackingServer(free_port())
+    server = TrackingServer(port or free_port())
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(server.port)]
     command += ["--workers", "1", "--backend-store-uri", database or f"sqlite:///{folder / 'server.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
+    env = environment() | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # eight more processes, for what is not used
     with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=environment(), stdout=log, stderr=log, cwd=folder, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=folder, start_new_session=True)
         try:
             deadline = time.monotonic() + _SECONDS
             while not server.answers():

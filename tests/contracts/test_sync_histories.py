@@ -95,6 +95,23 @@ def killed_under_force(project: Project) -> None:
     assert has_begun()
 
 
+def killed_before_the_log(project: Project) -> None:
+    """When the outs are in place: train, which DVC makes again, and evaluate, whose outs are committed as they are."""
+    project.set(LR, 0.5)
+    code = project.folder / "src/gradtrail/tracking/mlflow/run.py"
+    whole, begin = code.read_text(), "    def outs(self) -> None:\n"
+    for stage in ("train", "evaluate"):
+        kill = f"        import os; self.stage.name == {stage!r} and os.killpg(0, {signal.SIGKILL:d})\n"
+        code.write_text(whole.replace(begin, begin + kill))
+        output, _ = (process := project.start(sys.executable, "-m", "dvc", "repro", stage)).communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, output
+        assert [run["status"] for run in project.runs_of(stage)] == ["RUNNING", "FINISHED"]
+    code.write_text(whole)
+    project.dvc("commit", "--force", "evaluate")
+    project.sync()
+    assert project.ran(project.dvc("repro")) == ["gradients"]
+
+
 def experiments(project: Project) -> None:
     project.dvc("exp", "run", "-S", f"{LR}=0.5", "--name", "here")
     project.git("checkout", "-q", ".")
@@ -133,6 +150,7 @@ slow, nightly = pytest.mark.slow, pytest.mark.nightly
         pytest.param(only_some_stages_run, [*FIRST, "train lr"], marks=slow),
         pytest.param(killed, FIRST, marks=slow),
         pytest.param(killed_under_force, FIRST, marks=slow),
+        pytest.param(killed_before_the_log, FIRST + OTHER, marks=nightly),
         pytest.param(experiments, [*FIRST, *OTHER, "evaluate bins"], marks=slow),
         pytest.param(queue_of_two_workers, [*FIRST, "train clip", "train clip"], marks=nightly),
         pytest.param(experiments_applied_branched_and_removed, [*FIRST, *OTHER, "evaluate bins"], marks=slow),

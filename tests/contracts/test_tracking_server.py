@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,22 +119,25 @@ def test_two_clones_that_take_turns_have_one_run_a_state(
     check_states(server, trainings={"0.005", "0.5"})
 
 
-def test_two_clones_at_once_have_one_run_a_state_after_a_sync(
-    project: Project, server: TrackingServer, tmp_path: Path
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_clones_at_once_have_one_run_a_state_after_a_sync(
+    count: int, project: Project, server: TrackingServer, tmp_path: Path
 ) -> None:
     first = Client(project.folder, server.uri)
-    second = make_clone(first, tmp_path / "clone", own_cache=True)
+    clients = [first, *(make_clone(first, tmp_path / f"{number}", own_cache=True) for number in range(1, count))]
     for value in (0.005, 0.5):
-        for client in (first, second):
+        for client in clients:
             client.set(LR, value)
-        both = [client.start(sys.executable, "-m", "dvc", "repro") for client in (first, second)]
-        outputs = [process.communicate(timeout=300)[0] for process in both]
-        assert [process.returncode for process in both] == [0, 0], outputs
+            client.set("runtime.tracking_seconds", 300.0)
+        at_once = [client.start(sys.executable, "-m", "dvc", "repro") for client in clients]
+        outputs = [process.communicate(timeout=300)[0] for process in at_once]
+        assert {process.returncode for process in at_once} == {0}, outputs
         assert not any(WARNING in output for output in outputs), outputs
-    for client in (first, second):
+        assert {client.lock() for client in clients} == {first.lock()}
+    for client in clients:
         client.sync()
         check_states(server, trainings={"0.005", "0.5"})
-    assert first.sync() == second.sync() == "4 runs present\n"
+    assert {client.sync() for client in clients} == {"4 runs present\n"}
 
 
 @pytest.fixture(params=["down", "silent", "slow"])
@@ -187,6 +191,37 @@ def test_a_server_may_die_at_any_request(project: Project, server: TrackingServe
             (run,) = trainings(server, value)
             check_run(client, server, run)
         assert "runs present" in client.sync()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("returns", ["while the stage works", "after it"])
+def test_a_server_is_killed_in_the_middle_of_each_stage(returns: str, project: Project, tmp_path: Path) -> None:
+    port = free_port()
+    client = Client(project.folder, f"http://127.0.0.1:{port}")
+    held, at_work = project.folder / "held", project.folder / "at work"
+    for script in (project.folder / "pipeline").glob("[!_]*.py"):
+        wait = "import time; Path('at work').touch()\n        while Path('held').exists(): time.sleep(0.02)"
+        script.write_text(script.read_text().replace("as run:\n", f"as run:\n        {wait}\n"))
+    for stage in STAGES:
+        held.touch()
+        with tracking_server(tmp_path, port=port) as server:
+            process = client.start(sys.executable, "-m", "dvc", "repro", stage)
+            while not at_work.exists():
+                assert process.poll() is None
+            assert [run["status"] for run in server.runs_of(stage)] == ["RUNNING"]
+            at_work.unlink()
+        with tracking_server(tmp_path, port=port) if returns == "while the stage works" else contextlib.nullcontext():
+            held.unlink()
+            killed = time.monotonic()
+            output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        assert time.monotonic() - killed < 15, "10 s at most, and what the stage takes"
+        check_said(output, times=1 if returns == "after it" else 0)
+    assert not any(line for line in client.dvc("status").splitlines() if "up to date" not in line)
+    with tracking_server(tmp_path, port=port) as server:
+        client.sync()
+        check_runs(client, server)
+        assert client.sync() == "4 runs present\n"
 
 
 def test_a_slow_server_is_waited_for_where_the_person_wants_it(project: Project, server: TrackingServer) -> None:

@@ -193,3 +193,22 @@ def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(
     committed.run_stage("train")
     (resumed,) = (run for run in runs if run["params"]["train.seed"] == seed)
     assert written(resumed) == committed.digests(*written(resumed))
+
+
+@pytest.mark.nightly
+def test_sync_and_gc_leave_a_training_alone_that_is_at_work(committed: Project, training: Training) -> None:
+    committed.set("train.epochs", QUICK["train.epochs"])
+    process, rounds = committed.start_stage("train"), 0
+    while process.poll() is None:
+        if any(resume_folder(committed).glob("*/step_*.digest")):
+            committed.sync()
+            committed.gradtrail("gc", "--yes")
+            rounds += 1
+        time.sleep(0.01)
+    output, _ = process.communicate()
+    assert (process.returncode, output) == (0, ""), "neither its run nor its checkpoints were missed"
+    assert rounds
+    assert committed.digests(*OUTS) == training.expected
+    (run,) = committed.runs_of("train")
+    assert run["status"] == "FINISHED"
+    assert written(run) == committed.digests(*written(run))

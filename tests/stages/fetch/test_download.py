@@ -55,6 +55,17 @@ def stalling(body: bytes, then: bytes = b"", go_on: threading.Event | None = Non
     return answer
 
 
+def raw(head: bytes, forever: bytes = b"") -> Route:
+    """Send bytes that need not be HTTP, then others without end."""
+
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(head)
+        while forever and not handler.server.closing.is_set():
+            handler.wfile.write(forever)
+
+    return answer
+
+
 def never_answering(handler: Handler) -> None:
     handler.server.closing.wait(60)
 
@@ -131,7 +142,12 @@ def test_a_good_mirror_delivers_and_the_next_is_not_asked(server: MirrorServer, 
     assert server.asked == [("/good/images.gz", None)]
 
 
+OK = b"HTTP/1.1 200 OK\r\n"
 FAULTS: dict[str, tuple[Route, str]] = {
+    "no HTTP": (raw(b"\0\xff garbage\r\n\r\n"), "BadStatusLine"),
+    "endless header": (raw(OK + b"X: ", b"x" * 10_000), "LineTooLong"),
+    "endless headers": (raw(OK, b"X: y\r\n" * 100), "more than 100 headers"),
+    "two lengths": (raw(OK + b"Content-Length: 5\r\nContent-Length: 7\r\n\r\n" + PACKED), "multiple unmatching values"),
     "404": (status(404), "HTTP status 404"),
     "204": (status(204), "HTTP status 204"),
     "206 unasked": (status(206, Content_Range="bytes 5-9/10"), "HTTP status 206"),
@@ -288,6 +304,7 @@ def test_a_slow_name_server_does_not_hold_up(
 SLOW: dict[str, tuple[Route, str]] = {
     "stall": (stalling(PACKED[:HALF]), "the connection stalled"),
     "no answer": (never_answering, "no answer within 0.3 s"),
+    "interim answers": (raw(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100), "no answer within 0.3 s"),
     "dripping headers": (dripping_headers, "no answer within 0.3 s"),
     "dripping body": (endless(lambda: iter(lambda: b"n", b""), pause_seconds=0.02), "not complete within the time"),
 }

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,21 @@ def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
     assert link_evaluation(client, evaluation, run).model_id == model.model_id
     assert [found.model_id for found in client.get_run(evaluation.info.run_id).inputs.model_inputs] == [model.model_id]
     assert client.get_run(run.info.run_id).data.metrics == {"eval/accuracy": 0.5}
+
+
+def test_the_last_headline_is_the_one_that_shows_though_the_clock_was_set_back(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(client)
+    for hour, value in enumerate((0.7, 0.6, 0.8)):
+        monkeypatch.setattr(time, "time", lambda hour=hour: 1e9 - 3600 * hour)
+        evaluation = new_run(client, evaluate__weights="final")
+        client.log_batch(evaluation.info.run_id, metrics=[Metric("eval/accuracy", value, 0, 0)])
+        evaluation = client.get_run(evaluation.info.run_id)
+        assert copy_headlines(client, evaluation, client.get_run(run.info.run_id))
+        shown = client.get_run(run.info.run_id)
+        assert shown.data.metrics == {"eval/accuracy": value}
+        assert not copy_headlines(client, evaluation, shown), "nothing is left to copy"
 
 
 def expected_labels(path: Path) -> list[int]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gradtrail.tracking.mlflow import tags as run_tags
@@ -24,7 +25,18 @@ def test_a_process_that_ended_is_not() -> None:
 
 
 def test_another_process_with_the_number_of_an_ended_one_is_not_it() -> None:
-    assert not is_alive(process_tags() | {"process.started": "1"})
+    assert not is_alive(process_tags() | {"process.started": "1", "process.boot": "1"})
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not tell when a process started by ticks")
+@pytest.mark.parametrize("seconds", [-86_400, 3600])
+def test_a_clock_that_is_set_ends_no_process(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux derives when a process started from the clock and the time since the boot."""
+    before, boot = process_tags(), psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot + seconds)
+    assert process_tags()["process.started"] != before["process.started"]
+    assert is_alive(before)
+    assert is_alive(process_tags())
 
 
 @pytest.mark.parametrize("tags", [{}, {"process": "elsewhere:1"}, {"process": f"elsewhere:{os.getpid()}"}])

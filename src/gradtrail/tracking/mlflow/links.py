@@ -35,7 +35,9 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     Returns:
         Whether anything was copied.
     """
-    now, stage = int(time.time() * 1000), child.data.tags["stage"]
+    stage = child.data.tags["stage"]
+    last = max((metric.timestamp for metric in train.data.to_proto().metrics), default=0)
+    now = max(int(time.time() * 1000), last + 1)  # of two values at a step MLflow shows the later, whatever the clock
     chosen = {name: value for name, value in child.data.metrics.items() if is_headline(name, stage)}
     new = {name: value for name, value in chosen.items() if train.data.metrics.get(name) != value}
     model = link_evaluation(client, child, train) if new and stage == "evaluate" else None

@@ -67,8 +67,8 @@ def input_tags(entry: Entry) -> dict[str, str]:
 
 def process_tags() -> dict[str, str]:
     """Return tags that identify this process, which works on a run."""
-    started = int(psutil.Process().create_time())
-    return {"process": f"{socket.gethostname()}:{os.getpid()}", "process.started": str(started)}
+    tags = {"process": f"{socket.gethostname()}:{os.getpid()}", "process.boot": _tick_of_start(os.getpid())}
+    return tags | {"process.started": str(int(psutil.Process().create_time()))}
 
 
 def is_of_this_host(tags: Mapping[str, str]) -> bool:
@@ -89,7 +89,21 @@ def is_alive(tags: Mapping[str, str]) -> bool:
         started = process.create_time()
     except (psutil.Error, ValueError):
         return False
+    if tags.get("process.boot") and tags["process.boot"] == _tick_of_start(process.pid):
+        return True
     return abs(started - float(tags.get("process.started", started))) < _CLOCK_SECONDS
+
+
+def _tick_of_start(process: int) -> str:
+    """Return the boot and the clock tick at which a process started: setting the clock changes neither, but the time.
+
+    Empty where the system does not tell.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 def origin_tags() -> dict[str, str]:
