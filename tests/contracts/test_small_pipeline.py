@@ -142,7 +142,6 @@ def test_the_views_of_dvc(project: Project) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="a run below training names the training by its state, whatever weights it read")
 def test_an_evaluation_of_other_weights_is_not_that_of_the_training(project: Project) -> None:
     weights = project.folder / "models/final.safetensors"
     weights.unlink()

@@ -13,6 +13,7 @@ from gradtrail.tracking.mlflow.tags import output_tags, outputs
 
 PARENT = "mlflow.parentRunId"
 _FINAL = "models/final.safetensors"  # what tells trainings apart
+_READ_FINAL = f"input/{_FINAL}"
 
 
 def link_runs(client: MlflowClient, run: Run, find: Find) -> None:
@@ -66,23 +67,23 @@ def _children(train: Run, find: Find) -> Iterator[Run]:
     """Yield, for each stage below training, the newest finished run that names this training or read its weights."""
     final = outputs(train.data.tags).get(_FINAL)
     own = find({"train_state": train.data.tags["state"]}, finished=True)
-    same_weights = find({f"input/{_FINAL}": final}, finished=True) if final else []
+    same_weights = find({_READ_FINAL: final}, finished=True) if final else []
     newest: dict[str, Run] = {}
     for run in [*own, *same_weights]:
-        if run.data.tags.get(f"input/{_FINAL}", final) == final:
+        if run.data.tags.get(_READ_FINAL, final) == final:
             newest.setdefault(run.data.tags["stage"], run)
     yield from newest.values()
 
 
 def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
-    """Return the training that a run below it belongs to, by the run's tags; of several results, the one it read."""
+    """Return the training that a run below it belongs to, by the run's tags: of its state, with the weights it read."""
     runs = find({"state": tags["train_state"]}) if "train_state" in tags else []
-    read = tags.get(f"input/{_FINAL}")
-    return next((run for run in runs if outputs(run.data.tags).get(_FINAL, read) == read), runs[0] if runs else None)
+    read = tags.get(_READ_FINAL)
+    return next((run for run in runs if read in (None, outputs(run.data.tags).get(_FINAL, read))), None)
 
 
 def _trainings(child: Run, find: Find) -> list[Run]:
     """Return the runs of the trainings that wrote the weights that the child read, or else of the one that it names."""
-    if final := child.data.tags.get(f"input/{_FINAL}"):
+    if final := child.data.tags.get(_READ_FINAL):
         return find({"stage": "train"} | output_tags({_FINAL: final}))
     return find({"stage": "train", "state": child.data.tags["train_state"]})
