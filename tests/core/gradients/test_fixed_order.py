@@ -1,11 +1,16 @@
-"""Sums on the host have one order, however many threads a BLAS has."""
+"""Sums on the host do not go through a BLAS, whose order depends on its kernel and on the number of its threads."""
 
 import dataclasses
+import os
+import platform
+import subprocess
+import sys
 from typing import Any
 
 import jax
 import numpy as np
-from threadpoolctl import threadpool_limits
+import pytest
+from factories import ROOT
 
 from gradtrail.core.gradients.analysis import _class_structure, _unit
 from gradtrail.core.gradients.passes import ChunkGradients
@@ -14,24 +19,30 @@ from gradtrail.core.per_example.noise_scale import from_chunks
 CHUNKS, CLASSES = 60, 6
 
 
-def summed() -> list[Any]:
-    """All figures that are summed on the host, from random gradients."""
+def in_bits(*, blas: bool) -> list[str]:
+    """All figures that are summed on the host, from random gradients; or a product that a BLAS sums."""
     rng = np.random.default_rng(0)
-    sums, sizes = rng.normal(size=(CHUNKS, 50_001)).astype(np.float32), rng.integers(1, 99, CHUNKS)
+    sums, sizes = rng.normal(size=(CHUNKS, 20_001)).astype(np.float32), rng.integers(1, 99, CHUNKS)
     classes = np.repeat(np.arange(CLASSES), CHUNKS // CLASSES)
     chunks = ChunkGradients(sums=sums, classes=classes, sizes=sizes, chunk_of=np.repeat(np.arange(CHUNKS), sizes))
-    products, squares = chunks.products(), chunks.squares(rng.uniform(size=sizes.sum()).astype(np.float32))
-    structure = dataclasses.asdict(_class_structure(chunks, products, squares, CLASSES))
-    noise = dataclasses.asdict(from_chunks(products, squares, sizes, classes, samples=500, seed=0))
-    return [products, _unit(chunks.total()), structure, noise]
+    found: list[Any] = [sums @ sums.T]
+    if not blas:
+        products, squares = chunks.products(), chunks.squares(rng.uniform(size=sizes.sum()).astype(np.float32))
+        structure = dataclasses.asdict(_class_structure(chunks, products, squares, CLASSES))
+        noise = dataclasses.asdict(from_chunks(products, squares, sizes, classes, samples=500, seed=0))
+        found = [products, _unit(chunks.total()), structure, noise]
+    return [np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(found)]
 
 
-def test_figures_do_not_depend_on_the_threads_of_a_blas() -> None:
-    def in_bits(limit: int) -> list[bytes]:
-        with threadpool_limits(limit):
-            return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(summed())]
-
-    assert in_bits(1) == in_bits(2) == in_bits(3)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a kernel of OpenBLAS for x86 is asked for")
+def test_figures_do_not_depend_on_the_blas() -> None:
+    script = "from test_fixed_order import in_bits; print(*in_bits(blas=True), *in_bits(blas=False), sep='\\n')"
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tests" / "core" / "gradients")])
+    other = os.environ | {"PYTHONPATH": path, "OPENBLAS_CORETYPE": "Prescott", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=other, check=True, stdout=subprocess.PIPE, text=True)
+    of_blas, *found = done.stdout.split()
+    assert of_blas != in_bits(blas=True)[0], "else it shows nothing"
+    assert found == in_bits(blas=False)
 
 
 def test_the_products_are_those_of_the_sums() -> None:
