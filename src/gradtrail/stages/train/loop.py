@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import jax
-
 from gradtrail.core.common.split import Split
 from gradtrail.core.nn.models import Params
 from gradtrail.core.train import loop
@@ -67,7 +65,7 @@ def run(
         Stopped: the process was asked to stop; a checkpoint was written.
     """
     examples = loop.on_device(train.images, train.labels)
-    state = engine.init(jax.random.key(config.seed))
+    state = engine.init(loop.key_of(config.seed))
     initial = on_host(state.params)
     history_of = functools.partial(History.from_arrays, config.keep_epochs, initial, precision=config.precision)
     before = checkpoints.load(state, engine.records(), history_of)
