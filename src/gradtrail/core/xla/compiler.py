@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.xla.compile_events import LONGEST_LINE, CompileLog, cache_hits, project_line
+from gradtrail.core.xla.compile_events import LONGEST_LINE, CompileLog, cache_hits, describe, project_line
 from gradtrail.core.xla.static_costs import NO_COST, StaticCost, lost_donations, shape, static_cost
 
 WATCHED = ("flops", "bytes_accessed", "total_bytes", "hlo_instructions")
@@ -153,9 +153,9 @@ class Compiler:
         return variant
 
     @property
-    def lost_donations(self) -> list[str]:
-        """A line for each compilation whose results do not reuse the memory that they were to reuse."""
-        return [
+    def warnings(self) -> list[str]:
+        """A line for each function that calls compiled, unplanned, and for each that lost a donation."""
+        return describe(self._log.unplanned) + [
             f"{each.name}, compiled at {each.line}, does not reuse the memory of {len(each.lost_donations)} arguments: "
             f"{', '.join(each.lost_donations)[:LONGEST_LINE]}"
             for each in self.compiled

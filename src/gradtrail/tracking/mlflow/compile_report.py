@@ -17,7 +17,7 @@ import pandas as pd
 import psutil
 
 from gradtrail.core.profile.benchmark import MachineRates, measure_rates
-from gradtrail.core.xla.compile_events import Compilation, CompileLog, describe
+from gradtrail.core.xla.compile_events import Compilation, CompileLog
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, time_metrics
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.stages.profile import time_figures
@@ -42,7 +42,8 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
         try:
             yield compiler
         finally:  # a stage that fails tells of it too
-            warn(run.stage.name, compiler, log)
+            for line in compiler.warnings:
+                print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
         seconds = time.perf_counter() - started
     if run.stored is None or not compiler.functions:
         return
@@ -134,9 +135,3 @@ def _memory(rss_before: float) -> dict[str, float]:
 
 def _rss_mib() -> float:
     return float(psutil.Process().memory_info().rss) / _MIB
-
-
-def warn(stage: str, compiler: Compiler, log: CompileLog) -> None:
-    """Print a line for each function that a call compiled, and for each donation that was lost."""
-    for line in describe(log.unplanned) + compiler.lost_donations:
-        print(f"{stage}: warning: {line}", file=sys.stderr)
