@@ -48,7 +48,7 @@ def test_every_compilation_of_a_call_is_counted_with_its_name_shapes_and_line() 
         ("_scaled", "float32[4], float32[]"),
         ("<lambda>", "float32[3]"),
         ("<lambda>", "float32[3]"),
-        ("add", "float32[5], float32[], weak_type=True"),
+        ("add", "float32[5], int32[], weak_type=True"),
         ("<lambda>", "no arguments"),
     ]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.nn.models import Params
+from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History, on_host
@@ -46,7 +46,7 @@ class TrainResult:
 
 def run(
     engine: Engine,
-    validate: Callable[[Params], dict[str, float]],
+    validate: Callable[[HostParams], dict[str, float]],
     train: Split,
     config: TrainConfig,
     *,
