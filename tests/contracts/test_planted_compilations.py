@@ -36,10 +36,7 @@ TOLD = {  # plant → what is told of it, and how many compilations of calls it 
     "static": (r"by_epoch was compiled 2 times by a call at {here}; float32\[3\]", 2),
     "growing": (r"grown was compiled 2 times by a call at {here}; argument 1: float32\[1\], float32\[2\]", 2),
     "eager": (r"add was compiled once by a call at {here}; float32\[\d+\], int32\[\], weak_type=True", 1),
-    "donation": (
-        r"train_step, compiled at .*loop\.py:\d+, does not reuse the memory of 1\d arguments: int32\[\], .+",
-        0,
-    ),
+    "donation": (r"train_step, compiled at {here}, does not reuse the memory of 15 arguments: int32\[\], .+", 0),
 }
 
 
@@ -174,7 +171,7 @@ def test_they_are_told_in_a_project_whatever_the_cache_has(tmp_path: Path) -> No
         rf"by_epoch was compiled 3 times {here}; float32\[3\]",
         rf"grown was compiled 3 times {here}; argument 1: float32\[1\], float32\[2\], float32\[3\]",
         rf"add was compiled once {here}; int32\[\], int32\[\], weak_type=True",
-        r"train_step, compiled at src/gradtrail/core/train/loop\.py:\d+, does not reuse the memory of \d+ arguments: .+",
+        r"train_step, compiled at src/gradtrail/core/train/loop\.py:\d+, does not reuse the memory of \d+ arguments.+",
     ]
     for _ in range(2):
         warnings = [line for line in project.run_stage("train").splitlines() if "warning" in line]

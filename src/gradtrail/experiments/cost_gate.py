@@ -37,7 +37,8 @@ from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Engine
 from gradtrail.core.xla.compile_events import CompileLog
-from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
+from gradtrail.core.xla.static_costs import NO_COST
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.train import loop as training_runs
@@ -190,20 +191,20 @@ def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
 
 def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunction) -> None:
     """Make two short epochs as the stage does, with all that it does after a chunk and an epoch; write nothing."""
+    steps = min(_STEPS, engine.steps_per_epoch)
     few = np.full((engine.steps_per_epoch, config.batch_size), batching.PADDING, np.int32)
-    used = few[:_STEPS].reshape(-1)
-    used[: len(used) - config.batch_size + 1] = np.arange(len(used) - config.batch_size + 1)
+    np.put(few, range((steps - 1) * config.batch_size + 1), range((steps - 1) * config.batch_size + 1))
 
-    def order(*called: Any) -> Any:
+    def call_order(*called: Any) -> np.ndarray:
         engine.order(*called)
         return few
 
-    short: Any = {"epochs": 2, "steps_per_epoch": _STEPS, "order": order}
+    order = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES)
     validation = _examples(_FEW)
     run = TrackedRun(Identity("train"), None, StoreCalls(None))
     with TrainingLog(run, engine, dataclasses.replace(run.stage.runtime, trace=False)) as listener:
         training_runs.run(
-            dataclasses.replace(engine, **short),
+            dataclasses.replace(engine, epochs=2, steps_per_epoch=steps, order=order),
             functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
             _examples(_NUM_EXAMPLES),
             dataclasses.replace(config, patience=None),
