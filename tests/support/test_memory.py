@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction
+from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction
+from gradtrail.core.xla.static_costs import NO_COST
 from gradtrail.support import memory
 
 GIB = 2**30

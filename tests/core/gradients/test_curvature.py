@@ -32,5 +32,5 @@ def test_products_and_the_largest_eigenvalue_are_those_of_the_hessian(kind: str)
     np.testing.assert_allclose(along, hessian @ direction, rtol=1e-3, atol=1e-3)
     eigenvalues = np.linalg.eigvalsh((hessian + hessian.T) / 2)
     largest = eigenvalues[np.argmax(np.abs(eigenvalues))]
-    found = largest_eigenvalue(product, params, 60, key=jax.random.key(2))
+    found = largest_eigenvalue(product, params, 60, seed=2)
     assert found == pytest.approx(largest, rel=0.02)

@@ -1,7 +1,8 @@
-"""What a stage compiled is logged to its run: metrics, a table and programs; a retrace is a warning."""
+"""What a stage compiled is logged to its run: metrics, a table and programs; what a call compiled is a warning."""
 
 import contextlib
 import io
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,7 +43,7 @@ def steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_report, "measure_rates", lambda _: RATES)
 
 
-def work(run: RecordingRun, shapes: tuple[int, ...] = (3,)) -> None:
+def work(run: RecordingRun, shapes: tuple[int, ...] = ()) -> None:
     @jax.jit
     def planted(values: jax.Array) -> jax.Array:
         return values.sum()
@@ -58,8 +59,8 @@ def work(run: RecordingRun, shapes: tuple[int, ...] = (3,)) -> None:
 def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
     run = RecordingRun()
     work(run)
-    assert run.logged["compile/compilations"] >= 2
-    assert run.logged["compile/retraced"] == 0
+    assert run.logged["compile/compilations"] == 1
+    assert run.logged["compile/unplanned"] == 0
     assert 0 < run.logged["compile/share_of_time"] <= 1
     assert run.logged["compile/memory/rss_after_mib"] > 0
     assert {
@@ -73,19 +74,31 @@ def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixtur
         "compile/calls.csv",
         *(f"compile/square.{k}.txt" for k in kinds),
     }
-    assert "planted,float32[3]" in run.written["compile/calls.csv"]
+    assert run.written["compile/calls.csv"] == "function,signature,line\n"
     assert capsys.readouterr().err == ""
 
 
-def test_a_retrace_is_a_warning_with_both_signatures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_call_compiles_is_a_warning_with_its_shapes_and_line(capsys: pytest.CaptureFixture[str]) -> None:
     run = RecordingRun()
     work(run, shapes=(3, 4, 3))
-    assert run.logged["compile/retraced"] == 1
+    assert run.logged["compile/unplanned"] == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "train: warning: planted was compiled 2 times; argument 1: float32[3], float32[4]"
+    told = re.fullmatch(r"train: warning: planted was compiled 2 times by a call at (.*:\d+); argument 1: (.*)", line)
+    assert told
+    assert told[2] == "float32[3], float32[4]"
+    rows = pd.read_csv(io.StringIO(run.written["compile/calls.csv"])).to_dict("records")
+    assert rows == [{"function": "planted", "signature": f"float32[{n}]", "line": told[1]} for n in (3, 4)]
 
 
-def test_without_a_run_nothing_is_measured_but_a_retrace_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_that_fails_tells_what_calls_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), compiling(RecordingRun()):
+        _ = jax.jit(lambda values: values + 1)(np.ones(3, np.float32)), 1 / 0
+    assert "<lambda> was compiled once" in capsys.readouterr().err
+
+
+def test_without_a_run_nothing_is_measured_but_a_compilation_of_a_call_is_a_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = RecordingRun(stored=False)
     work(run, shapes=(3, 4))
     assert (run.logged, run.written) == ({}, {})

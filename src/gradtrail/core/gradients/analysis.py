@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, Int
 
 from gradtrail.core.common.split import Split
@@ -185,7 +183,7 @@ def _curvature(hessian: Pass | None, params: Params | HostParams, train: Split, 
     if hessian is None or not iterations:
         return None
     product = functools.partial(mean_hessian_product, hessian, params, split=train)
-    return largest_eigenvalue(product, params, iterations, key=jax.random.key(_SEED))
+    return largest_eigenvalue(product, params, iterations, seed=_SEED)
 
 
 def _class_structure(
@@ -208,10 +206,9 @@ def _align(
 ) -> dict[str, Scores]:
     """Return the cosine of each example's gradient with the mean training gradient, of all and of its class."""
     found = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
-    _, unravel = ravel_pytree(params)
     total = _unit(chunks.total())
     for label in range(num_classes):
-        directions = passes.place(jax.vmap(unravel)(jnp.asarray(np.stack([total, _unit(chunks.of_class(label))]))))
+        directions = passes.place(_unraveled(np.stack([total, _unit(chunks.of_class(label))]), params))
         for name, split in splits.items():
             rows = np.flatnonzero(split.labels == label)
             if len(rows):
@@ -220,6 +217,14 @@ def _align(
     tiny = np.finfo(np.float32).tiny
     cosines = {name: dots / np.maximum(scores[name]["grad_norm"], tiny)[:, None] for name, dots in found.items()}
     return {name: {"alignment": each[:, 0], "class_alignment": each[:, 1]} for name, each in cosines.items()}
+
+
+def _unraveled(vectors: Float[np.ndarray, "vectors parameters"], like: Params | HostParams) -> HostParams:
+    """Return vectors as parameters with a leading axis; on the host, where nothing is compiled for it."""
+    leaves, structure = jax.tree.flatten(like)
+    parts = np.split(vectors, np.cumsum([leaf.size for leaf in leaves])[:-1], axis=1)
+    shaped = [part.reshape(-1, *leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
 
 
 def _unit(vector: np.ndarray) -> Float[np.ndarray, " parameters"]:

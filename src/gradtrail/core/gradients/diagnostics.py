@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Float, Int
 
 from gradtrail.core.nn.models import HostParams, Params
 
@@ -77,28 +75,35 @@ def hessian_product(grad: Callable[[Params], Params], params: Params, direction:
 
 
 def largest_eigenvalue(
-    product: Callable[[Params], Params], params: Params | HostParams, iterations: int, *, key: Key[Array, ""]
+    product: Callable[[HostParams], HostParams], params: Params | HostParams, iterations: int, *, seed: int
 ) -> float:
-    """Return the Hessian's eigenvalue of largest magnitude, by power iteration.
+    """Return the Hessian's eigenvalue of largest magnitude, by power iteration on the host, in float64.
 
     Args:
-        product: direction → Hessian times direction.
+        product: direction, float32 → Hessian times direction.
         params: give the shapes of the direction.
         iterations: number of products; each reduces the error by the ratio of the two largest eigenvalues.
-        key: of the first direction, drawn from a normal distribution.
+        seed: of the first direction, drawn from a normal distribution.
     """
-    direction = _unit(optax.tree.random_like(key, params, jax.random.normal))
-    eigenvalue = jnp.float32(0)
+    rng = np.random.default_rng(seed)
+    direction = _unit(jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), params))
+    eigenvalue = 0.0
     for _ in range(iterations):
         along = product(direction)
-        eigenvalue = optax.tree.vdot(direction, along)
+        eigenvalue = _dot(direction, along)
         direction = _unit(along)
-    return float(eigenvalue)
+    return eigenvalue
 
 
-def _unit(direction: Params) -> Params:
-    norm = optax.tree.norm(direction)
-    return jax.tree.map(lambda leaf: leaf / jnp.maximum(norm, _TINY), direction)
+def _unit(direction: HostParams) -> HostParams:
+    norm = max(np.sqrt(_dot(direction, direction)), _TINY)
+    return jax.tree.map(lambda leaf: (leaf / norm).astype(np.float32), direction)
+
+
+def _dot(left: HostParams, right: HostParams) -> float:
+    """Return the inner product; `np.sum` adds in one order, a BLAS in one that depends on its threads."""
+    products = jax.tree.map(lambda a, b: np.sum(np.multiply(a, b, dtype=np.float64)), left, right)
+    return float(sum(jax.tree.leaves(products)))
 
 
 def checkpoint_weights(

@@ -252,14 +252,15 @@ def _masked_batch(sums: Pass, split: Split, rows: np.ndarray) -> tuple[np.ndarra
     return split.images[filled], split.labels[filled], np.arange(sums.batch_size) < len(rows)
 
 
-def mean_hessian_product(hessian: Pass, params: Params | HostParams, direction: Params, *, split: Split) -> Params:
-    """Return the Hessian of the mean loss over a split times a direction."""
-    total = jax.tree.map(jnp.zeros_like, params)
+def mean_hessian_product(
+    hessian: Pass, params: Params | HostParams, direction: Params | HostParams, *, split: Split
+) -> HostParams:
+    """Return the Hessian of the mean loss over a split times a direction, summed on the host in float64."""
+    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
     for start in range(0, len(split), hessian.batch_size):
         rows = np.arange(start, min(start + hessian.batch_size, len(split)))
-        total = jax.tree.map(
-            jnp.add, total, hessian.function((params, direction), _masked_batch(hessian, split, rows))[0]
-        )
+        part, _ = hessian.function((params, direction), _masked_batch(hessian, split, rows))
+        total = jax.tree.map(lambda sums, leaf: sums + np.asarray(leaf), total, part)
     return jax.tree.map(lambda leaf: leaf / len(split), total)
 
 

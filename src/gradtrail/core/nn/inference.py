@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.common import batching
 from gradtrail.core.nn import losses
-from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 VALIDATION_BATCH_SIZE = 1000
@@ -43,7 +43,7 @@ def compile_predict(model: Model, batch_size: int, *, compiler: Compiler) -> Com
 
 def validate(
     predict: Callable[..., dict[str, Array]],
-    params: Params,
+    params: Params | HostParams,
     images: UInt8[np.ndarray, "examples height width"],
     labels: Int[np.ndarray, " examples"],
 ) -> dict[str, float]:

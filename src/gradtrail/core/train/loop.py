@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, UInt8
+from jaxtyping import Array, Int, Key, UInt8
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh, replicated, with_sharding
@@ -29,7 +29,8 @@ from gradtrail.core.train.step import (
     make_step,
     params_to_evaluate,
 )
-from gradtrail.core.xla.compiler import NO_COST, NO_TIMES, CompiledFunction, Compiler
+from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
+from gradtrail.core.xla.static_costs import NO_COST
 
 
 def on_device(
@@ -38,6 +39,12 @@ def on_device(
     """Copy a split, uint8 pixels and int32 labels, to every device of `mesh`."""
     everywhere = replicated(mesh)
     return Examples(images=jax.device_put(images, everywhere), labels=jax.device_put(labels, everywhere))
+
+
+def key_of(seed: int) -> Key[Array, ""]:
+    """Return the same as `jax.random.key(seed)`, from bits made on the host: nothing is compiled for it."""
+    bits: Any = np.array([0, seed], np.uint32)
+    return jax.random.wrap_key_data(bits, impl="threefry2x32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +243,7 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
         program.run_steps,
         *arguments,
         donate_argnums=(0, 1),
+        must_reuse=(0, 1),  # else the state would take its memory twice
         out_shardings=everywhere,
         trips_of=lambda *called: int(called[-1]) - int(called[-2]),
     )
@@ -254,10 +262,9 @@ def train(
         records: of the epoch so far where `state` is within an epoch, else None.
     """
     done = int(state.step)
-    key = jnp.copy(state.key)
     while done < engine.num_steps:
         epoch, first = divmod(done, engine.steps_per_epoch)
-        order = engine.order(key, np.int32(epoch))
+        order = engine.order(state.key, np.int32(epoch))
         records = engine.records() if records is None else records
         for start in range(first, engine.steps_per_epoch, steps_per_call):
             stop = min(start + steps_per_call, engine.steps_per_epoch)

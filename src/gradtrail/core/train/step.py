@@ -4,9 +4,11 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
@@ -230,19 +232,20 @@ def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
 
 
 def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
-    """Return records of `num_steps` steps whose entries are 0, and whose indices are `batching.PADDING`."""
+    """Return records of `num_steps` steps, on the host: entries are 0, indices `batching.PADDING`."""
     by_row = (num_steps, config.batch_size)
-    metrics = {name: jnp.zeros(num_steps) for name in ("loss", "accuracy", "grad_norm", "learning_rate")}
-    scaling = config.scales_loss
+
+    def zeros(dtype: type = np.float32, shape: tuple[int, ...] = (num_steps,)) -> Any:
+        return np.zeros(shape, dtype)
+
+    indices: Any = np.full(by_row, batching.PADDING, np.int32)
     return StepRecord(
-        num_examples=jnp.zeros(num_steps, jnp.int32),
-        **metrics,
-        part_grad_norm=jnp.zeros(num_steps) if config.accumulation_steps > 1 else None,
-        loss_scale=jnp.zeros(num_steps) if scaling else None,
-        skipped=jnp.zeros(num_steps, bool) if scaling else None,
-        rows=RowRecord(
-            indices=jnp.full(by_row, batching.PADDING), probability=jnp.zeros(by_row), correct=jnp.zeros(by_row, bool)
-        ),
+        num_examples=zeros(np.int32),
+        **{name: zeros() for name in ("loss", "accuracy", "grad_norm", "learning_rate")},
+        part_grad_norm=zeros() if config.accumulation_steps > 1 else None,
+        loss_scale=zeros() if config.scales_loss else None,
+        skipped=zeros(bool) if config.scales_loss else None,
+        rows=RowRecord(indices=indices, probability=zeros(shape=by_row), correct=zeros(bool, by_row)),
     )
 
 

@@ -1,21 +1,24 @@
-"""Records what JAX compiles while a block runs: which functions, for which shapes, and what came from the cache.
+"""Records what JAX compiles while a block runs: how much, for how long, and what of it was not planned.
 
-Counts and durations are the public events of `jax.monitoring`. These carry no shapes, so the signature of each compiled
-call is read from JAX's log record "Compiling <function> with global shapes and types"; where a version of JAX words
-that record otherwise, `CompileLog.signatures` stays empty and nothing else changes.
+Counts, durations and names of functions are the public events of `jax.monitoring`. JAX sends them from the thread that
+compiles, below the call that causes it, so the Python stack has the line of the project. Events carry no shapes: those
+are read from JAX's log record "Compiling <function> with global shapes and types"; where a version of JAX words that
+record otherwise, shapes are unknown and nothing else changes.
 """
 
 import contextlib
 import logging
 import re
+import sysconfig
 import threading
-from collections import defaultdict
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.monitoring
-from jax.extend.core import primitives
 
 _HIT = "/jax/compilation_cache/cache_hits"
 _COUNTED = {
@@ -26,8 +29,26 @@ _COUNTED = {
 _DURATIONS = "/jax/core/compile/"  # tracing, lowering and compiling
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # one per program, on a cache hit too
 _LOGGER = "jax._src.interpreters.pxla"
-_PRIMITIVES = frozenset(each.name for each in vars(primitives).values() if hasattr(each, "name"))
-_RECORD = re.compile(r"Compiling (?:jit\()?([^\s()]+|<lambda>)\)? with global shapes and types \((.*?),?\)\. Arg")
+_RECORD = re.compile(r"Compiling (.+?) with global shapes and types \((.*?),?\)\. Arg")
+_INSTALLED = {"site-packages", "dist-packages"}
+_STANDARD_LIBRARY = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+LONGEST_LINE = 400  # characters of shapes in a warning
+_MOST_LINES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """A compilation that a call caused.
+
+    Attributes:
+        function: its name in Python.
+        signature: shapes and dtypes of its arguments.
+        line: of the project's Python from which it was called, such as `src/gradtrail/core/train/loop.py:264`.
+    """
+
+    function: str
+    signature: str
+    line: str
 
 
 class CompileLog:
@@ -36,8 +57,9 @@ class CompileLog:
     It owns its listeners and its log handler: they are registered when the block is entered and removed when it ends.
 
     Attributes:
-        signatures: function → shapes and dtypes of each compilation that a call of a jitted function caused, in order.
-            What is compiled under `ahead_of_time` is left out.
+        unplanned: the compilations that calls caused, in order: all but those under `planned`. A program that comes
+            from the persistent cache counts as well. None where `jax_disable_jit` or `jax_debug_nans` was on when the
+            block was entered: nothing is compiled ahead of time then.
         compilations: programs made ready, compiled or read from the persistent cache.
         requests: look-ups in the persistent compilation cache.
         hits: look-ups that found a program.
@@ -46,7 +68,7 @@ class CompileLog:
     """
 
     def __init__(self) -> None:
-        self.signatures: dict[str, list[str]] = defaultdict(list)
+        self.unplanned: list[Compilation] = []
         self.compilations = self.requests = self.hits = self.misses = 0
         self.seconds = 0.0
         self._lock = threading.Lock()  # threads may compile side by side
@@ -55,6 +77,8 @@ class CompileLog:
         self._handler.emit = self._take_signature  # type: ignore[method-assign]
 
     def __enter__(self) -> "CompileLog":
+        config: Any = jax.config  # whose switches mypy does not know
+        self._is_debugging = config.jax_disable_jit or config.jax_debug_nans
         logger = logging.getLogger(_LOGGER)
         self._before = logger.level, logger.propagate
         logger.addHandler(self._handler)
@@ -73,46 +97,51 @@ class CompileLog:
         logger.propagate = self._before[1]
 
     @contextlib.contextmanager
-    def ahead_of_time(self) -> Iterator[None]:
-        """Mark what this thread compiles in the block as compiled on purpose: it is counted, but is no retrace."""
-        before = self._is_ahead_of_time
-        self._thread.ahead_of_time = True
+    def planned(self) -> Iterator[None]:
+        """Mark what this thread compiles in the block as compiled on purpose: it is counted, but is not unplanned."""
+        before = self._is_planned
+        self._thread.is_planned = True
         try:
             yield
         finally:
-            self._thread.ahead_of_time = before
-
-    def retraced(self) -> dict[str, list[str]]:
-        """Return the functions that calls compiled for more than one signature, with all of their signatures.
-
-        JAX's own functions and primitives are left out: called outside `jit`, they are compiled for each shape.
-        """
-        return {
-            name: found
-            for name, signatures in self.signatures.items()
-            if len(found := list(dict.fromkeys(signatures))) > 1 and not _is_of_jax(name)
-        }
+            self._thread.is_planned = before
 
     @property
-    def _is_ahead_of_time(self) -> bool:
-        return getattr(self._thread, "ahead_of_time", False)
+    def _is_planned(self) -> bool:
+        return getattr(self._thread, "is_planned", False)
+
+    @property
+    def _lowered(self) -> dict[str, str]:
+        """The signatures of what this thread is about to compile, by name."""
+        return self._thread.__dict__.setdefault("lowered", {})
 
     def _take_signature(self, record: logging.LogRecord) -> None:
-        found = _RECORD.match(record.getMessage())
-        if found and not self._is_ahead_of_time:
-            with self._lock:
-                self.signatures[found[1]].append(re.sub(r"ShapedArray\(([^()]*)\)", r"\1", found[2]))
+        """Keep the shapes of what this thread is about to compile."""
+        if found := _RECORD.match(record.getMessage()):
+            self._lowered[found[1]] = re.sub(r"ShapedArray\(([^()]*)\)", r"\1", found[2]) or "no arguments"
 
     def _count(self, event: str, **_: Any) -> None:
         if name := _COUNTED.get(event):
             with self._lock:
                 setattr(self, name, getattr(self, name) + 1)
 
-    def _time(self, event: str, duration_secs: float, **_: Any) -> None:
-        if event.startswith(_DURATIONS):
-            with self._lock:
-                self.seconds += duration_secs
-                self.compilations += event == _COMPILED
+    def _time(self, event: str, duration_secs: float, **about: Any) -> None:
+        if not event.startswith(_DURATIONS):
+            return
+        with self._lock:
+            self.seconds += duration_secs
+            self.compilations += event == _COMPILED
+        if event == _COMPILED:
+            self._take_compilation(str(about.get("fun_name", "unknown function")))
+
+    def _take_compilation(self, name: str) -> None:
+        signature = self._lowered.pop(name, "unknown shapes")
+        if self._is_planned or self._is_debugging:
+            return
+        function = re.sub(r"^\w+\((.*)\)$", r"\1", name)  # of `jit(f)`
+        found = Compilation(function=function, signature=signature, line=project_line())
+        with self._lock:
+            self.unplanned.append(found)
 
 
 @contextlib.contextmanager
@@ -131,6 +160,20 @@ def cache_hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(listen)
 
 
+def describe(compilations: Sequence[Compilation]) -> list[str]:
+    """Describe unplanned compilations in a line per function and place, 20 at most and one for the rest."""
+    by_place: dict[tuple[str, str], list[str]] = {}
+    for each in compilations:
+        by_place.setdefault((each.function, each.line), []).append(each.signature)
+    lines = []
+    for (function, line), signatures in by_place.items():
+        times = "once" if len(signatures) == 1 else f"{len(signatures)} times"
+        found = differences(list(dict.fromkeys(signatures)))
+        lines.append(f"{function} was compiled {times} by a call at {line}; {found[:LONGEST_LINE]}")
+    left_out = lines[_MOST_LINES:]
+    return lines[:_MOST_LINES] + [f"{len(left_out)} more functions were compiled by calls"] * bool(left_out)
+
+
 def differences(signatures: list[str]) -> str:
     """Describe where signatures of one function differ: `argument 6: uint8[32,28,28], uint8[128,28,28]`."""
     columns = zip(*(re.findall(r"[^,\s]+?\[[^\]]*\]|[^,\s]+", each) for each in signatures), strict=False)
@@ -142,6 +185,22 @@ def differences(signatures: list[str]) -> str:
     return "; ".join(differing) or ", then ".join(signatures)
 
 
-def _is_of_jax(name: str) -> bool:
-    modules = (jax.numpy, jax.lax, jax.random, jax.nn)
-    return name.startswith("_") or name in _PRIMITIVES or any(hasattr(module, name) for module in modules)
+def project_line() -> str:
+    """Return the innermost line on this thread's stack that is neither of a library nor of this package."""
+    for frame, number in traceback.walk_stack(None):
+        path = Path(frame.f_code.co_filename)
+        if not _is_of_library(path):
+            with contextlib.suppress(ValueError):
+                path = path.relative_to(Path.cwd())
+            return f"{path}:{number}"
+    return "an unknown line"
+
+
+def _is_of_library(path: Path) -> bool:
+    """Return whether code is of an installed package, the standard library, this package, or made at run time."""
+    above = {str(folder) for folder in path.parents}
+    is_generated = path.name.startswith("<") or str(path).startswith("<")
+    return is_generated or not _INSTALLED.isdisjoint(path.parts) or bool(above & {*_STANDARD_LIBRARY, _HERE})
+
+
+_HERE = str(Path(__file__).parent)

@@ -7,7 +7,6 @@ kind of processor. Times vary from run to run and are kept apart from them. The 
 import contextlib
 import dataclasses
 import hashlib
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,56 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.xla.compile_events import CompileLog, cache_hits
-from gradtrail.core.xla.loop_costs import count_equations, repeated_costs
+from gradtrail.core.xla.compile_events import LONGEST_LINE, CompileLog, cache_hits, describe, project_line
+from gradtrail.core.xla.static_costs import NO_COST, StaticCost, lost_donations, shape, static_cost
 
 WATCHED = ("flops", "bytes_accessed", "total_bytes", "hlo_instructions")
 TIMED_CALLS = 12  # of each function: the first, and enough others for a median
 Guard = Callable[[str], contextlib.AbstractContextManager[object]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StaticCost:
-    """What one call costs, by the compiler's cost and memory analysis.
-
-    The body of a loop of known length counts once per iteration; that of a loop whose bounds are arguments counts once.
-
-    Attributes:
-        flops: floating-point operations.
-        transcendentals: exponentials, logarithms and the like.
-        bytes_accessed: bytes read and written.
-        argument_bytes: size of the arguments.
-        output_bytes: size of the results.
-        alias_bytes: part of the results that reuses the memory of donated arguments.
-        temporary_bytes: memory for intermediate values.
-        total_bytes: arguments + outputs + temporaries - aliases.
-        jaxpr_equations: equations of the traced program, inner programs included.
-        stablehlo_bytes: length of the StableHLO text.
-        hlo_instructions: instructions in the optimized HLO.
-        hlo_fusions: fusions among them.
-        donated_buffers: arguments whose memory the results reuse.
-        float64_instructions: instructions of the optimized program with a float64 result.
-    """
-
-    flops: int
-    transcendentals: int
-    bytes_accessed: int
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    temporary_bytes: int
-    total_bytes: int
-    jaxpr_equations: int
-    stablehlo_bytes: int
-    hlo_instructions: int
-    hlo_fusions: int
-    donated_buffers: int
-    float64_instructions: int
-
-    @property
-    def arithmetic_intensity(self) -> float:
-        """FLOPs per byte accessed; NaN where no byte is."""
-        return self.flops / self.bytes_accessed if self.bytes_accessed else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +43,6 @@ class CompileTimes:
         return self.trace_seconds + self.lower_seconds + self.compile_seconds
 
 
-NO_COST = StaticCost(**{each.name: 0 for each in dataclasses.fields(StaticCost)})
 NO_TIMES = CompileTimes(trace_seconds=0.0, lower_seconds=0.0, compile_seconds=0.0)
 
 
@@ -127,6 +81,8 @@ class CompiledFunction:
     Attributes:
         call: the executable.
         signature: shapes and dtypes of the arguments.
+        lost_donations: shapes and dtypes of the arguments whose memory the results were to reuse, and do not.
+        line: of the project's Python that had it compiled.
         calls: times of its first calls; None to time none.
         trips_of: arguments → iterations of the outermost loop, where `cost` is that of one iteration.
         texts: returns the program as `jaxpr`, `stablehlo` and optimized `hlo`.
@@ -137,6 +93,8 @@ class CompiledFunction:
     cost: StaticCost
     times: CompileTimes
     signature: str = ""
+    lost_donations: tuple[str, ...] = ()
+    line: str = ""
     calls: CallTimes | None = None
     trips_of: Callable[..., int] | None = None
     texts: Callable[[], dict[str, str]] = dict
@@ -173,7 +131,7 @@ class Compiler:
     Args:
         clock: returns seconds, such as `time.perf_counter`.
         guard: digest of a program → a context in which to compile it, such as a lock of a shared cache.
-        log: the open log that shall not take these compilations for retraces.
+        log: the open log, for which these compilations are planned.
 
     Attributes:
         functions: the last function of each name, in the order of their first compilation.
@@ -195,6 +153,20 @@ class Compiler:
         return variant
 
     @property
+    def warnings(self) -> list[str]:
+        """A line for each function that calls compiled, unplanned, and for each that lost a donation."""
+        return describe(self._log.unplanned) + [
+            f"{each.name}, compiled at {each.line}, does not reuse the memory of {len(each.lost_donations)} arguments: "
+            f"{', '.join(each.lost_donations)[:LONGEST_LINE]}"
+            for each in self.compiled
+            if each.lost_donations
+        ]
+
+    def planned(self) -> contextlib.AbstractContextManager[None]:
+        """Mark what this thread compiles in the block by calls as planned, see `CompileLog.planned`."""
+        return self._log.planned()
+
+    @property
     def compilations(self) -> Counter[str]:
         """How often each name was compiled."""
         return Counter(each.name for each in self.compiled)
@@ -205,6 +177,7 @@ class Compiler:
         function: Callable[..., Any],
         *args: Any,
         donate_argnums: tuple[int, ...] = (),
+        must_reuse: tuple[int, ...] = (),
         out_shardings: jax.sharding.Sharding | None = None,
         trips_of: Callable[..., int] | None = None,
     ) -> CompiledFunction:
@@ -218,6 +191,8 @@ class Compiler:
             function: pure; takes and returns pytrees of arrays.
             args: arrays, or `jax.ShapeDtypeStruct` in their place.
             donate_argnums: arguments whose memory the results may reuse; the caller's arrays become invalid.
+            must_reuse: further arguments whose memory the results are to reuse; where it is lost, or that of a donated
+                one, `lost_donations` says so. Two lists, so that a forgotten donation is told.
             out_shardings: of the results; None leaves them to the compiler.
             trips_of: of a loop whose bounds are arguments, the number of iterations, see `CompiledFunction`.
         """
@@ -225,9 +200,12 @@ class Compiler:
         if config.jax_disable_jit or config.jax_debug_nans:
             return CompiledFunction(name=name, call=jax.jit(function), cost=NO_COST, times=NO_TIMES)
         placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
-        with self._log.ahead_of_time():
-            made = self._compile(name, jax.jit(function, donate_argnums=donate_argnums, **placing), args)
-        self.functions[name] = made = dataclasses.replace(made, trips_of=trips_of)
+        with self._log.planned():
+            jitted = jax.jit(function, donate_argnums=donate_argnums, keep_unused=bool(donate_argnums), **placing)
+            made = self._compile(name, jitted, args)
+        lost = lost_donations(made.call, args, {*donate_argnums, *must_reuse})
+        made = dataclasses.replace(made, trips_of=trips_of, lost_donations=lost, line=project_line())
+        self.functions[name] = made
         self.compiled.append(dataclasses.replace(made, name=name + self._suffix, call=_no_executable, texts=dict))
         return made
 
@@ -245,7 +223,7 @@ class Compiler:
         return CompiledFunction(
             name=name,
             call=compiled,
-            cost=_static_cost(traced, lowered, compiled, len(stablehlo)),
+            cost=static_cost(traced, lowered, compiled, len(stablehlo)),
             times=CompileTimes(
                 trace_seconds=traced_at - started,
                 lower_seconds=lowered_at - traced_at,
@@ -305,31 +283,4 @@ def _no_executable(*_: Any) -> Any:
 
 def _signature(args: Sequence[Any]) -> str:
     """Return shapes and dtypes of the arguments, such as `float32[8,8], int32[]`."""
-    return ", ".join(jax.core.ShapedArray(leaf.shape, leaf.dtype).str_short() for leaf in jax.tree.leaves(args))
-
-
-def _static_cost(traced: Any, lowered: Any, compiled: Any, stablehlo_bytes: int) -> StaticCost:
-    cost: dict[str, float] = compiled.cost_analysis() or {}
-    repeated = repeated_costs(traced.jaxpr, cost, lowered)
-    memory: Any = compiled.memory_analysis()
-    header, _, body = (compiled.as_text() or "").partition("\n")
-    lines = [line for line in body.splitlines() if " = " in line]
-    return StaticCost(
-        flops=int(cost.get("flops", 0) + repeated.flops),
-        transcendentals=int(cost.get("transcendentals", 0) + repeated.transcendentals),
-        bytes_accessed=int(cost.get("bytes accessed", 0) + repeated.bytes_accessed),
-        argument_bytes=memory.argument_size_in_bytes,
-        output_bytes=memory.output_size_in_bytes,
-        alias_bytes=memory.alias_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        total_bytes=memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes,
-        jaxpr_equations=count_equations(traced.jaxpr),
-        stablehlo_bytes=stablehlo_bytes,
-        hlo_instructions=len(lines),
-        hlo_fusions=sum(" fusion(" in line for line in lines),
-        donated_buffers=len(re.findall(r"(?:may|must)-alias", header)),
-        float64_instructions=sum(re.search(r" = \(?[^()]*\bf64\[", line) is not None for line in lines),
-    )
+    return ", ".join(map(shape, jax.tree.leaves(args)))

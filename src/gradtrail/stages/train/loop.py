@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import jax
-
 from gradtrail.core.common.split import Split
-from gradtrail.core.nn.models import Params
+from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History, on_host
@@ -48,7 +46,7 @@ class TrainResult:
 
 def run(
     engine: Engine,
-    validate: Callable[[Params], dict[str, float]],
+    validate: Callable[[HostParams], dict[str, float]],
     train: Split,
     config: TrainConfig,
     *,
@@ -67,7 +65,7 @@ def run(
         Stopped: the process was asked to stop; a checkpoint was written.
     """
     examples = loop.on_device(train.images, train.labels, engine.mesh)
-    state = engine.init(jax.random.key(config.seed))
+    state = engine.init(loop.key_of(config.seed))
     initial = on_host(state.params)
     history_of = functools.partial(History.from_arrays, config.keep_epochs, initial, precision=config.precision)
     before = checkpoints.load(state, engine.records(), history_of)

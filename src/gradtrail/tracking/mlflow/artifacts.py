@@ -4,17 +4,21 @@ Curves are read from the tables of a training's history; results are logged as a
 where the UI has a view for these.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from mlflow import MlflowClient
-from mlflow.entities import RunTag
 from PIL import Image
 
 from gradtrail.tracking.mlflow.naming import metric_name
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 CURVE_POINTS = 200
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
@@ -99,4 +103,6 @@ def _log_tables(client: MlflowClient, run_id: str, folder: Path) -> None:
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")
     if shown:
         said = json.dumps([{"path": f"tables/{name}.json", "type": "table"} for name in shown])
+        from mlflow.entities import RunTag  # late: what only names curves starts without MLflow
+
         client.log_batch(run_id, tags=[RunTag(_TABLES_TAG, said)])

@@ -17,7 +17,7 @@ import pandas as pd
 import psutil
 
 from gradtrail.core.profile.benchmark import MachineRates, measure_rates
-from gradtrail.core.xla.compile_events import CompileLog, differences
+from gradtrail.core.xla.compile_events import Compilation, CompileLog
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, time_metrics
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.stages.profile import time_figures
@@ -30,7 +30,8 @@ _MIB = 2**20
 def compiling(run: TrackedRun) -> Iterator[Compiler]:
     """Yield the compiler of a stage; when the block ends without an error, log what was compiled. Changes no result.
 
-    A function that `jax.jit` retraced for a second signature in the block prints a warning with both signatures. The
+    What a call compiles in the block is a warning with the function's name, shapes and the line of Python: a stage
+    compiles ahead of time, or computes on the host. So is a donated argument whose memory no result reuses. The
     functions of the compiler itself never retrace: called with another signature they raise TypeError.
     """
     runtime = run.stage.runtime
@@ -38,9 +39,12 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
     rss, started = _rss_mib(), time.perf_counter()
     with CompileLog() as log:
         compiler = Compiler(time.perf_counter, guard, log)
-        yield compiler
+        try:
+            yield compiler
+        finally:  # a stage that fails tells of it too
+            for line in compiler.warnings:
+                print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
         seconds = time.perf_counter() - started
-    _warn_of_retraces(run.stage.name, log)
     if run.stored is None or not compiler.functions:
         return
     with run.best_effort():
@@ -95,8 +99,8 @@ def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: Co
     functions = list(compiler.functions.values())
     profile_table(compiler.compiled, rates).to_csv(folder / "functions.csv", index=False)
     time_figures.write_function_roofline(folder / "roofline.png", profile_table(functions, rates), rates, title)
-    called = [(name, signature) for name, signatures in log.signatures.items() for signature in signatures]
-    pd.DataFrame(called, columns=["function", "signature"]).to_csv(folder / "calls.csv", index=False)
+    columns = [each.name for each in dataclasses.fields(Compilation)]
+    pd.DataFrame(map(dataclasses.astuple, log.unplanned), columns=columns).to_csv(folder / "calls.csv", index=False)
     for function in functions:
         for kind, text in function.texts().items():
             (folder / f"{function.name}.{kind}.txt").write_text(text, encoding="utf-8")
@@ -116,7 +120,7 @@ def _of_log(log: CompileLog, seconds: float) -> dict[str, float]:
         "compile/cache_misses": log.misses,
         "compile/cache_hit_rate": log.hits / max(log.requests, 1),
         "compile/compilations": log.compilations,
-        "compile/retraced": len(log.retraced()),
+        "compile/unplanned": len(log.unplanned),
         "compile/share_of_time": log.seconds / seconds,
     }
 
@@ -131,11 +135,3 @@ def _memory(rss_before: float) -> dict[str, float]:
 
 def _rss_mib() -> float:
     return float(psutil.Process().memory_info().rss) / _MIB
-
-
-def _warn_of_retraces(stage: str, log: CompileLog) -> None:
-    for name, signatures in log.retraced().items():
-        print(
-            f"{stage}: warning: {name} was compiled {len(signatures)} times; {differences(signatures)[:400]}",
-            file=sys.stderr,
-        )
