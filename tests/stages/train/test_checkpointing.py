@@ -252,11 +252,10 @@ def test_a_write_that_fails_costs_one_line_and_later_ones_succeed(
     folder = ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0)
     save(folder, 1)
     small_files(True)
-    for step in (2, 3, 4):
-        save(folder, step)
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("train: warning: a checkpoint could not be written: ")
+    save(folder, 2, 3, 4)
     small_files(False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("train: warning: a checkpoint could not be written: ")
     save(folder, 5)
     gc.collect()  # a future that failed and was never asked tells of itself when it goes
     assert capsys.readouterr().err == ""
@@ -336,6 +335,10 @@ def test_one_that_is_gone_before_its_seal_costs_a_line_and_the_next_is_written_a
     shutil.rmtree(tmp_path / STATE)
     folder.tick(make_chunk(2), make_history(2), seconds=0.0)
     assert len(capsys.readouterr().err.splitlines()) == 1
-    folder.save(make_chunk(3), make_history(3), seconds=0.0)
+    save(folder, 3)
     assert names(tmp_path / STATE) == [f"step_00000000{n}{end}" for n in (2, 3) for end in ("", ".digest")]
     assert capsys.readouterr().err == ""
+    shutil.rmtree(tmp_path / STATE)
+    (tmp_path / STATE).write_text("")
+    save(folder, 4)
+    assert len(capsys.readouterr().err.splitlines()) == 1, "it warns again after one that was written"

@@ -68,6 +68,7 @@ class ResumeFolder:
         self._last = clock()
         self._checkpointer: Any = None  # Orbax', from the first checkpoint on
         self._writing: int | None = None  # the step of the checkpoint that is under way or not yet sealed
+        self._has_warned = False  # since the last checkpoint that was written
 
     def load(
         self, state: TrainState, records: StepRecord, history_of: Callable[[dict[str, np.ndarray]], History]
@@ -145,17 +146,22 @@ class ResumeFolder:
             _remove(_seal(path))
         with atomic_file(_seal(path)) as beside:
             beside.write_text(self._sealed(path))
-        self._writing = None
+        self._writing, self._has_warned = None, False
         self._remove_lone_seals()
 
     @contextlib.contextmanager
     def _fault_as_warning(self) -> Iterator[None]:
-        """Warn of an I/O error, without which the training goes on. TensorStore raises its own as ValueErrors."""
+        """Warn of an I/O error, despite which the training goes on, once until a checkpoint is written again.
+
+        TensorStore raises its own as ValueErrors.
+        """
         try:
             yield
         except (OSError, ValueError) as error:
             self._close()
-            print(f"train: warning: a checkpoint could not be written: {one_line(error)[:200]}", file=sys.stderr)
+            if not self._has_warned:
+                print(f"train: warning: a checkpoint could not be written: {one_line(error)[:200]}", file=sys.stderr)
+            self._has_warned = True
 
     def _close(self) -> None:
         checkpointer, self._checkpointer, self._writing = self._checkpointer, None, None
