@@ -6,10 +6,11 @@ be added as an example.
 
 import dataclasses
 import math
+import re
 import shutil
 import string
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,29 @@ def test_any_value_of_any_key_is_read_or_refused_under_its_section(section: str)
             if isinstance(value, float) and not math.isfinite(value):
                 assert line is not None
                 assert line.startswith(f"params.yaml: {'.'.join(keys)}")
+
+
+def test_a_number_that_nothing_can_count_is_refused_by_its_key() -> None:
+    def numbers(keys: tuple[str, ...], content: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+        match content:
+            case dict():
+                for key, value in content.items():
+                    yield from numbers((*keys, key), value)
+            case list() if all(isinstance(each, int | float) for each in content):
+                yield keys, [*content, 99999999999999999999]
+            case None:
+                yield keys, 99999999999999999999
+            case int() | float() if not isinstance(content, bool):
+                yield from ((keys, value) for value in (99999999999999999999, 2**31, 2.0**31))
+
+    found = [*numbers((), {name: section for name, section in PARAMS.items() if name in SECTIONS})]
+    assert len(found) > 100
+    taken = {".".join(keys): value for keys, value in found if refusal_of(keys, value) is None}
+    seeds = dict.fromkeys(("preprocess.seed", "train.seed"), 2**31)
+    assert taken == {**seeds, "train.loss_scaling.initial": 2**31}, "up to 2**32 and 2**127"
+    for keys, value in found:
+        if (line := refusal_of(keys, value)) is not None:
+            assert re.match(rf"params\.yaml: {'.'.join(keys)}\b", line)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import check_divisible, make_mesh, replicated, with_sharding
+from gradtrail.core.common.validation import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.step import (
@@ -168,12 +169,17 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, mesh: Mes
         mesh: the devices that each batch is split over, by default all of this process.
 
     Raises:
-        ConfigError: the devices do not divide the batch; one line that names the key.
+        ConfigError: the devices do not divide the batch, or there are too many steps; one line that names the key.
     """
     mesh = mesh or make_mesh()
     check_divisible(config.batch_size // config.accumulation_steps, mesh, _batch_name(config))
     steps_per_epoch = batching.num_batches(num_examples, config.batch_size)
     num_steps = config.epochs * steps_per_epoch
+    if num_steps > LARGEST:
+        raise ConfigError(
+            f"train.epochs {config.epochs:,} times {steps_per_epoch:,} steps, of batch_size {config.batch_size:,}, "
+            f"are {num_steps:,} steps; at most {LARGEST:,} can be counted"
+        )
     step = make_step(config, model, num_steps, mesh)
 
     def order(key: Array, epoch: Array) -> Array:
