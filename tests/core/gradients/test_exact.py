@@ -18,6 +18,7 @@ from gradtrail.core.xla.compiler import Compiler
 
 SMOOTHING = 0.1
 SPLITS = {"train": random_split(7), "test": random_split(4)}
+IMAGES, LABELS = (np.concatenate([getattr(part, name) for part in SPLITS.values()]) for name in ("images", "labels"))
 
 
 @functools.cache
@@ -30,11 +31,10 @@ def network(kind: str = "mlp", precision: str = "float32") -> tuple[Any, Any, Co
 
 @functools.cache
 def fast_scores(kind: str = "mlp", precision: str = "float32") -> dict[str, dict[str, np.ndarray]]:
-    model, params = Model(model_config(kind=kind, precision=precision)), network(kind, precision)[0]
-    images, labels = (
-        np.concatenate([getattr(part, name) for part in SPLITS.values()]) for name in ("images", "labels")
+    score = functools.partial(
+        scores.score_batch, Model(model_config(kind=kind, precision=precision)), label_smoothing=SMOOTHING
     )
-    found = jax.jit(lambda *rows: scores.score_batch(model, params, *rows, label_smoothing=SMOOTHING))(images, labels)
+    found = jax.jit(score)(network(kind, precision)[0], IMAGES, LABELS)
     first = len(SPLITS["train"])
     return {
         "train": {name: np.array(rows)[:first] for name, rows in found.items()},
@@ -45,11 +45,8 @@ def fast_scores(kind: str = "mlp", precision: str = "float32") -> dict[str, dict
 def test_they_are_those_of_a_network_written_out() -> None:
     params, function, _ = network()
     (first, second), wide = (params["layers"][index] for index in (0, 1)), np.float64
-    images, labels = (
-        np.concatenate([getattr(part, name) for part in SPLITS.values()]) for name in ("images", "labels")
-    )
-    found = exact_scores(function, params, images, labels, label_smoothing=SMOOTHING)
-    for row, (image, label) in enumerate(zip(images.reshape(len(images), -1) / 255, labels.tolist(), strict=True)):
+    found = exact_scores(function, params, IMAGES, LABELS, label_smoothing=SMOOTHING)
+    for row, (image, label) in enumerate(zip(IMAGES.reshape(len(IMAGES), -1) / 255, LABELS.tolist(), strict=True)):
         hidden = np.maximum(image @ first["kernel"].astype(wide) + first["bias"], 0)
         logits = hidden @ second["kernel"].astype(wide) + second["bias"]
         softmax, is_label = np.exp(logits) / np.sum(np.exp(logits)), np.eye(NUM_CLASSES)[label]
