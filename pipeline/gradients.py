@@ -7,6 +7,7 @@ import jax
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import analyze, num_influenced, num_visits
 from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import cost_metrics
@@ -36,22 +37,26 @@ def main(stage: Stage) -> None:
             compiler=compiler,
             mesh=make_mesh(jax.local_devices()[:1]),
         )
+        exact = compile_exact(model, about.label_smoothing, sample_size(splits), compiler=compiler)
         sums = chunk_bytes(num_parameters(trajectory.params[trajectory.scored]), info.num_classes)
-        require_memory_for_model("gradients", passes.functions, host_bytes=sums)
+        require_memory_for_model("gradients", [*passes.functions, exact], host_bytes=sums)
         with progress_bar("gradients", num_visits(trajectory, splits), unit="steps") as bar:
             analysis = analyze(passes, trajectory, splits, config, info.num_classes, advance=bar.advance)
         scores = tables.score_table(splits, analysis.scores, dynamics)
         found = tables.make_tables(scores, analysis, config)
         metrics = tables.measure(found, analysis, config)
+        weights = trajectory.params[trajectory.scored]
+        errors = float64_errors(exact, weights, splits, analysis.scores, label_smoothing=about.label_smoothing)
+        summary.warn_of_errors(errors, model.config.precision)
 
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
             title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}"
             tables.write_tables(results, found)
             figures.draw(results, found, analysis, splits, title, trajectory.batch_size)
-            words = summary.in_words(title, found, analysis, metrics, config, trajectory.batch_size)
+            words = summary.in_words(title, found, analysis, metrics | errors, config, trajectory.batch_size)
             (results / "summary.md").write_text(words, encoding="utf-8")
-            stage.write_metrics(new, {**info.as_metrics(), **metrics, **cost_metrics(passes.functions)})
+            stage.write_metrics(new, {**info.as_metrics(), **metrics, **errors, **cost_metrics(passes.functions)})
 
         run.outs()
 

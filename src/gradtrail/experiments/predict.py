@@ -1,6 +1,7 @@
 """`gradtrail predict`: classify images, after bringing them into the form of the training set."""
 
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,48 +17,59 @@ from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.fetch.catalog import DATASETS, Framing
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.progress import stdout_console
 
 _MAX_PIXELS = 2**24
 _FAINT = 0.15  # of the strongest ink; anything fainter is background
-_BOX = 20 / 28  # the part of the frame that MNIST's digits fill
+_FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP")  # Pillow reads dozens more, some of them by other programs
 _NUM_SHOWN = 3  # classes
 
 
-def read_image(path: Path, shape: tuple[int, int]) -> UInt8[np.ndarray, "height width"]:
-    """Return an image in the form of MNIST's: bright ink on black, fitted into the frame.
+def read_image(path: Path, shape: tuple[int, int], framing: Framing | None) -> UInt8[np.ndarray, "height width"]:
+    """Return an image in the form of those of a data set.
 
-    An image of the frame's size is used as it is, inverted if its background is bright. Any other is processed as
-    MNIST's were (Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits"): scaled to 20 of 28 pixels
-    with its proportions kept, and shifted until the centre of mass of the ink is in the middle.
+    Where it is known how these were made, an image of the frame's size is used as it is, inverted if its background is
+    bright; any other is processed as they were. MNIST's were scaled to 20 of 28 pixels and shifted until the centre of
+    mass of the ink was in the middle (Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits");
+    Fashion-MNIST's fill the frame (arXiv 1708.07747). Where it is not known, nothing is inverted or cut: an image of
+    another size is scaled as a whole, with its proportions kept, and the rest of the frame gets the colour of its edge.
 
     Args:
-        path: a PNG or any other format that Pillow reads; transparent parts count as white.
+        path: a PNG, JPEG, BMP, TIFF or WebP; transparent parts count as white.
         shape: height and width of the frame, in pixels.
+        framing: of the data set.
 
     Raises:
         UserError: the file is missing, is no image, is too large, or is blank; one line.
     """
-    ink = _ink(_grey(path))
+    grey = _grey(path)
+    if framing is None:
+        return np.round(255 * (grey if grey.shape == shape else _whole(grey, shape))).astype(np.uint8)
+    ink = _ink(grey)
     if ink.max() < _FAINT / 2:
         raise UserError(f"{path}: the image is blank: something that contrasts with its background is needed")
     if ink.shape != shape:
-        ink = _fitted(ink / ink.max(), shape)
+        ink = _fitted(ink / ink.max(), shape, framing)
     return np.round(255 * np.clip(ink, 0, 1)).astype(np.uint8)
 
 
 def _grey(path: Path) -> Float[np.ndarray, "rows columns"]:
     """Return the brightness of an image, from 0 to 1."""
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=_FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
                 size = f"{image.width:,} × {image.height:,} pixels"
                 raise UserError(f"{path}: {size}, more than {_MAX_PIXELS:,} in all; scale it down first")
             whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
+    except UnidentifiedImageError:
+        raise UserError(f"{path}: not a readable image: none of {', '.join(_FORMATS)}") from None
+    except UserError:
+        raise
+    except Exception as error:  # damage to a file: each of Pillow's readers raises what it meets
         raise UserError(f"{path}: not a readable image: {one_line(error)[:200]}") from None
     return np.asarray(whole.convert("L"), np.float64) / 255
 
@@ -69,16 +81,31 @@ def _ink(grey: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "rows col
     return np.clip(ground - grey, 0, None) / ground if ground > 0.5 else np.clip(grey - ground, 0, None) / (1 - ground)
 
 
-def _fitted(ink: Float[np.ndarray, "rows columns"], shape: tuple[int, int]) -> Float[np.ndarray, "height width"]:
+def _whole(grey: Float[np.ndarray, "rows columns"], shape: tuple[int, int]) -> Float[np.ndarray, "height width"]:
+    """Return an image scaled into a frame, in its middle; the rest has the median brightness of its edge."""
+    small = _scaled(grey, min(side / length for side, length in zip(shape, grey.shape, strict=True)))
+    frame = np.full(shape, np.median(np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])))
+    top, left = ((side - length) // 2 for side, length in zip(shape, small.shape, strict=True))
+    frame[top : top + small.shape[0], left : left + small.shape[1]] = small
+    return np.clip(frame, 0, 1)
+
+
+def _scaled(grey: Float[np.ndarray, "rows columns"], scale: float) -> Float[np.ndarray, "height width"]:
+    height, width = (max(1, round(length * scale)) for length in grey.shape)
+    return np.asarray(Image.fromarray(grey.astype(np.float32)).resize((width, height), Image.Resampling.BOX))
+
+
+def _fitted(
+    ink: Float[np.ndarray, "rows columns"], shape: tuple[int, int], framing: Framing
+) -> Float[np.ndarray, "height width"]:
     """Return the ink scaled and centred in a frame."""
     rows, columns = (np.flatnonzero((ink > _FAINT).any(axis=axis)) for axis in (1, 0))
     cut = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    scale = _BOX * min(shape) / max(cut.shape)
-    size = [max(1, round(length * scale)) for length in cut.shape]
-    small = Image.fromarray(cut.astype(np.float32)).resize((size[1], size[0]), Image.Resampling.BOX)
-    frame = np.zeros(shape)
-    start = [_start(np.asarray(small).sum(axis=1 - axis), size[axis], shape[axis]) for axis in (0, 1)]
-    frame[start[0] : start[0] + size[0], start[1] : start[1] + size[1]] = np.asarray(small)
+    small = _scaled(cut, framing.share * min(shape) / max(cut.shape))
+    size, frame = small.shape, np.zeros(shape)
+    weights = [small.sum(axis=1 - axis) if framing.by_mass else np.ones(size[axis]) for axis in (0, 1)]
+    start = [_start(weights[axis], size[axis], shape[axis]) for axis in (0, 1)]
+    frame[start[0] : start[0] + size[0], start[1] : start[1] + size[1]] = small
     return frame / frame.max()
 
 
@@ -100,7 +127,9 @@ def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> None:
         UserError: an image or the weights cannot be used; one line.
     """
     model, params, about = read_weights(weights)
-    images = np.stack([read_image(path, model.config.image_shape) for path in paths])
+    dataset = DATASETS.get(about.dataset.name)
+    framing = dataset.framing if dataset else None
+    images = np.stack([read_image(path, model.config.image_shape, framing) for path in paths])
     call = inference.compile_predict(model, len(images), compiler=Compiler(time.perf_counter))
     probabilities = np.asarray(call(params, images, np.zeros(len(images), np.int32))["probabilities"])
     console = stdout_console()

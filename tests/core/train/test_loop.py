@@ -22,6 +22,7 @@ from factories import (
 )
 
 from gradtrail.core.common import batching
+from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.data.augmentation import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program
@@ -185,6 +186,12 @@ def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
     assert [int(chunk.state.step) for chunk in chunks] == [2, 3, 5, 6]
     np.testing.assert_array_equal(chunks[0].records.loss > 0, [True, True, False])
     np.testing.assert_array_equal(chunks[1].records.loss[:2], chunks[0].records.loss[:2])
+
+
+def test_more_steps_than_can_be_counted_are_refused_by_what_makes_them() -> None:
+    config = train_config(epochs=100_000, batch_size=1)
+    with pytest.raises(ConfigError, match=r"^train\.epochs 100,000 times 60,000 steps, of batch_size 1, are 6,0"):
+        make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 60_000)
 
 
 def test_a_training_is_traced_once_whatever_its_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_a_mistake_is_one_line_that_names_its_place(change: dict[str, Any], said
     assert "\n" not in str(fault.value)
 
 
-@pytest.mark.parametrize("seeds", [[], [1, 1], [-1, 0]])
+@pytest.mark.parametrize("seeds", [[], [1, 1], [-1, 0], [0, 2**32]])
 def test_seeds_are_different_and_whole(seeds: list[int]) -> None:
     with pytest.raises(UserError, match=r"^--seeds: must be distinct integers from 0"):
         require_seeds(seeds, "--seeds")

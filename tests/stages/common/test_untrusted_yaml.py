@@ -6,9 +6,11 @@ be added as an example.
 
 import dataclasses
 import math
+import re
 import shutil
 import string
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,29 @@ def test_any_value_of_any_key_is_read_or_refused_under_its_section(section: str)
                 assert line.startswith(f"params.yaml: {'.'.join(keys)}")
 
 
+def test_a_number_that_nothing_can_count_is_refused_by_its_key() -> None:
+    def numbers(keys: tuple[str, ...], content: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+        match content:
+            case dict():
+                for key, value in content.items():
+                    yield from numbers((*keys, key), value)
+            case list() if all(isinstance(each, int | float) for each in content):
+                yield keys, [*content, 99999999999999999999]
+            case None:
+                yield keys, 99999999999999999999
+            case int() | float() if not isinstance(content, bool):
+                yield from ((keys, value) for value in (99999999999999999999, 2**31, 2.0**31))
+
+    found = [*numbers((), {name: section for name, section in PARAMS.items() if name in SECTIONS})]
+    assert len(found) > 100
+    taken = {".".join(keys): value for keys, value in found if refusal_of(keys, value) is None}
+    seeds = dict.fromkeys(("preprocess.seed", "train.seed"), 2**31)
+    assert taken == {**seeds, "train.loss_scaling.initial": 2**31}, "up to 2**32 and 2**127"
+    for keys, value in found:
+        if (line := refusal_of(keys, value)) is not None:
+            assert re.match(rf"params\.yaml: {'.'.join(keys)}\b", line)
+
+
 @pytest.mark.slow
 def test_random_values_of_any_key_are_read_or_refused_under_its_section() -> None:
     def check(drawn: tuple[tuple[str, ...], Any]) -> None:
@@ -184,6 +209,11 @@ HOSTILE = {
     "deep brackets": "evaluate: " + "[{a: " * 20_000,
     "deep lists, closed": "evaluate: " + "[" * 300 + "]" * 300,
     "deep mappings": "evaluate: " + "{a: " * 300 + "1" + "}" * 300,
+    "deep lists, many": "evaluate: [" + ("[" * 98 + "]" * 98 + ",") * 1300 + "]\n",
+    "deep lists after as many that end": "# " + "]" * 20_000 + "\nevaluate: " + "[" * 20_000,
+    "deep lists of blocks": "evaluate:\n " + "- " * 100_000 + "\n",
+    "deep keys of blocks": "? " * 100_000 + "\n",
+    "many numbers": "evaluate: [" + "1," * 120_000 + "]\n",
     "deep blocks": "".join(" " * depth + "evaluate:\n" for depth in range(1000)),
     "a list as a key": "evaluate: {[a, b]: 1}\n",
     "a list in a list as a key": "evaluate: {[a, [b]]: 1}\n",
@@ -206,7 +236,29 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_refused_and_takes_no_memory(path: Path, name: str) -> None:
     path.write_text(HOSTILE[name])
+    started = time.process_time()
     assert taken_bytes(lambda: load_refused(path)) < MAX_BYTES
+    assert time.process_time() - started < 3, "it takes one second; the bound is for slow machines"
+
+
+def test_nesting_and_size_are_refused_beyond_their_limits_and_not_before(path: Path) -> None:
+    def depth(count: int) -> str:
+        return "evaluate: " + "[" * (count - 1) + "]" * (count - 1)
+
+    def size(count: int) -> str:
+        return "evaluate: [" + "1," * (count - 3) + "]"
+
+    for text, limit, reason in ((depth, 50, "nested more than 50 deep"), (size, 10_000, "more than 10,000 keys and")):
+        path.write_text(text(limit))
+        assert list(read_yaml(path)) == ["evaluate"]
+        path.write_text(text(limit + 1))
+        assert reason in (refusal(lambda: read_yaml(path)) or "")
+
+
+def test_brackets_in_texts_and_comments_nest_nothing(path: Path) -> None:
+    brackets = "[{" * 10_000
+    path.write_text(f"# {brackets}\ndouble: \"{brackets}\"\nsingle: '{brackets}'\nplain: x{brackets}  # {brackets}\n")
+    assert read_yaml(path) == {"double": brackets, "single": brackets, "plain": f"x{brackets}"}
 
 
 def test_an_anchor_that_is_set_twice_is_no_fault(path: Path) -> None:

@@ -10,8 +10,10 @@ import pytest
 from factories import gradient_analysis, gradients_config, learning_dynamics, model_config, random_split
 
 from gradtrail.core.common.split import Split
+from gradtrail.core.gradients.exact import LIMITS
 from gradtrail.core.nn.layers import Dense, Layer
 from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.precision import Precision
 from gradtrail.stages.gradients import summary
 from gradtrail.stages.gradients import tables as score_tables
 from gradtrail.stages.gradients.tables import SUSPICION, Tables, detection_table, rank_suspects
@@ -142,6 +144,27 @@ def test_where_no_noise_scale_is_finite_the_summary_says_so() -> None:
     words = summary.in_words("a title", found, endless, metrics, CONFIG, 3)
     assert "The gradient noise scale is unbounded at every epoch" in words
     assert score_tables.typical_noise_scale(endless) is None
+
+
+def test_the_summary_names_the_errors_the_largest_first_and_none_where_none_is_known() -> None:
+    found = tables()
+    metrics = score_tables.measure(found, ANALYSIS, CONFIG)
+    errors = {"float64_error/el2n": 2.1e-7, "float64_error/grad_norm": 1.3e-06}
+    words = summary.in_words("a title", found, ANALYSIS, metrics | errors, CONFIG, 3)
+    assert words.endswith("The largest relative errors are 1.3e-06 of grad_norm, 2.1e-07 of el2n.\n")
+    assert "float64" not in summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, 3)
+
+
+@pytest.mark.parametrize(("error", "precision"), [(2e-3, "float32"), (0.2, "float16"), (float("nan"), "bfloat16")])
+def test_an_error_beyond_the_precision_costs_a_warning(
+    error: float, precision: Precision, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary.warn_of_errors({"float64_error/loss": LIMITS[precision], "float64_error/el2n": 0.0}, precision)
+    assert capsys.readouterr().err == ""
+    summary.warn_of_errors({"float64_error/el2n": 0.0, "float64_error/loss": error}, precision)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gradients: warning: loss differs from its float64 value by ")
+    assert line.endswith(f" is usual for {precision}")
 
 
 def test_layers_without_fast_gradients_cost_a_warning(

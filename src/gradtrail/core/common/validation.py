@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 MAX_GALLERY = 400  # images in a gallery
+LARGEST = 10**9  # of any number: JAX counts in int32
+MAX_WIDTH = 2**24  # of a layer: XLA counts the bytes of its weights in int64
 
 Bounds: TypeAlias = Mapping[str, float]  # keyword arguments of `check`
-POSITIVE: Bounds = {"above": 0}
-NOT_NEGATIVE: Bounds = {"at_least": 0}
-AT_LEAST_ONE: Bounds = {"at_least": 1}
+POSITIVE: Bounds = {"above": 0, "at_most": LARGEST}
+NOT_NEGATIVE: Bounds = {"at_least": 0, "at_most": LARGEST}
+AT_LEAST_ONE: Bounds = {"at_least": 1, "at_most": LARGEST}
 SHARE: Bounds = {"at_least": 0, "below": 1}
 POSITIVE_SHARE: Bounds = {"above": 0, "below": 1}
 SEED: Bounds = {"at_least": 0, "below": 2**32}
@@ -53,6 +55,10 @@ def check(
         (at_most, "at most", operator.le),
         (below, "below", operator.lt),
     ]
-    asked = [(f"{word} {bound:g}", bool(holds(value, bound))) for bound, word, holds in bounds if bound is not None]
+    asked = [
+        (f"{word} {bound:{',' if isinstance(bound, int) else 'g'}}", bool(holds(value, bound)))
+        for bound, word, holds in bounds
+        if bound is not None
+    ]
     if not all(held for _, held in asked):
         raise ValueError(f"{name} must be {' and '.join(words for words, _ in asked)}, got {value!r}")

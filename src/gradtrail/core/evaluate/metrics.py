@@ -109,7 +109,7 @@ class EvaluateConfig:
         check_fields(
             self,
             batch_size=AT_LEAST_ONE,
-            calibration_bins=AT_LEAST_ONE,
+            calibration_bins={"at_least": 1, "at_most": 10_000},
             num_mistakes={"at_least": 1, "at_most": MAX_GALLERY},
         )
 

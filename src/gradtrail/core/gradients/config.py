@@ -41,5 +41,8 @@ class GradientsConfig:
         )
         check("test_examples: number of them", len(self.test_examples), at_least=0, at_most=MAX_GALLERY // 10)
         check_fields(
-            self, bootstrap_samples={"at_least": 100}, curvature_iterations=NOT_NEGATIVE, test_examples=NOT_NEGATIVE
+            self,
+            bootstrap_samples={"at_least": 100, "at_most": 100_000},
+            curvature_iterations={"at_least": 0, "at_most": 10_000},
+            test_examples=NOT_NEGATIVE,
         )

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key, PyTree, UInt8
 
 from gradtrail.core.common.batching import normalize
 from gradtrail.core.common.names import model_name
-from gradtrail.core.common.validation import AT_LEAST_ONE, SHARE, ConfigError, check, check_fields
+from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_WIDTH, SHARE, ConfigError, check, check_fields
 from gradtrail.core.nn.convolution import max_pool
 from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm, Tap, dropout, identity_tap
 from gradtrail.core.nn.precision import Precision
@@ -30,6 +30,7 @@ ModelKind = Literal["linear", "mlp", "cnn"]
 NormKind = Literal["none", "group", "layer"]
 WeightsKind = Literal["final", "best"]
 _MAX_LAYERS = 256  # more would compile for minutes
+_MAX_KERNEL = 31  # likewise: a program has one copy for each of its pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class MLPConfig:
 
     def __post_init__(self) -> None:
         check("hidden: number of layers", len(self.hidden), at_least=1, at_most=_MAX_LAYERS)
-        check_fields(self, hidden=AT_LEAST_ONE, dropout=SHARE)
+        check_fields(self, hidden={"at_least": 1, "at_most": MAX_WIDTH}, dropout=SHARE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +75,11 @@ class CNNConfig:
     def __post_init__(self) -> None:
         check("channels: number of stacks", len(self.channels), at_least=1)
         for count in (*self.channels, *self.hidden):
-            check("channels" if count in self.channels else "hidden", count, at_least=1)
+            check("channels" if count in self.channels else "hidden", count, at_least=1, at_most=MAX_WIDTH)
         check_fields(self, convolutions=AT_LEAST_ONE)
         num_layers = len(self.channels) * self.convolutions + len(self.hidden)
         check("channels, convolutions and hidden: number of layers", num_layers, at_most=_MAX_LAYERS)
-        check_fields(self, kernel_size=AT_LEAST_ONE, groups=AT_LEAST_ONE, dropout=SHARE)
+        check_fields(self, kernel_size={"at_least": 1, "at_most": _MAX_KERNEL}, groups=AT_LEAST_ONE, dropout=SHARE)
         if self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, got {self.kernel_size}")
         if self.norm == "group" and any(count % self.groups for count in self.channels):

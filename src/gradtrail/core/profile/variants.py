@@ -40,7 +40,12 @@ class ProfileConfig:
         check("precisions: number of entries", len(self.precisions), at_least=1)
         check_fields(self, smallest_batch_size={"at_least": 1, "at_most": _LARGEST_BATCH_SIZE})
         first = 1 << (self.smallest_batch_size - 1).bit_length()  # the first power of two that is not below it
-        check_fields(self, largest_batch_size={"at_least": first}, steps={"at_least": 2}, seconds=POSITIVE)
+        check_fields(
+            self,
+            largest_batch_size={"at_least": first, "at_most": _LARGEST_BATCH_SIZE},
+            steps={"at_least": 2, "at_most": 1_000_000},
+            seconds=POSITIVE,
+        )
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

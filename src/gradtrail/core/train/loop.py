@@ -16,7 +16,7 @@ from jaxtyping import Array, Int, Key, UInt8
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh, replicated, with_sharding
-from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.common.validation import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.step import (
@@ -176,13 +176,18 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, devices: 
         devices: at least `config.shards`; each batch is split over the first of them, and the others stay unused.
 
     Raises:
-        ConfigError: there are fewer devices; one line that names the key.
+        ConfigError: there are fewer devices, or too many steps; one line that names the key.
     """
     if len(devices) < config.shards:
         raise ConfigError(f"train.shards must be at most the number of devices, {len(devices)}, got {config.shards}")
     mesh = make_mesh(devices[: config.shards])
     steps_per_epoch = batching.num_batches(num_examples, config.batch_size)
     num_steps = config.epochs * steps_per_epoch
+    if num_steps > LARGEST:
+        raise ConfigError(
+            f"train.epochs {config.epochs:,} times {steps_per_epoch:,} steps, of batch_size {config.batch_size:,}, "
+            f"are {num_steps:,} steps; at most {LARGEST:,} can be counted"
+        )
     step = make_step(config, model, num_steps, mesh)
 
     def order(key: Array, epoch: Array) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, POSITIVE_SHARE, check_fields
+from gradtrail.core.common.validation import AT_LEAST_ONE, LARGEST, POSITIVE, POSITIVE_SHARE, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class LossScalingConfig:
         check_fields(
             self,
             minimum=POSITIVE,
-            initial={"at_least": self.minimum},
-            growth_factor={"above": 1},
+            initial={"at_least": self.minimum, "at_most": 2.0**127},
+            growth_factor={"above": 1, "at_most": LARGEST},
             backoff_factor=POSITIVE_SHARE,
             growth_interval=AT_LEAST_ONE,
         )

@@ -15,17 +15,21 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode
+from ruamel.yaml.scanner import Scanner
 
 from gradtrail.support.errors import UserError, one_line
 
 Section = TypeVar("Section")
 ExtraValues: TypeAlias = Literal["forbid", "ignore"]
 
-_MAX_FILE_BYTES = 2**18  # takes seconds to parse; a project's files have a few thousand bytes
+_MAX_FILE_BYTES = 2**18  # a project's files have a few thousand bytes
+_MAX_VALUES = 10_000  # keys count too; so many take half a second, and a lock of this project has 2,000
 _MAX_CONTENT_BYTES = 2**24  # a few lines of aliases can expand to gigabytes
-_MAX_DEPTH = 100  # of nested brackets; the parser takes time quadratic in it
+_MAX_DEPTH = 50  # of mappings and lists, of which the parser visits all around each value
+_TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 _MAX_LINE = 500  # characters of an error
 _REMOVED = {"runtime": ("memory_budget_mib", "gpu_deterministic")}  # keys that are ignored for one release
 
@@ -104,12 +108,33 @@ def _without_removed(value: Any, section: str, path: Path) -> Any:
     return {key: each for key, each in value.items() if key not in found} if found else value
 
 
+class _Scanner(Scanner):
+    """Refuses deep brackets as it meets them; the parser looks far ahead of what it hands on."""
+
+    def fetch_flow_collection_start(self, *args: Any, **kwargs: Any) -> None:
+        if len(self.flow_context) >= _MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        super().fetch_flow_collection_start(*args, **kwargs)
+
+
+class _Composer(Composer):
+    """Refuses documents that are nested so deeply, or have so many values, that reading them would take seconds."""
+
+    num_values = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.num_values += 1
+        if self.depth >= _MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
+        if self.num_values > _MAX_VALUES:
+            raise ValueError(f"more than {_MAX_VALUES:,} keys and values")
+        return super().compose_node(parent, index)
+
+
 def _parse(text: str) -> Any:
-    """Return the content of a YAML document; raise ValueError where it is nested too deeply or expands too far."""
-    depths = itertools.accumulate((character in "[{") - (character in "]}") for character in text)
-    if max(depths, default=0) > _MAX_DEPTH:
-        raise ValueError(f"brackets nested more than {_MAX_DEPTH} deep")
+    """Return the content of a YAML document; raise ValueError where it has too much in it or is nested too deeply."""
     yaml = YAML(typ="safe", pure=True)
+    yaml.Scanner, yaml.Composer = _Scanner, _Composer
     with warnings.catch_warnings(action="ignore"):  # an anchor that is set twice; the warning has several lines
         document = yaml.compose(text)
     if document is None:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from gradtrail.core.common.validation import check
+from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, Bounds, check_fields
+
+_WAIT: Bounds = {"above": 0, "at_most": 1_000_000}  # seconds: the system counts milliseconds in int32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,10 @@ class RuntimeConfig:
     gpu_preallocate: bool
 
     def __post_init__(self) -> None:
-        check("download_timeout_seconds", self.download_timeout_seconds, above=0)
-        check("steps_per_call", self.steps_per_call, at_least=1)
-        check("checkpoint_seconds", self.checkpoint_seconds, above=0)
-        check("tracking_seconds", self.tracking_seconds, above=0)
+        check_fields(
+            self,
+            download_timeout_seconds=_WAIT,
+            tracking_seconds=_WAIT,
+            steps_per_call=AT_LEAST_ONE,
+            checkpoint_seconds=POSITIVE,
+        )

@@ -34,6 +34,19 @@ class Contents:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Framing:
+    """How a data set's images were made from pictures: bright ink on black, scaled with its proportions kept.
+
+    Attributes:
+        share: of the frame's side, that the longer side of the ink takes.
+        by_mass: whether its centre of mass is in the middle of the frame, else the middle of its extent.
+    """
+
+    share: float
+    by_mass: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """An entry: what a data set holds, and where it comes from.
 
@@ -43,6 +56,7 @@ class Dataset:
         title: what messages call it.
         citation: what to cite.
         contents: what every source must deliver; None where any four IDX files will do.
+        framing: of the images; None where it is not known.
         load: returns the four arrays from an installed package.
         folder_variable: environment variable that may name a folder with the files, each plain or as `.gz`.
         mirrors: base URLs that serve each file as `<base>/<name>.gz`.
@@ -53,6 +67,7 @@ class Dataset:
     title: str
     citation: str
     contents: Contents | None
+    framing: Framing | None = None
     load: Callable[[], FourArrays] | None = None
     folder_variable: str = ""
     mirrors: tuple[str, ...] = ()
@@ -88,6 +103,7 @@ DATASETS = {
                 "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
             ),
         ),
+        framing=Framing(share=20 / 28, by_mass=True),
         folder_variable="MNIST_DIR",
         mirrors=(
             "https://storage.googleapis.com/cvdf-datasets/mnist",
@@ -111,6 +127,7 @@ DATASETS = {
                 "4bf083685eb49dcad887ac0ff9d0d8a2072fab86c5dd9acaa45b0e326bcec3e3",
             ),
         ),
+        framing=Framing(share=20 / 28, by_mass=False),
         load=digits.load,
     ),
     "fashion_mnist": Dataset(
@@ -132,6 +149,7 @@ DATASETS = {
                 "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
             ),
         ),
+        framing=Framing(share=1.0, by_mass=False),
         folder_variable="FASHION_MNIST_DIR",
         mirrors=(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",

@@ -2,12 +2,15 @@
 
 import math
 import sys
+from collections.abc import Mapping
 
 import pandas as pd
 
 from gradtrail.core.gradients.analysis import GradientAnalysis
 from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.exact import ERROR, LIMITS, NUM_EXAMPLES
 from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.precision import Precision
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.per_example.norms import unknown_layers
 from gradtrail.stages.gradients.tables import Tables, typical_noise_scale
@@ -40,6 +43,8 @@ def in_words(
         "Classes": _classes(analysis),
         "Learning": _learning(tables, metrics),
     }
+    if errors := {name.removeprefix(ERROR): value for name, value in metrics.items() if name.startswith(ERROR)}:
+        sections["Numerical errors"] = _errors(errors)
     body = "\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items())
     return f"# Summary of per-example gradients: {title}\n\n{body}\n"
 
@@ -50,6 +55,18 @@ def warn_of_unknown_layers(model: Model) -> None:
         print(
             f"gradients: warning: no fast per-example gradients for {', '.join(names)}; falling back to vmap(grad), "
             "which is slow",
+            file=sys.stderr,
+        )
+
+
+def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
+    """Warn on stderr, in one line, of a score whose error is larger than the model's precision explains."""
+    large = {name: value for name, value in errors.items() if not value <= LIMITS[precision]}  # NaN too
+    if large:
+        name = max(large, key=lambda each: large[each])
+        print(
+            f"gradients: warning: {name.removeprefix(ERROR)} differs from its float64 value by {errors[name]:g}, "
+            f"relative; up to {LIMITS[precision]:g} is usual for {precision}",
             file=sys.stderr,
         )
 
@@ -136,6 +153,15 @@ def _learning(tables: Tables, metrics: dict[str, float]) -> str:
         f"{metrics['never_correct']:.2%} of the training examples were never classified correctly during training, and "
         f"{forgotten:.1%} were forgotten at least once. On average an example was forgotten "
         f"{metrics['forgetting_events_mean']:.2f} times."
+    )
+
+
+def _errors(errors: Mapping[str, float]) -> str:
+    """Return how far the scores are from those in float64."""
+    named = ", ".join(f"{errors[name]:.2g} of {name}" for name in sorted(errors, key=lambda each: -errors[each]))
+    return (
+        f"The scores of {NUM_EXAMPLES} examples, or of all where there are fewer, evenly spaced over all splits, were "
+        f"computed again in float64, one gradient after the other. The largest relative errors are {named}."
     )
 
 

@@ -68,6 +68,7 @@ class ResumeFolder:
         self._last = clock()
         self._checkpointer: Any = None  # Orbax', from the first checkpoint on
         self._writing: int | None = None  # the step of the checkpoint that is under way or not yet sealed
+        self._has_warned = False  # since the last checkpoint that was written
 
     def load(
         self, state: TrainState, records: StepRecord, history_of: Callable[[dict[str, np.ndarray]], History]
@@ -101,6 +102,7 @@ class ResumeFolder:
         with self._fault_as_warning():
             if self._writing is not None and not self._checkpointer.is_saving_in_progress():
                 self._finish()
+        with self._fault_as_warning():
             if self._writing is None and self._clock() - self._last >= self._every_seconds:
                 self._start(chunk, history, seconds)
 
@@ -123,6 +125,7 @@ class ResumeFolder:
             return
         self._last = self._clock()
         self._checkpointer = self._checkpointer or _open(self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
         # All are copies, since the next step reuses the memory. Orbax stores no empty array.
         so_far = history.as_arrays() | {"seconds": np.array(seconds)}
         parts: dict[str, Any] = {"state": state_on_host(chunk.state)}
@@ -139,21 +142,26 @@ class ResumeFolder:
             return
         self._checkpointer.wait()
         path = self._folder / _name(self._writing)
+        if _seal(path).is_dir():
+            _remove(_seal(path))
         with atomic_file(_seal(path)) as beside:
             beside.write_text(self._sealed(path))
-        self._writing = None
-        for seal in self._folder.glob("*.digest"):
-            if not seal.with_suffix("").exists():
-                seal.unlink()
+        self._writing, self._has_warned = None, False
+        self._remove_lone_seals()
 
     @contextlib.contextmanager
     def _fault_as_warning(self) -> Iterator[None]:
-        """Warn of an I/O error, without which the training goes on. TensorStore raises its own as ValueErrors."""
+        """Warn of an I/O error, despite which the training goes on, once until a checkpoint is written again.
+
+        TensorStore raises its own as ValueErrors.
+        """
         try:
             yield
         except (OSError, ValueError) as error:
             self._close()
-            print(f"train: warning: a checkpoint could not be written: {one_line(error)[:200]}", file=sys.stderr)
+            if not self._has_warned:
+                print(f"train: warning: a checkpoint could not be written: {one_line(error)[:200]}", file=sys.stderr)
+            self._has_warned = True
 
     def _close(self) -> None:
         checkpointer, self._checkpointer, self._writing = self._checkpointer, None, None
@@ -165,16 +173,21 @@ class ResumeFolder:
         """Return the newest checkpoint with a valid seal; remove those without, and report any that was newer."""
         if self._folder is None:
             return None
+        self._remove_lone_seals()
         found = None
         for path in sorted(self._folder.glob(_name("?" * 9)), reverse=True):
             flaw = self._flaw(path)
             if flaw and found is None:
                 print(f"train: skipping the checkpoint {path.name}: {flaw}", file=sys.stderr)
             if flaw:  # else the next checkpoint of that step would fail
-                _seal(path).unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(_seal(path), path)
             found = found or (None if flaw else path)
         return found
+
+    def _remove_lone_seals(self) -> None:
+        """Remove the seals whose checkpoints are gone."""
+        if self._folder is not None:
+            _remove(*(seal for seal in self._folder.glob("*.digest") if not seal.with_suffix("").exists()))
 
     def _flaw(self, path: Path) -> str:
         """Return what is wrong with a checkpoint, empty if nothing is."""
@@ -206,12 +219,27 @@ def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], flo
 def import_orbax() -> Any:
     """Import Orbax, late: it takes a second, and most trainings end before the first checkpoint is due.
 
-    Its threads also log the errors that it raises, at length: only the exceptions count here.
+    Its threads also log the errors that it raises, at length, and those of what was still being written when the first
+    was raised: only the exceptions count here.
     """
     from orbax.checkpoint import v1
 
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if not isinstance(sys.unraisablehook, _ReportUnlessLoopIsClosed):
+        sys.unraisablehook = _ReportUnlessLoopIsClosed(sys.unraisablehook)
     return v1
+
+
+class _ReportUnlessLoopIsClosed:
+    """Reports what no code can catch, but that TensorStore ends a write for which nobody waits any more."""
+
+    def __init__(self, report: Callable[[Any], object]):
+        self._report = report
+
+    def __call__(self, unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            self._report(unraisable)
 
 
 def state_on_host(state: TrainState) -> TrainState:
@@ -255,3 +283,11 @@ def _name(step: int | str) -> str:
 
 def _seal(path: Path) -> Path:
     return path.with_name(f"{path.name}.digest")
+
+
+def _remove(*paths: Path) -> None:
+    """Remove files and folders, as far as it is possible; a checkpoint in their place would say what it met."""
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -88,7 +88,7 @@ def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
     found = {key: path for key, path in paths.items() if path.is_file()}
     if found and not client.list_artifacts(run_id, "images"):
         for key, path in found.items():
-            with Image.open(path) as image:
+            with Image.open(path, formats=("PNG",)) as image:
                 client.log_image(run_id, image.convert("RGB"), key=key, step=0)
 
 

@@ -1,0 +1,124 @@
+"""Scores of a sample of examples in float64, by their definitions, and how far those of the passes are from them.
+
+One gradient after the other by `jax.grad` of the loss, with float64 copies of the weights and every operation in
+float64: nothing is taken from the fast passes. JAX's float64 is switched on for these calls alone, in their thread.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, UInt8
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.gradients.scores import LAYER
+from gradtrail.core.nn.models import HostParams, Model, Params
+from gradtrail.core.nn.precision import Precision
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+
+NUM_EXAMPLES = 200
+ERROR = "float64_error/"  # prefix of a metric
+LIMITS: Mapping[Precision, float] = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}  # larger errors are warned of
+_BY_LAYER = "grad_norm_by_layer"  # the largest error of all layers
+
+
+def sample_size(splits: Mapping[str, Split]) -> int:
+    """Return the number of examples that are computed again."""
+    return min(NUM_EXAMPLES, sum(map(len, splits.values())))
+
+
+def compile_exact(model: Model, label_smoothing: float, num_examples: int, *, compiler: Compiler) -> CompiledFunction:
+    """Compile the float64 gradients: params, images in 0..1, labels → `logits`, and each layer's squared norms."""
+    exact = Model(dataclasses.replace(model.config, precision="float32"))  # in which no operand is rounded
+
+    def loss(params: Params, image: Array, label: Array) -> tuple[Array, Array]:
+        logits = exact.apply(params, image[None])[0]
+        target = (1 - label_smoothing) * jax.nn.one_hot(label, len(logits), dtype=logits.dtype)
+        return -jnp.sum((target + label_smoothing / len(logits)) * jax.nn.log_softmax(logits)), logits
+
+    def score(params: Params, images: Array, labels: Array) -> dict[str, Array]:
+        def one(example: tuple[Array, Array]) -> dict[str, Array]:
+            grads, logits = jax.grad(loss, has_aux=True)(params, *example)
+            layers = exact.by_layer(grads)
+            return {"logits": logits, **{name: optax.tree.norm(part, squared=True) for name, part in layers.items()}}
+
+        return jax.lax.map(one, (images, labels))  # `vmap` would need the memory of many gradients
+
+    shapes = model.abstract_params()
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float64), shapes)
+        images = jax.ShapeDtypeStruct((num_examples, *model.config.image_shape), jnp.float64)
+        labels = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
+        return compiler.compile("exact_score", score, params, images, labels)
+
+
+def exact_scores(
+    function: CompiledFunction,
+    params: Params | HostParams,
+    images: UInt8[np.ndarray, "examples height width"],
+    labels: Int[np.ndarray, " examples"],
+    *,
+    label_smoothing: float,
+) -> dict[str, Float[np.ndarray, " examples"]]:
+    """Return the scores, float64, named as by `scores.score_batch`, of as many examples as `function` takes."""
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    with jax.enable_x64(True):
+        found = {name: np.asarray(rows) for name, rows in function(wide, images / 255.0, labels).items()}
+    logits = found.pop("logits")
+    by_layer = {f"{LAYER}{name}": np.sqrt(squares) for name, squares in found.items()}
+    norm = np.sqrt(np.sum(list(found.values()), axis=0))
+    return {"grad_norm": norm, **by_layer, **_of_logits(logits, labels, label_smoothing)}
+
+
+def float64_errors(
+    function: CompiledFunction,
+    params: Params | HostParams,
+    splits: Mapping[str, Split],
+    scores: Mapping[str, Mapping[str, np.ndarray]],
+    *,
+    label_smoothing: float,
+) -> dict[str, float]:
+    """Return the largest relative error of each score on a sample, as metrics, rounded to two digits.
+
+    The error of an example is relative to its float64 score, or to the root mean square of that score over the sample
+    where that is larger: a score near zero has few right digits in any precision, and matters as little.
+
+    Args:
+        function: compiled for the model and for `sample_size` examples.
+        params: that the scores were computed with.
+        splits: the examples; those of the sample are evenly spaced over all.
+        scores: split → score → a value for each example.
+        label_smoothing: of the loss.
+    """
+    count = sample_size(splits)
+    rows = np.linspace(0, sum(map(len, splits.values())) - 1, count).round().astype(np.int64)
+    images, labels = (
+        np.concatenate([getattr(split, name) for split in splits.values()])[rows] for name in ("images", "labels")
+    )
+    errors: dict[str, float] = {}
+    for key, wide in exact_scores(function, params, images, labels, label_smoothing=label_smoothing).items():
+        found = np.concatenate([scores[name][key] for name in splits])[rows]
+        scale = np.maximum(np.abs(wide), np.sqrt(np.mean(wide**2)))
+        error = float(np.max(np.abs(found - wide) / np.maximum(scale, np.finfo(np.float64).tiny)))
+        name = ERROR + (_BY_LAYER if key.startswith(LAYER) else key)
+        errors[name] = max(errors.get(name, 0.0), float(f"{error:.2g}"))
+    return errors
+
+
+def _of_logits(logits: np.ndarray, labels: np.ndarray, label_smoothing: float) -> dict[str, np.ndarray]:
+    """Return the scores that follow from the logits, by their definitions."""
+    rows, num_classes = np.arange(len(logits)), logits.shape[1]
+    highest = logits.max(axis=1, keepdims=True)
+    log_softmax = logits - highest - np.log(np.sum(np.exp(logits - highest), axis=1, keepdims=True))
+    softmax, is_label = np.exp(log_softmax), np.eye(num_classes)[labels]
+    target = (1 - label_smoothing) * is_label + label_smoothing / num_classes
+    return {
+        "el2n": np.sqrt(np.sum((softmax - is_label) ** 2, axis=1)),
+        "loss": -np.sum(target * log_softmax, axis=1),
+        "probability": softmax[rows, labels],
+        "margin": logits[rows, labels] - np.max(np.where(is_label == 1, -np.inf, logits), axis=1),
+        "entropy": -np.sum(softmax * log_softmax, axis=1),
+    }
