@@ -74,7 +74,7 @@ def work() -> None:
     stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False))
     with compiling(SimpleNamespace(stage=stage, stored=None)) as compiler:
         model = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
-        engine = compile_engine(make_program(CONFIG, model, len(SPLIT)), compiler=compiler)
+        engine = compile_engine(make_program(CONFIG, model, len(SPLIT), jax.devices()), compiler=compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         validate = functools.partial(inference.validate, predict, images=SPLIT.images, labels=SPLIT.labels)
         checkpoints = ResumeFolder(None, 1.0, lambda: 0.0)

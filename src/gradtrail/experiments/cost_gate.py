@@ -266,7 +266,7 @@ def read_record(path: Path) -> Record:
         return Record(machine=content["machine"], params=content["params"], costs=content["costs"])
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `gradtrail gate --accept` writes it") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path}: not a record of accepted costs: {one_line(error)}") from None
 
 

@@ -191,7 +191,7 @@ def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
 def test_more_steps_than_can_be_counted_are_refused_by_what_makes_them() -> None:
     config = train_config(epochs=100_000, batch_size=1)
     with pytest.raises(ConfigError, match=r"^train\.epochs 100,000 times 60,000 steps, of batch_size 1, are 6,0"):
-        make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 60_000)
+        make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 60_000, jax.devices())
 
 
 def test_a_training_is_traced_once_whatever_its_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def test_an_unknown_key_is_named(key: str) -> None:
 def test_the_line_has_what_was_found_and_what_is_allowed() -> None:
     assert "'mlp'" in (message := refusal(changed("model", "rnn"), TrainConfig))
     assert "'rnn'" in message
-    assert "at least 1, got 0" in refusal(changed("batch_size", 0), TrainConfig)
+    assert "at least 1 and at most 1,000,000,000, got 0" in refusal(changed("batch_size", 0), TrainConfig)
 
 
 @pytest.mark.parametrize("section", [None, 3, "text", ["list"]])

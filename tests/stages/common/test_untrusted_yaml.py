@@ -271,6 +271,14 @@ def test_aliases_that_stand_for_little_are_read(path: Path) -> None:
     assert load_evaluate(path).batch_size == 500
 
 
+def test_dates_are_text_and_what_only_a_tag_makes_is_refused(path: Path) -> None:
+    path.write_text("report:\n  title: 2001-02-03\n  other: 2001-02-03T04:05:06Z\n")
+    assert read_yaml(path) == {"report": {"title": "2001-02-03", "other": "2001-02-03T04:05:06Z"}}
+    for value in ("!!binary aGk=", "!!set {a, b}"):
+        path.write_text(f"report: {{title: {value}}}\n")
+        assert "not JSON serializable" in (refusal(lambda: read_yaml(path)) or "")
+
+
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert "cannot be read" in (refusal(lambda: read_yaml(tmp_path)) or "")
 

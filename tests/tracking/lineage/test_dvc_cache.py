@@ -131,3 +131,40 @@ def test_the_cache_is_where_dvc_is_told_to_have_it(texts: dict[str, str], expect
         (project / name).write_text(text)
     dvc_cache._configured_cache.cache_clear()
     assert cache_folder() == project / expected
+
+
+DIGEST = "0" * 32
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        "5",
+        "[5]",
+        "[[]]",
+        '[{"relpath": "a"}]',
+        '[{"relpath": 5, "md5": "' + DIGEST + '"}]',
+        '[{"relpath": ["a"], "md5": "' + DIGEST + '"}]',
+        '[{"relpath": "a", "md5": 5}]',
+        '[{"relpath": "a", "md5": null}]',
+        '[{"relpath": "a", "md5": "../../../../secret"}]',
+        '[{"relpath": "a", "md5": "' + DIGEST.replace("0", "Z") + '"}]',
+    ],
+)
+def test_a_listing_that_is_none_has_no_files(content: str, to: Path) -> None:
+    md5 = keep(content.encode(), ".dir")
+    assert dvc_cache.listing(md5) is None
+    assert not is_here("results", md5)
+    assert not restore("results", md5, to, "")
+
+
+@pytest.mark.parametrize("md5", ["", ".dir", "../../../../../secret", "/secret", "ab/../../../../../secret", "a.dir"])
+def test_a_digest_that_is_none_names_no_file(md5: str, project: Path, to: Path) -> None:
+    for place in (project / "secret", project.parent / "secret", cache_folder() / "secret"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("secret")
+    (cache_folder() / "files/md5/ab").mkdir(parents=True, exist_ok=True)
+    assert not is_here("out", md5)
+    assert not restore("out", md5, to, "")
+    assert not (to / "out").exists()

@@ -145,3 +145,14 @@ def test_a_fault_in_the_middle_leaves_all_as_it_was(new: Path, monkeypatch: pyte
     with pytest.raises(OSError, match="broken"):
         relocate_artifacts(uri(new))
     assert locations(new) == before
+
+
+def test_a_location_that_leads_out_of_the_folder_stays_as_it_is(old: Path, new: Path) -> None:
+    away = f"{(old / 'mlruns').as_uri()}/../../elsewhere/artifacts"
+    with closing(sqlite3.connect(new / "mlflow.db")) as store, store:
+        add(store, {"3": away})
+    relocate_artifacts(uri(new))
+    with closing(sqlite3.connect(new / "mlflow.db")) as store:
+        found = dict(store.execute("select * from runs").fetchall())
+    assert found["3"] == away
+    assert found["1"].startswith((new / "mlruns").as_uri())

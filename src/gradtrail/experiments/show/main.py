@@ -4,6 +4,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rich.tree import Tree
 
 from gradtrail.experiments.show.lookup import look_up
 from gradtrail.experiments.show.restore import restore_options
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import (
     Entry,
     StageSpec,
@@ -36,6 +37,20 @@ from gradtrail.tracking.mlflow.tags import flat_params, outputs, shown
 _SHORT = 12  # digits of a state or an id that are shown
 _HEADLINES = ("eval/accuracy", "train/validation_accuracy", "train/loss")
 Lineage = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass
+class _LineageStage:
+    """What is read of a stage in `lineage.json`."""
+
+    state: str
+    deps: dict[str, str]
+    params: dict[str, dict[str, Any]]
+
+
+@dataclass
+class _LineageFile:
+    stages: dict[str, _LineageStage]
 
 
 def show(what: str) -> int:
@@ -58,9 +73,7 @@ def show(what: str) -> int:
             console.print(line, markup=False, soft_wrap=True)
         return 2
     (run,) = found
-    lineage = json.loads(_artifact(client, run, "lineage.json") or "{}")
-    if run.data.tags["stage"] not in lineage:
-        raise UserError(f"{run.info.run_id}: its artifact lineage.json is missing or damaged")
+    lineage = _lineage(run, _artifact(client, run, "lineage.json"))
     diff = _artifact(client, run, "git.diff") if run.data.tags.get("git.dirty") == "true" else ""
     by_state = {each.data.tags.get("state", ""): each for each in index.runs()}
     for line in _head(run, index, diff):
@@ -169,6 +182,18 @@ def _restore_commands(run: Run, diff: str) -> Iterator[str]:
         yield f"{' && '.join(option.commands)}   # {option.about}" if option.commands else f"# {option.about}"
     if not options:
         yield "# no known commit, experiment or lock has it; the digests above name the files"
+
+
+def _lineage(run: Run, text: str) -> Lineage:
+    """Return the content of a run's `lineage.json`; raise UserError where it is not what a run writes."""
+    damaged = UserError(f"{run.info.run_id}: its artifact lineage.json is missing or damaged")
+    try:
+        content = validate({"stages": json.loads(text)}, _LineageFile, "lineage.json", extra="ignore").stages
+    except (ValueError, RecursionError, UserError):
+        raise damaged from None
+    if run.data.tags["stage"] not in content:
+        raise damaged
+    return {name: vars(stage) for name, stage in content.items()}
 
 
 def _artifact(client: MlflowClient, run: Run, name: str) -> str:

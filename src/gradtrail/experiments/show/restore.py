@@ -112,7 +112,7 @@ def _by_origin(run: Run, diff: str) -> Iterator[RestoreOption]:
     commit = tags.get("mlflow.source.git.commit", "")
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return
-    checkout, repro = f"git checkout {commit[:12]}", f"dvc repro {tags['stage']}"
+    checkout, repro = f"git checkout {commit[:12]}", f"dvc repro {shlex.quote(tags['stage'])}"
     if tags.get("git.dirty") != "true":
         yield RestoreOption(about="no lock has it; its commit computes the same bytes", commands=(checkout, repro))
     elif diff and not any(line.startswith(CUT_OFF) for line in diff.splitlines()):

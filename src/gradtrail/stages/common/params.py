@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
+from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode
 from ruamel.yaml.scanner import Scanner
@@ -131,17 +132,26 @@ class _Composer(Composer):
         return super().compose_node(parent, index)
 
 
+class _Constructor(SafeConstructor):
+    """Reads a date as text: YAML 1.2 has no type for it."""
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+
+
 def _parse(text: str) -> Any:
     """Return the content of a YAML document; raise ValueError where it has too much in it or is nested too deeply."""
     yaml = YAML(typ="safe", pure=True)
-    yaml.Scanner, yaml.Composer = _Scanner, _Composer
+    yaml.Scanner, yaml.Composer, yaml.Constructor = _Scanner, _Composer, _Constructor
     with warnings.catch_warnings(action="ignore"):  # an anchor that is set twice; the warning has several lines
         document = yaml.compose(text)
     if document is None:
         return None
     if _content_bytes(document, {}) > _MAX_CONTENT_BYTES:
         raise ValueError(f"its aliases expand to more than {_MAX_CONTENT_BYTES:,} bytes, or contain themselves")
-    return yaml.constructor.construct_document(document)
+    content = yaml.constructor.construct_document(document)
+    json.dumps(content)  # raises TypeError for what a tag may ask for: bytes, a set, an object
+    return content
 
 
 def _content_bytes(node: Any, known: dict[int, float]) -> float:

@@ -7,6 +7,7 @@ Only in this repository's own database: on a server, or in a database elsewhere,
 
 import contextlib
 import functools
+import re
 import shutil
 import sqlite3
 import time
@@ -158,10 +159,15 @@ def _purge(client: MlflowClient, run_id: str) -> None:
 
 def _own_folders(run: Run, models: list[LoggedModel]) -> list[Path]:
     """Return the folders of a run's artifacts and models, as far as they are in this repository's `mlruns/`."""
-    places = {f"mlruns/{run.info.run_id}": run.info.artifact_uri}
-    places |= {f"mlruns/{_MODELS}/{model.model_id}": model.artifact_location for model in models}
-    paths = {root() / own: local_path(location) for own, location in places.items()}
-    return [own for own, path in paths.items() if path and path.parent == own]
+    folder = root() / "mlruns"
+    places = [(folder, run.info.run_id, run.info.artifact_uri)]
+    places += [(folder / _MODELS, model.model_id, model.artifact_location) for model in models]
+    is_name = re.compile(r"[\w-]+").fullmatch  # an id that a damaged store has may be a path
+    return [
+        above / name
+        for above, name, location in places
+        if is_name(name) and (path := local_path(location)) and path.parent == above / name
+    ]
 
 
 def _must_stay(run: Run, resumable: Collection[str]) -> bool:

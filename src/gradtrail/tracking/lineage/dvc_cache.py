@@ -8,9 +8,11 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from gradtrail.stages.common.digests import digest
 from gradtrail.support.git import blobs
@@ -57,9 +59,11 @@ def file_folder() -> Path:
 def listing(md5: str) -> Mapping[str, str] | None:
     """Return the digest of each file in a folder with this digest, by its path there; None where the cache lacks it."""
     try:
-        return {entry["relpath"]: entry["md5"] for entry in json.loads(_place(md5).read_bytes())}
-    except (OSError, ValueError, TypeError, KeyError):
+        found = {entry["relpath"]: entry["md5"] for entry in json.loads(_place(md5).read_bytes())}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+    is_listing = all(isinstance(name, str) and _is_digest(each) for name, each in found.items())
+    return found if is_listing else None
 
 
 def digest_within(out: str, md5: str, dep: str) -> str | None:
@@ -105,7 +109,9 @@ def _from_cache(md5: str, target: Path) -> bool:
 
 def _files_of(md5: str) -> Mapping[str, str] | None:
     """Return the digests of an out's files, by their paths in it; None where the cache lacks a folder's listing."""
-    return listing(md5) if md5.endswith(".dir") else {"": md5}
+    if md5.endswith(".dir"):
+        return listing(md5)
+    return {"": md5} if _is_digest(md5) else None
 
 
 def _from_commit(commit: str, out: str, target: Path) -> bool:
@@ -132,7 +138,14 @@ def _is_in_working_folder(out: str, md5: str) -> bool:
 
 
 def _place(md5: str) -> Path:
+    """Return the place of a digest in the cache; raise ValueError for another text, whose place may be anywhere."""
+    if not _is_digest(md5):
+        raise ValueError(f"not a digest: {md5!r}")
     return file_folder() / md5[:2] / md5[2:]
+
+
+def _is_digest(md5: Any) -> bool:
+    return isinstance(md5, str) and re.fullmatch(r"[0-9a-f]{32}(\.dir)?", md5) is not None
 
 
 def _is_below(path: Path, folder: Path) -> bool:

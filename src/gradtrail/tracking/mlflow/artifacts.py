@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
+from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.mlflow.naming import metric_name
 
 if TYPE_CHECKING:
@@ -29,14 +32,28 @@ _GALLERIES = {  # image → the group of charts that shows it
     "mistakes": "eval",
     **dict.fromkeys(("largest", "suspects_train", "suspects_test", "influence"), "gradients"),
 }
+_MAX_ROWS = 2**24  # of a file: any number of equal rows takes a few bytes
 _MOST_ROWS = 1000  # of a table of all examples, which a browser can still sort
 _RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all examples → the column that ranks its rows
 Curves = dict[str, dict[int, float]]
 
 
 def read_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read the tables of epochs and of steps."""
-    return pd.read_csv(folder / "epochs.csv"), pd.read_parquet(folder / "steps.parquet")
+    """Read the tables of epochs and of steps; raise UserError in one line where one is damaged."""
+    return _read(folder / "epochs.csv"), _read(folder / "steps.parquet")
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """Read a table; raise UserError in one line where it is none, or claims more rows than any has."""
+    try:
+        if path.suffix != _TABLE:
+            return pd.read_csv(path)
+        with pq.ParquetFile(path) as file:
+            if file.metadata.num_rows > _MAX_ROWS:
+                raise ValueError(f"more than {_MAX_ROWS:,} rows")
+            return file.read(use_threads=False).to_pandas()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{path}: not a table of this project: {one_line(error)[:200]}") from None
 
 
 def curves(epochs: pd.DataFrame, steps: pd.DataFrame, planned_steps: int) -> Curves:
@@ -94,10 +111,10 @@ def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
 
 def _log_tables(client: MlflowClient, run_id: str, folder: Path) -> None:
     """Log tables for the UI's table view; not by `log_table`, which would append to those of an earlier attempt."""
-    shown = {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
+    shown = {path.stem: _read(path) for path in sorted(folder.glob("*.csv"))}
     for name, column in _RANKED.items():
         if (folder / f"{name}{_TABLE}").is_file():
-            table = pd.read_parquet(folder / f"{name}{_TABLE}")
+            table = _read(folder / f"{name}{_TABLE}")
             shown[f"{name}_by_{column}"] = table.nlargest(_MOST_ROWS, column, keep="first").round(6)
     for name, table in shown.items():
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")

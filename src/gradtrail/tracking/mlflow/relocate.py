@@ -93,7 +93,7 @@ def _locations_below(store: sqlite3.Connection, folder: Path) -> Iterator[tuple[
         if store.execute("select 1 from pragma_table_info(?) where name = ?", (table, column)).fetchone():
             query = f"select rowid, {column} from {table} where {column} is not null and {condition}"  # noqa: S608
             for row, location in store.execute(query).fetchall():
-                if (path := local_path(location)) and path.is_relative_to(folder):
+                if (path := local_path(location)) and path.is_relative_to(folder) and ".." not in path.parts:
                     yield table, column, row, location
 
 

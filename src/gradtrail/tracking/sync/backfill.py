@@ -204,7 +204,13 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
     try:
         stored = open_run(client, stage, origin)
         stored.log_outs(stage)
-    except (LookupError, ValueError, TypeError, UserError) as error:  # files or params that other code wrote
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        UserError,
+    ) as error:  # of other code
         reason = f"{type(error).__name__}: {one_line(error)[:200]}"
         print(f"warning: {stage.name}, state {stage.state[:12]}: no run can be rebuilt ({reason})", file=sys.stderr)
         if stored and began:

@@ -1,0 +1,68 @@
+"""Tables that a run is rebuilt from: damaged ones are refused in one line, and a mere claim takes no memory."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, seed
+from untrusted import MAX_BYTES, damaged, fuzz, on_linux, refusal, taken_bytes
+
+from gradtrail.tracking.mlflow.artifacts import read_tables
+
+EPOCHS = b"epoch,loss\n1,2.5\n2,1.5\n"
+
+
+def parquet(columns: dict[str, object]) -> bytes:
+    stream = io.BytesIO()
+    pd.DataFrame(columns).to_parquet(stream, index=False)
+    return stream.getvalue()
+
+
+STEPS = parquet({"step": np.arange(1, 9, dtype=np.int32), "loss": np.linspace(2, 1, 8, dtype=np.float32)})
+
+
+def refused(folder: Path, steps: bytes = STEPS, epochs: bytes = EPOCHS) -> str | None:
+    (folder / "steps.parquet").write_bytes(steps)
+    (folder / "epochs.csv").write_bytes(epochs)
+    return refusal(lambda: read_tables(folder))
+
+
+def test_good_ones_are_read(tmp_path: Path) -> None:
+    assert refused(tmp_path) is None
+    epochs, steps = read_tables(tmp_path)
+    assert (epochs["epoch"].tolist(), steps["step"].tolist()) == ([1, 2], list(range(1, 9)))
+
+
+@pytest.mark.parametrize("steps", [b"", b"PAR1", STEPS[: len(STEPS) // 2], b"PAR1" + bytes(100) + b"PAR1"])
+def test_damage_is_one_line_that_names_the_file(steps: bytes, tmp_path: Path) -> None:
+    assert (refused(tmp_path, steps) or "").startswith(f"{tmp_path}/steps.parquet: not a table of this project: ")
+
+
+@pytest.mark.parametrize("epochs", [b"", b"\xff\xfe\x00", b'a,b\n"1,2\n', b"a\n1,2\n3,4,5\n"])
+def test_damaged_text_is_one_line_that_names_the_file(epochs: bytes, tmp_path: Path) -> None:
+    assert (refused(tmp_path, epochs=epochs) or "").startswith(f"{tmp_path}/epochs.csv: not a table of this project: ")
+
+
+def test_a_missing_one_is_named(tmp_path: Path) -> None:
+    assert "epochs.csv" in (refusal(lambda: read_tables(tmp_path)) or "")
+
+
+@on_linux
+def test_billions_of_equal_rows_take_no_memory(tmp_path: Path) -> None:
+    rows, stream = 2**24 + 1, io.BytesIO()
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int8)), pa.array([1.0]))
+    pq.write_table(pa.table({"step": column}), stream)
+    assert taken_bytes(lambda: refused(tmp_path, stream.getvalue())) < MAX_BYTES
+    assert "more than 16,777,216 rows" in (refused(tmp_path, stream.getvalue()) or "")
+
+
+@seed(0)
+@fuzz(60)
+@given(damaged(STEPS))
+def test_damaged_bytes_are_read_or_refused(tmp_path: Path, steps: bytes) -> None:
+    line = refused(tmp_path, steps)
+    assert line is None or line.startswith(f"{tmp_path}/steps.parquet: ")
