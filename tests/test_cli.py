@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
         ("compare clip", "gradtrail: comparisons.yaml: no comparison clip; it has precision, "),
         (
             "compare clipping --seeds 1,1",
-            "gradtrail: --seeds: must be distinct integers from 0, such as 0,1,2; got 1, 1",
+            "gradtrail: --seeds: must be distinct integers from 0 to 4,294,967,295, such as 0,1,2; got 1, 1",
         ),
         ("compare clipping --seeds one", "gradtrail: --seeds: must be integers separated by commas"),
         ("compare clipping --jobs 0", "gradtrail compare: Invalid value for '--jobs': 0 is not in the range"),
