@@ -17,7 +17,7 @@ def lineage(text: str) -> object:
 
 
 def test_what_a_run_writes_is_read() -> None:
-    assert lineage(json.dumps({"train": STAGE})) == {"train": {key: STAGE[key] for key in ("state", "deps", "params")}}
+    assert lineage(json.dumps({"train": STAGE})) == {"train": {key: STAGE[key] for key in ("cmd", "deps", "params")}}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_what_a_run_writes_is_read() -> None:
         *("", "{}", "5", "[]", "null", "{", "[" * 100_000, '{"fetch": 1}', '{"train": 1}', '{"train": {}}'),
         *(
             json.dumps({"train": STAGE | {key: value}})
-            for key in ("state", "deps", "params")
+            for key in ("cmd", "deps", "params")
             for value in (None, 5, [1])
         ),
         json.dumps({"train": STAGE | {"deps": {"data": 5}}}),

@@ -43,7 +43,7 @@ Lineage = Mapping[str, Mapping[str, Any]]
 class _LineageStage:
     """What is read of a stage in `lineage.json`."""
 
-    state: str
+    cmd: str
     deps: dict[str, str]
     params: dict[str, dict[str, Any]]
 
