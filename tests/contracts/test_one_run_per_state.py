@@ -9,6 +9,7 @@ from projects import Project
 
 from gradtrail.stages.common.digests import digest
 from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.sync import backfill
 from gradtrail.tracking.sync.sync import sync
 
 WEIGHTS = "models/final.safetensors"
@@ -18,6 +19,7 @@ WEIGHTS = "models/final.safetensors"
 def client(project: Project, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
     monkeypatch.chdir(project.folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(backfill, "SETTLING_SECONDS", 0)
     return open_store()
 
 
@@ -81,6 +83,18 @@ def test_two_kinds_of_machine_have_a_run_each_and_neither_removes_the_others(
     assert sync().rebuilt == {}
 
 
+def test_a_rebuilt_run_of_other_bytes_stays_when_the_state_runs_again(project: Project, client: MlflowClient) -> None:
+    """What was pulled from another kind of machine has a run that does not say so; it is not taken over."""
+    (first,) = project.runs_of("train")
+    client.delete_tag(first["id"], "machine")
+    client.set_tag(first["id"], "rebuilt", "true")
+    train_elsewhere(project)
+    assert len(set(written(project))) == 2
+    train_elsewhere(project)
+    assert len(written(project)) == 2, "the second time this machine's own run goes on"
+    assert project.runs_of("train")[0]["tags"]["attempts"] == "2"
+
+
 def test_runs_of_the_version_before_are_carried_over(project: Project, client: MlflowClient) -> None:
     before = {run["id"]: run["tags"] for run in project.runs()}
     old = {tags["state"]: f"{number:064x}" for number, tags in enumerate(before.values())}
@@ -128,3 +142,4 @@ def test_a_damaged_database_is_set_aside_where_asked_and_its_runs_come_back(
     assert "rebuilt: fetch, train, evaluate, gradients" in project.gradtrail("sync", "--yes")
     assert {run["tags"]["state"] for run in project.runs()} == before
     assert (project.folder / "mlflow.db.damaged-1").read_bytes() == damaged
+    project.gradtrail("gc", "--yes")

@@ -6,6 +6,7 @@ differs grows while a network trains, so differences of metrics are shown beside
 
 import json
 import math
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_lock, sha256_of
+from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_lock, sha256_of, stages_before
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import blobs
+from gradtrail.support.git import blobs, head_commit
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.snapshots import snapshot_of
 from gradtrail.tracking.lineage.state import Identity
@@ -51,7 +52,8 @@ def record_machines(before: Sections) -> None:
     Their runs in MLflow say it; a run that was rebuilt from its outs does not.
     """
     here, known = read_sections(), _read_machines()
-    changed = [name for name in here if name not in before or _outs(before[name]) != _outs(here[name])]
+    unchanged = {name for name in known if name in before and _outs(before[name]) == _outs(here.get(name, {}))}
+    changed = [name for name in here if name not in unchanged]
     if not changed:
         return
     from gradtrail.tracking.mlflow.client import open_store  # late: it imports MLflow
@@ -70,14 +72,15 @@ def record_machines(before: Sections) -> None:
 
 def describe_differences() -> list[str]:
     """Return lines that say which outs differ from the committed `dvc.lock`, though code and params are the same."""
-    head = snapshot_of("HEAD")
+    head = snapshot_of("HEAD") if head_commit() else None
     if head is None:
         return []
     here = read_sections()
+    same = {name for name in head.lock if name in here and _made_by(head.lock[name]) == _made_by(here[name])}
     differing = [
         name
-        for name, section in head.lock.items()
-        if name in here and _made_by(section) == _made_by(here[name]) and _outs(section) != _outs(here[name])
+        for name in head.lock
+        if same.issuperset([*stages_before(name, head.pipeline), name]) and _outs(head.lock[name]) != _outs(here[name])
     ]
     if not differing:
         return []
@@ -127,7 +130,12 @@ def _read_machines() -> dict[str, dict[str, str]]:
 
 def _committed_machines() -> dict[str, dict[str, str]]:
     found = blobs("HEAD", [str(_MACHINES)]).get(str(_MACHINES))
-    return _checked(YAML(typ="safe", pure=True).load(found)) if found else {}
+    if not found:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / _MACHINES
+        path.write_bytes(found)
+        return _checked(read_yaml(path))
 
 
 def _checked(content: Any) -> dict[str, dict[str, str]]:

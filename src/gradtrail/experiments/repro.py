@@ -18,7 +18,7 @@ from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.profile.variants import ProfileConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.committed import Sections, describe_differences, read_sections, record_machines
-from gradtrail.stages.common.environment import EnvironmentConfig, require_known
+from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline
@@ -75,8 +75,7 @@ def reproduce(arguments: list[str]) -> int:
         _backfill(before)
     if status == 0 and all(argument.startswith("-") for argument in arguments):
         _summarize()  # not after only some stages: the evaluation in the folder may belong to another state
-        for line in describe_differences():
-            print(line)
+        _tell_differences()
     if _dataset(read_yaml(_PARAMS)) == "digits":
         _remind_of_digits()
     return status
@@ -100,7 +99,7 @@ def fit_dvc_to_git() -> None:
 def _validate_params() -> None:
     """Refuse invalid params, and an environment that may change results, before DVC removes outs of stages to run."""
     sections: dict[str, Any] = {section: load_section(section, into) for section, into in section_configs().items()}
-    require_known(sections.get("environment"))
+    refuse_unknown_variables(sections.get("environment"))
 
 
 def _dvc_repro(arguments: list[str], flag: Path) -> int:
@@ -122,6 +121,17 @@ def _backfill(before: Sections) -> None:
         with_store(lambda: record_machines(before))
     except UserError as error:
         print(f"warning: {error}; `gradtrail sync` tries again", file=sys.stderr)
+
+
+def _tell_differences() -> None:
+    """Print where the outs differ from the committed ones; that this cannot be told is a warning."""
+    try:
+        lines = describe_differences()
+    except (UserError, OSError) as error:
+        print(f"warning: not compared with the committed dvc.lock: {error}", file=sys.stderr)
+    else:
+        for line in lines:
+            print(line)
 
 
 def _summarize() -> None:

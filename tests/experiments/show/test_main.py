@@ -24,11 +24,7 @@ def test_what_a_run_writes_is_read() -> None:
     "text",
     [
         *("", "{}", "5", "[]", "null", "{", "[" * 100_000, '{"fetch": 1}', '{"train": 1}', '{"train": {}}'),
-        *(
-            json.dumps({"train": STAGE | {key: value}})
-            for key in ("cmd", "deps", "params")
-            for value in (None, 5, [1])
-        ),
+        *(json.dumps({"train": STAGE | {key: value}}) for key in ("cmd", "deps", "params") for value in (None, 5, [1])),
         json.dumps({"train": STAGE | {"deps": {"data": 5}}}),
         json.dumps({"train": STAGE | {"params": {"params.yaml": 5}}}),
         json.dumps({"fetch": STAGE}),

@@ -8,7 +8,7 @@ import sys
 import pytest
 from factories import ROOT
 
-from gradtrail.stages.common.environment import HARMLESS, PINNED, EnvironmentConfig, require_known
+from gradtrail.stages.common.environment import HARMLESS, PINNED, EnvironmentConfig, refuse_unknown_variables
 from gradtrail.stages.common.params import load_section, validate
 from gradtrail.support.errors import UserError
 
@@ -88,10 +88,10 @@ def test_whatever_the_environment_says_a_stage_computes_with_the_same_switches()
 )
 def test_what_may_change_results_is_refused_in_one_line(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
-    require_known(CONFIG)
+    refuse_unknown_variables(CONFIG)
     monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=rf"^{name} (is set to|has) '[^\n]*{value.split(':')[-1]}'[^\n]*unset it"):
-        require_known(CONFIG)
+        refuse_unknown_variables(CONFIG)
 
 
 def test_what_changes_no_result_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,15 +100,15 @@ def test_what_changes_no_result_is_not_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true")
-    require_known(CONFIG)
+    refuse_unknown_variables(CONFIG)
 
 
 def test_a_stage_that_does_not_compute_takes_any_flag_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-    require_known(None)
+    refuse_unknown_variables(None)
     monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "AVX2")
     with pytest.raises(UserError, match=r"^NPY_DISABLE_CPU_FEATURES"):
-        require_known(None)
+        refuse_unknown_variables(None)
 
 
 @pytest.mark.parametrize(

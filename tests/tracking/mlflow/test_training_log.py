@@ -1,5 +1,6 @@
 """What MLflow gets of a training while it runs: the trace, of a real training, and a profiler that always stops."""
 
+import contextlib
 import gzip
 import json
 from pathlib import Path
@@ -18,6 +19,8 @@ CONFIG, SPLIT = train_config(epochs=1), random_split(10)  # three steps
 
 class Run:
     """Keeps the files that are logged."""
+
+    best_effort = staticmethod(contextlib.nullcontext)
 
     def __init__(self) -> None:
         self.logged: dict[str, bytes] = {}

@@ -190,7 +190,8 @@ def _class_structure(
     chunks: ChunkGradients, products: np.ndarray, squares: np.ndarray, num_classes: int
 ) -> ClassStructure:
     member = np.equal.outer(np.arange(num_classes), chunks.classes).astype(np.float64)
-    between = np.einsum("ak,kl,bl->ab", member, products, member)  # no `@`: a BLAS adds in an order of its own
+    of_classes = np.einsum("ak,kl->al", member, products)  # no `@`: a BLAS adds in an order of its own
+    between = np.einsum("al,bl->ab", of_classes, member)
     squares, sizes = (np.einsum("ak,k->a", member, values) for values in (squares, chunks.sizes))
     return class_structure(between, squares, sizes.astype(np.int64))
 

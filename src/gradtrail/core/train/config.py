@@ -102,7 +102,7 @@ class TrainConfig:
             epochs={"at_least": 1, "at_most": 100_000},  # JAX counts the steps in int32
             batch_size=AT_LEAST_ONE,
             accumulation_steps=AT_LEAST_ONE,
-            shards=AT_LEAST_ONE,
+            shards={**AT_LEAST_ONE, "at_most": 1024},
             label_smoothing=SHARE,
             clip_norm=POSITIVE,
             average_decay=POSITIVE_SHARE,

@@ -83,7 +83,7 @@ class CompileLog:
         self._before = logger.level, logger.propagate
         logger.addHandler(self._handler)
         logger.setLevel(logging.DEBUG)
-        logger.propagate = False
+        logger.propagate = bool(config.jax_log_compiles)
         jax.monitoring.register_event_listener(self._count)
         jax.monitoring.register_event_duration_secs_listener(self._time)
         return self

@@ -13,7 +13,7 @@ from gradtrail.tracking.lineage.recorded import has_files
 from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, find_experiments, working_snapshot
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.relocate import local_path
-from gradtrail.tracking.mlflow.tags import CUT_OFF, NOT_IN_GIT
+from gradtrail.tracking.mlflow.tags import CUT_OFF, NOT_IN_GIT, outputs
 
 _NUM_SHOWN = 3
 
@@ -62,7 +62,9 @@ def _stash(option: RestoreOption) -> tuple[str, ...]:
 def _state_in(snapshot: Snapshot, run: Run) -> bool:
     """Whether a snapshot has the run's state."""
     stage = Identity(run.data.tags["stage"], from_lock=True, snapshot=snapshot)
-    return stage.name in snapshot.pipeline and stage.is_sound and stage.state == run.data.tags["state"]
+    if stage.name not in snapshot.pipeline or not stage.is_sound or stage.state != run.data.tags["state"]:
+        return False
+    return outputs(run.data.tags) in ({}, stage.out_digests())  # another kind of machine may have written others
 
 
 def _in_working_folder(working: Snapshot, run: Run) -> RestoreOption:

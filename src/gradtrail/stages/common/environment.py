@@ -49,30 +49,50 @@ PINNED: Mapping[str, Any] = {  # JAX's own defaults; the variables of these name
     "jax_use_direct_linearize": True,
     "jax_use_shardy_partitioner": True,
 }
-HARMLESS = frozenset(  # what JAX says, what it caches, and which of the machine's devices it finds
+HARMLESS = frozenset(  # logging, checking, caching, which devices are found, and how processes meet
     {
+        "JAX_CHECK_TRACER_LEAKS",
         "JAX_COMPILATION_CACHE_MAX_SIZE",
+        "JAX_COMPILER_DETAILED_LOGGING_MIN_OPS",
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_COORDINATOR_BIND_ADDRESS",
+        "JAX_COORDINATOR_PORT",
         "JAX_CUDA_VISIBLE_DEVICES",
+        "JAX_DEBUG_KEY_REUSE",
         "JAX_DEBUG_LOG_MODULES",
         "JAX_DEBUG_NANS",  # set from `runtime`, as is the next
         "JAX_DISABLE_JIT",
+        "JAX_DISTRIBUTED_DEBUG",
         "JAX_DUMP_IR_MODES",
         "JAX_DUMP_IR_TO",
+        "JAX_ENABLE_CHECKS",
         "JAX_ENABLE_COMPILATION_CACHE",
         "JAX_EXPLAIN_CACHE_MISSES",
+        "JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS",
+        "JAX_LOCAL_DEVICE_IDS",
         "JAX_LOGGING_LEVEL",
+        "JAX_LOG_CHECKPOINT_RESIDUALS",
         "JAX_LOG_COMPILES",
         "JAX_NUM_CPU_DEVICES",  # set by the stage
+        "JAX_NUM_PROCESSES",
+        "JAX_PARTITION_INDEX",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
         "JAX_PLATFORMS",
         "JAX_PLATFORM_NAME",
+        "JAX_PROCESS_ID",
+        "JAX_RAISE_PERSISTENT_CACHE_ERRORS",
         "JAX_ROCM_VISIBLE_DEVICES",
+        "JAX_SLICE_INDEX",
         "JAX_TRACEBACK_FILTERING",
+        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT",
+        "JAX_TRANSFER_GUARD",
+        "JAX_VERSION",
     }
 )
 _OF_JAX = re.compile(r"JAX_.+|CHECK_VMA|EAGER_CONSTANT_FOLDING|MOCK_NUM_GPU_PROCESSES|LIBTPU_INIT_ARGS")
 _OF_LIBRARIES = {  # read before a stage starts; name → what of its value can change a bit
+    "FREETYPE_PROPERTIES": "",  # how Matplotlib draws letters
     "GLIBC_TUNABLES": "glibc.cpu",
     "NPY_DISABLE_CPU_FEATURES": "",
     "NPY_ENABLE_CPU_FEATURES": "",
@@ -81,7 +101,8 @@ _OF_LIBRARIES = {  # read before a stage starts; name → what of its value can 
 }
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
-_HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_")
+_HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
+_FLAG = re.compile(r"--xla_\w+(=\S*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +120,13 @@ class EnvironmentConfig:
     def __post_init__(self) -> None:
         check("cpu_threads", self.cpu_threads, at_least=1, at_most=1024)
         for flag in self.xla_flags:
-            if not re.fullmatch(r"--xla_\w+(=\S*)?", flag):
+            if not _FLAG.fullmatch(flag):
                 raise ValueError(f"xla_flags: entries must be like '--xla_name=value', got {flag!r}")
             if flag.startswith(_OWN_FLAGS):
                 raise ValueError(f"xla_flags must leave {flag.partition('=')[0]} to the stage, got {flag!r}")
 
 
-def require_known(config: EnvironmentConfig | None) -> None:
+def refuse_unknown_variables(config: EnvironmentConfig | None) -> None:
     """Raise UserError, in one line, where a variable may change a result and cannot be overridden any more.
 
     Args:
@@ -119,13 +140,12 @@ def require_known(config: EnvironmentConfig | None) -> None:
     known = HARMLESS | {name.upper() for name in PINNED}
     for name, value in sorted(os.environ.items()):
         if _OF_JAX.fullmatch(name) and value and name not in known:
-            raise UserError(f"{name} is set to {value!r}, which may change results; unset it")
+            raise UserError(f"{name} is set to {value!r}, which is not known to leave results alone; unset it")
     for flag in os.environ.get("XLA_FLAGS", "").split():
         if not flag.startswith(_HARMLESS_FLAGS) and flag not in config.xla_flags:
-            raise UserError(
-                f"XLA_FLAGS has {flag!r}, which may change results; unset it, or list it in environment.xla_flags of "
-                "params.yaml, so that it is part of the state"
-            )
+            way = ", or list it in environment.xla_flags of params.yaml, so that it is part of the state"
+            advice = f"unset it{way if _FLAG.fullmatch(flag) else ''}"
+            raise UserError(f"XLA_FLAGS has {flag!r}, which is not known to leave results alone; {advice}")
 
 
 def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:

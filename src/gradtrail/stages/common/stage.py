@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.stages.common.environment import EnvironmentConfig, require_known, set_up_jax, uses_jax
+from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
 from gradtrail.stages.common.files import write_json, writing_outs
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline
@@ -63,7 +63,7 @@ class Stage:
         """Refuse an environment that may change results, and set all that can; see `environment`."""
         computes = "environment" in self.spec.params.get("params.yaml", ())
         config = self.params(EnvironmentConfig, "environment") if computes else None
-        require_known(config)
+        refuse_unknown_variables(config)
         if config and uses_jax():  # the report shows the section, and does not compute
             set_up_jax(config, self.runtime)
 
@@ -87,7 +87,11 @@ class Stage:
 
     def read_metrics(self) -> dict[str, Any]:
         """Read the metrics file from the working folder."""
-        metrics: dict[str, Any] = json.loads((self.folder / "metrics" / f"{self.name}.json").read_text())
+        path = self.folder / "metrics" / f"{self.name}.json"
+        try:
+            metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"metrics/{self.name}.json: no such file") from None
         return metrics
 
 

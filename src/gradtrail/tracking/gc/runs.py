@@ -29,10 +29,9 @@ from gradtrail.tracking.mlflow.relocate import local_path
 from gradtrail.tracking.mlflow.search import RunIndex, deleted_runs, find_equivalent_run
 from gradtrail.tracking.mlflow.stored_run import REPLACED
 from gradtrail.tracking.mlflow.tags import is_alive, is_of_this_host
-from gradtrail.tracking.sync.backfill import DUPLICATE
+from gradtrail.tracking.sync.backfill import DUPLICATE, SETTLING_SECONDS
 
 _MODELS = "models"  # folder in `mlruns/`, as MLflow names it
-_SETTLING_SECONDS = 120  # from a run's end until DVC has surely recorded the state
 
 
 @dataclass(kw_only=True)
@@ -95,7 +94,10 @@ def ownerless_artifacts() -> Iterator[Garbage]:
     folder = root() / "mlruns"
     if folder.is_symlink() or not folder.is_dir():  # several clones may share a folder elsewhere
         return
-    known = {found for database in root().iterdir() for found in _ids(database)}
+    try:
+        known = {found for database in root().iterdir() for found in _ids(database)}
+    except sqlite3.DatabaseError:  # one that was set aside as damaged: what it names cannot be known
+        return
     for path in sorted([*folder.iterdir(), *folder.glob(f"{_MODELS}/*")]):
         is_ours = len(path.name.removeprefix("m-")) == PREFIX and path.name.removeprefix("m-").isalnum()
         if is_ours and path.name not in known:
@@ -173,7 +175,7 @@ def _own_folders(run: Run, models: list[LoggedModel]) -> list[Path]:
 def _must_stay(run: Run, resumable: Collection[str]) -> bool:
     """Whether a run whose state is not recorded is to be kept for now."""
     if run.info.status == "FINISHED":
-        return time.time() - run.info.end_time / 1000 < _SETTLING_SECONDS
+        return time.time() - run.info.end_time / 1000 < SETTLING_SECONDS
     return _is_open(run) or run.data.tags["state"][:PREFIX] in resumable
 
 

@@ -105,8 +105,12 @@ def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
     found = {key: path for key, path in paths.items() if path.is_file()}
     if found and not client.list_artifacts(run_id, "images"):
         for key, path in found.items():
-            with Image.open(path, formats=("PNG",)) as image:
-                client.log_image(run_id, image.convert("RGB"), key=key, step=0)
+            try:
+                with Image.open(path, formats=("PNG",)) as file:
+                    image = file.convert("RGB")
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+                raise UserError(f"{path.name}: not readable as PNG: {one_line(error)}") from None
+            client.log_image(run_id, image, key=key, step=0)
 
 
 def _log_tables(client: MlflowClient, run_id: str, folder: Path) -> None:

@@ -79,7 +79,8 @@ def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
     """Return the training that a run below it belongs to, by the run's tags: of its state, with the weights it read."""
     runs = find({"state": tags["train_state"]}) if "train_state" in tags else []
     read = tags.get(_READ_FINAL)
-    return next((run for run in runs if read in (None, outputs(run.data.tags).get(_FINAL, read))), None)
+    complete_first = sorted(runs, key=lambda run: _FINAL not in outputs(run.data.tags))
+    return next((run for run in complete_first if read in (None, outputs(run.data.tags).get(_FINAL, read))), None)
 
 
 def _trainings(child: Run, find: Find) -> list[Run]:

@@ -80,12 +80,6 @@ def deleted_runs(client: MlflowClient) -> list[Run]:
     return list(_search(client, "", ViewType.DELETED_ONLY))
 
 
-def find_run(client: MlflowClient, **tags: str) -> Run | None:
-    """Return the newest run that carries all these tags."""
-    runs = StoredRuns(client)(tags)
-    return runs[0] if runs else None
-
-
 def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
     """Return the run that represents a recorded result, if there is one: of its state, or else of other code.
 
@@ -94,7 +88,8 @@ def find_equivalent_run(find: Find, stage: Identity) -> Run | None:
     """
     outs = stage.out_digests()
     alike = (run for run in find({"state": stage.state}) if outputs(run.data.tags) in (outs, {}))
-    return next((run for run in alike if is_finished_or_live(run)), None) or _find_same_outs(find, stage, outs)
+    best = sorted(alike, key=lambda run: (outputs(run.data.tags) != outs, run.info.status != "FINISHED"))
+    return next((run for run in best if is_finished_or_live(run)), None) or _find_same_outs(find, stage, outs)
 
 
 def is_finished_or_live(run: Run) -> bool:

@@ -111,6 +111,7 @@ class StoredRun:
         replaced, given, made = self.run_id, self._given, open_run(self.client, stage, anew=True)
         self.run_id, self.attempt, self._outs, self._logged = made.run_id, 1, {}, {}
         self.log_points(given)
+        self.client.set_terminated(replaced)
         remove_run(self.client, self.client.get_run(replaced), REPLACED, by=self.run_id)
 
     def link_runs(self) -> None:
@@ -185,18 +186,36 @@ def open_run(
 
 
 def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:
-    """Delete a run and its models, with a tag `why` that names the run in its place; `mlflow gc` purges it."""
-    client.set_tag(run.info.run_id, why, by)
-    delete_models(client, run)
-    client.delete_run(run.info.run_id)
+    """Delete a run and its models, with a tag `why` that names the run in its place; `mlflow gc` purges it.
+
+    A run that a process opened meanwhile is left alone.
+    """
+    with store_lock(client.tracking_uri):
+        if client.get_run(run.info.run_id).info.status == "RUNNING":
+            return
+        client.set_tag(run.info.run_id, why, by)
+        delete_models(client, run)
+        client.delete_run(run.info.run_id)
 
 
 def find_own_run(client: MlflowClient, stage: Identity, *, is_live: bool) -> Run | None:
-    """Return the run of a state to go on with: that of the same kind of machine, or to rebuild, of the same outs."""
+    """Return the run of a state to go on with, if there is one.
+
+    Args:
+        client: of the store.
+        stage: the stage.
+        is_live: whether it is about to run: then the run of this kind of machine, or one that a rebuild only began. To
+            rebuild, the run of the same outs, or one that a rebuild only began, unless it is open on another host.
+    """
     runs = StoredRuns(client)({"state": stage.state})
+    begun = [run for run in runs if "machine" not in run.data.tags and not outputs(run.data.tags)]
     if is_live:
-        return next((run for run in runs if run.data.tags.get("machine") in (None, machine_key())), None)
-    return next((run for run in runs if outputs(run.data.tags) in ({}, stage.out_digests())), None)
+        own = [run for run in runs if run.data.tags.get("machine") == machine_key()]
+        return next(iter([*own, *begun]), None)
+    wanted = stage.out_digests()
+    same = [run for run in runs if outputs(run.data.tags) == wanted]
+    closed_or_here = (run for run in [*same, *begun] if run.info.status != "RUNNING" or is_alive(run.data.tags))
+    return next(closed_or_here, None)
 
 
 def is_referenced(stage: Stage, out: str) -> bool:

@@ -20,7 +20,7 @@ from gradtrail.tracking.lineage.state import Identity
 
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an artifact `git.diff` begin that are no diff
 _OUTPUT = "output/"
-_CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics")
+_CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)machines.yaml")
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _MAX_DIFF_BYTES = 2**24
 _MAX_UNTRACKED_BYTES = 2**17  # of a file; larger ones are rather data than code

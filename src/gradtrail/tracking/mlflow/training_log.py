@@ -41,7 +41,8 @@ class TrainingLog:
 
     def after_chunk(self, state: TrainState) -> None:
         """Let the trace begin and end with its chunk."""
-        self._trace.after_chunk(state)
+        with self._run.best_effort():
+            self._trace.after_chunk(state)
 
     def after_epoch(self, history: History, seconds: float) -> None:
         """Log the points that the last epoch adds to the curves."""

@@ -6,6 +6,7 @@ The store is searched once, at the beginning; later only the runs that were chan
 import dataclasses
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,14 +16,15 @@ from mlflow.entities import Run
 
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.paths import SQLITE
 from gradtrail.tracking.lineage.dvc_cache import is_here, restore
+from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.origin import origin_of
 from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_states
 from gradtrail.tracking.lineage.snapshots import Snapshot
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, has_headlines, training_of
+from gradtrail.tracking.mlflow.relocate import own_database
 from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, is_finished_or_live
 from gradtrail.tracking.mlflow.stored_run import (
     REBUILT,
@@ -38,6 +40,7 @@ from gradtrail.tracking.sync.carry_over import carry_over_keys
 from gradtrail.tracking.sync.report import SyncReport
 
 DUPLICATE = "duplicate_of"
+SETTLING_SECONDS = 120  # from a run's end until DVC has surely recorded the state
 Result = tuple[str, str]
 
 
@@ -120,13 +123,16 @@ class States:
         """Delete the runs of recorded states whose outs nothing records, though the same kind of machine made them.
 
         One kind of machine gives a state one result: such outs were written over, or an earlier version mixed two
-        results in one run. A rebuilt run does not say what machine made it; in a store of this repository alone it
-        counts as the same.
+        results in one run. A rebuilt run does not say what machine made it, and counts as the same. Only in this
+        repository's own database: elsewhere another clone's lock may name them. Runs that have only just ended are
+        left alone, as DVC may not have recorded them yet.
 
         Returns:
             How many were deleted.
         """
-        is_own_store = self._client.tracking_uri.startswith(SQLITE)
+        if own_database(self._client.tracking_uri) is None:
+            return 0
+        settled = (time.time() - SETTLING_SECONDS) * 1000
         recorded: dict[str, dict[str, str]] = defaultdict(dict)
         for (state, _), run_id in self.run_ids.items():
             recorded[state][self._index[run_id].data.tags.get("machine", "")] = run_id
@@ -134,8 +140,9 @@ class States:
         replaced = 0
         for run in others:
             machine, by = run.data.tags.get("machine", ""), recorded[run.data.tags.get("state", "")]
-            alike = (by[other] for other in by if (machine == other if machine and other else is_own_store))
-            if run.info.status == "FINISHED" and (same := next(alike, None)):
+            alike = (by[other] for other in by if machine == other or not (machine and other))
+            is_settled = run.info.status == "FINISHED" and run.info.end_time < settled
+            if is_settled and (same := next(alike, None)):
                 remove_run(self._client, run, REPLACED, by=same)
                 self._index.drop(run.info.run_id)
                 replaced += 1
@@ -188,6 +195,10 @@ class States:
             return None
         self._index.refresh([run_id])
         self.rebuilt[run_id] = stage.name
+        for run in self._index({"state": stage.state}):  # attempts that wrote nothing
+            if not outputs(run.data.tags) and run.data.tags.get("machine") == machine_key():
+                remove_run(self._client, run, DUPLICATE, by=run_id)
+                self._index.drop(run.info.run_id)
         return run_id
 
     def _set_parent(self, child: Run, train_id: str) -> None:
@@ -204,18 +215,13 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
     try:
         stored = open_run(client, stage, origin)
         stored.log_outs(stage)
-    except (
-        LookupError,
-        ValueError,
-        TypeError,
-        RecursionError,
-        UserError,
-    ) as error:  # of other code
+    except (LookupError, ValueError, TypeError, RecursionError, UserError) as error:  # of other code
         reason = f"{type(error).__name__}: {one_line(error)[:200]}"
         print(f"warning: {stage.name}, state {stage.state[:12]}: no run can be rebuilt ({reason})", file=sys.stderr)
         if stored and began:
             client.set_terminated(stored.run_id, began.info.status)
         elif stored:
+            client.set_terminated(stored.run_id, "FAILED")
             remove_run(client, client.get_run(stored.run_id), REPLACED, by="none: its files cannot be read")
         return None
     stored.set_tags({REBUILT: "true"})
@@ -236,9 +242,11 @@ def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
     removed = 0
     for runs in by_state.values():
         kept: dict[frozenset[tuple[str, str]], Run] = {}
-        for run in sorted(runs, key=lambda run: run.info.status != "FINISHED"):
+        for run in sorted(runs, key=lambda run: (run.info.status != "FINISHED", REBUILT in run.data.tags)):
             outs = frozenset(outputs(run.data.tags).items())
-            same = kept.setdefault(outs, run) if outs or not kept else next(iter(kept.values()))
+            machine = run.data.tags.get("machine")
+            alike = (one for one in kept.values() if one.data.tags.get("machine", machine) == machine)
+            same = kept.setdefault(outs, run) if outs else next(alike, kept.setdefault(outs, run))
             if run is not same and run.info.status != "RUNNING":
                 remove_run(client, run, DUPLICATE, by=same.info.run_id)
                 index.drop(run.info.run_id)

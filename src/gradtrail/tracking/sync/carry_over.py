@@ -13,7 +13,8 @@ _TODAYS = "entry"
 
 def carry_over_keys(client: MlflowClient, index: RunIndex) -> None:
     """Give runs of the version before today's key, and that of the training that they belong to."""
-    old = [run for run in index.runs() if _TODAYS in run.data.tags]
+    old = [run for run in index.runs() if {_TODAYS, "state"} <= run.data.tags.keys()]
+    old.sort(key=lambda run: "train_state" not in run.data.tags)  # trainings last: their old keys are looked up
     todays = {run.data.tags["state"]: run.data.tags[_TODAYS] for run in old}
     for run in old:
         tags = {"state": run.data.tags[_TODAYS]}
