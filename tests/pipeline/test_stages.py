@@ -202,7 +202,7 @@ def test_running_a_state_again_doubles_no_table(project: Project, tmp_path: Path
 @pytest.mark.slow
 def test_a_training_that_diverges_says_where(project: Project, tmp_path: Path) -> None:
     copy = project.copy(tmp_path / "project")
-    copy.set("train.adamw.learning_rate", 1e30)
+    copy.set("train.adamw.learning_rate", 1e8)
     copy.set("train.keep_epochs", [])
     copy.set("runtime.tracking", False)
     output = copy.python("-m", "pipeline.train", check=False)

@@ -245,8 +245,8 @@ def _remove_duplicates(client: MlflowClient, index: RunIndex) -> int:
         for run in sorted(runs, key=lambda run: (run.info.status != "FINISHED", REBUILT in run.data.tags)):
             outs = frozenset(outputs(run.data.tags).items())
             machine = run.data.tags.get("machine")
-            alike = (one for one in kept.values() if one.data.tags.get("machine", machine) == machine)
-            same = kept.setdefault(outs, run) if outs else next(alike, kept.setdefault(outs, run))
+            alike = [one for one in kept.values() if one.data.tags.get("machine", machine) == machine]
+            same = alike[0] if alike and not outs else kept.setdefault(outs, run)
             if run is not same and run.info.status != "RUNNING":
                 remove_run(client, run, DUPLICATE, by=same.info.run_id)
                 index.drop(run.info.run_id)

@@ -1,0 +1,52 @@
+"""Params that once passed, hung or changed results: refused in one line, or without any effect."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from projects import Project, finished_project
+from ruamel.yaml import YAML
+
+from gradtrail import cli
+
+OUTS = ("results/gradients", "metrics/gradients.json")
+
+
+def repro(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run `gradtrail repro`; return the line that it ends with."""
+    monkeypatch.setattr(sys, "argv", ["gradtrail", "repro"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_more_epochs_than_can_be_counted(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project.folder)
+    lock = project.lock()
+    project.set("train.epochs", 99999999999999999999)
+    assert repro(monkeypatch, capsys).startswith("gradtrail: params.yaml: train.epochs must be")
+    assert project.lock() == lock
+
+
+def test_twenty_thousand_nested_brackets(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project.folder)
+    with Path("params.yaml").open("a") as params:
+        params.write(f"deep: {'[' * 20_000}{']' * 20_000}\n")
+    assert repro(monkeypatch, capsys).startswith("gradtrail: params.yaml: not readable as YAML")
+
+
+@pytest.mark.slow
+def test_a_memory_budget_changes_no_result(tmp_path: Path) -> None:
+    project = finished_project().copy(tmp_path / "project")
+    before = project.digests(*OUTS)
+    params = YAML().load(project.folder / "params.yaml")
+    params["runtime"] |= {"memory_budget_mib": 2, "tracking": False}
+    YAML().dump(params, project.folder / "params.yaml")
+    assert "runtime.memory_budget_mib no longer exists and is ignored" in project.run_stage("gradients")
+    assert project.digests(*OUTS) == before
