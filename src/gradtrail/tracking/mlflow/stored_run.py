@@ -205,10 +205,12 @@ def find_own_run(client: MlflowClient, stage: Identity, *, is_live: bool) -> Run
         client: of the store.
         stage: the stage.
         is_live: whether it is about to run: then the run of this kind of machine, or one that a rebuild only began. To
-            rebuild, the run of the same outs, or one that a rebuild only began, unless it is open on another host.
+            rebuild, the run of the same outs, or one of this kind of machine that was only begun; none that is open on
+            another host.
     """
     runs = StoredRuns(client)({"state": stage.state})
-    begun = [run for run in runs if "machine" not in run.data.tags and not outputs(run.data.tags)]
+    ours = (None, machine_key())
+    begun = [run for run in runs if run.data.tags.get("machine") in ours and not outputs(run.data.tags)]
     if is_live:
         own = [run for run in runs if run.data.tags.get("machine") == machine_key()]
         return next(iter([*own, *begun]), None)
