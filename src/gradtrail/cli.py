@@ -114,8 +114,7 @@ def sync(*, yes: bool) -> None:
     try:
         report = with_store(sync)
     except DamagedDatabaseError as error:
-        asks = not yes and sys.stdin.isatty()
-        if not (yes or (asks and click.confirm(f"{error}. Do so?"))):
+        if not (yes or (sys.stdin.isatty() and click.confirm(f"{error}. Do so?"))):
             raise
         print(f"the damaged database is {set_aside()} now")
         report = with_store(sync)

@@ -19,6 +19,7 @@ from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_lo
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, head_commit
 from gradtrail.tracking.lineage.environment import machine_key
+from gradtrail.tracking.lineage.recorded import outs_of
 from gradtrail.tracking.lineage.snapshots import snapshot_of
 from gradtrail.tracking.lineage.state import Identity
 
@@ -52,7 +53,8 @@ def record_machines(before: Sections) -> None:
     Their runs in MLflow say it; a run that was rebuilt from its outs does not.
     """
     here, known = read_sections(), _read_machines()
-    unchanged = {name for name in known if name in before and _outs(before[name]) == _outs(here.get(name, {}))}
+    in_both = before.keys() & here.keys() & known.keys()
+    unchanged = {name for name in in_both if outs_of(before[name]) == outs_of(here[name])}
     changed = [name for name in here if name not in unchanged]
     if not changed:
         return
@@ -80,7 +82,8 @@ def describe_differences() -> list[str]:
     differing = [
         name
         for name in head.lock
-        if same.issuperset([*stages_before(name, head.pipeline), name]) and _outs(head.lock[name]) != _outs(here[name])
+        if same.issuperset([*stages_before(name, head.pipeline), name])
+        and outs_of(head.lock[name]) != outs_of(here[name])
     ]
     if not differing:
         return []
@@ -116,12 +119,8 @@ def _made_by(section: Mapping[str, Any]) -> tuple[Any, ...]:
     return entry.cmd, entry.params, {dep: md5 for dep, md5 in entry.deps.items() if is_code(dep)}
 
 
-def _outs(section: Mapping[str, Any]) -> dict[str, str]:
-    return {out["path"]: out["md5"] for out in section.get("outs", ())}
-
-
 def _outs_digest(section: Mapping[str, Any]) -> str:
-    return sha256_of(_outs(section))[:16]
+    return sha256_of(outs_of(section))[:16]
 
 
 def _read_machines() -> dict[str, dict[str, str]]:

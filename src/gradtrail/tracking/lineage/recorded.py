@@ -61,7 +61,7 @@ def run_cache_snapshots(pipelines: Iterable[Pipeline], is_known: Callable[[str],
 def _read(path: Path) -> Section | None:
     try:
         section = disk_cached(path.name, lambda: read_yaml(path))
-        return section if locked_entry(section) and _outs(section) else None
+        return section if locked_entry(section) and outs_of(section) else None
     except (UserError, KeyError, TypeError):  # no entry; DVC removes what it cannot read
         return None
 
@@ -103,7 +103,7 @@ def _fits(section: Section, wanted: Mapping[str, str]) -> bool:
     return _reads_alike(section, wanted) and all(
         digest_within(out, md5, dep) == found
         for dep, found in wanted.items()
-        for out, md5 in _outs(section).items()
+        for out, md5 in outs_of(section).items()
         if contains_path(out, dep)
     )
 
@@ -112,8 +112,9 @@ def _reads_alike(section: Section, wanted: Mapping[str, str]) -> bool:
     return all(wanted.get(dep, md5) == md5 for dep, md5 in locked_entry(section).data.items())
 
 
-def _outs(section: Section) -> dict[str, str]:
-    return {out["path"]: out["md5"] for out in section["outs"]}
+def outs_of(section: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each out in a section of `dvc.lock`, by its path."""
+    return {out["path"]: out["md5"] for out in section.get("outs", ())}
 
 
 @dataclass(frozen=True, kw_only=True)
