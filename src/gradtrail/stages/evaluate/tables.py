@@ -14,8 +14,8 @@ def write_tables(folder: Path, split: Split, result: Evaluation, num_mistakes: i
 
     `predictions.parquet`: the label, prediction, loss and calibrated class probabilities of every example.
     `mistakes.csv`: the `num_mistakes` most confident wrong predictions. `classes.csv`: label and prediction of every
-    example, for DVC's confusion plot. `calibration.csv` and `calibration_uncalibrated.csv`: the bins of the reliability diagram.
-    `per_class.csv`: metrics of each class.
+    example, for DVC's confusion plot. `calibration.csv` and `calibration_uncalibrated.csv`: the bins of the
+    reliability diagram. `per_class.csv`: metrics of each class.
     """
     folder.mkdir(parents=True)
     predictions = prediction_table(split, result)
