@@ -133,6 +133,14 @@ def test_times_are_comparable_of_runs_in_turn_on_one_kind_of_machine(
     assert are_times_comparable(plain[0], better, [*plain, better, rest]) == is_comparable
 
 
+def test_times_are_not_comparable_of_runs_beside_another_variant_or_hours_apart() -> None:
+    (plain,), (better,), (same,) = (completed(label, [0.9]) for label in ("plain", "better", "same"))
+    assert are_times_comparable(plain, better, [plain, better, same])
+    assert not are_times_comparable(plain, better, [plain, better, replace(same, began=6.0, ended=9.0)])
+    later = replace(better, began=4000.0, ended=4004.0)
+    assert not are_times_comparable(plain, later, [plain, later])
+
+
 def test_of_runs_in_blocks_of_a_variant_no_time_ratio_is_given_and_the_note_says_so() -> None:
     """As they are trained where the queue was filled variant by variant: what drifts looks like a difference."""
     better = [replace(run, began=run.began + 600, ended=run.ended + 600) for run in completed("better", BETTER)]
@@ -232,6 +240,19 @@ def test_the_figure_has_every_run_the_means_and_the_intervals(tmp_path: Path, mo
     np.testing.assert_allclose(ends - 100 * np.mean(PLAIN), [low, high])
     np.testing.assert_allclose([bar.get_height() for bar in seconds.patches], [2.0, 1.0, 2.0], atol=0.02)
     assert seconds.get_title().endswith("not all comparable"), "`other` has no seed in common"
+
+
+def test_a_bar_reaches_the_line_of_the_baseline_where_the_difference_is_not_significant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the seeds that both have are not all: then the means of all seeds differ by another amount."""
+    found = of(completed("plain", [*PLAIN, 0.5]), completed("better", BETTER), completed("same", SAME))
+    accuracy = drawn(list(found.values()), tmp_path / "a.png", monkeypatch).axes[0]
+    bars = [bar for bar in accuracy.containers if isinstance(bar, ErrorbarContainer) and bar.has_yerr]
+    line = 100 * found["plain"].mean
+    spans = [bar.lines[2][0].get_segments()[0][:, 1] for bar in bars]
+    assert [not low <= line <= high for low, high in spans] == [True, False]
+    assert [found[label].verdict for label in ("better", "same")] == ["significant", "not significant"]
 
 
 def test_the_figure_of_runs_without_times_has_no_times_and_equal_bytes(tmp_path: Path) -> None:
