@@ -8,6 +8,8 @@ LOCK   := $(if $(GPU),requirements-cuda.lock,requirements.lock)
 
 export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
+# uv leaves bytecode to the first import; where that may not keep it, every process imports for 7 s longer.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help env lock repro test test-slow nightly check gate format ui results compare bench sync clean
@@ -33,8 +35,8 @@ endif
 $(READY): requirements.lock requirements-cuda.lock pyproject.toml tools/setup.sh
 	@sh tools/setup.sh "$(PYTHON)" "$(VENV)" "$(LOCK)"
 
-lock: ## resolve requirements.lock and requirements-cuda.lock anew, from pyproject.toml; needs uv
-	@sh tools/lock.sh
+lock: env ## resolve requirements.lock and requirements-cuda.lock anew, from pyproject.toml
+	@PATH="$(abspath $(BIN)):$$PATH" sh tools/lock.sh
 
 repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro

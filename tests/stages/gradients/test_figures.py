@@ -144,7 +144,11 @@ def test_classes_have_two_matrices_with_colours_around_zero_and_a_bar_each(
     assert len(colour_bars) == 2
     assert next(iter(heights(share).values())) == pytest.approx((100 * classes.share).tolist())
     assert [names(axis)[0] for axis in (cosine, coherence, share)] == [
-        *("cosine of the mean gradients", "coherence of per-example gradients", "share of the mean gradient"),
+        *(
+            "cosine of the mean gradients",
+            "coherence of per-example gradients",
+            "share of a gradient step's decrease in loss",
+        ),
     ]
 
 

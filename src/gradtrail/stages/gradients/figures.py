@@ -115,7 +115,7 @@ def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_si
 
 
 def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
-    """Draw the cosines of the classes' mean gradients, their coherence, and their shares of the mean gradient."""
+    """Draw the cosines of the classes' mean gradients, their coherence, and shares of a step's decrease in loss."""
     classes = analysis.classes
     figure, axes = plotting.new_figure(f"Gradients by class · {title}", columns=3, size=(14, 4.6))
     ticks = plotting.class_ticks(len(classes.share))
@@ -128,7 +128,7 @@ def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
         figure.colorbar(drawn, ax=axis, shrink=0.8)
     axes[0, 2].bar(range(len(classes.share)), 100 * classes.share, color=plotting.BLUE)
     axes[0, 2].axhline(0, color=plotting.GREY, linewidth=1)
-    axes[0, 2].set(title="share of the mean gradient", xlabel="class", ylabel="%", xticks=ticks)
+    axes[0, 2].set(title="share of a gradient step's decrease in loss", xlabel="class", ylabel="%", xticks=ticks)
     return figure
 
 

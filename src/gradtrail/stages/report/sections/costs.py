@@ -89,7 +89,7 @@ def _cells(row: dict[str, str]) -> Cells:
 
 def _of_stages(sources: Sources) -> Table:
     """Return the costs of the functions that the metrics of the stages have; those of `profile` are by variant."""
-    rows = []
+    rows, batch = [], count(int(sources.param("evaluate.batch_size")))
     for stage, metrics in sources.metrics.items():
         for key in sorted(metrics):
             if key.startswith("compile/") and key.endswith("/flops"):
@@ -100,7 +100,7 @@ def _of_stages(sources: Sources) -> Table:
                 )
                 rows.append((name, stage, flops(sources.metric(stage, key)), size(read), size(held), count(program)))
     return Table(
-        caption="Functions compiled by the other stages",
+        caption=f"Functions compiled by the other stages, at their own batch sizes: {batch} for predict in evaluate",
         header=("function", "stage", "FLOPs", "bytes read and written", "total memory", "HLO instructions"),
         rows=rows,
     )
