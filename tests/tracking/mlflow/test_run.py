@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gradtrail.stages.common.pipeline_file import Entry
+from gradtrail.tracking import tracker_process
 from gradtrail.tracking.lineage import environment
 from gradtrail.tracking.mlflow import client, run, stored_run, tracker
 from gradtrail.tracking.mlflow.run import tracked
@@ -91,7 +92,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     stage = SimpleNamespace(name="train", folder=tmp_path, runtime=runtime, state="0" * 64, entry=lambda _: entry)
     monkeypatch.setattr(run, "Identity", lambda _: stage)
     monkeypatch.setattr(tracker, "Identity", lambda _, known: stage if known == {"train": entry} else None)
-    monkeypatch.setattr(run, "TrackerProcess", TrackerInProcess)
+    monkeypatch.setattr(tracker_process, "TrackerProcess", TrackerInProcess)
     monkeypatch.setattr(environment, "_stage_process", {})
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     return stage
@@ -201,7 +202,9 @@ def test_files_are_logged_as_they_were(stage: Any, stored: FakeStoredRun, tmp_pa
 
 def test_only_a_server_has_a_limit(stage: Any, stored: FakeStoredRun, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[TrackerInProcess] = []
-    monkeypatch.setattr(run, "TrackerProcess", lambda seconds: made.append(TrackerInProcess(seconds)) or made[-1])
+    monkeypatch.setattr(
+        tracker_process, "TrackerProcess", lambda seconds: made.append(TrackerInProcess(seconds)) or made[-1]
+    )
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with tracked(stage):
         pass

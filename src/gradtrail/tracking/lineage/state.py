@@ -144,10 +144,10 @@ class Identity(Stage):
         return {out["path"]: out["md5"] for out in self._lock[name].get("outs", ())}
 
     def _locked_entry(self, name: str) -> Entry | None:
-        if name not in self._lock:
-            return None
         is_before = name != self.name and name in self.lineage
-        trusted = self.from_lock or (is_before and not self._has_other_outs(name))
+        if not (self.from_lock or is_before) or name not in self._lock:
+            return None
+        trusted = self.from_lock or not self._has_other_outs(name)
         return locked_entry(self._lock[name]) if trusted else None
 
     @cached_property

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gradtrail.stages.common.stage import Stage
-from gradtrail.support.paths import SQLITE, store_uri
 from gradtrail.support.signals import stop_request
 from gradtrail.tracking.lineage.environment import environment
 from gradtrail.tracking.lineage.state import Identity, state_lock
 from gradtrail.tracking.mlflow.tags import process_tags
 from gradtrail.tracking.mlflow.tracker import report_fault
-from gradtrail.tracking.mlflow.tracker_process import TrackerProcess
+from gradtrail.tracking.tracker_process import TrackerProcess, started_tracker
 
 if TYPE_CHECKING:
     from gradtrail.core.nn.models import HostParams
@@ -165,9 +164,8 @@ def _tracker(stage: Identity) -> Iterator[TrackerProcess | None]:
     if not stage.runtime.tracking:
         yield None
         return
-    is_here = store_uri().startswith(SQLITE)  # a database does not hang, and may take long where many write to it
     try:
-        tracker = TrackerProcess(None if is_here else stage.runtime.tracking_seconds)
+        tracker = started_tracker(stage.runtime)
     except OSError as error:  # no room for its files, or for a process
         report_fault(error)
         yield None

@@ -10,6 +10,8 @@ reports itself, and as soon as its stage is gone: then the run stays open, as th
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import queue
@@ -19,20 +21,22 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradtrail.stages.common.pipeline_file import Entry
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.errors import UserError, is_store_fault, one_line
+from gradtrail.support.paths import SQLITE, store_uri
 from gradtrail.tracking.lineage.environment import speak_for_stage
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.naming import metric_name
+from gradtrail.tracking.tracker_process import REPORTED, warn
 
 if TYPE_CHECKING:
     from gradtrail.tracking.mlflow.stored_run import StoredRun
 
-REPORTED = 3  # exit status after a fault that was reported
 Message = dict[str, Any]
 _MONITOR_AFTER_SECONDS = 60.0  # shorter runs have no use for samples of processor and memory
 _SAMPLE_SECONDS = 5.0
@@ -96,6 +100,10 @@ class RunLog:
         from gradtrail.tracking.mlflow.stored_run import open_run
 
         self._stage, self._stored = stage, open_run(open_store(), stage)
+        if stage.name == TRAIN:  # which logs models: import that now, not when the training waits for it
+            with warnings.catch_warnings(action="ignore"):  # about types in a module of MLflow itself
+                importlib.import_module("mlflow.pyfunc")
+            importlib.import_module("gradtrail.stages.artifacts.weights")
         if stage.runtime.system_metrics:
             self._monitor_at = time.monotonic() + _MONITOR_AFTER_SECONDS
 
@@ -134,16 +142,20 @@ def report_fault(error: Exception) -> None:
     warn(reason)
 
 
-def warn(reason: str) -> None:
-    """Print why the run is not complete, and what follows."""
-    print(f"warning: {reason}; the results are unaffected; `gradtrail sync` rebuilds this run later", file=sys.stderr)
+def _import_mlflow() -> None:
+    """Import what takes longest, while the stage is not ready; the garbage collector would take a quarter of it."""
+    gc.disable()
+    importlib.import_module("gradtrail.tracking.mlflow.stored_run")
+    if store_uri().startswith(SQLITE):
+        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+    gc.freeze()
+    gc.enable()
 
 
 def log_run(inbox: queue.SimpleQueue[Message]) -> int:
     """Handle the messages of a stage; return the exit status."""
     try:
-        from gradtrail.tracking.mlflow import stored_run  # noqa: F401 - takes longest, and the stage is not ready yet
-
+        _import_mlflow()
         RunLog().follow(inbox)
     except Exception as error:  # a bug too: the work counts for more
         report_fault(error)

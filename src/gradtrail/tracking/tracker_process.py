@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import queue
@@ -16,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import gradtrail
-from gradtrail.tracking.mlflow.tracker import REPORTED, warn
+from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.support.errors import UserError
+from gradtrail.support.paths import SQLITE, store_uri
+
+REPORTED = 3  # exit status of a tracker after a fault that it reported
 
 _MODULE = "gradtrail.tracking.mlflow.tracker"
 _MOST_WAITING = 10_000  # messages that a tracker has not read yet
@@ -42,7 +48,7 @@ class TrackerProcess:
             [sys.executable, "-m", _MODULE, str(self._folder)],
             stdin=subprocess.PIPE,
             bufsize=0,
-            env=os.environ | {"PYTHONPATH": own_code.rstrip(os.pathsep)},
+            env=os.environ | {"PYTHONPATH": own_code.rstrip(os.pathsep), "JAX_PLATFORMS": "cpu"},
             start_new_session=True,
         )
         self._pipe: Any = self._process.stdin
@@ -115,3 +121,38 @@ class TrackerProcess:
     def _watch(self) -> None:
         self._process.wait()
         self._ended.set()
+
+
+_started: list[TrackerProcess] = []  # before its stage asked for it
+
+
+def start_tracker(module: str) -> None:
+    """Start the tracker of a stage whose script begins, so that MLflow is imported beside what the script imports.
+
+    The garbage collector pauses meanwhile; `run_stage` lets it go on. Where params are bad, `run_stage` says so.
+
+    Args:
+        module: `__name__` of the script; nothing is done where it is not run, but imported.
+    """
+    if module != "__main__":
+        return
+    gc.disable()
+    with contextlib.suppress(UserError, OSError):
+        runtime = load_section("runtime", RuntimeConfig)
+        if runtime.tracking:
+            _started.append(_start(runtime))
+
+
+def started_tracker(runtime: RuntimeConfig) -> TrackerProcess:
+    """Return the tracker that was started, or start it; raise OSError where it cannot be."""
+    return _started.pop() if _started else _start(runtime)
+
+
+def warn(reason: str) -> None:
+    """Print why a run is not complete, and what follows."""
+    print(f"warning: {reason}; the results are unaffected; `gradtrail sync` rebuilds this run later", file=sys.stderr)
+
+
+def _start(runtime: RuntimeConfig) -> TrackerProcess:
+    is_here = store_uri().startswith(SQLITE)  # a database does not hang, and may take long where many write to it
+    return TrackerProcess(None if is_here else runtime.tracking_seconds)

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gradtrail.tracking.mlflow import tracker_process
-from gradtrail.tracking.mlflow.tracker import REPORTED
-from gradtrail.tracking.mlflow.tracker_process import TrackerProcess
+from gradtrail.tracking import tracker_process
+from gradtrail.tracking.tracker_process import REPORTED, TrackerProcess
 
 READS = "import sys, pathlib; pathlib.Path('got').write_bytes(b''.join(iter(sys.stdin.buffer.readline, b'\"end\"\\n')))"
 HANGS = "import time; time.sleep(600)"
@@ -126,7 +125,7 @@ def test_files_are_kept_as_they_were(start: Start, tmp_path: Path) -> None:
 
 STAGE = """
 import time
-from gradtrail.tracking.mlflow.tracker_process import TrackerProcess
+from gradtrail.tracking.tracker_process import TrackerProcess
 tracker = TrackerProcess(None)
 print(tracker._process.pid, tracker._folder, flush=True)
 time.sleep(600)
