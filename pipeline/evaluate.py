@@ -1,5 +1,9 @@
 """Evaluate a model on the test split: `models`, `data/processed` → predictions, figures."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 import functools
 from pathlib import Path
 

@@ -1,5 +1,9 @@
 """Score every example by its gradient: `models`, `data/processed` → scores, figures, and a summary in words."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 from pathlib import Path
 
 import jax

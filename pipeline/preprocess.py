@@ -1,5 +1,9 @@
 """Split the data set, inject label noise if asked: `data/raw` → `data/processed`, figures."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 from pathlib import Path
 
 from gradtrail.core.data.preprocessing import PreprocessConfig, prepare

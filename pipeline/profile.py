@@ -1,5 +1,9 @@
 """Compile and time variants of the configured training: params → static costs, figures; times go to MLflow."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 import tempfile
 from pathlib import Path
 

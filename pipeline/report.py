@@ -1,5 +1,9 @@
 """Show the results of all stages on one page: metrics, tables, figures and params → `reports/report.html`."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 from pathlib import Path
 
 from gradtrail.stages.common.stage import Stage, run_stage

@@ -51,7 +51,6 @@ from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.calls import StoreCalls
 from gradtrail.tracking.mlflow.run import TrackedRun
 from gradtrail.tracking.mlflow.training_log import TrainingLog
 
@@ -211,7 +210,7 @@ def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunctio
 
     order = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES)
     validation = _examples(_FEW)
-    run = TrackedRun(Identity("train"), None, StoreCalls(None))
+    run = TrackedRun(Identity("train"), None)
     with TrainingLog(run, engine, dataclasses.replace(run.stage.runtime, trace=False)) as listener:
         training_runs.run(
             dataclasses.replace(engine, epochs=2, steps_per_epoch=steps, order=order),

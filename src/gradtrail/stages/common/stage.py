@@ -1,6 +1,7 @@
 """What every stage script does around its work: check the environment, load params, write outs, report errors."""
 
 import contextlib
+import gc
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -102,6 +103,8 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
     Ctrl-C. 143: stopped by SIGTERM.
     """
     stage = Stage(name)
+    gc.freeze()  # what was imported stays
+    gc.enable()
     try:
         require_own_code()
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
@@ -125,6 +128,8 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
     except KeyboardInterrupt:
         print(f"{name}: stopped; `dvc checkout` restores the last results", file=sys.stderr)
         sys.exit(130)
+    finally:
+        gc.freeze()  # Python would look at everything once more as it ends, for half a second
 
 
 def _plain(value: Any) -> Any:

@@ -12,18 +12,19 @@ import warnings
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grimp
 import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, LoggedModelStatus, Metric, Run
 
 import gradtrail
-from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights
 from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.naming import NOTE
+
+if TYPE_CHECKING:
+    from gradtrail.stages.artifacts.weights import WeightsInfo
 
 WEIGHTS = "weights"  # tag of a logged model: final, best or a kept epoch
 _DIGEST = "weights_digest"
@@ -73,7 +74,7 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
     return model
 
 
-def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) -> None:
+def save(path: Path, weights: Path, about: "WeightsInfo", ids: Mapping[str, str]) -> None:
     """Write a model as MLflow loads it: the weights, the modules that read them, and the packages that these need.
 
     Args:
@@ -102,6 +103,8 @@ def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) 
 
 
 def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
+    from gradtrail.stages.artifacts.weights import read_weights  # late: it imports JAX
+
     try:
         network, _, about = read_weights(path)
     except UserError as error:  # written by older code in another form: the run has no model that could be served
@@ -126,7 +129,7 @@ def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
     client.log_outputs(run.info.run_id, [LoggedModelOutput(logged.model_id, step=about.epoch)])
 
 
-def _how_to_use(model_id: str, about: WeightsInfo) -> str:
+def _how_to_use(model_id: str, about: "WeightsInfo") -> str:
     height, width = about.model.image_shape
     return (
         f'`mlflow.pyfunc.load_model("models:/{model_id}").predict(images)` takes an array (images, {height}, {width}), '
@@ -135,7 +138,7 @@ def _how_to_use(model_id: str, about: WeightsInfo) -> str:
     )
 
 
-def _attach_validation(client: MlflowClient, run: Run, model_id: str, about: WeightsInfo) -> None:
+def _attach_validation(client: MlflowClient, run: Run, model_id: str, about: "WeightsInfo") -> None:
     """Attach to the model the validation metrics that the run has at the epoch of the weights."""
     of = {"model_id": model_id, "run_id": run.info.run_id}
     of |= {"dataset_name": about.dataset.name, "dataset_digest": about.dataset.digest[:DIGEST_LENGTH]}
@@ -159,6 +162,8 @@ def _is_ready(client: MlflowClient, model: LoggedModel) -> bool:
 
 def _copy_code(to: Path) -> Path:
     """Copy the loader and the modules that it imports, late ones included; return the folder of the package."""
+    import grimp  # late: only a training needs it
+
     graph = grimp.build_graph("gradtrail", exclude_type_checking_imports=True, cache_dir=None)
     package = Path(gradtrail.__file__ or "").parent
     for module in (_LOADER, *graph.find_upstream_modules(_LOADER)):
