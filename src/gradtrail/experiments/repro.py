@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def reproduce(arguments: list[str]) -> int:
     Returns:
         The exit status of `dvc repro`.
     """
+    started = time.monotonic()
     fit_dvc_to_git()
     _validate_params()
     before = read_sections()
@@ -74,7 +76,7 @@ def reproduce(arguments: list[str]) -> int:
     if status == 0:
         _backfill(before)
     if status == 0 and all(argument.startswith("-") for argument in arguments):
-        _summarize()  # not after only some stages: the evaluation in the folder may belong to another state
+        _summarize(time.monotonic() - started)  # not after only some stages: metrics/ may belong to another state
         _tell_differences()
     if _dataset(read_yaml(_PARAMS)) == "digits":
         _remind_of_digits()
@@ -134,13 +136,19 @@ def _tell_differences() -> None:
             print(line)
 
 
-def _summarize() -> None:
-    """Print the result in one line."""
-    path = Path("metrics/evaluate.json")
+def _summarize(seconds: float) -> None:
+    """Print the result: the time that the command took, the accuracy, and where the report is."""
+    path, report = Path("metrics/evaluate.json"), Path("reports/report.html")
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        interval = f"{found['accuracy_low']:.2%} to {found['accuracy_high']:.2%}"
-        print(f"{found['dataset']}: test accuracy {found['accuracy']:.2%} ({interval}). `make ui` compares the runs.")
+        interval = f"95 % interval {found['accuracy_low']:.2%} to {found['accuracy_high']:.2%}"
+        print(f"{found['dataset']}: test accuracy {found['accuracy']:.2%} ({interval}), in {_duration(seconds)}")
+        print(f"report: {report}; `make ui` compares the runs" if report.is_file() else "`make ui` compares the runs")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
 def _fall_back_to_digits() -> None:

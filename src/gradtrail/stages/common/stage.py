@@ -3,11 +3,14 @@
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
@@ -95,8 +98,8 @@ class Stage:
         return metrics
 
 
-def run_stage(main: Callable[[Stage], None], name: str) -> None:
-    """Run a stage script and turn an error into an exit status.
+def run_stage(main: Callable[[Stage], None], name: str, shows: tuple[str, ...] = ()) -> None:
+    """Run a stage script, print one line with these metrics and the time it took, and exit with its status.
 
     0: success. 1: a bug, with a traceback. 2: an error that the user can fix, as one line on stderr. 130: stopped by
     Ctrl-C. 143: stopped by SIGTERM.
@@ -108,6 +111,7 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
         stage.set_up()
         with stopping_on_sigterm(f"stopped; `dvc repro` starts {name} again"):
             main(stage)
+        print(_summary(stage, shows), flush=True)
         warn_of_live_arrays(name)
     except (UserError, ConfigError, FloatingPointError) as error:  # the last one: the training diverged
         if isinstance(error, FloatingPointError) and stage.runtime.debug_nans:
@@ -125,6 +129,15 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
     except KeyboardInterrupt:
         print(f"{name}: stopped; `dvc checkout` restores the last results", file=sys.stderr)
         sys.exit(130)
+
+
+def _summary(stage: Stage, shows: tuple[str, ...]) -> str:
+    """Return the line that a stage ends with: metrics, and the seconds since the process began."""
+    metrics = stage.read_metrics() if shows else {}
+    found = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows}
+    parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in found.items()]
+    seconds = time.time() - psutil.Process().create_time()
+    return f"{stage.name}: {', '.join([*parts, f'{seconds:.1f} s'])}"
 
 
 def _plain(value: Any) -> Any:
