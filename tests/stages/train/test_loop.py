@@ -52,6 +52,13 @@ class Listener:
         pytest.fail("diverged")
 
 
+def test_a_log_has_one_line_an_epoch(capfd: pytest.CaptureFixture[str]) -> None:
+    run(CONFIGS["much at once"], None, Listener(None))
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.partition(" · ")[0] for line in lines] == [f"train: epoch {epoch}" for epoch in (1, 2, 3)]
+    assert all(f"({epoch}/3, " in line for epoch, line in enumerate(lines, 1))
+
+
 def run(config: TrainConfig, folder: Path | None, listener: Listener, *, steps_per_call: int = 1) -> TrainResult:
     engine, _ = make_engine(config, SPLIT)
     checkpoints = ResumeFolder(folder, 1e9, lambda: 0.0)
