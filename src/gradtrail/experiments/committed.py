@@ -139,5 +139,7 @@ def _committed_machines() -> dict[str, dict[str, str]]:
 
 def _checked(content: Any) -> dict[str, dict[str, str]]:
     if not isinstance(content, dict) or not all(isinstance(one, dict) for one in content.values()):
-        raise UserError(f"{_MACHINES}: expected `stage: {{outs: …, machine: …}}`; remove it, and it is written anew")
+        raise UserError(
+            f"{_MACHINES}: expected `stage: {{outs: …, machine: …}}`; delete it, and `gradtrail repro` writes it again"
+        )
     return {name: {key: str(value) for key, value in one.items()} for name, one in content.items()}

@@ -38,7 +38,7 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     """
     training_runs = RunIndex(open_store())({"stage": "train"})
     if not training_runs:
-        print("no training run yet: `dvc repro` runs the first")
+        print("no training runs yet; `gradtrail repro` makes the first")
         return
     chosen = [run for run in training_runs if _fits(run, where)]
     if not chosen:

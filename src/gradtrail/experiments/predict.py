@@ -51,7 +51,7 @@ def read_image(path: Path, shape: tuple[int, int], framing: Framing | None) -> U
         return np.round(255 * (grey if grey.shape == shape else _whole(grey, shape))).astype(np.uint8)
     ink = _ink(grey)
     if ink.max() < _FAINT / 2:
-        raise UserError(f"{path}: the image is blank: something that contrasts with its background is needed")
+        raise UserError(f"{path}: the image is blank: nothing contrasts with its background")
     if ink.shape != shape:
         ink = _fitted(ink / ink.max(), shape, framing)
     return np.round(255 * np.clip(ink, 0, 1)).astype(np.uint8)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
+NO_SOURCE_FLAG = "GRADTRAIL_NO_SOURCE_FLAG"  # variable that names a file: fetch makes it as it raises NoSourceError
 _DAMAGE = ("file is not a database", "database disk image is malformed")  # SQLite's words, whoever passes them on
 _ENVIRONMENT = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full

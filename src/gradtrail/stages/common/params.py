@@ -47,7 +47,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if len(data) > _MAX_FILE_BYTES:
-        raise UserError(f"{path}: more than {_MAX_FILE_BYTES:,} bytes, too long for a file of params")
+        raise UserError(f"{path}: more than {_MAX_FILE_BYTES:,} bytes")
     try:
         content = _parse(data.decode("utf-8"))
     except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # all raised by malformed text

@@ -116,7 +116,7 @@ def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
     try:
         TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).prepare()
     except CycleError as error:
-        raise UserError(f"{path}: stages that wait for each other: {', '.join(error.args[1])}") from None
+        raise UserError(f"{path}: stages that depend on each other: {', '.join(error.args[1])}") from None
     return pipeline
 
 

@@ -80,7 +80,7 @@ class Stage:
         compiles = "jax" in self.spec.params.get(str(VERSIONS), ())
         if compiles and (self.runtime.disable_jit or self.runtime.debug_nans):
             switch = "disable_jit" if self.runtime.disable_jit else "debug_nans"
-            raise UserError(f"runtime.{switch} is on: the stage finished, but writes no results with this switch on")
+            raise UserError(f"runtime.{switch} is on: the stage finished, but writes no outs while it is on")
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
 
@@ -109,7 +109,7 @@ def run_stage(main: Callable[[Stage], None], name: str, shows: tuple[str, ...] =
         require_own_code()
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
         stage.set_up()
-        with stopping_on_sigterm(f"stopped; `dvc repro` starts {name} again"):
+        with stopping_on_sigterm(f"stopped; `dvc repro` restarts {name}"):
             main(stage)
         print(_summary(stage, shows), flush=True)
         warn_of_live_arrays(name)
