@@ -46,14 +46,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return parse_yaml(data, str(path))
+
+
+def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
+    """Return the content of a YAML 1.2 file of this name, as `read_yaml` does."""
     if len(data) > _MAX_FILE_BYTES:
-        raise UserError(f"{path}: more than {_MAX_FILE_BYTES:,} bytes")
+        raise UserError(f"{name}: more than {_MAX_FILE_BYTES:,} bytes")
     try:
         content = _parse(data.decode("utf-8"))
     except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # all raised by malformed text
-        raise UserError(f"{path}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
+        raise UserError(f"{name}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: expected sections by name, got {type(content).__name__}")
+        raise UserError(f"{name}: expected sections by name, got {type(content).__name__}")
     return content
 
 
