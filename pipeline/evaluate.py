@@ -55,4 +55,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "evaluate")
+    run_stage(main, "evaluate", shows=("num_examples", "num_mistakes", "loss", "accuracy"))

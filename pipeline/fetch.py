@@ -26,4 +26,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "fetch")
+    run_stage(main, "fetch", shows=("train_examples", "test_examples"))

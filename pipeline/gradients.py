@@ -66,4 +66,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "gradients")
+    run_stage(main, "gradients", shows=("num_examples", "grad_norm_median", "noise_scale_typical"))

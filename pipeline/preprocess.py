@@ -31,4 +31,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "preprocess")
+    run_stage(main, "preprocess", shows=("train_examples", "validation_examples", "test_examples", "noisy_labels"))

@@ -52,4 +52,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "profile")
+    run_stage(main, "profile", shows=("train_step_flops", "train_step_total_bytes"))

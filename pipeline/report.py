@@ -28,4 +28,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "report")
+    run_stage(main, "report", shows=("size_bytes",))

@@ -72,4 +72,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "train")
+    run_stage(main, "train", shows=("epochs", "loss", "validation_loss", "validation_accuracy"))

@@ -58,6 +58,10 @@ def test_pictures_of_the_test_split_get_the_labels_that_evaluation_gave_them(pro
     names = [str(tmp_path / f"{number}.png") for number in range(5)]
     options = ("--figure", str(tmp_path / "seen.png"))
     said = project.gradtrail("predict", *names, *options)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "blank.png")
+    told = project.gradtrail("predict", names[0], str(tmp_path / "blank.png"), names[1], check=False)
+    assert told.splitlines()[:2] == said.splitlines()[:2]
+    assert "blank.png: the image is blank" in told.splitlines()[2]
     labels = [int(line.split(": ")[1].split()[0]) for line in said.splitlines()]
     assert labels == pd.read_parquet(project.folder / "results/evaluate/predictions.parquet")["predicted"][:5].tolist()
     with Image.open(tmp_path / "seen.png") as picture:

@@ -6,7 +6,6 @@ differs grows while a network trains, so differences of metrics are shown beside
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.params import parse_yaml, read_yaml
 from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_lock, sha256_of, stages_before
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, head_commit
@@ -129,15 +128,12 @@ def _read_machines() -> dict[str, dict[str, str]]:
 
 def _committed_machines() -> dict[str, dict[str, str]]:
     found = blobs("HEAD", [str(_MACHINES)]).get(str(_MACHINES))
-    if not found:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / _MACHINES
-        path.write_bytes(found)
-        return _checked(read_yaml(path))
+    return _checked(parse_yaml(found, str(_MACHINES))) if found else {}
 
 
 def _checked(content: Any) -> dict[str, dict[str, str]]:
     if not isinstance(content, dict) or not all(isinstance(one, dict) for one in content.values()):
-        raise UserError(f"{_MACHINES}: expected `stage: {{outs: …, machine: …}}`; remove it, and it is written anew")
+        raise UserError(
+            f"{_MACHINES}: expected `stage: {{outs: …, machine: …}}`; delete it, and `gradtrail repro` writes it again"
+        )
     return {name: {key: str(value) for key, value in one.items()} for name, one in content.items()}

@@ -179,7 +179,7 @@ def test_for_a_damaged_one_the_one_before_is_used_and_orbax_opens_only_that(
     assert opened == ["step_000000004"]
     assert capfd.readouterr().err.splitlines() == [
         "train: skipping the checkpoint step_000000005: its files, step or training do not match its seal",
-        "train: going on after step 4, from a checkpoint",
+        "train: resuming after step 4, from a checkpoint",
     ]
     assert names(written) == ["step_000000004", "step_000000004.digest"], "it would be in the way of the next"
 

@@ -13,7 +13,7 @@ import numpy as np
 from gradtrail.stages.common.overrides import PARAMS, SEED, as_options, changed, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, suggestion
 
 PATH = Path("comparisons.yaml")
 STAGE = "evaluate"  # the last stage that a comparison runs
@@ -69,7 +69,7 @@ def choose(name: str) -> Comparison:
     """Return the comparison of that name, or raise UserError."""
     comparisons = read_comparisons()
     if name not in comparisons:
-        raise UserError(f"{PATH}: no comparison {name}; it has {', '.join(comparisons)}")
+        raise UserError(f"{PATH}: no comparison {name}; it has {', '.join(comparisons)}{suggestion(name, comparisons)}")
     return comparisons[name]
 
 

@@ -110,20 +110,28 @@ class _DvcLock:
 
 def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
     """Read the stages of a `dvc.yaml`, in its order; raise UserError in one line where they are none."""
-    content = read_yaml(path)
-    validate(content, _DvcYaml, str(path), extra="ignore")
-    pipeline = {name: _stage_spec(stage) for name, stage in content["stages"].items()}
+    return parse_pipeline(read_yaml(path), str(path))
+
+
+def parse_pipeline(content: Mapping[str, Any], name: str) -> dict[str, StageSpec]:
+    """Return the stages of the content of a `dvc.yaml` of this name, as `read_pipeline` does."""
+    validate(content, _DvcYaml, name, extra="ignore")
+    pipeline = {stage: _stage_spec(content["stages"][stage]) for stage in content["stages"]}
     try:
-        TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).prepare()
+        TopologicalSorter({stage: upstream_stages(stage, pipeline) for stage in pipeline}).prepare()
     except CycleError as error:
-        raise UserError(f"{path}: stages that wait for each other: {', '.join(error.args[1])}") from None
+        raise UserError(f"{name}: stages that depend on each other: {', '.join(error.args[1])}") from None
     return pipeline
 
 
 def read_lock(path: Path) -> dict[str, Any]:
     """Read the stages of a `dvc.lock`; raise UserError in one line where they are none."""
-    content = read_yaml(path)
-    validate(content, _DvcLock, str(path), extra="ignore")
+    return parse_lock(read_yaml(path), str(path))
+
+
+def parse_lock(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the stages of the content of a `dvc.lock` of this name, as `read_lock` does."""
+    validate(content, _DvcLock, name, extra="ignore")
     return content.get("stages", {})
 
 

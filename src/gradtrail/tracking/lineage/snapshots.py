@@ -9,18 +9,14 @@ import dataclasses
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.pipeline_file import (
-    StageSpec,
-    read_lock,
-    read_pipeline,
-)
+from gradtrail.stages.common.params import parse_yaml, read_yaml
+from gradtrail.stages.common.pipeline_file import StageSpec, parse_lock, parse_pipeline
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blob_ids, git, git_bytes
 from gradtrail.support.paths import private_folder, working_folder
@@ -89,7 +85,7 @@ def working_snapshot() -> Snapshot | None:
     pipeline, lock = working_folder() / "dvc.yaml", working_folder() / "dvc.lock"
     if not lock.is_file():
         return None
-    return _parsed(_blob_id(pipeline), _blob_id(lock), lambda: _parse(pipeline, lock))
+    return _parsed(_blob_id(pipeline), _blob_id(lock), lambda: _parse(read_yaml(pipeline), read_yaml(lock)))
 
 
 def snapshot_of(commit: str) -> Snapshot | None:
@@ -140,11 +136,10 @@ def _parsed_folder() -> Path:
 
 def _of_commit(commit: str, pipeline: str, lock: str) -> Snapshot | None:
     def parse() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            paths = [Path(folder) / "dvc.yaml", Path(folder) / "dvc.lock"]
-            for path, blob in zip(paths, (pipeline, lock), strict=True):
-                path.write_bytes(git_bytes("cat-file", "blob", blob))
-            return _parse(*paths)
+        return _parse(
+            parse_yaml(git_bytes("cat-file", "blob", pipeline), "dvc.yaml"),
+            parse_yaml(git_bytes("cat-file", "blob", lock), "dvc.lock"),
+        )
 
     try:
         return dataclasses.replace(_parsed(pipeline, lock, parse), commit=commit)
@@ -159,9 +154,9 @@ def _parsed(pipeline: str, lock: str, parse: Callable[[], dict[str, Any]]) -> Sn
     return Snapshot(pipeline=specs, lock=content["lock"], key=key)
 
 
-def _parse(pipeline: Path, lock: Path) -> dict[str, Any]:
-    specs = {name: dataclasses.asdict(spec) for name, spec in read_pipeline(pipeline).items()}
-    return {"pipeline": specs, "lock": read_lock(lock)}
+def _parse(pipeline: Mapping[str, Any], lock: Mapping[str, Any]) -> dict[str, Any]:
+    specs = {name: dataclasses.asdict(spec) for name, spec in parse_pipeline(pipeline, "dvc.yaml").items()}
+    return {"pipeline": specs, "lock": parse_lock(lock, "dvc.lock")}
 
 
 def _spec(*, cmd: str, deps: list[str], params: Mapping[str, list[str]], outs: list[str]) -> StageSpec:
