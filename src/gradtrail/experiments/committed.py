@@ -37,6 +37,7 @@ SPREAD = {
     ("gradients", "rank_correlation_loss"): 0.004,
     ("gradients", "noise_scale_typical"): 170.0,
 }
+_TOLERANCE = 3  # standard deviations
 
 Sections = Mapping[str, Any]
 
@@ -100,7 +101,7 @@ def describe_differences() -> list[str]:
 
 
 def _metric_lines(stages: list[str]) -> list[str]:
-    lines = []
+    lines, beyond = [], []
     files = {stage: f"metrics/{stage}.json" for stage in stages}
     committed = blobs("HEAD", files.values())
     for (stage, key), spread in SPREAD.items():
@@ -109,7 +110,13 @@ def _metric_lines(stages: list[str]) -> list[str]:
             then, now = (json.loads(text).get(key, math.nan) for text in texts)
             change = f"{now - then:+.2g}; standard deviation over seeds {spread:.2g}"
             lines.append(f"  {stage} {key} {then:.6g} → {now:.6g} ({change})")
-    return lines
+            if not abs(now - then) <= _TOLERANCE * spread:
+                beyond.append(f"{stage} {key}")
+    if not lines:
+        return []
+    within = f"{_TOLERANCE} standard deviations over seeds"
+    verdict = f"differ by more than {within}: {', '.join(beyond)}" if beyond else f"agree within {within}"
+    return [f"  metrics {verdict}", *lines]
 
 
 def _made_by(section: Mapping[str, Any]) -> tuple[Any, ...]:
