@@ -7,7 +7,7 @@ from gradtrail.core.common import batching
 from gradtrail.core.evaluate import metrics
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.nn import inference
-from gradtrail.core.xla.compiler import cost_metrics
+from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts import weights
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -40,9 +40,8 @@ def main(stage: Stage) -> None:
             tables.write_tables(results, test, result, config.num_mistakes)
             title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}, test"
             figures.draw(results, result, test, title, config.num_mistakes)
-            stage.write_metrics(
-                new, {**info.as_metrics(), "epoch": about.epoch, **result.metrics(), **cost_metrics([predict])}
-            )
+            stage.write_metrics(new, {**info.as_metrics(), "epoch": about.epoch, **result.metrics()})
+            stage.write_costs(new, static_costs([predict]))
 
         run.outs()
 

@@ -21,6 +21,7 @@ from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, Lo
 
 import gradtrail
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights
+from gradtrail.stages.common.dataset import DIGEST_LENGTH
 from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.naming import NOTE
@@ -28,7 +29,6 @@ from gradtrail.tracking.mlflow.naming import NOTE
 WEIGHTS = "weights"  # tag of a logged model: final, best or a kept epoch
 _DIGEST = "weights_digest"
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
-DIGEST_LENGTH = 32  # of a data set, in MLflow: it takes no more
 _LOADER = "gradtrail.tracking.mlflow.pyfunc"
 _PACKAGES = ("flax", "jax", "jaxlib", "jaxtyping", "filelock", "numpy", "pydantic", "ruamel.yaml", "safetensors")
 
