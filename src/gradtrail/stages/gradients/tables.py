@@ -264,8 +264,8 @@ def error_table(errors: Mapping[str, float]) -> pd.DataFrame:
 def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
     """Return the metrics: the summary of the training split, the median norm of the others, and the analyses' own."""
     splits = tables.splits.set_index("split")
-    medians = {f"{split}_{_MEDIAN}": splits.at[split, _MEDIAN] for split in splits.index if split != "train"}
-    train = splits.loc["train"].to_dict()
+    medians = {f"{split}_{_MEDIAN}": float(median) for split, median in splits[_MEDIAN].items() if split != "train"}
+    train = {str(name): float(value) for name, value in splits.loc["train"].items()}
     return {"num_examples": len(tables.scores)} | train | medians | _measure_training(tables, analysis)
 
 

@@ -58,4 +58,4 @@ def write_tables(folder: Path, costs: pd.DataFrame, doubling: pd.DataFrame) -> N
 def measure(costs: pd.DataFrame, configured: Variant) -> dict[str, int]:
     """Return the main costs of the configured variant as flat metrics, `<function>_<cost>`; the tables have more."""
     named = of_configured(costs, configured, but="").set_index("function")
-    return {f"{name}_{cost}": int(named.at[name, cost]) for name, kept in _COMPARED.items() for cost in kept}
+    return {f"{name}_{cost}": int(named[cost][name]) for name, kept in _COMPARED.items() for cost in kept}

@@ -82,13 +82,14 @@ def _finite(columns: Mapping[str, tuple[pd.Series, pd.Series]]) -> Curves:
     }
 
 
-def log_results(client: MlflowClient, run_id: str, folder: Path, *, tables: bool) -> None:
+def log_results(client: MlflowClient, run_id: str, folder: Path, costs: Path, *, tables: bool) -> None:
     """Log the files in a stage's folder of results, which replace those of an earlier attempt.
 
     Args:
         client: of the store.
         run_id: of the run.
         folder: the stage's results.
+        costs: file with the static costs of its functions, if there is one.
         tables: whether parquet tables are logged too.
     """
     for path in sorted(folder.rglob("*")):
@@ -96,7 +97,7 @@ def log_results(client: MlflowClient, run_id: str, folder: Path, *, tables: bool
             under = Path("results") / path.parent.relative_to(folder)
             client.log_artifact(run_id, str(path), under.as_posix())
     _log_galleries(client, run_id, folder)
-    _log_tables(client, run_id, folder)
+    _log_tables(client, run_id, folder, costs)
 
 
 def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
@@ -113,13 +114,15 @@ def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
             client.log_image(run_id, image, key=key, step=0)
 
 
-def _log_tables(client: MlflowClient, run_id: str, folder: Path) -> None:
+def _log_tables(client: MlflowClient, run_id: str, folder: Path, costs: Path) -> None:
     """Log tables for the UI's table view; not by `log_table`, which would append to those of an earlier attempt."""
     shown = {path.stem: _read(path) for path in sorted(folder.glob("*.csv"))}
     for name, column in _RANKED.items():
         if (folder / f"{name}{_TABLE}").is_file():
             table = _read(folder / f"{name}{_TABLE}")
             shown[f"{name}_by_{column}"] = table.nlargest(_MOST_ROWS, column, keep="first").round(6)
+    if costs.is_file():
+        shown["functions"] = _costs_table(costs)
     for name, table in shown.items():
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")
     if shown:
@@ -127,3 +130,12 @@ def _log_tables(client: MlflowClient, run_id: str, folder: Path) -> None:
         from mlflow.entities import RunTag  # late: what only names curves starts without MLflow
 
         client.log_batch(run_id, tags=[RunTag(_TABLES_TAG, said)])
+
+
+def _costs_table(path: Path) -> pd.DataFrame:
+    """Return a row for each compiled function, with its static costs."""
+    try:
+        costs = json.loads(path.read_text(encoding="utf-8"))
+        return pd.DataFrame([{"function": name, **found} for name, found in costs.items()])
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path.name}: not a file of costs: {one_line(error)[:200]}") from None

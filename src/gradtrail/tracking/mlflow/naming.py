@@ -156,8 +156,8 @@ def metric_name(stage: str, key: str) -> str:
 
 
 def is_logged(key: str, value: Any) -> bool:
-    """Whether a run shows a value of its metrics file."""
-    return key not in _ONLY_IN_FILES and not isinstance(value, str)
+    """Whether a run shows a value of its metrics file; costs, which those of the version before had, are in tables."""
+    return not (key in _ONLY_IN_FILES or key.startswith(_COMPILE) or isinstance(value, str))
 
 
 def is_headline(name: str, stage: str) -> bool:

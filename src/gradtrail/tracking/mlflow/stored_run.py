@@ -94,7 +94,8 @@ class StoredRun:
         numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if is_logged(key, value)}
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
         folder = stage.folder / "results" / stage.name
-        log_results(self.client, self.run_id, folder, tables=stage.runtime.copy_outs)
+        costs = stage.folder / "costs" / f"{stage.name}.json"
+        log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:
             if out.startswith(_PAGES):
                 self.client.log_artifact(self.run_id, str(stage.folder / out))
@@ -105,7 +106,7 @@ class StoredRun:
         for out in stage.spec.outs if stage.runtime.copy_outs else ():
             if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of the epochs are DVC's alone
                 self.log_files(stage.folder / out, "models")
-        tags = {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
+        tags = {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"][:DIGEST_LENGTH]}
         self.set_tags(output_tags(outs) | tags)
         lineage = stage.describe_lineage()
         lineage[stage.name]["outs"] = outs
@@ -176,12 +177,9 @@ def open_run(
         run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
         attempt = int(run.data.tags.get("attempts", 0)) + 1
         tags |= {"attempts": str(attempt)}
-        params = [Param(key, shown(value)) for key, value in in_force(stage_params(stage)).items()]
-        client.log_batch(
-            run.info.run_id,
-            params=[one for one in params if one.key not in run.data.params],
-            tags=[RunTag(key, value) for key, value in tags.items()],
-        )
+        read = in_force(stage_params(stage)).items()
+        params = [Param(key, shown(value)) for key, value in read if key not in run.data.params]
+        client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
         if found:
             client.update_run(run.info.run_id, status="RUNNING")
     if found and REBUILT in found.data.tags:
