@@ -100,6 +100,7 @@ def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) 
             code_paths=[str(code)],
             signature=_signature(about.model.num_classes),
             pip_requirements=[f"mlflow=={mlflow.__version__}", *(f"{name}=={version(name)}" for name in _PACKAGES)],
+            input_example=_stroke(about.model.image_shape),
             metadata={"input": _input(about)},
         )
     example = {"inputs": _stroke(about.model.image_shape).tolist()}
@@ -150,9 +151,9 @@ def _how_to_use(tracking_uri: str, model_id: str, about: WeightsInfo) -> str:
 import json
 import mlflow
 mlflow.set_tracking_uri("{tracking_uri}")
-model = mlflow.pyfunc.load_model("models:/{model_id}")
-example = mlflow.artifacts.download_artifacts("models:/{model_id}/{EXAMPLE}")
-model.predict(json.load(open(example))["inputs"])
+folder = mlflow.artifacts.download_artifacts("models:/{model_id}")
+model = mlflow.pyfunc.load_model(folder)
+model.predict(json.load(open(f"{{folder}}/{EXAMPLE}"))["inputs"])
 ```
 
 It takes an {_input(about)}, bright ink on 0, and returns `label` and `probabilities`.

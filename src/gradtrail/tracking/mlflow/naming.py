@@ -85,9 +85,9 @@ def name_of(stage: str, params: Mapping[str, Any]) -> str:
     used = in_force(params)
     words = [] if stage == TRAIN else [stage]
     words += list(_model(used)) + [_words(stage, key, used[key]) for key in _ordered(used)]
-    words += [f"unused {key} {_text(params[key])}" for key in params if key not in used and _differs(params, key)]
     if not words or (stage == TRAIN and words[0].startswith("seed ")):
         words.insert(0, str(params.get("train.model", stage)))
+    words += [f"unused {key} {_text(params[key])}" for key in params if key not in used and _differs(params, key)]
     name = _SEPARATOR.join(words)
     if len(name) <= _LONGEST_NAME:
         return name
