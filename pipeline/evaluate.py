@@ -11,7 +11,7 @@ from gradtrail.core.evaluate import metrics
 from gradtrail.core.evaluate.calibration import fit_temperature
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.nn import inference
-from gradtrail.core.xla.compiler import cost_metrics
+from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts import weights
 from gradtrail.stages.artifacts.calibration import write_calibration
 from gradtrail.stages.common import dataset
@@ -47,9 +47,8 @@ def main(stage: Stage) -> None:
             write_calibration(results, path, result, num_examples=len(validation))
             title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}, test"
             figures.draw(results, result, test, title, config.num_mistakes)
-            stage.write_metrics(
-                new, {**info.as_metrics(), "epoch": about.epoch, **result.metrics(), **cost_metrics([predict])}
-            )
+            stage.write_metrics(new, {**info.as_metrics(), "epoch": about.epoch, **result.metrics()})
+            stage.write_costs(new, static_costs([predict]))
 
         run.outs()
 

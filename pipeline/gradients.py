@@ -14,7 +14,7 @@ from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
 from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
 from gradtrail.core.nn.models import num_parameters
-from gradtrail.core.xla.compiler import cost_metrics
+from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, summary, tables
@@ -48,7 +48,7 @@ def main(stage: Stage) -> None:
             analysis = analyze(passes, trajectory, splits, config, info.num_classes, advance=bar.advance)
         scores = tables.score_table(splits, analysis.scores, dynamics)
         found = tables.make_tables(scores, analysis, config)
-        metrics = tables.measure(found, analysis, config)
+        metrics = tables.measure(found, analysis)
         weights = trajectory.params[trajectory.scored]
         errors = float64_errors(exact, weights, splits, analysis.scores, label_smoothing=about.label_smoothing)
         summary.warn_of_errors(errors, model.config.precision)
@@ -56,11 +56,12 @@ def main(stage: Stage) -> None:
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
             title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}"
-            tables.write_tables(results, found)
+            tables.write_tables(results, found, errors)
             figures.draw(results, found, analysis, splits, title, trajectory.batch_size)
             words = summary.in_words(title, found, analysis, metrics | errors, config, trajectory.batch_size)
             (results / "summary.md").write_text(words, encoding="utf-8")
-            stage.write_metrics(new, {**info.as_metrics(), **metrics, **errors, **cost_metrics(passes.functions)})
+            stage.write_metrics(new, {**info.as_metrics(), **metrics})
+            stage.write_costs(new, static_costs(passes.functions))
 
         run.outs()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gradtrail.core.profile.variants import ProfileConfig, Variant
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -42,9 +43,10 @@ def main(stage: Stage) -> None:
             tables.write_tables(folder, costs, tables.doubling_table(costs, configured))
             figures.draw(folder, costs, configured, title)
             stage.write_metrics(new, {**info.as_metrics(), **tables.measure(costs, configured)})
+            stage.write_costs(new, static_costs(compiled[0].functions.values()))
 
         if is_timed:
-            run.metrics(timings.metrics(timed, configured))
+            run.metrics(timings.metrics(timed.steps))
             with tempfile.TemporaryDirectory() as name:
                 timings.write(Path(name), timed, configured, title)
                 run.files(Path(name), "timings")

@@ -14,7 +14,7 @@ from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.xla.compiler import cost_metrics
+from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -64,7 +64,8 @@ def main(stage: Stage) -> None:
             measured = tables.measure(history, engine.num_steps)
             num_parts = config.accumulation_steps * config.shards
             measured |= tables.measure_noise_scale(history, config.batch_size, num_parts)
-            stage.write_metrics(new, {**info.as_metrics(), **measured, **cost_metrics(functions)})
+            stage.write_metrics(new, {**info.as_metrics(), **measured})
+            stage.write_costs(new, static_costs(functions))
 
         run.outs()
         run.checkpoint(done.state, history.final.params)

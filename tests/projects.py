@@ -24,6 +24,7 @@ from warm_python import made_once, warm_python
 
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.pipeline_file import read_pipeline
+from gradtrail.tracking.mlflow.tags import outputs
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
@@ -213,8 +214,9 @@ class Project:
             runs = store.execute(kept).fetchall()
             return [
                 {"id": run, "name": name, "status": status, "artifacts": Path(place.removeprefix("file://"))}
-                | {kind: dict(store.execute(query, (run,))) for kind, query in queries.items()}
+                | {"outs": outputs(found["tags"]), **found}
                 for run, name, status, place in runs
+                for found in [{kind: dict(store.execute(query, (run,))) for kind, query in queries.items()}]
             ]
 
     def empty_store(self) -> None:

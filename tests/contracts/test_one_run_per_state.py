@@ -25,7 +25,7 @@ def client(project: Project, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
 
 def written(project: Project) -> list[str]:
     """Return the weights that the training's runs name, the newest first."""
-    return [run["tags"][f"output/{WEIGHTS}"] for run in project.runs_of("train")]
+    return [run["outs"][WEIGHTS] for run in project.runs_of("train")]
 
 
 def train_elsewhere(project: Project) -> str:
@@ -57,12 +57,12 @@ def test_a_run_never_mixes_two_results_and_sync_follows_the_lock(project: Projec
     assert "a new run takes its place" in train_elsewhere(project)
     (second,) = project.runs_of("train")
     assert second["id"] != first["id"]
-    assert second["tags"][f"output/{WEIGHTS}"] == digest(project.folder / WEIGHTS)
+    assert second["outs"][WEIGHTS] == digest(project.folder / WEIGHTS)
     assert client.get_run(first["id"]).data.tags["replaced_by"] == second["id"]
 
     assert "replaced, as their outs were not those recorded: 1" in sync().describe()
     (mended,) = project.runs_of("train")
-    assert mended["tags"][f"output/{WEIGHTS}"] == first["tags"][f"output/{WEIGHTS}"]
+    assert mended["outs"][WEIGHTS] == first["outs"][WEIGHTS]
     below = [run for run in project.runs() if "train_state" in run["tags"]]
     assert {run["tags"]["mlflow.parentRunId"] for run in below} == {mended["id"]}
     assert sync().describe() == "4 runs present"

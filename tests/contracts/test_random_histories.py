@@ -130,7 +130,7 @@ def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result]]:
         tags = run["tags"]
         assert run["status"] != "RUNNING"
         if run["status"] == "FINISHED":
-            outs = {tag.removeprefix("output/"): md5 for tag, md5 in tags.items() if tag.startswith("output/")}
+            outs = run["outs"]
             own = {key: value for key, value in run["params"].items() if key.startswith(f"{tags['stage']}.")}
             found.append(((tags["state"], digest(outs)), (tags["stage"], digest(own), without_metrics(outs))))
     return found

@@ -131,7 +131,7 @@ def test_an_experiment_is_restored(project: Project, options: tuple[str, ...]) -
     for what in (run["tags"]["state"], run["id"][:8], "higher"):
         assert commands(show(project, what)) == ["dvc exp apply higher"]
     project.run("sh", "-c", "dvc exp apply higher")
-    assert digests(project)["models/final.safetensors"] == run["tags"]["output/models/final.safetensors"]
+    assert digests(project)["models/final.safetensors"] == run["outs"]["models/final.safetensors"]
     assert digests(project)["models/final.safetensors"] != before["models/final.safetensors"]
     (project.folder / "mlflow.db").unlink()
     project.sync()

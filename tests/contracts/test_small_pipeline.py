@@ -23,7 +23,7 @@ def test_runs_hang_together(finished: Project) -> None:
     for stage in ("evaluate", "gradients"):
         (child,) = finished.runs_of(stage)
         assert child["tags"]["mlflow.parentRunId"] == train["id"]
-        assert child["tags"]["input/models/final.safetensors"] == train["tags"]["output/models/final.safetensors"]
+        assert child["tags"]["weights"] == train["outs"]["models/final.safetensors"]
     assert train["name"] == "mlp-256-128 adamw warmup_cosine float32 digits"
     assert train["metrics"]["eval/length"] == 2
     assert train["metrics"]["gradients/length"] == 4

@@ -320,13 +320,13 @@ def whole_runs(project: Project) -> list[str]:
         assert run["params"]
         assert (run["artifacts"] / "lineage.json").is_file()
         if stage == "train":
-            weights = run["tags"]["output/models/final.safetensors"]
+            weights = run["outs"]["models/final.safetensors"]
             assert digest(project.folder / ".dvc/cache/files/md5" / weights[:2] / weights[2:]) == weights
             assert not (run["artifacts"] / "models").exists(), "the weights are DVC's"
         if stage in ("evaluate", "gradients"):
             parent = by_id[run["tags"]["mlflow.parentRunId"]]
             assert parent is trainings[run["tags"]["train_state"]]
-            assert parent["tags"]["output/models/final.safetensors"] == run["tags"]["input/models/final.safetensors"]
+            assert parent["outs"]["models/final.safetensors"] == run["tags"]["weights"]
             assert (run["artifacts"] / "results/words.txt").is_file()
     return sorted(label(run) for run in whole)
 

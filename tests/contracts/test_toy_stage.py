@@ -105,7 +105,7 @@ def check_runs(project: Project, size: int) -> None:
     assert toy["status"] == "FINISHED"
     assert toy["tags"]["mlflow.parentRunId"] == train["id"]
     assert toy["tags"]["train_state"] == train["tags"]["state"]
-    assert toy["tags"]["output/results/toy"] == digest(project.folder / "results/toy")
+    assert toy["outs"]["results/toy"] == digest(project.folder / "results/toy")
     assert toy["params"]["toy.repeats"] == "2"
     for run in (toy, train):
         assert run["metrics"]["toy/weights_bytes"] == size

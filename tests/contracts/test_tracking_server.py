@@ -317,7 +317,7 @@ def check_run(client: Client, server: TrackingServer, run: dict[str, Any]) -> No
     assert json.loads(server.artifact(run, "lineage.json"))[stage]["state"] == run["tags"]["state"]
     digests = {out["path"]: out["md5"] for out in lock["outs"]}
     for out, md5 in digests.items():
-        assert run["tags"][f"output/{out}"] == md5
+        assert run["outs"][out] == md5
     for artifact, out in ARTIFACTS.get(stage, {}).items():
         assert hashlib.md5(server.artifact(run, artifact), usedforsecurity=False).hexdigest() == digests[out]
 

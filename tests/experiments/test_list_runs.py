@@ -15,6 +15,7 @@ from gradtrail.experiments import list_runs
 from gradtrail.experiments.list_runs import fitting_table, in_order, print_runs
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.lineage.in_force import SHARED_BLOCKS
 
 
 def run(number: int, accuracy: float | None, *, status: str = "FINISHED", **params: str) -> Run:
@@ -97,7 +98,7 @@ def test_every_block_of_train_is_a_kind_or_shared_by_all() -> None:
     train = read_yaml(ROOT / "params.yaml")["train"]
     blocks = {name for name, value in train.items() if isinstance(value, dict)}
     kinds = {*get_args(ModelKind), *get_args(OptimizerKind), *get_args(ScheduleKind)}
-    assert blocks - kinds == list_runs._SHARED_BLOCKS
+    assert blocks - kinds == {*SHARED_BLOCKS, "loss_scaling"}
 
 
 def test_runs_are_filtered_and_limited(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

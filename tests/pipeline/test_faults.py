@@ -271,11 +271,7 @@ def test_two_that_make_one_state_at_once_end_with_one_result(project: Project) -
     assert statuses(project, "train") == ["FINISHED"]
     assert runs == len(STAGES)
     found = points(project)
-    repeated = {
-        point
-        for point in found
-        if found.count(point) > 1 and "/compile_" not in point[1] and not point[1].startswith("xla/")
-    }
+    repeated = {point for point in found if found.count(point) > 1 and "/compile_" not in point[1]}
     assert not {name for _, name, _ in repeated if not name.startswith(("time/", "train/time"))}
 
 

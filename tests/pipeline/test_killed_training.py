@@ -150,8 +150,8 @@ def committed(training: Training, tmp_path: Path) -> Project:
 
 def written(run: dict[str, Any]) -> dict[str, str]:
     """Return the digests of what a run's process wrote, by path."""
-    marked = {name: value for name, value in run["tags"].items() if name.startswith("output/")}
-    return {name.removeprefix("output/"): value for name, value in marked.items()}
+    found: dict[str, str] = run["outs"]
+    return found
 
 
 def kill_one(project: Project) -> None:

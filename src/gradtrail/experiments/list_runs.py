@@ -9,13 +9,13 @@ from rich.table import Table
 
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
+from gradtrail.tracking.lineage.in_force import in_force
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
 
 ACCURACY = "eval/accuracy"
 _UNLIMITED = 1000  # columns, in which no cell is folded
 _SHORT = 8  # digits of a run's id
-_SHARED_BLOCKS = {"augmentation", "loss_scaling"}  # the blocks of `train` that belong to no kind
 _METRICS = {  # metric → title and format; on a narrow terminal the last ones are left out first
     "train/validation_accuracy": ("validation, %", "{:.2%}"),
     "train/seconds": ("train, s", "{:.1f}"),
@@ -113,16 +113,9 @@ def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
 
 def _differing(runs: Sequence[Run]) -> list[str]:
     """Return the params that differ between runs; a param of a kind counts only for runs of that kind."""
-    names = dict.fromkeys(name for run in runs for name in run.data.params)
-    return [name for name in names if len({run.data.params.get(name) for run in runs if _uses(run, name)}) > 1]
-
-
-def _uses(run: Run, param: str) -> bool:
-    """Whether a training reads a param: `train.<kind>.…` only if a param of `train` has the value `<kind>`."""
-    section, *rest = param.split(".")
-    if section != "train" or len(rest) < 2 or rest[0] in _SHARED_BLOCKS:
-        return True
-    return any(value == rest[0] for key, value in run.data.params.items() if key.count(".") == 1)
+    used = [in_force(run.data.params) for run in runs]
+    names = dict.fromkeys(name for params in used for name in params)
+    return [name for name in names if len({params[name] for params in used if name in params}) > 1]
 
 
 def _fits(run: Run, where: Mapping[str, str]) -> bool:

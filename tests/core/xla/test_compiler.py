@@ -19,14 +19,12 @@ from gradtrail.core.xla.compiler import (
     NO_COST,
     NO_TIMES,
     TIMED_CALLS,
-    WATCHED,
     CallTimes,
     CompiledFunction,
     Compiler,
     CompileTimes,
     compile_within,
-    cost_metrics,
-    time_metrics,
+    static_costs,
 )
 
 NOT_A_NUMBER = jnp.array([-1.0])  # its logarithm
@@ -89,20 +87,13 @@ def test_times_are_those_of_the_clock_that_was_handed_in() -> None:
     ticks = itertools.accumulate([10.0, 1.0, 2.0, 100.0, 4.0])  # the guard's time is not the compiler's
     function = matmul(clock=lambda: next(ticks))
     assert function.times == CompileTimes(trace_seconds=1, lower_seconds=2, compile_seconds=4)
-    assert time_metrics([function]) == {
-        "compile/matmul/trace_seconds": 1,
-        "compile/matmul/lower_seconds": 2,
-        "compile/matmul/compile_seconds": 4,
-        "compile/matmul/cached": 0,
-    }
 
 
-def test_metrics_are_named_by_function_and_figure() -> None:
+def test_static_costs_are_named_by_function_and_cost() -> None:
     function = matmul()
-    metrics = cost_metrics([function])
-    assert set(metrics) == {f"compile/matmul/{figure}" for figure in WATCHED}
-    assert metrics["compile/matmul/flops"] == function.cost.flops
-    assert all(type(value) is int for value in metrics.values())
+    costs = static_costs([function])
+    assert costs == {"matmul": vars(function.cost)}
+    assert all(type(value) is int for value in costs["matmul"].values())
 
 
 def logarithm(values: jax.Array) -> jax.Array:
@@ -120,8 +111,6 @@ def test_for_debugging_nothing_is_compiled_ahead_and_nothing_costs(debugging: Ca
         )
         np.testing.assert_array_equal(function(jnp.ones((2, 2))), np.zeros((2, 2)), "any shape does")
     assert (function.name, function.cost, function.times) == ("log", NO_COST, NO_TIMES)
-    assert not any(cost_metrics([function]).values())
-    assert not any(time_metrics([function]).values())
 
 
 def test_to_step_through_the_function_gets_the_values_themselves() -> None:

@@ -15,7 +15,7 @@ from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, planned_run
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.tags import state_tags
+from gradtrail.tracking.mlflow.tags import output_tags, state_tags
 
 STAGES = {
     "fetch": ([], "data/raw"),
@@ -91,7 +91,7 @@ def played(name: str, accuracy: float, status: str, number: int) -> Run:
         put_into_cache(Path(out))
     else:
         Path(out).write_text(content)
-    tags = state_tags(Identity(name)) | {f"output/{out}": digest(Path(out)), "dataset": "words"}
+    tags = state_tags(Identity(name)) | output_tags({out: digest(Path(out))}) | {"dataset": "words"}
     tags |= {"dataset_digest": hashlib.sha256(b"").hexdigest()}
     metrics = {
         "train": {"train/seconds": float(number), "eval/accuracy": 0.1},

@@ -78,7 +78,7 @@ def test_detection_is_perfect_where_the_wrong_labels_score_highest_and_counts_er
 
 def test_where_no_label_is_wrong_there_is_nothing_to_detect(tmp_path: Path) -> None:
     assert detection_table(table()[lambda rows: rows["split"] == "train"]).empty
-    score_tables.write_tables(tmp_path / "out", tables())
+    score_tables.write_tables(tmp_path / "out", tables(), {})
     assert not (tmp_path / "out" / "label_error_scores.csv").exists()
 
 
@@ -107,16 +107,18 @@ def test_the_histogram_of_norms_has_every_example_once_in_bins_that_no_run_chang
 
 
 def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
-    score_tables.write_tables(tmp_path / "out", tables(wrong=6))
+    score_tables.write_tables(tmp_path / "out", tables(wrong=6), {"float64_error/loss": 2e-6})
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    names = ("largest", "suspects", "label_error_scores", "norms", "noise_scale", "classes", "influence")
-    assert written == {"scores.parquet", *(f"{name}.csv" for name in names)}
+    names = ("largest", "suspects", "label_error_scores", "splits", "norms", "noise_scale", "classes", "influence")
+    assert written == {"scores.parquet", *(f"{name}.csv" for name in (*names, "float64_errors"))}
     largest = pd.read_csv(tmp_path / "out" / "largest.csv")
     assert largest["grad_norm"].tolist() == pytest.approx(sorted(table()["grad_norm"])[::-1][:4], rel=1e-5)
-    metrics = score_tables.measure(tables(wrong=6), ANALYSIS, CONFIG)
+    metrics = score_tables.measure(tables(wrong=6), ANALYSIS)
     assert np.isfinite(list(metrics.values())).all()
-    assert metrics["noise_scale_epoch_000"] == 3
-    assert "noise_scale_epoch_002" not in metrics, "its gradient is drowned by noise"
+    assert (tmp_path / "out" / "float64_errors.csv").read_text() == "score,largest_relative_error\nloss,2e-06\n"
+    splits = pd.read_csv(tmp_path / "out" / "splits.csv", index_col="split")
+    assert set(splits.index) == set(SIZES)
+    assert metrics["test_grad_norm_median"] == pytest.approx(splits.at["test", "grad_norm_median"], rel=1e-5)
     assert {"label_errors_auroc", "never_correct", "test_grad_norm_median"} <= set(metrics)
 
 
@@ -124,7 +126,7 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
 def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> None:
     found = tables(wrong=wrong)
-    metrics = score_tables.measure(found, ANALYSIS, CONFIG)
+    metrics = score_tables.measure(found, ANALYSIS)
     words = summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, batch_size)
     train = found.train
     assert words.startswith("# Summary of per-example gradients: a title\n\n## Largest gradients\n")
@@ -139,7 +141,7 @@ def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> No
 
 def test_where_no_noise_scale_is_finite_the_summary_says_so() -> None:
     found = tables()
-    metrics = score_tables.measure(found, ANALYSIS, CONFIG)
+    metrics = score_tables.measure(found, ANALYSIS)
     endless = dataclasses.replace(ANALYSIS, noise_scales={2: ANALYSIS.noise_scales[2]})
     words = summary.in_words("a title", found, endless, metrics, CONFIG, 3)
     assert "The gradient noise scale is unbounded at every epoch" in words
@@ -166,7 +168,7 @@ def test_the_summary_explains_a_negative_share(share: list[float], said: str) ->
 
 def test_the_summary_names_the_errors_the_largest_first_and_none_where_none_is_known() -> None:
     found = tables()
-    metrics = score_tables.measure(found, ANALYSIS, CONFIG)
+    metrics = score_tables.measure(found, ANALYSIS)
     errors = {"float64_error/el2n": 2.1e-7, "float64_error/grad_norm": 1.3e-06}
     words = summary.in_words("a title", found, ANALYSIS, metrics | errors, CONFIG, 3)
     assert words.endswith("The largest relative errors are 1.3e-06 of grad_norm, 2.1e-07 of el2n.\n")

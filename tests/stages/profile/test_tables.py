@@ -24,10 +24,7 @@ def test_one_batch_size_has_no_doubling() -> None:
     assert not len(tables.doubling_table(cost_rows((32,)), CONFIGURED))
 
 
-def test_metrics_are_those_of_the_configured_variant_and_remat() -> None:
+def test_metrics_are_the_main_costs_of_the_configured_variant() -> None:
     metrics = tables.measure(cost_rows(), CONFIGURED)
+    assert set(metrics) == {"train_step_flops", "train_step_total_bytes", "predict_flops"}
     assert metrics["train_step_flops"] == metrics["predict_flops"] == 3200
-    assert metrics["score_hlo_fusions"] == 4
-    assert metrics["train_step_with_remat_temporary_bytes"] == 768
-    assert "predict_with_remat_flops" not in metrics
-    assert len(metrics) == 23

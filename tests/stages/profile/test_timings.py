@@ -21,28 +21,16 @@ def test_nothing_is_timed_without_tracking_or_under_a_debug_switch() -> None:
 
 
 def test_metrics_of_given_times() -> None:
-    metrics = timings.metrics(timings_of(), CONFIGURED)
+    metrics = timings.metrics(timings_of().steps)
     assert metrics["jit/speedup"] == pytest.approx(100)
     assert metrics["jit/compile_seconds"] == 2.0
     assert metrics["jit/steps_until_it_pays"] == 21
     assert metrics["scan/speedup"] == pytest.approx(1.25)
-    assert metrics["precision/bfloat16/examples_per_second"] == pytest.approx(32 / 0.042)
-    assert metrics["batch/64/examples_per_second"] == pytest.approx(64 / 0.074)
-    assert metrics["remat/on/seconds_per_step"] == metrics["remat/off/seconds_per_step"] == pytest.approx(0.042)
-    assert metrics["remat/on/temporary_mib"] == 1.5
-    groups = {"/".join(name.split("/")[:-1]) for name in metrics}
-    assert groups == {
-        *("jit", "scan", "remat/on", "remat/off", "batch/16", "batch/32", "batch/64"),
-        *("precision/float32", "precision/bfloat16"),
-    }
+    assert {name.partition("/")[0] for name in metrics} == {"jit", "scan"}
 
 
 def test_what_never_pays_has_no_number_of_steps() -> None:
-    timed = timings_of()
-    never = timings.Timings(
-        functions=timed.functions, times=timed.times, steps=step_times(without_jit=0.0005), rates=timed.rates
-    )
-    metrics = timings.metrics(never, CONFIGURED)
+    metrics = timings.metrics(step_times(without_jit=0.0005))
     assert "jit/steps_until_it_pays" not in metrics
     assert np.isfinite(list(metrics.values())).all()
 

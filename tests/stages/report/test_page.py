@@ -24,7 +24,16 @@ from gradtrail.support.errors import UserError
 VOID = {"meta", "link", "img", "br", "hr", "input", "col", "wbr"}
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' & ![a](https://a.b/c.png) <b>"
 DIGEST = "ab" * 32
-COSTS = {"flops": 134147512, "bytes_accessed": 63031728, "total_bytes": 48768084, "hlo_instructions": 1358}
+STEP = {"flops": 134147512, "bytes_accessed": 63031728, "total_bytes": 48768084, "hlo_instructions": 1358}
+COSTS: dict[str, dict[str, Any]] = {
+    "train": {"train_step": STEP},
+    "evaluate": {},
+    "gradients": {},
+    "profile": {
+        "train_step": STEP | {"temporary_bytes": 1881944, "jaxpr_equations": 477},
+        "predict": STEP | {"flops": 60417408},
+    },
+}
 
 METRICS: dict[str, dict[str, Any]] = {
     "fetch": {"bytes": 54950048, "train_examples": 60000, "test_examples": 10000},
@@ -46,7 +55,6 @@ METRICS: dict[str, dict[str, Any]] = {
         "validation_loss": 0.145,
         "best_validation_accuracy": 0.9856,
         "best_epoch": 2,
-        **{f"compile/train_step/{name}": value for name, value in COSTS.items()},
     },
     "evaluate": {
         "accuracy": 0.9859,
@@ -64,14 +72,7 @@ METRICS: dict[str, dict[str, Any]] = {
         "num_examples": 70000,
         "noise_scale_typical": 382509,
     },
-    "profile": {
-        "train_step_flops": 134147512,
-        "train_step_total_bytes": 48768084,
-        "train_step_temporary_bytes": 1881944,
-        "train_step_jaxpr_equations": 477,
-        "train_step_hlo_instructions": 1358,
-        "predict_flops": 60417408,
-    },
+    "profile": {"train_step_flops": 134147512, "train_step_total_bytes": 48768084, "predict_flops": 60417408},
 }
 TABLES = {
     "train/epochs": "epoch,loss,accuracy,validation_loss,validation_accuracy\n1,0.8,0.9,0.3,0.96\n3,0.5,0.99,0.2,0.98",
@@ -114,6 +115,8 @@ def folder(tmp_path: Path) -> Path:
             if path.suffix == ".safetensors":
                 path.write_text(out)
         write_metrics(tmp_path, stage, METRICS[stage])
+    for stage, costs in COSTS.items():
+        (tmp_path / f"costs/{stage}.json").write_text(json.dumps(costs))
     (tmp_path / "data/processed/dataset.json").write_text(json.dumps(info))
     for name in ("train.npz", "validation.npz", "test.npz"):
         (tmp_path / "data/processed" / name).write_text(name)
@@ -334,7 +337,7 @@ def test_a_stage_that_the_report_reads_is_part_of_its_lineage(folder: Path) -> N
     pipeline["stages"] = {"toy": toy} | pipeline["stages"]
     (folder / "dvc.yaml").write_text(json.dumps(pipeline))
     (folder / "params.yaml").write_text(json.dumps(load_params(folder) | {"toy": {"size": 7, "unread": 8}}))
-    write_metrics(folder, "toy", {"compile/toy_step/flops": 5, "compile/toy_step/bytes_accessed": 6})
+    write_metrics(folder, "toy", {})
     assert "toy" not in Reader(render(folder)).words, "the report does not read it yet"
 
     pipeline["stages"]["report"]["deps"] += ["results/toy", "metrics/toy.json"]
@@ -434,7 +437,7 @@ def test_metrics_have_the_size_of_the_page(folder: Path) -> None:
     assert metrics["num_pictures"] == len(FIGURES)
     (folder / "page.html").write_text(page, encoding="utf-8")
     assert metrics["size_bytes"] == (folder / "page.html").stat().st_size
-    assert metrics["dataset_digest"] == DIGEST
+    assert DIGEST.startswith(metrics["dataset_digest"])
 
 
 @pytest.mark.parametrize(

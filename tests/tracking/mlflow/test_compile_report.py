@@ -14,7 +14,7 @@ import pytest
 
 from gradtrail.core.profile.benchmark import MachineRates
 from gradtrail.tracking.mlflow import compile_report
-from gradtrail.tracking.mlflow.compile_report import achieved, compiling, profile_table
+from gradtrail.tracking.mlflow.compile_report import compiling, profile_table
 
 RATES = MachineRates(flops_per_second=1e9, bytes_per_second=1e8)
 
@@ -56,22 +56,29 @@ def work(run: RecordingRun, shapes: tuple[int, ...] = ()) -> None:
             planted(np.ones(length, np.float32))
 
 
+def process_of(run: RecordingRun) -> dict[str, float]:
+    return pd.read_csv(io.StringIO(run.written["compile/process.csv"]), index_col="quantity")["value"].to_dict()
+
+
 def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
     run = RecordingRun()
     work(run)
-    assert run.logged["compile/compilations"] == 1
+    assert set(run.logged) == {f"compile/{name}" for name in ("total_seconds", "cache_hit_rate", "unplanned")}
     assert run.logged["compile/unplanned"] == 0
-    assert 0 < run.logged["compile/share_of_time"] <= 1
-    assert run.logged["compile/memory/rss_after_mib"] > 0
-    assert {
-        f"compile/square/{key}_seconds" for key in ("trace", "lower", "compile", "first_call", "steady_call")
-    } < set(run.logged)
-    assert all(np.isfinite(value) for value in run.logged.values())
+    process = process_of(run)
+    assert process["compilations"] == 1
+    assert 0 < process["share_of_time"] <= 1
+    assert process["rss_after_mib"] > 0
+    assert process["machine_flops_per_second"] == RATES.flops_per_second
+    table = pd.read_csv(io.StringIO(run.written["compile/functions.csv"]))
+    times = table[[f"{key}_seconds" for key in ("trace", "lower", "compile", "first_call", "steady_call")]]
+    assert np.isfinite(times.to_numpy()).all()
     kinds = ("jaxpr", "stablehlo", "hlo")
     assert set(run.written) == {
         "compile/functions.csv",
         "compile/roofline.png",
         "compile/calls.csv",
+        "compile/process.csv",
         *(f"compile/square.{k}.txt" for k in kinds),
     }
     assert run.written["compile/calls.csv"] == "function,signature,line\n"
@@ -132,10 +139,9 @@ def test_rates_are_work_by_the_steady_call_and_shares_those_of_the_machine() -> 
         function = compiler.compile("square", lambda x: x @ x, jax.ShapeDtypeStruct((8, 8), jnp.float32))
     function.calls.seconds.extend([9.0, 1e-6, 1e-6])
     function.calls.trips.extend([1, 1, 1])
-    found = achieved([function], RATES)
-    assert found["compile/square/share_of_matmul_rate"] == pytest.approx(function.cost.flops / 1e-6 / 1e9)
     table = profile_table([function], RATES)
     assert isinstance(table, pd.DataFrame)
+    assert table.loc[0, "share_of_matmul_rate"] == pytest.approx(function.cost.flops / 1e-6 / 1e9)
     assert table.loc[0, "share_of_copy_rate"] == pytest.approx(function.cost.bytes_accessed / 1e-6 / 1e8)
     assert table.loc[0, "arithmetic_intensity"] == function.cost.flops / function.cost.bytes_accessed
     assert table.loc[0, "signature"] == "float32[8,8]"

@@ -1,8 +1,15 @@
-"""The description of a run: its metrics, its main figure, the summary of its gradients, and its lineage."""
+"""The name of a run, and its description: metrics, main figure, the summary of its gradients, and lineage."""
+
+import itertools
+from typing import Any
 
 import pytest
+from factories import ROOT
 
-from gradtrail.tracking.mlflow.naming import note, summary_in
+from gradtrail.stages.common.overrides import flatten
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.tracking.mlflow import naming
+from gradtrail.tracking.mlflow.naming import NOTE, is_headline, name_of, note, summary_in
 
 RUN = "0123456789abcdef" * 2
 TAGS = {"stage": "train", "dataset": "digits", "dataset_digest": "ab" * 32, "mlflow.source.git.commit": "c" * 40}
@@ -28,9 +35,9 @@ It is 277.
 
 def test_a_training_shows_its_accuracy_its_metrics_and_its_lineage() -> None:
     text = note(RUN, TAGS, METRICS, SUMMARY)
-    assert text.startswith("**98.59%** of the test images are classified correctly (95 % interval: 98.34% to 98.80%).")
-    assert "| epochs | parameters | noise scale |\n| --- | --- | --- |\n| 10 | 235,146 | 277 |" in text
-    assert f"![Learning curves](get-artifact?path=results%2Flearning_curves.png&run_uuid={RUN})" in text
+    assert text.startswith("**98.59% of the test images are classified correctly** (95 % interval: 98.34% to 98.80%).")
+    assert "\n\n235,146 parameters, 10 epochs. Gradient noise scale 277 examples.\n\n" in text
+    assert f"![Learning curves](get-artifact?path=description.png&run_uuid={RUN})" in text
     assert "### What the gradients say\n\n#### Largest gradients\n\nThe largest is 18.\n\n#### Noise" in text
     assert text.rstrip().endswith(
         "Data set digits abababab. Code of commit `cccccccc`. `gradtrail show 01234567` prints its lineage and how to "
@@ -60,3 +67,76 @@ def test_what_the_gradients_say_goes_from_note_to_note_unchanged(stage: str) -> 
 def test_a_note_without_it_has_none() -> None:
     assert summary_in(note(RUN, TAGS, METRICS, "")) == ""
     assert summary_in("") == ""
+
+
+def test_a_figure_that_a_description_has_stays() -> None:
+    before = f"![Learning curves](get-artifact?path=results%2Flearning_curves.png&run_uuid={RUN})"
+    assert before in note(RUN, TAGS | {NOTE: f"Some words.\n\n{before}\n\nMore."}, METRICS, "")
+
+
+TRAINING = {key: value for key, value in naming._reference().items() if key.split(".")[0] in naming._WITHOUT_SECTION}
+
+
+def named(stage: str = "train", **changes: Any) -> str:
+    return name_of(stage, TRAINING | {key.replace("__", "."): value for key, value in changes.items()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "mlp"),
+        ({"train__seed": 1}, "mlp · seed 1"),
+        ({"train__model": "cnn", "train__optimizer": "sgd", "train__seed": 2}, "cnn · sgd · seed 2"),
+        ({"train__model": "linear", "train__schedule": "linear"}, "linear model · linear"),
+        ({"train__mlp__hidden": [64], "train__epochs": 1, "train__batch_size": 512}, "mlp-64 · 1 epoch · batch 512"),
+        ({"fetch__dataset": "digits", "preprocess__label_noise": 0.1}, "digits · label noise 10 %"),
+        ({"train__precision": "bfloat16", "train__adamw__learning_rate": 0.01}, "bfloat16 · lr 0.01"),
+        ({"train__remat": True, "train__clip_norm": None, "train__keep_epochs": [0, 9]}, "remat · no clip · keep 0,9"),
+        ({"train__cnn__dropout": 0.5}, "mlp · unused train.cnn.dropout 0.5"),
+    ],
+)
+def test_a_name_says_what_differs_from_the_reference(changes: dict[str, Any], name: str) -> None:
+    assert named(**changes) == name
+
+
+def test_the_names_of_other_stages_begin_with_the_stage() -> None:
+    assert named("evaluate") == "evaluate"
+    assert named("evaluate", train__model="cnn", evaluate__weights="best") == "evaluate · cnn · weights best"
+    assert named("report", evaluate__weights="best") == "report · evaluate weights best"
+    assert name_of("toy", {"toy.length": 3}) == "toy · length 3"
+
+
+def test_no_two_changes_of_one_param_or_of_two_give_the_same_name() -> None:
+    others: list[dict[str, Any]] = [{}]
+    for key, value in TRAINING.items():
+        if isinstance(value, bool):
+            others.append({key: not value})
+        elif isinstance(value, int | float):
+            others += [{key: value + 1}, {key: value + 2}]
+        else:
+            others += [{key: [*value, "x"] if isinstance(value, list) else f"{value}x"}]
+    pairs = [one | other for one, other in itertools.combinations(others, 2)]
+    changes = {tuple(sorted((key, str(value)) for key, value in each.items())): each for each in [*others, *pairs]}
+    names = [name_of("train", TRAINING | each) for each in changes.values()]
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= 250
+
+
+def test_a_long_name_is_cut_and_stays_distinct() -> None:
+    long = [named(environment__xla_flags=["x" * 300 + end]) for end in "ab"]
+    assert [len(name) for name in long] == [250, 250]
+    assert long[0] != long[1]
+
+
+def test_the_reference_has_every_param_and_names_do_not_follow_params_yaml() -> None:
+    params = flatten({key: value for key, value in read_yaml(ROOT / "params.yaml").items() if key != "runtime"})
+    assert params.keys() == naming._reference().keys(), "add the new param with its first value"
+
+
+def test_trainings_show_the_headlines_of_their_children() -> None:
+    assert is_headline("eval/accuracy", "evaluate")
+    assert not is_headline("eval/num_examples", "evaluate")
+    assert not is_headline("gradients/compile_total_seconds", "gradients")
+    assert not is_headline("report/size_bytes", "report")
+    assert is_headline("toy/length", "toy")
+    assert not is_headline("toy/by_class/length", "toy")

@@ -32,7 +32,18 @@ def test_the_tag_is_the_same_every_time_and_fits_the_store() -> None:
     assert len(as_tag()) < 5000
 
 
-def test_the_link_names_the_view() -> None:
-    assert (
-        link("http://127.0.0.1:5000", "2") == "http://127.0.0.1:5000/#/experiments/2/runs?viewStateShareKey=gradtrail"
-    )
+def test_the_link_names_the_view_and_opens_its_charts_among_trainings() -> None:
+    base, _, query = link("http://127.0.0.1:5000", "2").partition("?")
+    assert base == "http://127.0.0.1:5000/#/experiments/2/runs"
+    options = dict(pair.split("=") for pair in query.split("&"))
+    assert options == {
+        "viewStateShareKey": "gradtrail",
+        "compareRunsMode": "CHART",
+        "workflowType": "machine_learning",
+    }
+
+
+def test_the_columns_of_the_table_fit_on_a_screen() -> None:
+    columns = state()["selectedColumns"]
+    assert columns[:3] == [f"metrics.`eval/accuracy{end}`" for end in ("", "_low", "_high")]
+    assert set(columns[3:]) == {"metrics.`train/seconds`", "params.`train.seed`", "tags.`dvc.exp_name`"}

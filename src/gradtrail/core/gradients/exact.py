@@ -19,7 +19,7 @@ from gradtrail.core.nn.precision import Precision
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 NUM_EXAMPLES = 200
-ERROR = "float64_error/"  # prefix of a metric
+ERROR = "float64_error/"  # prefix of an error among metrics
 LIMITS: Mapping[Precision, float] = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}  # larger errors are warned of
 _BY_LAYER = "grad_norm_by_layer"  # the largest error of all layers
 

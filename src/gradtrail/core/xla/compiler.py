@@ -9,17 +9,15 @@ import dataclasses
 import hashlib
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import numpy as np
 
 from gradtrail.core.xla.compile_events import LONGEST_LINE, CompileLog, cache_hits, describe, project_line
 from gradtrail.core.xla.static_costs import NO_COST, StaticCost, lost_donations, shape, static_cost
 
-WATCHED = ("flops", "bytes_accessed", "total_bytes", "hlo_instructions")
 TIMED_CALLS = 12  # of each function: the first, and enough others for a median
 Guard = Callable[[str], contextlib.AbstractContextManager[object]]
 
@@ -257,24 +255,9 @@ def compile_within(
             size, needed = size // 2, needed // 2
 
 
-def cost_metrics(functions: Sequence[CompiledFunction]) -> dict[str, int]:
-    """Return the static costs of `WATCHED` as flat metrics, `compile/<function>/<cost>`."""
-    return {f"compile/{each.name}/{cost}": getattr(each.cost, cost) for each in functions for cost in WATCHED}
-
-
-def time_metrics(functions: Sequence[CompiledFunction]) -> dict[str, float]:
-    """Return times and rates as flat metrics, `compile/<function>/<metric>`, in seconds, FLOP/s and bytes/s.
-
-    What is not known is left out: a function that was not called yet has no times of calls.
-    """
-    found: dict[str, float] = {}
-    for each in functions:
-        metrics: dict[str, float] = dataclasses.asdict(each.times)
-        if each.calls:
-            metrics |= {"first_call_seconds": each.calls.first, "steady_call_seconds": each.calls.steady}
-        metrics |= {"flops_per_second": each.flops_per_second, "bytes_per_second": each.bytes_per_second}
-        found |= {f"compile/{each.name}/{name}": float(value) for name, value in metrics.items() if np.isfinite(value)}
-    return found
+def static_costs(functions: Iterable[CompiledFunction]) -> dict[str, dict[str, int]]:
+    """Return function → cost → value, see `StaticCost`."""
+    return {each.name: dataclasses.asdict(each.cost) for each in functions}
 
 
 def _no_executable(*_: Any) -> Any:

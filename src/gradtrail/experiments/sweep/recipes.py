@@ -108,17 +108,18 @@ def choose(name: str) -> Recipe:
 
 def collect_results() -> list[Result]:
     """Return the results of each recipe, from the runs in MLflow."""
+    from gradtrail.tracking.lineage.in_force import in_force
     from gradtrail.tracking.mlflow.client import experiment_id, open_store
     from gradtrail.tracking.mlflow.tags import shown
 
     client, params, pipeline = open_store(), read_yaml(PARAMS), read_pipeline()
     runs = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train' and metrics.`eval/accuracy` > 0")
-    found = [(run.data.params, run.data.metrics) for run in runs]
+    found = [(in_force(run.data.params), run.data.metrics) for run in runs]
     logged = {*stages_before(TRAIN, pipeline), TRAIN}  # the sections whose params a training's run has
     results = []
     for name, recipe in read_recipes().items():
         flat = flatten(changed(params, recipe.set)).items()
-        wanted = {key: shown(value) for key, value in flat if key.partition(".")[0] in logged}
+        wanted = in_force({key: shown(value) for key, value in flat if key.partition(".")[0] in logged})
         results.append(summarize(name, recipe.about, wanted, found))
     return results
 

@@ -20,6 +20,7 @@ from gradtrail.stages.common.params import validate
 from gradtrail.support.errors import UserError, one_line
 
 SPLITS = ("train", "validation", "test")
+DIGEST_LENGTH = 12  # of a data set, where it is shown: in metrics files and in MLflow
 _INFO = "dataset.json"
 _MAX_CLASSES = 256  # labels are bytes in the raw files
 _HEADER_BYTES = 128
@@ -63,7 +64,7 @@ class DatasetInfo:
 
     def as_metrics(self) -> dict[str, str]:
         """Return the part that goes into every metrics file."""
-        return {"dataset": self.name, "dataset_digest": self.digest}
+        return {"dataset": self.name, "dataset_digest": self.digest[:DIGEST_LENGTH]}
 
 
 def write_info(folder: Path, info: DatasetInfo) -> None:

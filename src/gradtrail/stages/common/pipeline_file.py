@@ -40,12 +40,6 @@ class Entry:
         """The deps that are no code."""
         return {path: found for path, found in self.deps.items() if not is_code(path)}
 
-    @property
-    def code_digest(self) -> str:
-        """One digest for all deps that are code."""
-        code = {path: found for path, found in self.deps.items() if is_code(path)}
-        return sha256_of(code)
-
 
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:

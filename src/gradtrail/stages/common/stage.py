@@ -89,6 +89,10 @@ class Stage:
         """Write the metrics file to the folder of the new outs: flat keys, numbers rounded to 9 significant digits."""
         write_json(new / "metrics" / f"{self.name}.json", {key: _plain(value) for key, value in metrics.items()})
 
+    def write_costs(self, new: Path, costs: Mapping[str, Mapping[str, int]]) -> None:
+        """Write function → static cost → value to the folder of the new outs, as `costs/<stage>.json`."""
+        write_json(new / "costs" / f"{self.name}.json", costs)
+
     def read_metrics(self) -> dict[str, Any]:
         """Read the metrics file from the working folder."""
         path = self.folder / "metrics" / f"{self.name}.json"

@@ -16,6 +16,7 @@ import pandas as pd
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
 from gradtrail.core.gradients.config import GradientsConfig
+from gradtrail.core.gradients.exact import ERROR
 from gradtrail.core.gradients.scores import largest, rank_correlation, summarize
 
 SUSPICION = "suspicion"
@@ -25,6 +26,7 @@ SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "loss
 SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
 SUSPECT_SPLITS = ("train", "test")
 STRONGEST = 5  # training examples that are listed on either side of an influence
+_MEDIAN = "grad_norm_median"
 _NORM_DECADES = (-6, 2)  # of the histogram of norms, as powers of ten
 
 
@@ -121,6 +123,7 @@ class Tables:
         largest: the examples with the largest gradients over all splits, the largest first.
         suspects: split → its suspected label errors, the most suspect first.
         label_error_scores: see `detection_table`; empty where no label is known to be wrong.
+        splits: see `split_table`.
         norms: see `norm_table`.
         noise_scale: see `noise_table`.
         classes: see `class_table`.
@@ -131,6 +134,7 @@ class Tables:
     largest: pd.DataFrame
     suspects: Mapping[str, pd.DataFrame]
     label_error_scores: pd.DataFrame
+    splits: pd.DataFrame
     norms: pd.DataFrame
     noise_scale: pd.DataFrame
     classes: pd.DataFrame
@@ -148,6 +152,7 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
         largest=scores.iloc[largest(scores["grad_norm"].to_numpy(), config.num_largest)],
         suspects={name: rank_suspects(scores, name, config.num_suspects) for name in SUSPECT_SPLITS},
         label_error_scores=detection_table(_of(scores, "train")),
+        splits=split_table(scores, config),
         norms=norm_table(scores),
         noise_scale=noise_table(analysis),
         classes=class_table(analysis),
@@ -155,18 +160,23 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
     )
 
 
-def write_tables(folder: Path, tables: Tables) -> None:
-    """Write `scores.parquet`, with every example, and the other tables that have rows, as CSV, to a new folder."""
+def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> None:
+    """Write `scores.parquet`, with every example, and the other tables that have rows, as CSV, to a new folder.
+
+    `float64_errors.csv` has the errors of `float64_errors`.
+    """
     folder.mkdir(parents=True)
     tables.scores.to_parquet(folder / "scores.parquet", index=False)
     small = {
         "largest": tables.largest[SHOWN],
         "suspects": pd.concat([part[SUSPECT] for part in tables.suspects.values()]),
         "label_error_scores": tables.label_error_scores,
+        "splits": tables.splits,
         "norms": tables.norms,
         "noise_scale": tables.noise_scale,
         "classes": tables.classes,
         "influence": tables.influence,
+        "float64_errors": error_table(errors),
     }
     for name, part in small.items():
         if len(part):
@@ -234,26 +244,38 @@ def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
     return known[len(known) // 2] if known else None
 
 
-def measure(tables: Tables, analysis: GradientAnalysis, config: GradientsConfig) -> dict[str, float]:
-    """Return the metrics: a summary of each split, prefixed by its name except for train, and the analyses' own."""
-    metrics: dict[str, float] = {"num_examples": len(tables.scores)}
-    for split, part in tables.scores.groupby("split", observed=True):
-        columns = {name: part[name].to_numpy() for name in part.columns}
-        summary = summarize(columns, top_fraction=config.top_fraction)
-        prefix = "" if split == "train" else f"{split}_"
-        metrics |= {f"{prefix}{name}": value for name, value in summary.items()}
-    return metrics | _measure_training(tables, analysis)
+def split_table(scores: pd.DataFrame, config: GradientsConfig) -> pd.DataFrame:
+    """Return a row for each split: norms, and what they correlate with, see `summarize`."""
+    parts = {str(split): part for split, part in scores.groupby("split", observed=True)}
+    rows = [
+        {"split": split}
+        | summarize({name: part[name].to_numpy() for name in part.columns}, top_fraction=config.top_fraction)
+        for split, part in parts.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def error_table(errors: Mapping[str, float]) -> pd.DataFrame:
+    """Return the largest relative error of each score, from those in float64; see `float64_errors`."""
+    rows = [(name.removeprefix(ERROR), value) for name, value in errors.items()]
+    return pd.DataFrame(rows, columns=["score", "largest_relative_error"])
+
+
+def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
+    """Return the metrics: the summary of the training split, the median norm of the others, and the analyses' own."""
+    splits = {str(row.pop("split")): row for row in tables.splits.to_dict("records")}
+    medians = {f"{split}_{_MEDIAN}": row[_MEDIAN] for split, row in splits.items() if split != "train"}
+    train = {str(name): value for name, value in splits["train"].items()}
+    return {"num_examples": len(tables.scores)} | train | medians | _measure_training(tables, analysis)
 
 
 def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
     """Return the metrics of the analyses of the training split; infinite ones are left out."""
     train = tables.train
-    noise = {f"noise_scale_epoch_{epoch:03d}": found.value for epoch, found in analysis.noise_scales.items()}
-    if typical := typical_noise_scale(analysis):
-        noise["noise_scale_typical"] = typical
+    typical = typical_noise_scale(analysis)
     first = epoch_column("grad_norm", min(analysis.noise_scales))
     found = {
-        **noise,
+        **({} if typical is None else {"noise_scale_typical": typical}),
         "coherence_within_classes": analysis.classes.within,
         "coherence_across_classes": analysis.classes.across,
         "forgetting_events_mean": float(np.mean(train["forgetting_events"])),

@@ -10,9 +10,8 @@ import pandas as pd
 from gradtrail.core.profile.variants import CompiledVariant, Variant
 
 _KEYS = ["function", "precision", "batch_size", "remat"]
-_COSTS = ("flops", "bytes_accessed", "temporary_bytes", "total_bytes")
 DOUBLED = ("flops", "touched_bytes", "temporary_bytes", "total_bytes")
-_PROGRAM = ("jaxpr_equations", "hlo_instructions", "hlo_fusions")
+_COMPARED = {"train_step": ("flops", "total_bytes"), "predict": ("flops",)}
 
 
 def cost_table(compiled: Sequence[CompiledVariant]) -> pd.DataFrame:
@@ -57,14 +56,6 @@ def write_tables(folder: Path, costs: pd.DataFrame, doubling: pd.DataFrame) -> N
 
 
 def measure(costs: pd.DataFrame, configured: Variant) -> dict[str, int]:
-    """Return costs and program sizes of the configured variant as flat metrics, `<function>_<cost>`.
-
-    `train_step_with_remat_<cost>` (or `without`) are those of the training step with remat switched.
-    """
-    named = {str(row["function"]): row for row in of_configured(costs, configured, but="").to_dict("records")}
-    found = {f"{name}_{cost}": int(row[cost]) for name, row in named.items() for cost in (*_COSTS, *_PROGRAM)}
-    other = dataclasses.replace(configured, remat=not configured.remat)
-    switched = of_configured(costs, other, but="").to_dict("records")
-    way = "with_remat" if other.remat else "without_remat"
-    costs_of_remat = ("flops", "temporary_bytes")
-    return found | {f"train_step_{way}_{cost}": int(row[cost]) for row in switched for cost in costs_of_remat}
+    """Return the main costs of the configured variant as flat metrics, `<function>_<cost>`; the tables have more."""
+    named = of_configured(costs, configured, but="").set_index("function")
+    return {f"{name}_{cost}": int(named[cost][name]) for name, kept in _COMPARED.items() for cost in kept}

@@ -132,9 +132,8 @@ def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame
     return pd.DataFrame(rows)
 
 
-def metrics(timings: Timings, configured: Variant) -> dict[str, float]:
-    """Return the measured times as metrics; infinite ones are left out."""
-    steps, table = timings.steps, timings.functions[timings.functions["function"] == "train_step"]
+def metrics(steps: StepTimes) -> dict[str, float]:
+    """Return what compiling and looping gain as metrics; infinite ones are left out. Variants are in the tables."""
     found = {
         "jit/seconds_per_step": steps.one_by_one,
         "jit/seconds_per_step_without": steps.without_jit,
@@ -146,12 +145,6 @@ def metrics(timings: Timings, configured: Variant) -> dict[str, float]:
         "scan/seconds_per_step": steps.scanned,
         "scan/speedup": steps.scan_speedup,
     }
-    for row in of_configured(table, configured, but="precision").to_dict("records"):
-        found |= _metrics_of(f"precision/{row['precision']}", row)
-    for row in of_configured(table, configured, but="batch_size").to_dict("records"):
-        found |= _metrics_of(f"batch/{row['batch_size']}", row)
-    for row in of_configured(table, configured, but="remat").to_dict("records"):
-        found |= _metrics_of(f"remat/{'on' if row['remat'] else 'off'}", row)
     return {name: float(value) for name, value in found.items() if np.isfinite(value)}
 
 
@@ -173,17 +166,6 @@ def write(folder: Path, timings: Timings, configured: Variant, title: str) -> No
     }
     for name, figure in drawn.items():
         plotting.save(figure, folder / f"{name}.png")
-
-
-def _metrics_of(prefix: str, row: dict) -> dict[str, float]:
-    return {
-        f"{prefix}/{name}": row[key]
-        for name, key in {
-            "examples_per_second": "examples_per_second",
-            "seconds_per_step": "seconds",
-            "temporary_mib": "temporary_mib",
-        }.items()
-    }
 
 
 def _fits(compiled: CompiledVariant) -> bool:

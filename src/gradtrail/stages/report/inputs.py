@@ -70,6 +70,7 @@ class Sources:
         params: section → key → value, as in `params.yaml`.
         versions: package → version.
         metrics: stage → metric → value.
+        costs: stage → compiled function → static cost → value.
         tables: `stage/name` → table.
         figures: `stage/name` → figure.
         summary: of the gradient analysis, in Markdown.
@@ -81,6 +82,7 @@ class Sources:
     params: dict[str, Any]
     versions: dict[str, Any]
     metrics: dict[str, dict[str, Any]]
+    costs: dict[str, dict[str, Any]]
     tables: dict[str, CsvTable]
     figures: dict[str, Png]
     summary: str
@@ -89,10 +91,12 @@ class Sources:
 
     def metric(self, stage: str, key: str) -> float:
         """Return a metric of a stage; raise UserError where it is missing or not a finite number."""
-        found = self.metrics.get(stage, {}).get(key)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-            raise UserError(f"metrics/{stage}.json: {key} should be a number, got {found!r}")
-        return found
+        return _number(self.metrics.get(stage, {}).get(key), f"metrics/{stage}.json: {key}")
+
+    def cost(self, stage: str, function: str, key: str) -> float:
+        """Return a static cost of a function; raise UserError where it is missing or not a finite number."""
+        found = self.costs.get(stage, {}).get(function)
+        return _number(found.get(key) if isinstance(found, dict) else found, f"costs/{stage}.json: {function}.{key}")
 
     def param(self, key: str) -> Any:
         """Return the value of a dotted key of `params.yaml`; raise UserError where there is none."""
@@ -128,6 +132,11 @@ def read_sources(folder: Path) -> Sources:
             for stage, spec in stages.items()
             if (file := f"metrics/{stage}.json") in spec.outs
         },
+        costs={
+            stage: _read_json(folder / file)
+            for stage, spec in stages.items()
+            if (file := f"costs/{stage}.json") in spec.outs
+        },
         tables={_name(path): read_table(path) for paths in files.values() for path in paths if path.suffix == ".csv"},
         figures={_name(path): read_png(path) for paths in files.values() for path in paths if path.suffix == ".png"},
         summary=_read_text(folder / "results" / "gradients" / "summary.md"),
@@ -155,15 +164,26 @@ def read_png(path: Path) -> Png:
 
 def _read_metrics(path: Path, info: DatasetInfo) -> dict[str, Any]:
     """Read a metrics file; raise UserError where it is damaged, or of another data set than `data/processed`."""
+    content = _read_json(path)
+    if not info.digest.startswith(str(content.get("dataset_digest", ""))):
+        raise UserError(f"{path}: of another data set than data/processed, which is {info.label}; run `dvc repro`")
+    return content
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable as JSON: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping of metrics, got {type(content).__name__}")
-    if content.get("dataset_digest", info.digest) != info.digest:
-        raise UserError(f"{path}: of another data set than data/processed, which is {info.label}; run `dvc repro`")
     return content
+
+
+def _number(found: Any, name: str) -> float:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise UserError(f"{name} should be a number, got {found!r}")
+    return found
 
 
 def _read_text(path: Path) -> str:

@@ -164,6 +164,6 @@ def last_stage(snapshot: Snapshot) -> Identity:
 
 
 def has_files(stage: Identity, *, but_metrics: bool = False) -> bool:
-    """Whether DVC's cache, or the working folder, has all outs of a stage; its metrics file aside, if asked."""
-    ignored = f"metrics/{stage.name}.json" if but_metrics else None
-    return all(is_here(out, md5) for out, md5 in stage.out_digests().items() if out != ignored)
+    """Whether DVC's cache, or the working folder, has all outs of a stage; if asked, those aside that git has."""
+    ignored = (f"metrics/{stage.name}.json", f"costs/{stage.name}.json") if but_metrics else ()
+    return all(is_here(out, md5) for out, md5 in stage.out_digests().items() if out not in ignored)

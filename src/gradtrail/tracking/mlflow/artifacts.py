@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +19,13 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.tracking.mlflow.naming import metric_name
+from gradtrail.tracking.mlflow.naming import SMALL_FIGURE, metric_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 CURVE_POINTS = 200
+_SMALL_WIDTH = 680  # pixels: of the page of a run, on a screen of 1,280
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
 _TABLE = ".parquet"  # of all examples or steps, which a browser does not show
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
@@ -82,13 +84,14 @@ def _finite(columns: Mapping[str, tuple[pd.Series, pd.Series]]) -> Curves:
     }
 
 
-def log_results(client: MlflowClient, run_id: str, folder: Path, *, tables: bool) -> None:
+def log_results(client: MlflowClient, run_id: str, folder: Path, costs: Path, *, tables: bool) -> None:
     """Log the files in a stage's folder of results, which replace those of an earlier attempt.
 
     Args:
         client: of the store.
         run_id: of the run.
         folder: the stage's results.
+        costs: file with the static costs of its functions, if there is one.
         tables: whether parquet tables are logged too.
     """
     for path in sorted(folder.rglob("*")):
@@ -96,7 +99,25 @@ def log_results(client: MlflowClient, run_id: str, folder: Path, *, tables: bool
             under = Path("results") / path.parent.relative_to(folder)
             client.log_artifact(run_id, str(path), under.as_posix())
     _log_galleries(client, run_id, folder)
-    _log_tables(client, run_id, folder)
+    _log_tables(client, run_id, folder, costs)
+
+
+def log_small_figure(client: MlflowClient, run_id: str, path: Path) -> None:
+    """Log a figure at the size that the UI has room for beside its panels: it shows every pixel of a larger one."""
+    image = _read_png(path)
+    image.thumbnail((_SMALL_WIDTH, image.height))
+    with tempfile.TemporaryDirectory() as folder:
+        image.save(Path(folder) / SMALL_FIGURE)
+        client.log_artifact(run_id, str(Path(folder) / SMALL_FIGURE))
+
+
+def _read_png(path: Path) -> Image.Image:
+    """Read an image; raise UserError in one line where it is damaged."""
+    try:
+        with Image.open(path, formats=("PNG",)) as file:
+            return file.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path.name}: not readable as PNG: {one_line(error)}") from None
 
 
 def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
@@ -105,21 +126,18 @@ def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
     found = {key: path for key, path in paths.items() if path.is_file()}
     if found and not client.list_artifacts(run_id, "images"):
         for key, path in found.items():
-            try:
-                with Image.open(path, formats=("PNG",)) as file:
-                    image = file.convert("RGB")
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                raise UserError(f"{path.name}: not readable as PNG: {one_line(error)}") from None
-            client.log_image(run_id, image, key=key, step=0)
+            client.log_image(run_id, _read_png(path), key=key, step=0)
 
 
-def _log_tables(client: MlflowClient, run_id: str, folder: Path) -> None:
+def _log_tables(client: MlflowClient, run_id: str, folder: Path, costs: Path) -> None:
     """Log tables for the UI's table view; not by `log_table`, which would append to those of an earlier attempt."""
     shown = {path.stem: _read(path) for path in sorted(folder.glob("*.csv"))}
     for name, column in _RANKED.items():
         if (folder / f"{name}{_TABLE}").is_file():
             table = _read(folder / f"{name}{_TABLE}")
             shown[f"{name}_by_{column}"] = table.nlargest(_MOST_ROWS, column, keep="first").round(6)
+    if costs.is_file():
+        shown["functions"] = _costs_table(costs)
     for name, table in shown.items():
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")
     if shown:
@@ -127,3 +145,12 @@ def _log_tables(client: MlflowClient, run_id: str, folder: Path) -> None:
         from mlflow.entities import RunTag  # late: what only names curves starts without MLflow
 
         client.log_batch(run_id, tags=[RunTag(_TABLES_TAG, said)])
+
+
+def _costs_table(path: Path) -> pd.DataFrame:
+    """Return a row for each compiled function, with its static costs."""
+    try:
+        costs = json.loads(path.read_text(encoding="utf-8"))
+        return pd.DataFrame([{"function": name, **found} for name, found in costs.items()])
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path.name}: not a file of costs: {one_line(error)[:200]}") from None

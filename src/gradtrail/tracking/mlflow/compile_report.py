@@ -1,11 +1,10 @@
-"""Logs what a stage compiled to its run in MLflow: metrics, tables, a roofline plot, and the programs as text.
+"""Logs what a stage compiled to its run in MLflow: three metrics, tables, a roofline plot, and the programs as text.
 
 Out of scope: measuring, which `core/xla` does.
 """
 
 import contextlib
 import dataclasses
-import math
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ import psutil
 
 from gradtrail.core.profile.benchmark import MachineRates, measure_rates
 from gradtrail.core.xla.compile_events import Compilation, CompileLog
-from gradtrail.core.xla.compiler import CompiledFunction, Compiler, time_metrics
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.stages.profile import time_figures
 from gradtrail.tracking.mlflow.run import TrackedRun
@@ -48,14 +47,19 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
     if not run.is_open or not compiler.functions:
         return
     with run.best_effort():
-        functions = list(compiler.functions.values())
         rates = measure_rates(time.perf_counter)
-        total = {"compile/total_seconds": sum(each.times.total_seconds for each in compiler.compiled)}
         run.metrics(
-            {**time_metrics(functions), **total, **achieved(functions, rates), **_of_log(log, seconds), **_memory(rss)}
+            {
+                "compile/total_seconds": sum(each.times.total_seconds for each in compiler.compiled),
+                "compile/cache_hit_rate": log.hits / max(log.requests, 1),
+                "compile/unplanned": len(log.unplanned),
+            }
         )
         with tempfile.TemporaryDirectory() as folder:
             write_profile(Path(folder), compiler, rates, log, run.stage.name)
+            process = _rates(rates) | _of_log(log, seconds) | _memory(rss)
+            table = pd.DataFrame(process.items(), columns=["quantity", "value"])
+            table.to_csv(Path(folder) / "process.csv", index=False)
             run.files(Path(folder), "compile")
 
 
@@ -77,17 +81,6 @@ def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.
         for function in functions
     ]
     return pd.DataFrame(rows)
-
-
-def achieved(functions: list[CompiledFunction], rates: MachineRates) -> dict[str, float]:
-    """Return the machine's rates, and those of the functions' steady calls as shares of them, as flat metrics."""
-    found = {
-        "compile/machine/flops_per_second": rates.flops_per_second,
-        "compile/machine/bytes_per_second": rates.bytes_per_second,
-    }
-    for function in functions:
-        found |= {f"compile/{function.name}/{name}": value for name, value in _shares(function, rates).items()}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog, title: str) -> None:
@@ -113,24 +106,27 @@ def _shares(function: CompiledFunction, rates: MachineRates) -> dict[str, float]
     }
 
 
+def _rates(rates: MachineRates) -> dict[str, float]:
+    return {f"machine_{name}": value for name, value in dataclasses.asdict(rates).items()}
+
+
 def _of_log(log: CompileLog, seconds: float) -> dict[str, float]:
     return {
-        "compile/cache_requests": log.requests,
-        "compile/cache_hits": log.hits,
-        "compile/cache_misses": log.misses,
-        "compile/cache_hit_rate": log.hits / max(log.requests, 1),
-        "compile/compilations": log.compilations,
-        "compile/unplanned": len(log.unplanned),
-        "compile/share_of_time": log.seconds / seconds,
+        "cache_requests": log.requests,
+        "cache_hits": log.hits,
+        "cache_misses": log.misses,
+        "compilations": log.compilations,
+        "unplanned": len(log.unplanned),
+        "share_of_time": log.seconds / seconds,
     }
 
 
 def _memory(rss_before: float) -> dict[str, float]:
-    found = {"compile/memory/rss_before_mib": rss_before, "compile/memory/rss_after_mib": _rss_mib()}
-    found["compile/memory/live_arrays_mib"] = sum(array.nbytes for array in jax.live_arrays()) / _MIB
+    found = {"rss_before_mib": rss_before, "rss_after_mib": _rss_mib()}
+    found["live_arrays_mib"] = sum(array.nbytes for array in jax.live_arrays()) / _MIB
     stats = jax.local_devices()[0].memory_stats() or {}
     names = {"bytes_in_use": "device_mib", "peak_bytes_in_use": "device_peak_mib"}
-    return found | {f"compile/memory/{name}": stats[key] / _MIB for key, name in names.items() if key in stats}
+    return found | {name: stats[key] / _MIB for key, name in names.items() if key in stats}
 
 
 def _rss_mib() -> float:

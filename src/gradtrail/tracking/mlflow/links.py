@@ -9,11 +9,9 @@ from mlflow.entities import Metric, Run, RunTag
 from gradtrail.tracking.mlflow.models import link_evaluation
 from gradtrail.tracking.mlflow.naming import NOTE, is_headline, metric_name, note, summary_in
 from gradtrail.tracking.mlflow.search import Find
-from gradtrail.tracking.mlflow.tags import output_tags, outputs
+from gradtrail.tracking.mlflow.tags import WEIGHTS_TAGS, weights_of
 
 PARENT = "mlflow.parentRunId"
-_FINAL = "models/final.safetensors"  # what tells trainings apart
-_READ_FINAL = f"input/{_FINAL}"
 
 
 def link_runs(client: MlflowClient, run: Run, find: Find) -> None:
@@ -65,12 +63,12 @@ def has_headlines(train: Run, stage: str) -> bool:
 
 def _children(train: Run, find: Find) -> Iterator[Run]:
     """Yield, for each stage below training, the newest finished run that names this training or read its weights."""
-    final = outputs(train.data.tags).get(_FINAL)
+    final = weights_of(train.data.tags)
     own = find({"train_state": train.data.tags["state"]}, finished=True)
-    same_weights = find({_READ_FINAL: final}, finished=True) if final else []
+    same_weights = _with_weights(final, find, finished=True) if final else []
     newest: dict[str, Run] = {}
     for run in [*own, *same_weights]:
-        if run.data.tags.get(_READ_FINAL, final) == final:
+        if "train_state" in run.data.tags and weights_of(run.data.tags) in (None, final):
             newest.setdefault(run.data.tags["stage"], run)
     yield from newest.values()
 
@@ -78,13 +76,19 @@ def _children(train: Run, find: Find) -> Iterator[Run]:
 def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
     """Return the training that a run below it belongs to, by the run's tags: of its state, with the weights it read."""
     runs = find({"state": tags["train_state"]}) if "train_state" in tags else []
-    read = tags.get(_READ_FINAL)
-    complete_first = sorted(runs, key=lambda run: _FINAL not in outputs(run.data.tags))
-    return next((run for run in complete_first if read in (None, outputs(run.data.tags).get(_FINAL, read))), None)
+    read = weights_of(tags)
+    complete_first = sorted(runs, key=lambda run: weights_of(run.data.tags) is None)
+    return next((run for run in complete_first if read in (None, weights_of(run.data.tags) or read)), None)
 
 
 def _trainings(child: Run, find: Find) -> list[Run]:
     """Return the runs of the trainings that wrote the weights that the child read, or else of the one that it names."""
-    if final := child.data.tags.get(_READ_FINAL):
-        return find({"stage": "train"} | output_tags({_FINAL: final}))
+    if final := weights_of(child.data.tags):
+        return [run for run in _with_weights(final, find) if run.data.tags["stage"] == "train"]
     return find({"stage": "train", "state": child.data.tags["train_state"]})
+
+
+def _with_weights(final: str, find: Find, *, finished: bool = False) -> list[Run]:
+    """Return the runs that wrote or read the final weights with this digest, the newest first."""
+    found = [run for tag in WEIGHTS_TAGS for run in find({tag: final}, finished=finished)]
+    return sorted(found, key=lambda run: run.info.start_time, reverse=True)

@@ -1,74 +1,174 @@
 """How runs and metrics are named in MLflow, and the description of a run that MLflow's UI shows.
 
 Metric names are grouped by `/`, as the UI draws charts in groups, in alphabetical order: what a person compares comes
-first (`eval/`, `gradients/`, `steps/`, `train/`), and the costs of single compiled functions come last, as `xla/`.
+first (`eval/`, `gradients/`, `profile/`, `steps/`); `system/`, which MLflow names, comes between that and `train/`.
+
+The name of a run says in what its params differ from the reference, `reference_params.json`, which stays as it is
+whatever `params.yaml` has: so a name does not change its meaning, and follows from the params of the run alone.
 
 The description is Markdown with the main figure, made from the run alone, so that it is the same whichever process
 writes it. That of a training also has the summary of its gradients, which comes from the run of another stage.
 """
 
-from collections.abc import Mapping
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from gradtrail.core.common.names import model_name
+from gradtrail.stages.common.overrides import SEED
 from gradtrail.stages.common.pipeline_file import TRAIN
+from gradtrail.tracking.lineage.in_force import in_force
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.tags import stage_params
+from gradtrail.tracking.mlflow.tags import shown, stage_params
 
 _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every other stage: its own name
 _COMPILE = "compile/"
 NOTE = "mlflow.note.content"  # what the UI shows as a run's description
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
-_FIGURES = {  # stage → its main figure, and what it shows
+SMALL_FIGURE = "description.png"  # artifact: the main figure, as large as the UI has room for
+_SHOWN_FIGURE = re.compile(r"!\[[^]]*\]\(get-artifact\?[^)]*\)")
+FIGURES = {  # stage → its main figure, and what it shows
     "preprocess": ("samples.png", "Samples of every class"),
     "train": ("learning_curves.png", "Learning curves"),
     "evaluate": ("mistakes.png", "The worst mistakes"),
     "gradients": ("histograms.png", "Norms of the gradients"),
     "profile": ("costs.png", "Costs of the compiled functions"),
 }
-_METRICS = {  # metric → title, format
-    "train/epochs": ("epochs", "{:.0f}"),
-    "train/num_parameters": ("parameters", "{:,.0f}"),
-    "train/validation_accuracy": ("validation accuracy", "{:.2%}"),
-    "eval/loss": ("test loss", "{:.4f}"),
-    "eval/expected_calibration_error": ("calibration error", "{:.4f}"),
-    "train/seconds": ("training, s", "{:.1f}"),
-    "train/compile_total_seconds": ("compiling, s", "{:.1f}"),
-    "gradients/noise_scale_typical": ("noise scale", "{:,.0f}"),
+_HEADLINES = {  # stage → what its training's run shows of it; of a stage that is not here, every metric
+    "evaluate": ("accuracy", "accuracy_low", "accuracy_high", "loss", "expected_calibration_error", "num_mistakes"),
+    "gradients": ("noise_scale_typical", "coherence_within_classes", "grad_norm_median", "norm_held_by_largest"),
+    "profile": ("train_step_flops", "train_step_total_bytes", "predict_flops"),
+    "report": (),
 }
+_ONLY_IN_FILES = {"planned_steps", "dataset", "dataset_digest"}  # of what a metrics file has
+_SEPARATOR = " · "
+_LONGEST_NAME = 250  # characters, in a database of MLflow
+_FIRST = ("model", "optimizer", "schedule", "precision")  # of `train`, in a name; then the data set
+_BARE = {"fetch.dataset", *(f"train.{name}" for name in _FIRST)}  # whose value says what it is
+_NOUNS = {  # last part of a param → what a name calls it, where that is another word
+    "accumulation_steps": "accumulation",
+    "adam_learning_rate": "adam lr",
+    "average_decay": "average",
+    "batch_size": "batch",
+    "clip_norm": "clip",
+    "cpu_threads": "threads",
+    "end_fraction": "end",
+    "keep_epochs": "keep",
+    "kernel_size": "kernel",
+    "label_smoothing": "smoothing",
+    "learning_rate": "lr",
+    "subset_fraction": "subset",
+    "validation_fraction": "validation",
+    "warmup_fraction": "warm-up",
+    "weight_decay": "decay",
+    "xla_flags": "flags",
+}
+_PERCENT = {"label_noise", "subset_fraction", "validation_fraction", "warmup_fraction"}  # shares of a whole
+_WITHOUT_SECTION = ("fetch", "preprocess", "train", "environment")  # whose params need no word for the section
 
 
 def run_name(stage: Identity) -> str:
-    """Return a name for the run of a stage, such as `mlp-256-128 adamw warmup_cosine float32 mnist`."""
-    params = stage_params(stage)
-    if stage.name == TRAIN:
-        how = [params[f"train.{part}"] for part in ("optimizer", "schedule", "precision")]
-        return " ".join([_model_name(params), *how, params["fetch.dataset"]])
-    if f"{stage.name}.weights" in params:
-        return f"{stage.name} {params[f'{stage.name}.weights']}"
-    if stage.is_below_training:
-        return f"{stage.name} {_model_name(params)} {params['train.optimizer']} {params['train.precision']}"
-    return f"{stage.name} {params.get('fetch.dataset', '')}".strip()
+    """Return a name for the run of a stage, such as `cnn · sgd · seed 2`; see `name_of`."""
+    return name_of(stage.name, stage_params(stage))
 
 
-def _model_name(params: Mapping[str, Any]) -> str:
-    kind = params["train.model"]
-    widths = {key: params.get(f"train.{kind}.{key}", ()) for key in ("channels", "hidden")}
-    return model_name(kind, **widths)
+def name_of(stage: str, params: Mapping[str, Any]) -> str:
+    """Return the name of the run of a stage with these params, flat: in what they differ from the reference.
+
+    Other params give another name. A training that differs in nothing is called by its model; the names of other stages
+    begin with the stage. Params that are not in force come last, as what they are.
+    """
+    used = in_force(params)
+    words = [] if stage == TRAIN else [stage]
+    words += list(_model(used)) + [_words(stage, key, used[key]) for key in _ordered(used)]
+    if not words or (stage == TRAIN and words[0].startswith("seed ")):
+        words.insert(0, str(params.get("train.model", stage)))
+    words += [f"unused {key} {_text(params[key])}" for key in params if key not in used and _differs(params, key)]
+    name = _SEPARATOR.join(words)
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST_NAME - len(digest) - 2]}… {digest}"
+
+
+def _model(params: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the model, with the widths of its layers where these differ, if it is not the reference's."""
+    kind = params.get("train.model")
+    widths = {key: params[f"train.{kind}.{key}"] for key in _widths(params)}
+    is_other = any(_differs(params, f"train.{kind}.{key}") for key in widths)
+    if is_other:
+        yield model_name(str(kind), **widths)
+    elif "train.model" in params and _differs(params, "train.model"):
+        yield "linear model" if kind == "linear" else str(kind)  # a schedule has that name too
+
+
+def _widths(params: Mapping[str, Any]) -> list[str]:
+    return [key for key in ("channels", "hidden") if f"train.{params.get('train.model')}.{key}" in params]
+
+
+def _ordered(params: Mapping[str, Any]) -> list[str]:
+    """Return the params that differ, those of the model's name aside: the kinds first, the seed last."""
+    named = {"train.model", *(f"train.{params.get('train.model')}.{key}" for key in _widths(params))}
+    first = [f"train.{name}" for name in _FIRST] + ["fetch.dataset"]
+    found = [key for key in params if key not in named and _differs(params, key)]
+    return sorted(found, key=lambda key: first.index(key) if key in first else len(first) + (key == SEED))
+
+
+def _words(stage: str, key: str, value: Any) -> str:
+    """Return what a name says of a param, such as `lr 0.01`, `1 epoch`, `label noise 10 %`, `remat`, `no clip`."""
+    section, last = key.partition(".")[0], key.rpartition(".")[2]
+    noun = _NOUNS.get(last, last.replace("_", " "))
+    if key in _BARE:
+        return str(value)
+    if key == "preprocess.seed":
+        return f"split seed {value}"
+    if section not in (*_WITHOUT_SECTION, stage):
+        noun = f"{section} {noun}"
+    if last == "epochs":
+        return f"{value} epoch{'' if value == 1 else 's'}"
+    if value is None or value is False:
+        return f"no {noun}"
+    if value is True:
+        return noun
+    is_share = last in _PERCENT and isinstance(value, int | float)
+    return f"{noun} {100 * value:.12g} %" if is_share else f"{noun} {_text(value)}"
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) and value else shown(value)
+
+
+def _differs(params: Mapping[str, Any], key: str) -> bool:
+    return key not in _reference() or shown(params[key]) != shown(_reference()[key])
+
+
+@functools.cache
+def _reference() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("reference_params.json").read_text(encoding="utf-8"))
+    return found
 
 
 def metric_name(stage: str, key: str) -> str:
-    """Return the name of a stage's metric; of compiling, `train/compile_…` in all and `xla/…` for one function."""
-    group = _PREFIXES.get(stage, stage)
-    if not key.startswith(_COMPILE):
-        return f"{group}/{key}"
-    metric = key.removeprefix(_COMPILE)
-    return f"xla/{metric}" if "/" in metric else f"{group}/compile_{metric}"
+    """Return the name of a stage's metric; of compiling, such as `train/compile_total_seconds`."""
+    name = f"compile_{key.removeprefix(_COMPILE)}" if key.startswith(_COMPILE) else key
+    return f"{_PREFIXES.get(stage, stage)}/{name}"
+
+
+def is_logged(key: str, value: Any) -> bool:
+    """Whether a run shows a value of its metrics file; costs, which those of the version before had, are in tables."""
+    return not (key in _ONLY_IN_FILES or key.startswith(_COMPILE) or isinstance(value, str))
 
 
 def is_headline(name: str, stage: str) -> bool:
-    """Whether a metric of a stage is copied to its training's run: those of single classes and functions are not."""
-    return name.startswith(metric_name(stage, "")) and name.count("/") == 1 and "/compile_" not in name
+    """Whether a metric of a stage is copied to its training's run."""
+    key = name.removeprefix(metric_name(stage, ""))
+    if name == key or "/" in key or key.startswith("compile_"):
+        return False
+    return stage not in _HEADLINES or key in _HEADLINES[stage]
 
 
 def note(run_id: str, tags: Mapping[str, str], metrics: Mapping[str, float], summary: str) -> str:
@@ -80,8 +180,8 @@ def note(run_id: str, tags: Mapping[str, str], metrics: Mapping[str, float], sum
         metrics: of the run; for a training with the headline metrics of the runs below it.
         summary: of the gradients, as the stage wrote it or as `summary_in` finds it; empty for none.
     """
-    parts = [_result(metrics), _table(metrics)] if tags["stage"] == "train" else []
-    parts += [_figure(run_id, tags["stage"]), _demoted(summary), _lineage(run_id, tags)]
+    parts = [_result(metrics), _training(metrics)] if tags["stage"] == "train" else []
+    parts += [_figure(run_id, tags), _demoted(summary), _lineage(run_id, tags)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -97,20 +197,33 @@ def _result(metrics: Mapping[str, float]) -> str:
     interval = ""
     if "eval/accuracy_low" in metrics and "eval/accuracy_high" in metrics:
         interval = f" (95 % interval: {metrics['eval/accuracy_low']:.2%} to {metrics['eval/accuracy_high']:.2%})"
-    return f"**{metrics['eval/accuracy']:.2%}** of the test images are classified correctly{interval}."
+    return f"**{metrics['eval/accuracy']:.2%} of the test images are classified correctly**{interval}."
 
 
-def _table(metrics: Mapping[str, float]) -> str:
-    shown = {title: form.format(metrics[name]) for name, (title, form) in _METRICS.items() if name in metrics}
-    return "\n".join(f"| {' | '.join(row)} |" for row in (shown, ["---"] * len(shown), shown.values())) if shown else ""
+def _training(metrics: Mapping[str, float]) -> str:
+    """Return sentences with the other main metrics, as far as they are known."""
+    parts = {
+        "{train/num_parameters:,.0f} parameters, {train/epochs:.0f} epochs.": ("train/num_parameters", "train/epochs"),
+        "Training took {train/seconds:.1f} s.": ("train/seconds",),
+        "Compilation took {train/compile_total_seconds:.1f} s.": ("train/compile_total_seconds",),
+        "Validation accuracy {train/validation_accuracy:.2%}.": ("train/validation_accuracy",),
+        "Test loss {eval/loss:.4f} nats.": ("eval/loss",),
+        "Calibration error {eval/expected_calibration_error:.4f}.": ("eval/expected_calibration_error",),
+        "Gradient noise scale {gradients/noise_scale_typical:,.0f} examples.": ("gradients/noise_scale_typical",),
+    }
+    return " ".join(form.format(**metrics) for form, names in parts.items() if all(name in metrics for name in names))
 
 
-def _figure(run_id: str, stage: str) -> str:
-    """Return the main figure; its address is relative, so that it works wherever the UI is served."""
-    if stage not in _FIGURES:
+def _figure(run_id: str, tags: Mapping[str, str]) -> str:
+    """Return the figure that the description has, or else the main one of the stage, small.
+
+    Its address is relative, so that it works wherever the UI is served.
+    """
+    if before := _SHOWN_FIGURE.search(tags.get(NOTE, "")):
+        return before[0]
+    if tags["stage"] not in FIGURES:
         return ""
-    file, shown = _FIGURES[stage]
-    return f"![{shown}](get-artifact?path=results%2F{file}&run_uuid={run_id})"
+    return f"![{FIGURES[tags['stage']][1]}](get-artifact?path={SMALL_FIGURE}&run_uuid={run_id})"
 
 
 def _demoted(summary: str) -> str:

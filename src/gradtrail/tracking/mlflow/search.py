@@ -6,9 +6,10 @@ from typing import Protocol
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
+from gradtrail.tracking.lineage.in_force import in_force
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import experiment_id
-from gradtrail.tracking.mlflow.tags import flat_params, is_alive, output_tags, outputs, shown
+from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, shown
 
 _EXPERIMENTS = ("data", "models")
 _PAGE = 1000
@@ -100,13 +101,14 @@ def is_finished_or_live(run: Run) -> bool:
 def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run | None:
     """Return a finished run of the same stage and params whose outs are the same bytes, if there is one.
 
-    Code that was edited or moved and wrote the same bytes gives no other result, so the state needs no second run. The
-    metrics file does not count: it also has the costs of the compiled functions, which edits of code change.
+    Code that was edited or moved and wrote the same bytes gives no other result, so the state needs no second run.
+    Metrics and costs do not count: edits of code change costs, and which metrics there are.
     """
-    compared = {out: found for out, found in outs.items() if out != f"metrics/{stage.name}.json"}
-    tags = {"stage": stage.name} | output_tags(compared)
-    read = {key: shown(value) for key, value in flat_params(stage.entry(stage.name)).items()}
-    return next((run for run in find(tags, finished=True) if read.items() <= run.data.params.items()), None)
+    written = (f"metrics/{stage.name}.json", f"costs/{stage.name}.json")
+    compared = {out: found for out, found in outs.items() if out not in written}.items()
+    read = {key: shown(value) for key, value in in_force(flat_params(stage.entry(stage.name))).items()}.items()
+    alike = (run for run in find({"stage": stage.name}, finished=True) if read <= run.data.params.items())
+    return next((run for run in alike if compared <= outputs(run.data.tags).items()), None)
 
 
 def _search(client: MlflowClient, condition: str, view: int = ViewType.ACTIVE_ONLY) -> Iterator[Run]:

@@ -12,15 +12,18 @@ import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
+from gradtrail.stages.common.dataset import DIGEST_LENGTH
+from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.git import GitError
 from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key
+from gradtrail.tracking.lineage.in_force import in_force
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, noise_curves, read_tables
+from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, log_small_figure, noise_curves, read_tables
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
 from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of
-from gradtrail.tracking.mlflow.models import DIGEST_LENGTH, delete_models, log_models
-from gradtrail.tracking.mlflow.naming import NOTE, metric_name, note, run_name, summary_in
+from gradtrail.tracking.mlflow.models import delete_models, log_models
+from gradtrail.tracking.mlflow.naming import FIGURES, NOTE, is_logged, metric_name, note, run_name, summary_in
 from gradtrail.tracking.mlflow.search import StoredRuns
 from gradtrail.tracking.mlflow.tags import (
     is_alive,
@@ -38,6 +41,7 @@ from gradtrail.tracking.mlflow.tags import (
 REBUILT, REPLACED = "rebuilt", "replaced_by"
 _DATA, _WEIGHTS = "data/", "models/"
 _EPOCHS = "models/epochs"
+_LINEAGE = "lineage.json"
 _PAGES = "reports/"  # folder of the outs that are one page each
 
 
@@ -87,10 +91,11 @@ class StoredRun:
             self._start_anew(stage)
         metrics = stage.read_metrics()
         points = _curves(stage, metrics)
-        numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if not isinstance(value, str)}
+        numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if is_logged(key, value)}
         self.log_points({name: {0: value} for name, value in numbers.items()} | points)
         folder = stage.folder / "results" / stage.name
-        log_results(self.client, self.run_id, folder, tables=stage.runtime.copy_outs)
+        costs = stage.folder / "costs" / f"{stage.name}.json"
+        log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:
             if out.startswith(_PAGES):
                 self.client.log_artifact(self.run_id, str(stage.folder / out))
@@ -101,8 +106,13 @@ class StoredRun:
         for out in stage.spec.outs if stage.runtime.copy_outs else ():
             if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of the epochs are DVC's alone
                 self.log_files(stage.folder / out, "models")
-        tags = {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"]}
+        tags = {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"][:DIGEST_LENGTH]}
         self.set_tags(output_tags(outs) | tags)
+        lineage = stage.describe_lineage()
+        lineage[stage.name]["outs"] = outs
+        self.client.log_dict(self.run_id, lineage, _LINEAGE)
+        if stage.name in FIGURES and (figure := folder / FIGURES[stage.name][0]).is_file():
+            log_small_figure(self.client, self.run_id, figure)
         self._write_note(folder / "summary.md")
 
     def _start_anew(self, stage: Identity) -> None:
@@ -169,13 +179,16 @@ def open_run(
         run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
         attempt = int(run.data.tags.get("attempts", 0)) + 1
         tags |= {"attempts": str(attempt)}
-        params = [Param(key, shown(value)) for key, value in stage_params(stage).items() if key not in run.data.params]
+        read = in_force(stage_params(stage)).items()
+        params = [Param(key, shown(value)) for key, value in read if key not in run.data.params]
         client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
         if found:
             client.update_run(run.info.run_id, status="RUNNING")
     if found and REBUILT in found.data.tags:
         client.delete_tag(run.info.run_id, REBUILT)
-    client.log_dict(run.info.run_id, stage.describe_lineage(), "lineage.json")
+    client.log_dict(run.info.run_id, stage.describe_lineage(), _LINEAGE)
+    sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
+    client.log_dict(run.info.run_id, {key: value for one in sections for key, value in one.items()}, str(PARAMS))
     if origin is None:
         client.log_dict(
             run.info.run_id, environment(), "environment.json" if attempt == 1 else f"environment-{attempt}.json"

@@ -1,6 +1,8 @@
 """The tags and params of a run, and the diff of its working folder: all that is known without MLflow."""
 
+import contextlib
 import getpass
+import json
 import os
 import re
 import shutil
@@ -20,8 +22,11 @@ from gradtrail.tracking.lineage.environment import stage_process_tags
 from gradtrail.tracking.lineage.state import Identity
 
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an artifact `git.diff` begin that are no diff
-_OUTPUT = "output/"
-_CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)machines.yaml")
+_OUTS, WEIGHTS = "outs", "weights"  # tags: the digests of all outs, as JSON; that of a training's final weights
+_FINAL = "models/final.safetensors"
+_OUTPUT, _INPUT = "output/", "input/"  # prefixes of the tags in their place in runs of the version before
+WEIGHTS_TAGS = (WEIGHTS, f"{_OUTPUT}{_FINAL}", f"{_INPUT}{_FINAL}")  # where a run may name the final weights
+_CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)costs", ":(exclude)machines.yaml")
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _MAX_DIFF_BYTES = 2**24
 _MAX_UNTRACKED_BYTES = 2**17  # of a file; larger ones are rather data than code
@@ -46,24 +51,30 @@ def shown(value: Any) -> str:
 def state_tags(stage: Identity) -> dict[str, str]:
     """Return the tags that follow from the state, and never change."""
     entry = stage.entry(stage.name)
-    tags = {"stage": stage.name, "state": stage.state, "code": entry.code_digest}
+    tags = {"stage": stage.name, "state": stage.state}
     tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
-    return tags | input_tags(entry) | ({"train_state": stage.state_of(TRAIN)} if stage.is_below_training else {})
+    tags |= {WEIGHTS: entry.deps[_FINAL]} if _FINAL in entry.deps else {}
+    return tags | ({"train_state": stage.state_of(TRAIN)} if stage.is_below_training else {})
 
 
 def output_tags(outs: Mapping[str, str]) -> dict[str, str]:
-    """Return a tag for each out, path → digest."""
-    return {f"{_OUTPUT}{out}": found for out, found in outs.items()}
+    """Return the tags that name the outs, path → digest."""
+    return {_OUTS: json.dumps(outs, sort_keys=True)} | ({WEIGHTS: outs[_FINAL]} if _FINAL in outs else {})
 
 
 def outputs(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each out of a run, by its path; empty for a run whose stage did not finish."""
-    return {tag.removeprefix(_OUTPUT): found for tag, found in tags.items() if tag.startswith(_OUTPUT)}
+    if _OUTS not in tags:
+        return {tag.removeprefix(_OUTPUT): found for tag, found in tags.items() if tag.startswith(_OUTPUT)}
+    with contextlib.suppress(ValueError, RecursionError):  # people can edit tags
+        found = json.loads(tags[_OUTS])
+        return {str(out): str(md5) for out, md5 in found.items()} if isinstance(found, dict) else {}
+    return {}
 
 
-def input_tags(entry: Entry) -> dict[str, str]:
-    """Return a tag for each file or folder of data that was read."""
-    return {f"input/{dep}": found for dep, found in entry.data.items()}
+def weights_of(tags: Mapping[str, str]) -> str | None:
+    """Return the digest of the final weights that a training wrote, or that a run below it read."""
+    return next((tags[tag] for tag in WEIGHTS_TAGS if tag in tags), None)
 
 
 def process_tags() -> dict[str, str]:

@@ -36,9 +36,10 @@ def costs_section(sources: Sources) -> Section:
 
 def _step(sources: Sources) -> str:
     batch = int(sources.param("train.batch_size"))
-    steps, held = sources.metric("profile", f"{_STEP}_flops"), sources.metric("profile", f"{_STEP}_total_bytes")
-    between = sources.metric("profile", f"{_STEP}_temporary_bytes")
-    predict = sources.metric("profile", "predict_flops") / batch
+    steps, held, between = (
+        sources.cost("profile", _STEP, name) for name in ("flops", "total_bytes", "temporary_bytes")
+    )
+    predict = sources.cost("profile", "predict", "flops") / batch
     return (
         f"The compiler estimates {flops(steps)} for a training step with batch size {count(batch)} "
         f"({flops(steps / batch)} per example), and {size(held)} of memory including arguments and results, "
@@ -88,17 +89,14 @@ def _cells(row: dict[str, str]) -> Cells:
 
 
 def _of_stages(sources: Sources) -> Table:
-    """Return the costs of the functions that the metrics of the stages have; those of `profile` are by variant."""
+    """Return the costs of the functions that the stages compiled; those of `profile` are by variant."""
     rows, batch = [], count(int(sources.param("evaluate.batch_size")))
-    for stage, metrics in sources.metrics.items():
-        for key in sorted(metrics):
-            if key.startswith("compile/") and key.endswith("/flops"):
-                name = key.removeprefix("compile/").removesuffix("/flops")
-                read, held, program = (
-                    sources.metric(stage, f"compile/{name}/{cost}")
-                    for cost in ("bytes_accessed", "total_bytes", "hlo_instructions")
-                )
-                rows.append((name, stage, flops(sources.metric(stage, key)), size(read), size(held), count(program)))
+    for stage, name in [(stage, name) for stage, costs in sources.costs.items() for name in sorted(costs)]:
+        work, read, held, program = (
+            sources.cost(stage, name, cost) for cost in ("flops", "bytes_accessed", "total_bytes", "hlo_instructions")
+        )
+        if stage != "profile":
+            rows.append((name, stage, flops(work), size(read), size(held), count(program)))
     return Table(
         caption=f"Functions compiled by the other stages, at their own batch sizes: {batch} for predict in evaluate",
         header=("function", "stage", "FLOPs", "bytes read and written", "total memory", "HLO instructions"),
@@ -118,7 +116,7 @@ def _forms(costs: CsvTable) -> Table:
 def _figures(sources: Sources, costs: CsvTable) -> tuple[Figure, ...]:
     names = ", ".join(dict.fromkeys(costs.text("function")))
     sizes = costs.numbers("batch_size")
-    step = {cost: sources.metric("profile", f"{_STEP}_{cost}") for cost in ("hlo_instructions", "jaxpr_equations")}
+    step = {cost: sources.cost("profile", _STEP, cost) for cost in ("flops", "hlo_instructions", "jaxpr_equations")}
     return (
         Figure(
             png=sources.figure("profile/costs"),
@@ -126,7 +124,7 @@ def _figures(sources: Sources, costs: CsvTable) -> tuple[Figure, ...]:
             alt=(
                 f"FLOPs and bytes per example, and memory, of {names} for batch sizes from "
                 f"{min(sizes, default=0):g} to {max(sizes, default=0):g}. The configured training step takes "
-                f"{flops(sources.metric('profile', f'{_STEP}_flops'))}."
+                f"{flops(step['flops'])}."
             ),
         ),
         Figure(

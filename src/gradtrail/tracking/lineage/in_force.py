@@ -1,0 +1,28 @@
+"""Which params of a training have an effect: the block of an optimizer or schedule that is not chosen has none."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+SHARED_BLOCKS = {"augmentation"}  # the blocks of `train` that every training reads
+_NO_BLOCK = "linear"  # the model of this name has no params: the block is the schedule's
+
+
+def in_force(params: Mapping[str, Value]) -> dict[str, Value]:
+    """Return those of flat params that have an effect, in their order.
+
+    Args:
+        params: dotted key → value, as in `params.yaml` or as text; all are kept where no model is chosen.
+    """
+    if "train.model" not in params:
+        return dict(params)
+    chosen = {params.get("train.optimizer"), params.get("train.schedule"), *SHARED_BLOCKS}
+    chosen |= {params["train.model"]} - {_NO_BLOCK}
+    chosen |= {"loss_scaling"} if params.get("train.precision") == "float16" else set()
+    return {key: value for key, value in params.items() if (block := _block(key)) is None or block in chosen}
+
+
+def _block(key: str) -> str | None:
+    section, *rest = key.split(".")
+    return rest[0] if section == "train" and len(rest) > 1 else None

@@ -1,0 +1,32 @@
+"""Params of kinds that are not chosen are left out; a param that is left out changes no result."""
+
+from factories import ROOT
+
+from gradtrail.stages.common.overrides import flatten
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.tracking.lineage.in_force import in_force
+
+TRAIN = flatten({"train": read_yaml(ROOT / "params.yaml")["train"]})
+
+
+def blocks(**changes: str) -> set[str]:
+    found = in_force(TRAIN | {f"train.{key}": value for key, value in changes.items()})
+    return {key.split(".")[1] for key in found if key.count(".") == 2}
+
+
+def test_the_blocks_of_the_chosen_kinds_are_in_force() -> None:
+    assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine", "augmentation"}
+    assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear", "augmentation"}
+    assert blocks(precision="float16") == blocks() | {"loss_scaling"}
+
+
+def test_the_linear_model_has_no_block_though_a_schedule_has_that_name() -> None:
+    assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", "augmentation"}
+
+
+def test_what_belongs_to_no_block_is_in_force_and_all_is_where_no_model_is_chosen() -> None:
+    assert {key for key in TRAIN if key.count(".") == 1} <= in_force(TRAIN).keys()
+    assert in_force({"train.cnn.dropout": 1, "evaluate.weights": "best"}) == {
+        "train.cnn.dropout": 1,
+        "evaluate.weights": "best",
+    }
