@@ -18,8 +18,6 @@ def test_of_many_classes_the_first_are_shown(tmp_path: Path, monkeypatch: pytest
     figures.draw(tmp_path, splits, "idx", 256)
     assert len(saved["samples.png"].axes) == 12 * plotting.MAX_CLASSES
     assert saved["samples.png"].get_suptitle() == "Training examples by label below 20 of 256 (idx)"
-    assert len(saved["class_balance.png"].axes[0].patches) == 2 * 256
-    assert len(saved["class_balance.png"].axes[0].get_xticks()) <= plotting.MAX_CLASSES
 
 
 @pytest.mark.parametrize(("num_classes", "step"), [(1, 1), (10, 1), (20, 1), (21, 2), (256, 13)])

@@ -140,10 +140,11 @@ def _noise(analysis: GradientAnalysis, batch_size: int) -> str:
 def _classes(analysis: GradientAnalysis) -> str:
     classes = analysis.classes
     share = pd.Series(classes.share)
+    opposed = ", against the mean" if share.min() < 0 else ""
     return (
-        f"Class {share.idxmax()} contributes the largest share of the mean gradient ({share.max():.0%}), class "
-        f"{share.idxmin()} the smallest ({share.min():.0%}). The mean coherence of two examples' gradients is "
-        f"{classes.within:.4f} within a class and {classes.across:.4f} across classes."
+        f"Projected onto the mean gradient, the classes' gradients sum to 100%: class {share.idxmax()} contributes "
+        f"most ({share.max():.0%}), class {share.idxmin()} least ({share.min():.0%}{opposed}). The mean coherence of "
+        f"two examples' gradients is {classes.within:.4f} within a class and {classes.across:.4f} across classes."
     )
 
 
