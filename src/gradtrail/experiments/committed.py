@@ -33,8 +33,8 @@ SPREAD = {
     ("train", "validation_accuracy"): 0.0006,
     ("train", "validation_loss"): 0.0008,
     ("evaluate", "accuracy"): 0.0007,
-    ("evaluate", "loss"): 0.0007,
-    ("evaluate", "expected_calibration_error"): 0.0003,
+    ("evaluate", "loss"): 0.0008,
+    ("evaluate", "expected_calibration_error"): 0.0010,
     ("gradients", "rank_correlation_loss"): 0.004,
     ("gradients", "noise_scale_typical"): 170.0,
 }

@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from gradtrail.core.evaluate.calibration import calibrate
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.artifacts.calibration import read_temperature
 from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.fetch.catalog import DATASETS, Framing
@@ -132,11 +134,17 @@ def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> None:
     images = np.stack([read_image(path, model.config.image_shape, framing) for path in paths])
     call = inference.compile_predict(model, len(images), compiler=Compiler(time.perf_counter))
     probabilities = np.asarray(call(params, images, np.zeros(len(images), np.int32))["probabilities"])
+    temperature = read_temperature(weights, weights.parent.parent / "results" / "evaluate")
+    probabilities = calibrate(probabilities, temperature or 1.0)
     console = stdout_console()
     for path, image, row in zip(paths, images, probabilities, strict=True):
         if console.is_terminal:
             _show(image, console)
         console.print(f"{path}: {_likeliest(row)}", markup=False, soft_wrap=True)
+    how = (
+        f"calibrated, temperature {temperature:.3g}" if temperature else "not calibrated: `evaluate` used other weights"
+    )
+    console.print(f"probabilities are {how}", markup=False, soft_wrap=True)
     if figure:
         title = f"{model.config.name}, {weights.stem} weights (epoch {about.epoch}) on {about.dataset.label}"
         _draw(paths, images, probabilities, title, figure)
