@@ -47,10 +47,16 @@ def test_whole_numbers_and_floats_are_the_same_image(same: Any) -> None:
     np.testing.assert_allclose(SERVED.predict(same)["probabilities"], expected()[:3], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("one", [PIXELS[0], PIXELS[0].tolist(), PIXELS[0] / 255])
+def test_a_single_image_is_a_batch_of_one(one: Any) -> None:
+    np.testing.assert_allclose(SERVED.predict(one)["probabilities"], expected()[:1], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        (PIXELS[0], f"shape {SHAPE}"),
+        (PIXELS[0, 0], f"shape {SHAPE[1:]}"),
+        (PIXELS[0].T[:-1], f"shape {(SHAPE[1] - 1, SHAPE[0])}"),
         (PIXELS[:2, :-1], f"shape (2, {SHAPE[0] - 1}, {SHAPE[1]})"),
         (PIXELS[:2, ..., None], f"shape (2, {SHAPE[0]}, {SHAPE[1]}, 1)"),
         ([[1, 2], [3]], "rows or images of different lengths"),

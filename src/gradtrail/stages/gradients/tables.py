@@ -263,9 +263,9 @@ def error_table(errors: Mapping[str, float]) -> pd.DataFrame:
 
 def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
     """Return the metrics: the summary of the training split, the median norm of the others, and the analyses' own."""
-    splits = tables.splits.set_index("split")
-    medians = {f"{split}_{_MEDIAN}": float(median) for split, median in splits[_MEDIAN].items() if split != "train"}
-    train = {str(name): float(value) for name, value in splits.loc["train"].items()}
+    splits = {str(row.pop("split")): row for row in tables.splits.to_dict("records")}
+    medians = {f"{split}_{_MEDIAN}": row[_MEDIAN] for split, row in splits.items() if split != "train"}
+    train = {str(name): value for name, value in splits["train"].items()}
     return {"num_examples": len(tables.scores)} | train | medians | _measure_training(tables, analysis)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +19,13 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.tracking.mlflow.naming import metric_name
+from gradtrail.tracking.mlflow.naming import SMALL_FIGURE, metric_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 CURVE_POINTS = 200
+_SMALL_WIDTH = 680  # pixels: of the page of a run, on a screen of 1,280
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
 _TABLE = ".parquet"  # of all examples or steps, which a browser does not show
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
@@ -100,18 +102,31 @@ def log_results(client: MlflowClient, run_id: str, folder: Path, costs: Path, *,
     _log_tables(client, run_id, folder, costs)
 
 
+def log_small_figure(client: MlflowClient, run_id: str, path: Path) -> None:
+    """Log a figure at the size that the UI has room for beside its panels: it shows every pixel of a larger one."""
+    image = _read_png(path)
+    image.thumbnail((_SMALL_WIDTH, image.height))
+    with tempfile.TemporaryDirectory() as folder:
+        image.save(Path(folder) / SMALL_FIGURE)
+        client.log_artifact(run_id, str(Path(folder) / SMALL_FIGURE))
+
+
+def _read_png(path: Path) -> Image.Image:
+    """Read an image; raise UserError in one line where it is damaged."""
+    try:
+        with Image.open(path, formats=("PNG",)) as file:
+            return file.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path.name}: not readable as PNG: {one_line(error)}") from None
+
+
 def _log_galleries(client: MlflowClient, run_id: str, folder: Path) -> None:
     """Log galleries as images, which the UI compares side by side; only once, as images do not replace one another."""
     paths = {f"{group}/{name}": folder / f"{name}.png" for name, group in _GALLERIES.items()}
     found = {key: path for key, path in paths.items() if path.is_file()}
     if found and not client.list_artifacts(run_id, "images"):
         for key, path in found.items():
-            try:
-                with Image.open(path, formats=("PNG",)) as file:
-                    image = file.convert("RGB")
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                raise UserError(f"{path.name}: not readable as PNG: {one_line(error)}") from None
-            client.log_image(run_id, image, key=key, step=0)
+            client.log_image(run_id, _read_png(path), key=key, step=0)
 
 
 def _log_tables(client: MlflowClient, run_id: str, folder: Path, costs: Path) -> None:

@@ -5,6 +5,7 @@ validation metrics of its epoch. The weights that `evaluate.weights` names also 
 there is one; weights that were not evaluated have none.
 """
 
+import json
 import shutil
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from gradtrail.tracking.mlflow.naming import NOTE
 
 WEIGHTS = "weights"  # tag of a logged model: final, best or a kept epoch
 _DIGEST = "weights_digest"
+EXAMPLE = "images.json"  # in a model: one image, in the form that `mlflow models predict` and a server take
+_IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 _LOADER = "gradtrail.tracking.mlflow.pyfunc"
 _PACKAGES = ("flax", "jax", "jaxlib", "jaxtyping", "filelock", "numpy", "pydantic", "ruamel.yaml", "safetensors")
@@ -96,27 +99,30 @@ def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) 
             data_path=str(weights),
             code_paths=[str(code)],
             signature=_signature(about.model.num_classes),
-            input_example=_stroke(about.model.image_shape),
             pip_requirements=[f"mlflow=={mlflow.__version__}", *(f"{name}=={version(name)}" for name in _PACKAGES)],
+            metadata={"input": _input(about)},
         )
+    example = {"inputs": _stroke(about.model.image_shape).tolist()}
+    (path / EXAMPLE).write_text(json.dumps(example), encoding="utf-8")
 
 
 def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
     try:
-        network, _, about = read_weights(path)
+        _, _, about = read_weights(path)
     except UserError as error:  # written by older code in another form: the run has no model that could be served
         print(f"warning: {error}; no MLflow model is logged for it", file=sys.stderr)
         return
     tags = {WEIGHTS: name, _DIGEST: digest(path), "dataset": about.dataset.label, "epoch": str(about.epoch)}
     logged = client.create_logged_model(
         run.info.experiment_id,
-        name=f"{about.dataset.name}_{network.config.name}_{name}",
+        name=_model_name(run, name),
         source_run_id=run.info.run_id,
         tags=tags,
         params=run.data.params,
         model_type="classifier",
     )
-    client.set_logged_model_tags(logged.model_id, {NOTE: _how_to_use(logged.model_id, about)})
+    words = _how_to_use(client.tracking_uri, logged.model_id, about)
+    client.set_logged_model_tags(logged.model_id, {NOTE: words})
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "model"
         save(saved, path, about, {"run_id": run.info.run_id, "model_id": logged.model_id})
@@ -126,13 +132,31 @@ def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
     client.log_outputs(run.info.run_id, [LoggedModelOutput(logged.model_id, step=about.epoch)])
 
 
-def _how_to_use(model_id: str, about: WeightsInfo) -> str:
+def _model_name(run: Run, weights: str) -> str:
+    """Return the name of a model: that of its run, without the characters that MLflow refuses in names of models."""
+    return f"{run.info.run_name} · {weights}".translate(_IN_MODEL_NAMES)
+
+
+def _input(about: WeightsInfo) -> str:
     height, width = about.model.image_shape
-    return (
-        f'`mlflow.pyfunc.load_model("models:/{model_id}").predict(images)` takes an array (images, {height}, {width}), '
-        "uint8 or floats from 0 to 1, bright ink on 0, and returns `label` and `probabilities`. "
-        f"Weights after epoch {about.epoch}, trained on {about.dataset.label}."
-    )
+    return f"array (images, {height}, {width}), or one image ({height}, {width}): uint8, or floats from 0 to 1"
+
+
+def _how_to_use(tracking_uri: str, model_id: str, about: WeightsInfo) -> str:
+    """Return the recipe for loading a model, in any folder, and what it takes and returns."""
+    return f"""Weights after epoch {about.epoch}, trained on {about.dataset.label}. In any folder:
+
+```
+import json
+import mlflow
+mlflow.set_tracking_uri("{tracking_uri}")
+model = mlflow.pyfunc.load_model("models:/{model_id}")
+example = mlflow.artifacts.download_artifacts("models:/{model_id}/{EXAMPLE}")
+model.predict(json.load(open(example))["inputs"])
+```
+
+It takes an {_input(about)}, bright ink on 0, and returns `label` and `probabilities`.
+"""
 
 
 def _attach_validation(client: MlflowClient, run: Run, model_id: str, about: WeightsInfo) -> None:
@@ -172,13 +196,17 @@ def _copy_code(to: Path) -> Path:
 
 
 def _signature(num_classes: int) -> Any:
-    """Describe the outputs, and allow any input: MLflow would accept one type of number only, with long errors."""
+    """Describe the outputs alone.
+
+    MLflow accepts a described input of one dtype and one rank only, and refuses others in an error that has all pixels;
+    `ServedModel` takes integers, floats, lists and single images, and refuses others in one line.
+    """
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
     label = TensorSpec(np.dtype(np.int64), (-1,), "label")
     probabilities = TensorSpec(np.dtype(np.float32), (-1, num_classes), "probabilities")
-    return ModelSignature(Schema([TensorSpec(np.dtype(object), (-1,))]), Schema([label, probabilities]))
+    return ModelSignature(outputs=Schema([label, probabilities]))
 
 
 def _stroke(shape: tuple[int, int]) -> np.ndarray:

@@ -13,6 +13,7 @@ writes it. That of a training also has the summary of its gradients, which comes
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ _PREFIXES = {"fetch": "data", "preprocess": "data", "evaluate": "eval"}  # every
 _COMPILE = "compile/"
 NOTE = "mlflow.note.content"  # what the UI shows as a run's description
 _GRADIENTS, _LINEAGE = "### What the gradients say", "### Lineage"
-_FIGURES = {  # stage → its main figure, and what it shows
+SMALL_FIGURE = "description.png"  # artifact: the main figure, as large as the UI has room for
+_SHOWN_FIGURE = re.compile(r"!\[[^]]*\]\(get-artifact\?[^)]*\)")
+FIGURES = {  # stage → its main figure, and what it shows
     "preprocess": ("samples.png", "Samples of every class"),
     "train": ("learning_curves.png", "Learning curves"),
     "evaluate": ("mistakes.png", "The worst mistakes"),
@@ -178,7 +181,7 @@ def note(run_id: str, tags: Mapping[str, str], metrics: Mapping[str, float], sum
         summary: of the gradients, as the stage wrote it or as `summary_in` finds it; empty for none.
     """
     parts = [_result(metrics), _training(metrics)] if tags["stage"] == "train" else []
-    parts += [_figure(run_id, tags["stage"]), _demoted(summary), _lineage(run_id, tags)]
+    parts += [_figure(run_id, tags), _demoted(summary), _lineage(run_id, tags)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -211,12 +214,16 @@ def _training(metrics: Mapping[str, float]) -> str:
     return " ".join(form.format(**metrics) for form, names in parts.items() if all(name in metrics for name in names))
 
 
-def _figure(run_id: str, stage: str) -> str:
-    """Return the main figure; its address is relative, so that it works wherever the UI is served."""
-    if stage not in _FIGURES:
+def _figure(run_id: str, tags: Mapping[str, str]) -> str:
+    """Return the figure that the description has, or else the main one of the stage, small.
+
+    Its address is relative, so that it works wherever the UI is served.
+    """
+    if before := _SHOWN_FIGURE.search(tags.get(NOTE, "")):
+        return before[0]
+    if tags["stage"] not in FIGURES:
         return ""
-    file, shown = _FIGURES[stage]
-    return f"![{shown}](get-artifact?path=results%2F{file}&run_uuid={run_id})"
+    return f"![{FIGURES[tags['stage']][1]}](get-artifact?path={SMALL_FIGURE}&run_uuid={run_id})"
 
 
 def _demoted(summary: str) -> str:

@@ -37,8 +37,8 @@ class ServedModel:
         """Classify images, however many.
 
         Args:
-            data: array of shape (images, height, width): whole numbers from 0 to 255, or floats from 0 to 1, with
-                bright ink on a background of 0. Nested lists, as from JSON, are accepted too.
+            data: array of shape (images, height, width), or (height, width) for one image: whole numbers from 0 to 255,
+                or floats from 0 to 1, with bright ink on a background of 0. Nested lists, as from JSON, are accepted.
             params: MLflow's inference parameters; there are none.
 
         Returns:
@@ -61,7 +61,7 @@ class ServedModel:
 
 
 def as_images(data: Any, shape: tuple[int, int]) -> Images:
-    """Return images as the network takes them: uint8 pixels, or float32 in 0..1.
+    """Return images as the network takes them: uint8 pixels, or float32 in 0..1; a single image as a batch of one.
 
     Raises:
         MlflowException: another shape, type or range; one line.
@@ -71,6 +71,8 @@ def as_images(data: Any, shape: tuple[int, int]) -> Images:
         images = np.asarray(data.tolist() if is_nested else data)
     except ValueError:
         raise _refusal("rows or images of different lengths", shape) from None
+    if images.shape == shape:
+        images = images[None]
     if images.ndim != 3 or images.shape[1:] != shape:
         raise _refusal(f"shape {images.shape}", shape)
     if images.dtype.kind not in "uif":

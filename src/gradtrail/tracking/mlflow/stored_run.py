@@ -19,11 +19,11 @@ from gradtrail.support.git import GitError
 from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key
 from gradtrail.tracking.lineage.in_force import in_force
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, noise_curves, read_tables
+from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, log_small_figure, noise_curves, read_tables
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
 from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of
 from gradtrail.tracking.mlflow.models import delete_models, log_models
-from gradtrail.tracking.mlflow.naming import NOTE, is_logged, metric_name, note, run_name, summary_in
+from gradtrail.tracking.mlflow.naming import FIGURES, NOTE, is_logged, metric_name, note, run_name, summary_in
 from gradtrail.tracking.mlflow.search import StoredRuns
 from gradtrail.tracking.mlflow.tags import (
     is_alive,
@@ -111,6 +111,8 @@ class StoredRun:
         lineage = stage.describe_lineage()
         lineage[stage.name]["outs"] = outs
         self.client.log_dict(self.run_id, lineage, _LINEAGE)
+        if stage.name in FIGURES and (figure := folder / FIGURES[stage.name][0]).is_file():
+            log_small_figure(self.client, self.run_id, figure)
         self._write_note(folder / "summary.md")
 
     def _start_anew(self, stage: Identity) -> None:

@@ -13,18 +13,24 @@ from mlflow import MlflowClient
 
 _NAME = "gradtrail"
 _TAG = f"mlflow.sharedViewState.{_NAME}"
-_COLUMNS = (
-    "attributes.`Dataset`",
+_COLUMNS = (  # no more than a screen of 1,440 pixels shows; names say in what runs differ
     "metrics.`eval/accuracy`",
     "metrics.`eval/accuracy_low`",
     "metrics.`eval/accuracy_high`",
     "metrics.`train/seconds`",
-    "metrics.`train/compile_total_seconds`",
-    "metrics.`gradients/noise_scale_typical`",
-    *(f"params.`train.{name}`" for name in ("model", "optimizer", "schedule", "precision", "seed")),
+    "params.`train.seed`",
+    "tags.`dvc.exp_name`",
 )
 _LINE, _BAR, _LOGARITHMIC = {"type": "LINE"}, {"type": "BAR"}, {"scaleType": "log"}
 _OVER_TIME = {"xAxisKey": "metric", "selectedXAxisMetricKey": "train/elapsed_seconds", "useGlobalXaxisKey": False}
+_DIFFERENCES = {  # a table with a column for each run: metrics, and params that differ
+    "type": "DIFFERENCE",
+    "chartName": "Metrics, and params that differ",
+    "compareGroups": ["Model metrics", "Parameters"],
+    "showChangeFromBaseline": False,
+    "showDifferencesOnly": True,
+    "baselineColumnUuid": "",
+}
 _CHARTS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # section → metric, options of its chart
     "Learning curves": [
         ("train/validation_accuracy", _LINE),
@@ -36,12 +42,13 @@ _CHARTS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # section → metric, 
     ],
     "Results": [
         ("eval/accuracy", _BAR),
+        ("train/seconds", _BAR),
         ("eval/loss", _BAR),
         ("eval/expected_calibration_error", _BAR),
-        ("train/seconds", _BAR),
         ("train/compile_total_seconds", _BAR),
-        ("gradients/noise_scale", _LINE | _LOGARITHMIC),
+        ("gradients/noise_scale_typical", _BAR | _LOGARITHMIC),
     ],
+    "Runs side by side": [("", _DIFFERENCES)],
 }
 _CARD = {  # fields that the UI requires of every chart
     "runsCountToCompare": 10,
@@ -74,8 +81,9 @@ def as_tag() -> str:
 
 
 def link(base: str, experiment_id: str) -> str:
-    """Return the link to the comparison, the UI's address given; `&compareRunsMode=CHART` shows the charts."""
-    return f"{base}/#/experiments/{experiment_id}/runs?viewStateShareKey={_NAME}"
+    """Return the link to the charts of the comparison, the UI's address given; a button there leads to the table."""
+    view = f"viewStateShareKey={_NAME}&compareRunsMode=CHART&workflowType=machine_learning"
+    return f"{base}/#/experiments/{experiment_id}/runs?{view}"
 
 
 def _state() -> dict[str, Any]:
@@ -98,7 +106,13 @@ def _state() -> dict[str, Any]:
 
 def _section(number: int, name: str) -> dict[str, Any]:
     state = {"display": True, "isReordered": True, "deleted": False, "isGenerated": False}
-    return {"uuid": f"section-{number}", "name": name} | state
+    columns = 1 if _CHARTS[name][0][1] is _DIFFERENCES else 2
+    return {
+        "uuid": f"section-{number}",
+        "name": name,
+        "columns": columns,
+        "cardHeight": 400 if columns == 1 else 330,
+    } | state
 
 
 def _card(section: int, place: int, metric: str, special: dict[str, Any]) -> dict[str, Any]:
