@@ -55,6 +55,8 @@ METRICS: dict[str, dict[str, Any]] = {
         "num_examples": 10000,
         "num_mistakes": 141,
         "expected_calibration_error": 0.0977636,
+        "expected_calibration_error_uncalibrated": 0.12,
+        "temperature": 0.61,
         "epoch": 3,
     },
     "gradients": {
@@ -66,11 +68,15 @@ METRICS: dict[str, dict[str, Any]] = {
     "profile": {"train_step_flops": 134147512, "train_step_total_bytes": 48768084, "predict_flops": 60417408},
 }
 TABLES = {
-    "train/epochs": "epoch,loss,accuracy,validation_loss,validation_accuracy\n1,0.8,0.9,0.3,0.96\n3,0.5,0.99,0.2,0.98",
+    "train/epochs": (
+        "epoch,loss,cross_entropy,accuracy,validation_loss,validation_accuracy\n"
+        "1,0.8,0.4,0.9,0.3,0.96\n3,0.5,0.1,0.99,0.2,0.98"
+    ),
     "train/parameters": "parameter,shape,number\nlayers/0/bias,256,256\nall,,256",
     "evaluate/classes": "label,predicted\n0,0\n5,3\n5,3\n1,1\n4,9",
     "evaluate/per_class": "class,precision,recall,f1\n0,1,1,1\n5,0.5,0.6,0.55",
     "evaluate/calibration": "count,confidence,accuracy\n7,0.24,0\n9993,0.9,0.99",
+    "evaluate/calibration_uncalibrated": "count,confidence,accuracy\n10000,0.8,0.9859",
     "evaluate/mistakes": "example_id,label,predicted,probability,loss\n2654,4,9,0.93,4.6",
     "gradients/noise_scale": "epoch,noise_scale,low,high\n0,77.3,68,83\n3,382509,29519,inf",
     "gradients/largest": "split,example_id,label,predicted,grad_norm\ntest,720,5,3,26.8",

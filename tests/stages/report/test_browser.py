@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from browser import CHROMIUM, Browser, browser
 from report_folder import make_report_folder
@@ -30,8 +29,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_report_folder(tmp_path_factory.mktemp("report"))
     for path in folder.glob("results/*/*.png"):
         Image.new("L", (1000, 300), 200).save(path)
-    table = pd.read_csv(folder / "results/train/epochs.csv").assign(cross_entropy=[0.4, 0.1])
-    table.to_csv(folder / "results/train/epochs.csv", index=False)
     sources = read_sources(folder)
     path = folder / "report.html"
     path.write_text(report.render(report.ReportConfig(title="Report"), sources, report.content_of(sources)))

@@ -31,7 +31,7 @@ def test_learning_curves_are_loss_and_error_of_both_splits(num_epochs: int, accu
 @pytest.mark.parametrize(("num_steps", "window"), [(1, 1), (250, 2)])
 def test_steps_have_a_panel_for_each_column_with_a_running_mean_where_it_is_noisy(num_steps: int, window: int) -> None:
     columns = {name: np.linspace(2, 1, num_steps) for name in ("loss", "grad_norm", "learning_rate")}
-    steps = pd.DataFrame({"step": np.arange(1, num_steps + 1), **columns})
+    steps = pd.DataFrame({"step": np.arange(1, num_steps + 1), **columns, "cross_entropy": columns["loss"]})
     figure = figures.draw_steps(steps, "a title", None)
     assert [axis.get_ylabel() for axis in figure.axes] == ["loss in nats", "gradient norm", "learning rate"]
     for axis, column in zip(figure.axes, columns, strict=True):
@@ -55,7 +55,7 @@ def test_with_label_smoothing_the_cross_entropy_without_it_is_drawn_too() -> Non
 
 @pytest.mark.parametrize("skipped", [[True, False, False], [False, False, False]])
 def test_the_clipping_threshold_and_skipped_steps_are_marked(skipped: list[bool]) -> None:
-    columns = {name: [4.0, 2.0, 1.0] for name in ("loss", "learning_rate", "loss_scale")}
+    columns = {name: [4.0, 2.0, 1.0] for name in ("loss", "cross_entropy", "learning_rate", "loss_scale")}
     steps = pd.DataFrame({"step": [1, 2, 3], **columns, "grad_norm": [np.inf, 2.0, 0.5], "skipped": skipped})
     figure = figures.draw_steps(steps, "a title", 1.0)
     _, norm, _, scale = figure.axes

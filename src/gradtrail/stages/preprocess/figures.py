@@ -18,7 +18,7 @@ def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: i
 def draw_samples(split: Split, dataset: str, num_classes: int, per_class: int = 12) -> Figure:
     """Draw the first training examples of each class, a row a class, by given label; of the first 20 classes."""
     rows = min(num_classes, plotting.MAX_CLASSES)
-    shown = "" if rows == num_classes else f" below {rows} of {num_classes}"
+    shown = "" if rows == num_classes else f", the first {rows} of {num_classes}"
     figure, axes = plotting.new_figure(
         f"Training examples by label{shown} ({dataset})",
         rows=rows,

@@ -53,10 +53,6 @@ class CsvTable:
     path: Path
     rows: list[dict[str, str]]
 
-    def has(self, column: str) -> bool:
-        """Return whether there is such a column."""
-        return bool(self.rows) and column in self.rows[0]
-
     def text(self, column: str) -> list[str]:
         """Return a column; raise UserError where a row has no value for it."""
         found = [row.get(column) for row in self.rows]

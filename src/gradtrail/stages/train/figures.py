@@ -68,7 +68,7 @@ def draw_steps(steps: pd.DataFrame, title: str, clip_norm: float | None) -> Figu
 
 def _losses(table: pd.DataFrame) -> dict[str, str]:
     """Return column → label of the training's losses, the cross-entropy first; without label smoothing they are one."""
-    if "cross_entropy" not in table or np.allclose(table["loss"], table["cross_entropy"], rtol=1e-5, equal_nan=True):
+    if np.allclose(table["loss"], table["cross_entropy"], rtol=1e-5, equal_nan=True):
         return {"loss": "training"}
     return {"cross_entropy": "training (cross-entropy)", "loss": "training (with label smoothing)"}
 

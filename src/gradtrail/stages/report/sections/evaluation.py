@@ -47,7 +47,7 @@ def verdict(sources: Sources) -> str:
     """Return whether the model is overconfident, underconfident or well calibrated, on average."""
     gap = _confidence(sources) - sources.metric("evaluate", "accuracy")
     if abs(gap) < _WELL_CALIBRATED:
-        return "well calibrated on average"
+        return "well calibrated"
     return "overconfident" if gap > 0 else "underconfident"
 
 
@@ -76,10 +76,13 @@ def _classes(sources: Sources, confusions: list[tuple[tuple[str, str], int]]) ->
 
 def _calibration(sources: Sources) -> str:
     confidence, accuracy = _confidence(sources), sources.metric("evaluate", "accuracy")
+    before = sources.metric("evaluate", "expected_calibration_error_uncalibrated")
+    after, temperature = (sources.metric("evaluate", key) for key in ("expected_calibration_error", "temperature"))
     return (
-        f"The predicted classes have a mean probability of {percent(confidence, 1)}, and {percent(accuracy, 1)} of the "
-        f"predictions are correct: the model is {verdict(sources)}. The expected calibration error is "
-        f"{sources.metric('evaluate', 'expected_calibration_error'):.4f}."
+        f"Probabilities are calibrated by a temperature of {temperature:.3g}, fitted on the validation split. The "
+        f"predicted classes have a mean probability of {percent(confidence, 1)}, and {percent(accuracy, 1)} of the "
+        f"predictions are correct: the model is {verdict(sources)}. The expected calibration error is {after:.4f}, and "
+        f"{before:.4f} without the temperature."
     )
 
 

@@ -78,6 +78,7 @@ def _written(value: Any) -> str:
 
 
 def _tiles(sources: Sources) -> list[Tile]:
+    raw = sources.metric("evaluate", "expected_calibration_error_uncalibrated")
     wrong, total = (count(sources.metric("evaluate", key)) for key in ("num_mistakes", "num_examples"))
     return [
         Tile(
@@ -85,12 +86,12 @@ def _tiles(sources: Sources) -> list[Tile]:
             value=percent(sources.metric("evaluate", "accuracy")),
             note=f"{interval(sources)} (95% interval)",
         ),
-        Tile(name="Test loss", value=f"{sources.metric('evaluate', 'loss'):.4f}", note="nats per example"),
+        Tile(name="Test loss", value=f"{sources.metric('evaluate', 'loss'):.4f}", note="nats per example, calibrated"),
         Tile(name="Mistakes", value=wrong, note=f"of {total} test examples"),
         Tile(
             name="Calibration error",
             value=f"{sources.metric('evaluate', 'expected_calibration_error'):.4f}",
-            note=f"the model is {verdict(sources)}",
+            note=f"{verdict(sources)}; uncalibrated {raw:.4f}",
         ),
         Tile(
             name="Best validation accuracy",
@@ -104,11 +105,9 @@ def _tiles(sources: Sources) -> list[Tile]:
 
 def _loss(sources: Sources) -> Chart:
     table = sources.table("train/epochs")
-    curves = {"train": ("training", table.numbers("loss"))}
+    curves = {"train": ("training", table.numbers("cross_entropy"))}
     if sources.param("train.label_smoothing"):
-        curves = {"smoothed": (_SMOOTHED, table.numbers("loss"))}
-        if table.has("cross_entropy"):
-            curves = {"train": (_PLAIN, table.numbers("cross_entropy"))} | curves
+        curves = {"train": (_PLAIN, table.numbers("cross_entropy")), "smoothed": (_SMOOTHED, table.numbers("loss"))}
     curves["validation"] = ("validation", table.numbers("validation_loss"))
     course = ", ".join(f"{name} {values[0]:.3g} to {values[-1]:.3g}" for name, values in curves.values() if values)
     return _by_epoch(
@@ -154,32 +153,44 @@ def _by_epoch(table: CsvTable, curves: Mapping[str, tuple[str, list[float]]], *,
 
 
 def _calibration(sources: Sources) -> Chart:
-    table = sources.table("evaluate/calibration")
-    counts, confidence, accuracy = (table.numbers(name) for name in ("count", "confidence", "accuracy"))
-    most = math.log10(1 + max(counts, default=1))
-    bins = int(sources.param("evaluate.calibration_bins"))
-    centres = [(min(math.floor(x * bins), bins - 1) + 0.5) / bins for x in confidence]
-    error = sources.metric("evaluate", "expected_calibration_error")
-    points = list(zip(confidence, accuracy, strict=True))
+    names = {"calibrated": "calibration", "uncalibrated": "calibration_uncalibrated"}
+    tables = {name: sources.table(f"evaluate/{table}") for name, table in names.items()}
+    columns = {
+        name: list(zip(*(table.numbers(column) for column in ("confidence", "accuracy", "count")), strict=True))
+        for name, table in tables.items()
+    }
+    stops = [
+        Stop(
+            x=x, lines=[name, f"confidence: {percent(x, 1)}", f"accuracy: {percent(y, 1)}", f"examples: {count(size)}"]
+        )
+        for name, rows in columns.items()
+        for x, y, size in rows
+    ]
+    bins, most = (
+        int(sources.param("evaluate.calibration_bins")),
+        max((size for *_, size in columns["calibrated"]), default=1),
+    )
+    before, after = (sources.metric("evaluate", f"expected_calibration_error{end}") for end in ("_uncalibrated", ""))
     return Chart(
         id="calibration",
         title="Calibration",
         alt=(
-            f"Reliability diagram: accuracy over confidence in {len(counts)} bins, with an expected calibration error "
-            f"of {error:.4f}; the model is {verdict(sources)}."
+            f"Reliability diagram: accuracy over confidence in {bins} bins. The expected calibration error is "
+            f"{after:.4f}, before temperature scaling {before:.4f}; the model is {verdict(sources)}."
         ),
         x_label="confidence (probability of the predicted class)",
         square=True,
-        series=[Series(name="accuracy of each bin", style="model", points=points)],
-        bars_name="examples (log scale)",
-        bar_width=0.9 / bins,
-        bars=[(x, math.log10(1 + number) / most) for x, number in zip(centres, counts, strict=True)],
-        stops=[
-            Stop(
-                x=x, lines=[f"confidence: {percent(x, 1)}", f"accuracy: {percent(y, 1)}", f"examples: {count(number)}"]
-            )
-            for (x, y), number in zip(points, counts, strict=True)
+        series=[
+            Series(name=name, style=style, points=[(x, y) for x, y, _ in columns[name]])
+            for name, style in (("calibrated", "model"), ("uncalibrated", "uncalibrated"))
         ],
+        bar_width=0.9 / bins,
+        bars_name="examples (log scale)",
+        bars=[
+            ((min(math.floor(x * bins), bins - 1) + 0.5) / bins, math.log1p(size) / math.log1p(most))
+            for x, _, size in columns["calibrated"]
+        ],
+        stops=sorted(stops, key=lambda stop: stop.x),
     )
 
 

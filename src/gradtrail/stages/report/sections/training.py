@@ -132,16 +132,15 @@ def _steps(sources: Sources) -> Figure:
 
 def _epochs(sources: Sources) -> Table:
     table = sources.table("train/epochs")
-    smoothed = " with label smoothing" if sources.param("train.label_smoothing") else ""
     kinds = {
-        "loss": (f"training loss{smoothed}", "{:.4f}"),
         "cross_entropy": ("training cross-entropy", "{:.4f}"),
+        "loss": ("training loss with label smoothing", "{:.4f}"),
         "accuracy": ("training accuracy", "{:.2%}"),
         "validation_loss": ("validation loss", "{:.4f}"),
         "validation_accuracy": ("validation accuracy", "{:.2%}"),
     }
-    if not table.has("cross_entropy"):
-        del kinds["cross_entropy"]
+    if not sources.param("train.label_smoothing"):
+        del kinds["loss"]  # the same
     columns = [[form.format(value) for value in table.numbers(name)] for name, (_, form) in kinds.items()]
     return Table(
         caption="Metrics by epoch",
