@@ -102,7 +102,7 @@ for (const item of items) {
   item.title = told.map(({ value, text }) => `${text} ${item.dataset[value]}`).join("\n");
 }
 byId("filters").hidden = false;
-group.value = group.options[1].value;
+group.value = group.options[1]?.value ?? "";
 filter();
 
 // The confusion matrix: one tab stop, arrow keys within, and a cell shows its images
@@ -164,7 +164,7 @@ byId("examples").addEventListener("keydown", (event) => {
 
 // Sections: a link opens the one that it leads to; the contents say which one is on the screen; paper has them open
 function unfold() {
-  const target = location.hash && document.querySelector(`${location.hash} > .fold`);
+  const target = byId(location.hash.slice(1))?.querySelector(":scope > .fold");
   if (target) target.open = true;
 }
 addEventListener("hashchange", unfold);
@@ -174,7 +174,10 @@ unfold();
 const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
 const seen = new IntersectionObserver(
   (entries) => {
-    for (const { target, isIntersecting } of entries) links.get(target.id).toggleAttribute("aria-current", isIntersecting);
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) links.get(target.id).setAttribute("aria-current", "true");
+      else links.get(target.id).removeAttribute("aria-current");
+    }
   },
   { rootMargin: "-20% 0px -79% 0px" },
 );
