@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.report.inputs import read_sources
-from gradtrail.stages.report.page import ReportConfig, measure, render, sections_of
+from gradtrail.stages.report.page import ReportConfig, content_of, measure, render
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -17,12 +17,12 @@ def main(stage: Stage) -> None:
     sources = read_sources(Path())
 
     with tracked(stage) as run:
-        sections = sections_of(sources)
-        page = render(config, sources, sections)
+        content = content_of(sources)
+        page = render(config, sources, content)
 
         with stage.writing_outs() as new:
             (new / "reports" / "report.html").write_text(page, encoding="utf-8")
-            stage.write_metrics(new, measure(sources, sections, page))
+            stage.write_metrics(new, measure(sources, content, page))
 
         run.outs()
 

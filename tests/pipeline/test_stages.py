@@ -185,9 +185,9 @@ def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(projec
     assert f"{metrics_of(project, 'evaluate')['accuracy']:.2%}" in page.decode()
     assert "not comparable with results on other data sets" in page.decode()
     assert "report.html" not in project.git("status", "--porcelain", "--untracked-files=all")
-    pictures = [path.stem for path in (project.folder / "results").rglob("*.png")]
-    assert "label_error_scores" in pictures
-    assert metrics_of(project, "report")["num_pictures"] == len(pictures)
+    assert (project.folder / "results/gradients/label_error_scores.png").exists()
+    assert metrics_of(project, "report")["num_figures"] == 9
+    assert metrics_of(project, "report")["num_images"] >= metrics_of(project, "evaluate")["num_mistakes"]
 
 
 def test_running_a_state_again_doubles_no_table(project: Project, tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def weights(seed: int) -> dict[str, Any]:
 def make_chunk(step: int) -> Chunk:
     """Chunk after a step of a training that never was."""
     rng = np.random.default_rng(step)
-    numbers = {name: rng.normal(size=STEPS).astype(np.float32) for name in ("loss", "accuracy", "grad_norm")}
+    names = ("loss", "cross_entropy", "accuracy", "grad_norm")
+    numbers = {name: rng.normal(size=STEPS).astype(np.float32) for name in names}
     probability = rng.uniform(size=(STEPS, 4)).astype(np.float32)
     rows = RowRecord(
         indices=np.arange(4 * STEPS, dtype=np.int32).reshape(STEPS, 4),
