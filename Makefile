@@ -10,7 +10,7 @@ export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help env lock repro test test-slow nightly check gate format ui results compare bench sync clean
+.PHONY: help env lock repro test test-slow nightly check gate format audit ui results compare bench sync clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ format: env ## format the code with ruff
 
 sync: env ## create the missing MLflow runs of all states, of commits and experiments
 	@$(BIN)/gradtrail sync
+
+audit: env ## look for wrong labels: a pipeline of its own, within 10 minutes on two cores
+	@$(BIN)/gradtrail repro audit/dvc.yaml
 
 ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 	@$(BIN)/gradtrail ui --port $(or $(PORT),5000)

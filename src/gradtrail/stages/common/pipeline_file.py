@@ -17,6 +17,7 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.support.errors import UserError, one_line
 
+AUDIT = Path("audit")  # folder of a pipeline that `dvc repro` in the root does not run
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
 _CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/"), (".py", ".j2")  # what else a stage reads is data
 
@@ -118,6 +119,18 @@ def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
     except CycleError as error:
         raise UserError(f"{path}: stages that wait for each other: {', '.join(error.args[1])}") from None
     return pipeline
+
+
+def read_pipelines(folder: Path) -> dict[str, StageSpec]:
+    """Read the stages of `dvc.yaml` and, where there is one, of `audit/dvc.yaml`, which has paths like the first one."""
+    pipeline, beside = read_pipeline(folder / "dvc.yaml"), folder / AUDIT / "dvc.yaml"
+    return pipeline | read_pipeline(beside) if beside.is_file() else pipeline
+
+
+def read_locks(folder: Path) -> dict[str, Any]:
+    """Read the stages of those of the locks beside the pipelines that are there."""
+    locks = (folder / "dvc.lock", folder / AUDIT / "dvc.lock")
+    return {name: stage for lock in locks if lock.is_file() for name, stage in read_lock(lock).items()}
 
 
 def read_lock(path: Path) -> dict[str, Any]:
