@@ -5,8 +5,8 @@ where another class is at least as probable as that class is on the average exam
 
 **Which**: the same networks, which know no example that they judge, also score wrong labels that are drawn for
 comparison. By Bayes' rule a label with score s is wrong with probability π h(s) / f(s), where h is the density of the
-scores of wrong labels and f that of the given ones. Their ratio comes from the training split, by isotonic regression; π
-is scaled so that the probabilities of a split add up to its expected number of wrong labels.
+scores of wrong labels and f that of the given ones. Their ratio comes from the training split, by isotonic regression;
+π is scaled so that the probabilities of a split add up to its expected number of wrong labels.
 
 The wrong labels that are drawn are spread evenly over the examples; people's errors are mostly on hard ones, where a
 wrong label is less conspicuous. Both estimates are then too low for the ambiguous examples.

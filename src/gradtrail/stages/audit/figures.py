@@ -1,4 +1,4 @@
-"""Figures of an audit: the most suspicious labels of each split, and whether the probabilities hold."""
+"""Figures of an audit: the labels of each split that the networks would change first, and whether the odds hold."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,8 @@ def draw(
 ) -> None:
     """Write `suspects_<split>.png` and `calibration.png`."""
     for name, split in splits.items():
-        part = suspects[suspects["split"] == name].head(num_suspects)
+        differs = suspects["proposed_label"] != suspects["label"]
+        part = suspects[(suspects["split"] == name) & differs].head(num_suspects)
         plotting.save(
             draw_suspects(part, split, f"Suspected label errors · {name} · {title}"), folder / f"suspects_{name}.png"
         )
@@ -32,12 +33,12 @@ def draw(
 def draw_suspects(suspects: pd.DataFrame, split: Split, title: str) -> Figure:
     """Draw suspected label errors with given → proposed label and the probability that the given one is wrong."""
     row_of = {int(example_id): row for row, example_id in enumerate(split.example_id)}
-    images = split.images[[row_of[int(example_id)] for example_id in suspects["example_id"]]]
+    rows = np.array([row_of[int(example_id)] for example_id in suspects["example_id"]], np.int64)
     captions = [
         f"{label} → {proposed}\n{wrong:.0%}"
         for label, proposed, wrong in suspects[["label", "proposed_label", "probability_wrong"]].itertuples(index=False)
     ]
-    return plotting.gallery(images, captions, title)
+    return plotting.gallery(split.images[rows], captions, title)
 
 
 def draw_calibration(calibration: Mapping[str, Reliability], title: str) -> Figure:

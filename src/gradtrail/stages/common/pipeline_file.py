@@ -17,7 +17,8 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.support.errors import UserError, one_line
 
-AUDIT = Path("audit")  # folder of a pipeline that `dvc repro` in the root does not run
+# The pipeline of the root, and one beside it, which `dvc repro` in the root does not run and whose paths are the same
+FILES = ("dvc.yaml", "dvc.lock", "audit/dvc.yaml", "audit/dvc.lock")
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
 _CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/"), (".py", ".j2")  # what else a stage reads is data
 
@@ -122,14 +123,14 @@ def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
 
 
 def read_pipelines(folder: Path) -> dict[str, StageSpec]:
-    """Read the stages of `dvc.yaml` and, where there is one, of `audit/dvc.yaml`, which has paths like the first one."""
-    pipeline, beside = read_pipeline(folder / "dvc.yaml"), folder / AUDIT / "dvc.yaml"
+    """Read the stages of `dvc.yaml` and, where there is one, of the `dvc.yaml` beside it; see `FILES`."""
+    pipeline, beside = read_pipeline(folder / FILES[0]), folder / FILES[2]
     return pipeline | read_pipeline(beside) if beside.is_file() else pipeline
 
 
 def read_locks(folder: Path) -> dict[str, Any]:
-    """Read the stages of those of the locks beside the pipelines that are there."""
-    locks = (folder / "dvc.lock", folder / AUDIT / "dvc.lock")
+    """Read the stages of both locks; of none where there is none."""
+    locks = (folder / FILES[1], folder / FILES[3])
     return {name: stage for lock in locks if lock.is_file() for name, stage in read_lock(lock).items()}
 
 
