@@ -128,6 +128,12 @@ def read_pipelines(folder: Path) -> dict[str, StageSpec]:
     return pipeline | read_pipeline(beside) if beside.is_file() else pipeline
 
 
+def dvc_target(stage: str) -> str:
+    """Return what `dvc repro`, in the root, knows a stage of the working folder by."""
+    beside = Path(FILES[2])
+    return f"{beside}:{stage}" if beside.is_file() and stage in read_pipeline(beside) else stage
+
+
 def read_locks(folder: Path) -> dict[str, Any]:
     """Read the stages of both locks; of none where there is none."""
     locks = (folder / FILES[1], folder / FILES[3])
