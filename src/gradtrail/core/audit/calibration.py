@@ -50,7 +50,7 @@ def confident_rate(probabilities: Float[np.ndarray, "examples classes"], labels:
     num_wrong = int(np.sum(is_confident & (confident.argmax(axis=1) != labels)))
     total = max(int(is_confident.sum()), 1)
     low, high = wilson_interval(num_wrong, total)
-    return Rate(share=(low + high) / 2, low=low, high=high)
+    return Rate(share=(low + high) / 2, low=low if num_wrong else 0.0, high=high)
 
 
 def positions(
