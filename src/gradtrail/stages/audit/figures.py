@@ -25,7 +25,12 @@ def draw(
         differs = suspects["proposed_label"] != suspects["label"]
         part = suspects[(suspects["split"] == name) & differs].head(num_suspects)
         plotting.save(
-            draw_suspects(part, split, f"Suspected label errors · {name} · {title}"), folder / f"suspects_{name}.png"
+            draw_suspects(
+                part,
+                split,
+                f"Suspected label errors: given → proposed label, probability that it is wrong · {name} · {title}",
+            ),
+            folder / f"suspects_{name}.png",
         )
     plotting.save(draw_calibration(calibration, title), folder / "calibration.png")
 
