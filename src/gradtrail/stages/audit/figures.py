@@ -28,7 +28,7 @@ def draw(
             draw_suspects(
                 part,
                 split,
-                f"Suspected label errors: given → proposed label, probability that it is wrong · {name} · {title}",
+                f"Suspected label errors: given → proposed, chance that the given one is wrong · {name} · {title}",
             ),
             folder / f"suspects_{name}.png",
         )
