@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.augmentation import AugmentationConfig
 from gradtrail.core.gradients.analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
@@ -100,6 +101,25 @@ def train_config(**overrides: Any) -> TrainConfig:
         augmentation=NO_AUGMENTATION,
         keep_epochs=(0, 1),
         patience=None,
+    )
+    return dataclasses.replace(config, **overrides)
+
+
+def audit_config(**overrides: Any) -> AuditConfig:
+    config = AuditConfig(
+        seed=0,
+        quick=False,
+        folds=3,
+        rounds=2,
+        epochs=1,
+        batch_size=4,
+        learning_rate=0.01,
+        weight_decay=0.0,
+        channels=(2,),
+        hidden=(3,),
+        precision="float32",
+        noise_rate=0.2,
+        num_suspects=3,
     )
     return dataclasses.replace(config, **overrides)
 

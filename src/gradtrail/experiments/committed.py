@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import parse_yaml, read_yaml
-from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_lock, sha256_of, stages_before
+from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_locks, sha256_of, stages_before
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, head_commit
 from gradtrail.tracking.lineage.environment import machine_key
@@ -22,7 +22,7 @@ from gradtrail.tracking.lineage.recorded import outs_of
 from gradtrail.tracking.lineage.snapshots import snapshot_of
 from gradtrail.tracking.lineage.state import Identity
 
-_MACHINES, _LOCK = Path("machines.yaml"), Path("dvc.lock")
+_MACHINES = Path("machines.yaml")
 _HEADER = (
     "# The kind of machine that computed the outs of a stage in dvc.lock, and a digest of these outs: vendor, family,\n"
     "# model and vector instructions of its processor. `gradtrail repro` writes it; commit it with dvc.lock.\n"
@@ -43,8 +43,8 @@ Sections = Mapping[str, Any]
 
 
 def read_sections() -> Sections:
-    """Return the sections of the working folder's `dvc.lock`; empty without one."""
-    return read_lock(_LOCK) if _LOCK.is_file() else {}
+    """Return the sections of the working folder's locks; empty without one."""
+    return read_locks(Path())
 
 
 def record_machines(before: Sections) -> None:

@@ -23,7 +23,7 @@ from gradtrail.stages.common.pipeline_file import (
     StageSpec,
     contains_path,
     is_code,
-    read_pipeline,
+    read_pipelines,
     upstream_stages,
 )
 from gradtrail.support.errors import UserError
@@ -116,7 +116,7 @@ def _head(run: Run, index: RunIndex, diff: str) -> Iterator[str]:
 
 def _chain(run: Run, lineage: Lineage, by_state: Mapping[str, Run]) -> Tree:
     """Return the stages behind a run, each with the data that it read."""
-    pipeline = read_pipeline()
+    pipeline = read_pipelines(Path())
     seen: set[str] = set()
 
     def branch(name: str, tree: Tree) -> None:

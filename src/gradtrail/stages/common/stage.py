@@ -17,7 +17,7 @@ from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
 from gradtrail.stages.common.files import write_json, writing_outs
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline
+from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.stages.common.versions import require_recorded_versions
@@ -31,7 +31,7 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of `dvc.yaml`, in the working folder.
+    """A stage of a `dvc.yaml`, in the working folder.
 
     Attributes:
         name: also that of its script, its params section and its metrics file.
@@ -46,8 +46,8 @@ class Stage:
 
     @cached_property
     def pipeline(self) -> dict[str, StageSpec]:
-        """All stages of `dvc.yaml`."""
-        return read_pipeline()
+        """All stages."""
+        return read_pipelines(Path())
 
     @property
     def spec(self) -> StageSpec:

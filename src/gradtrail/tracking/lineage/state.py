@@ -24,7 +24,7 @@ from gradtrail.stages.common.pipeline_file import (
     has_shape,
     live_entry,
     locked_entry,
-    read_lock,
+    read_locks,
     stages_before,
     stages_below_training,
 )
@@ -158,8 +158,7 @@ class Identity(Stage):
     def _lock(self) -> dict[str, Any]:
         if self.snapshot:
             return self.snapshot.lock
-        path = self.folder / "dvc.lock"
-        return read_lock(path) if path.is_file() else {}
+        return read_locks(self.folder)
 
 
 @contextlib.contextmanager
