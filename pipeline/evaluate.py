@@ -40,9 +40,9 @@ def main(stage: Stage) -> None:
             tables.write_tables(results, test, result, config.num_mistakes)
             title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}, test"
             figures.draw(results, result, test, title, config.num_mistakes)
-            stage.write_metrics(
-                new, {**info.as_metrics(), "epoch": about.epoch, **result.metrics(), **cost_metrics([predict])}
-            )
+            corrected = metrics.corrected_metrics(result.predicted, test.labels, test.corrected_labels)
+            measured = {**result.metrics(), **corrected, **cost_metrics([predict])}
+            stage.write_metrics(new, {**info.as_metrics(), "epoch": about.epoch, **measured})
 
         run.outs()
 

@@ -143,7 +143,14 @@ def random_split(num_examples: int, *, shape: tuple[int, int] = SHAPE, num_class
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (num_examples, *shape), dtype=np.uint8)
     labels = rng.integers(0, num_classes, num_examples, dtype=np.int32)
-    return Split(images=images, labels=labels, true_labels=labels, example_id=np.arange(num_examples, dtype=np.int32))
+    return split_of(images, labels)
+
+
+def split_of(images: np.ndarray, labels: np.ndarray, example_id: np.ndarray | None = None) -> Split:
+    """A split without noise or corrections; by default its examples are numbered from 0."""
+    ids = np.arange(len(labels), dtype=np.int32) if example_id is None else example_id
+    same = dict.fromkeys(("labels", "true_labels", "given_labels", "corrected_labels"), labels)
+    return Split(images=images, example_id=ids, **same)
 
 
 def dataset_info(**overrides: Any) -> DatasetInfo:
