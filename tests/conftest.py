@@ -52,9 +52,8 @@ settings.load_profile("fixed")
 @pytest.fixture(scope="session")
 def digits() -> "Split":
     """The first 600 of scikit-learn's real digits, 8 × 8, pixels 0 to 255."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped] # late: it takes seconds
-
     from factories import split_of
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped] # late: it takes seconds
 
     bunch = load_digits()
     images = np.round(bunch.images[:600] * (255 / 16)).astype(np.uint8)

@@ -176,7 +176,7 @@ def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo
 
 
 def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
-    """Return the metrics of the splits: sizes, wrong and corrected labels, mean and spread of the training pixels in 0..1."""
+    """Return metrics of the splits: sizes, wrong and corrected labels, mean and spread of training pixels in 0..1."""
     train = splits["train"]
     return {
         **{f"{name}_examples": len(split) for name, split in splits.items()},
