@@ -15,8 +15,7 @@ class Split:
         labels: class of each example, int32; training and scoring use these.
         true_labels: class before label noise was injected, int32; where none was, as far as is known: with corrections.
         given_labels: class before corrections, int32.
-        corrected_labels: class after corrections, int32; these are `labels` but in the test split, which keeps the given
-            ones.
+        corrected_labels: class after corrections, int32; `labels` are these, but in the test split the given ones.
         example_id: position in the original file, int32.
     """
 

@@ -204,7 +204,7 @@ function makeKeys() {
   const isNamed = classes.some((name, label) => name !== String(label));
   get("keys").classList.toggle("named", isNamed);
   document.querySelector(".labels").classList.toggle("named", isNamed);
-  get("keys").style.setProperty("--key", isNamed ? "7.5rem" : classes.length > 10 ? "3.25rem" : "15%");
+  get("keys").classList.toggle("many", classes.length > 10);
   get("keys").replaceChildren(...classes.map((name, label) => {
     const button = document.createElement("button");
     button.value = label;

@@ -49,18 +49,6 @@ def make_app(review: Review) -> Flask:
         text = (Path(__file__).parent / name).read_text(encoding="utf-8")
         app.add_url_rule(path, name, lambda text=text, kind=kind: Response(text, mimetype=kind))
 
-    @app.before_request
-    def refuse_other_pages() -> tuple[Response, int] | None:
-        host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
-        if host.partition(":")[0] not in _NAMES or origin not in (None, f"http://{host}"):
-            return jsonify(error="only the page of `gradtrail review` may ask, on this machine"), 403
-        return None
-
-    @app.after_request
-    def add_headers(response: Response) -> Response:
-        response.headers.update(_HEADERS)
-        return response
-
     @app.get("/api/state")
     def state() -> dict[str, Any]:
         return review.state()
@@ -79,21 +67,31 @@ def make_app(review: Review) -> Flask:
         request.get_json()  # which a form of another page cannot send
         return review.undo()
 
-    @app.errorhandler(UserError)
-    def refuse(error: UserError) -> tuple[Response, int]:
-        return jsonify(error=str(error)), 400
-
-    @app.errorhandler(HTTPException)
-    def refuse_request(error: HTTPException) -> tuple[Response, int]:
-        return jsonify(error=error.name), error.code or 500
-
-    @app.errorhandler(OSError)
-    def refuse_disk(error: OSError) -> tuple[Response, int]:
-        if not (said := environment_error(error)):
-            raise error
-        return jsonify(error=f"{said}; the decision was not saved"), 500
-
+    app.before_request(_refuse_other_pages)
+    app.after_request(_add_headers)
+    app.register_error_handler(UserError, lambda error: (jsonify(error=str(error)), 400))
+    app.register_error_handler(HTTPException, lambda error: (jsonify(error=error.name), error.code or 500))
+    app.register_error_handler(OSError, _refuse_disk)
     return app
+
+
+def _refuse_other_pages() -> tuple[Response, int] | None:
+    """Refuse what another page asks: one whose name was rebound to this machine, or one of another origin."""
+    host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+    if host.partition(":")[0] not in _NAMES or origin not in (None, f"http://{host}"):
+        return jsonify(error="only the page of `gradtrail review` may ask, on this machine"), 403
+    return None
+
+
+def _add_headers(response: Response) -> Response:
+    response.headers.update(_HEADERS)
+    return response
+
+
+def _refuse_disk(error: OSError) -> tuple[Response, int]:
+    if not (said := environment_error(error)):
+        raise error
+    return jsonify(error=f"{said}; nothing was saved"), 500
 
 
 class _Quiet(WSGIRequestHandler):

@@ -45,7 +45,7 @@ class Decisions:
             return rows
 
     def undo(self) -> tuple[Example, dict[Example, Correction]] | None:
-        """Take the last decision of this process back; return its example and all decisions, None where none is left."""
+        """Take this process's last decision back; return its example and all decisions, None where none is left."""
         with self._lock:
             if not self._undo:
                 return None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -97,24 +98,26 @@ def choose_suspects(
     Raises:
         UserError: the table was made for other data; one line.
     """
-    chosen = table.head(limit)
-    rows = [_row_of(splits[row.split], row, path) for row in chosen.itertuples()]
-    found = [splits[split] for split in chosen["split"]]
-    images = np.array([split.images[row] for split, row in zip(found, rows, strict=True)])
-    itself = np.array([row if name == "train" else -1 for name, row in zip(chosen["split"], rows, strict=True)])
-    neighbours = nearest(images, splits["train"].images, itself, num_neighbours) if len(rows) else []
+    chosen: list[dict[Any, Any]] = table.head(limit).to_dict("records")
+    if not chosen:
+        raise UserError(f"{path}: no example to look at; another --split may have some")
+    found = [splits[row["split"]] for row in chosen]
+    places = [_place(split, row, path) for split, row in zip(found, chosen, strict=True)]
+    images = np.stack([split.images[place] for split, place in zip(found, places, strict=True)])
+    itself = np.array([place if row["split"] == "train" else -1 for row, place in zip(chosen, places, strict=True)])
+    neighbours = nearest(images, splits["train"].images, itself, num_neighbours)
     return [
         Suspect(
-            split=row.split,
-            example_id=int(row.example_id),
+            split=row["split"],
+            example_id=row["example_id"],
             label=int(split.given_labels[place]),
-            proposed_label=int(row.proposed_label),
-            proposed_probability=float(row.proposed_probability),
-            probability_wrong=float(row.probability_wrong),
+            proposed_label=row["proposed_label"],
+            proposed_probability=row["proposed_probability"],
+            probability_wrong=row["probability_wrong"],
             image=image,
             neighbours=near,
         )
-        for row, split, place, image, near in zip(chosen.itertuples(), found, rows, images, neighbours, strict=True)
+        for row, split, place, image, near in zip(chosen, found, places, images, neighbours, strict=True)
     ]
 
 
@@ -133,8 +136,8 @@ def nearest(
         count: of neighbours, fewer where there are fewer candidates.
     """
     wanted = _flat(images)
-    best = np.empty((len(images), 0), np.int64)
-    distances = np.empty((len(images), 0), np.float32)
+    best: np.ndarray = np.empty((len(images), 0), np.int64)
+    distances: np.ndarray = np.empty((len(images), 0), np.float32)
     for start in range(0, len(among), _BLOCK):
         block = _flat(among[start : start + _BLOCK])
         places = np.arange(start, start + len(block))
@@ -151,9 +154,9 @@ def _flat(images: np.ndarray) -> Float[np.ndarray, "images pixels"]:
     return images.reshape(len(images), -1).astype(np.float32) / 255
 
 
-def _row_of(split: Split, row: object, path: Path) -> int:
+def _place(split: Split, row: Mapping[Any, Any], path: Path) -> int:
     """Return the row of an example in its split."""
-    name, number, label = (getattr(row, key) for key in ("split", "example_id", "label"))
+    name, number, label = row["split"], row["example_id"], row["label"]
     place = int(np.searchsorted(split.example_id, number))
     if place == len(split) or split.example_id[place] != number:
         raise UserError(f"{path}: data/processed has no {name} {number}; `make audit` makes the file anew")
