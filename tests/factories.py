@@ -286,3 +286,20 @@ def _variants(batch_sizes: Sequence[int]) -> dict[Variant, tuple[str, ...]]:
         dataclasses.replace(CONFIGURED, remat=True): ("train_step",),
     }
     return {dataclasses.replace(CONFIGURED, batch_size=size): ("train_step",) for size in batch_sizes} | found
+
+
+def suspects_table(splits: Mapping[str, Split], *, num_classes: int = NUM_CLASSES) -> pd.DataFrame:
+    """The audit's table: a row for each example of each split, the last one of the last split the most suspicious."""
+    whole = sum(map(len, splits.values()))
+    labels = np.concatenate([split.labels for split in splits.values()])
+    return pd.DataFrame(
+        {
+            "split": np.repeat(list(splits), [len(split) for split in splits.values()]),
+            "example_id": np.concatenate([split.example_id for split in splits.values()]),
+            "label": labels,
+            "score": np.arange(whole, dtype=np.float32),
+            "proposed_label": ((labels + 1) % num_classes).astype(np.int32),
+            "proposed_probability": np.linspace(0.4, 1, whole, dtype=np.float32),
+            "probability_wrong": np.linspace(0, 0.9, whole, dtype=np.float32),
+        }
+    )

@@ -115,7 +115,7 @@ def ui(port: int) -> int:
 @click.option("--reviewer", metavar="NAME", help="Who decides.  [default: git's user.name]")
 @click.option("--split", type=click.Choice(["train", "validation", "test"]), help="To look at; all by default.")
 @click.option("--limit", type=_COUNT, default=200, show_default=True, metavar="N", help="Maximum number of labels.")
-@click.option("--port", type=int, default=5001, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=5001, show_default=True)
 def review(files: tuple[Path, ...], *, is_merge: bool, file: Path, **options: Any) -> None:
     """Look through suspected label errors in a browser, and correct them."""
     from gradtrail.experiments.review.main import merge, review

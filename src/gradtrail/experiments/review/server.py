@@ -1,5 +1,6 @@
 """The page's server: on loopback alone, for one person, and for this page alone."""
 
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
-_NAMES = (HOST, "localhost")  # that a browser may know this machine by
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]+)?")  # what a browser may know this machine by
 _MAX_BODY_BYTES = 4096
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -78,7 +79,7 @@ def make_app(review: Review) -> Flask:
 def _refuse_other_pages() -> tuple[Response, int] | None:
     """Refuse what another page asks: one whose name was rebound to this machine, or one of another origin."""
     host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
-    if host.partition(":")[0] not in _NAMES or origin not in (None, f"http://{host}"):
+    if not _OWN_HOST.fullmatch(host) or origin not in (None, f"http://{host}"):
         return jsonify(error="only the page of `gradtrail review` may ask, on this machine"), 403
     return None
 
@@ -94,24 +95,23 @@ def _refuse_disk(error: OSError) -> tuple[Response, int]:
     return jsonify(error=f"{said}; nothing was saved"), 500
 
 
-class _Quiet(WSGIRequestHandler):
+class Quiet(WSGIRequestHandler):
     def log_request(self, *_: object) -> None:
         """Say nothing of a request that was answered."""
 
 
 def open_port(port: int) -> socket.socket:
-    """Return a socket that listens on loopback; raise UserError where the port is taken or there is no such port."""
+    """Return a socket that listens on loopback; raise UserError where the port is taken."""
     try:
         return socket.create_server((HOST, port))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or "ports are 0 to 65535"
-        raise UserError(f"--port {port}: cannot be opened on {HOST} ({reason}); name another one") from None
+    except OSError as error:
+        raise UserError(f"--port {port}: cannot be opened on {HOST} ({error.strerror}); name another one") from None
 
 
 def serve(review: Review, listening: socket.socket) -> None:
     """Serve the page until Ctrl-C or SIGTERM."""
     port = listening.getsockname()[1]
-    server = make_server(HOST, port, make_app(review), threaded=True, request_handler=_Quiet, fd=listening.fileno())
+    server = make_server(HOST, port, make_app(review), threaded=True, request_handler=Quiet, fd=listening.fileno())
     print(
         f"reviewing {len(review.suspects)} labels as {review.reviewer}: http://{HOST}:{port}/ (Ctrl-C ends)", flush=True
     )
