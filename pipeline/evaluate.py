@@ -47,7 +47,9 @@ def main(stage: Stage) -> None:
             write_calibration(results, path, result, num_examples=len(validation))
             title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}, test"
             figures.draw(results, result, test, title, config.num_mistakes)
-            stage.write_metrics(new, {**info.as_metrics(), "epoch": about.epoch, **result.metrics()})
+            corrected = metrics.corrected_metrics(result.predicted, test.labels, test.corrected_labels)
+            measured = {**result.metrics(), **corrected}
+            stage.write_metrics(new, {**info.as_metrics(), "epoch": about.epoch, **measured})
             stage.write_costs(new, static_costs([predict]))
 
         run.outs()

@@ -12,9 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome is installed")
 _LONGEST = 120.0  # seconds that no answer takes
 _KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), "End": (35, ""), "Home": (36, "")}
+_KEYS |= {"Backspace": (8, "")}
 _KEYS |= {"ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, "")}
 
 
@@ -29,7 +33,7 @@ class Browser:
     def __init__(self, reading: int, writing: int) -> None:
         self._reading, self._writing = reading, writing
         self._received, self._number, self._session = b"", 0, ""
-        self._loaded = False
+        self._loaded = self._touch = False
         self.requests: list[str] = []
         self.errors: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
@@ -48,17 +52,19 @@ class Browser:
         assert "error" not in answer, f"{method}: {answer['error']}"
         return dict(answer["result"])
 
-    def open(self, page: Path) -> None:
-        """Open a file and wait until it is loaded."""
+    def open(self, page: Path | str) -> None:
+        """Open a file or an address, and wait until it is loaded."""
         self._loaded = False
         self.requests.clear()
-        self.ask("Page.navigate", url=page.as_uri())
+        self.ask("Page.navigate", url=page.as_uri() if isinstance(page, Path) else page)
         while not self._loaded:
             self._next()
 
-    def size(self, width: int, height: int) -> None:
-        """Make the window this large, in pixels."""
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+    def size(self, width: int, height: int, *, touch: bool = False) -> None:
+        """Make the window this large, in pixels; with `touch`, fingers point, as on a phone."""
+        self._touch = touch
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
+        self.ask("Emulation.setTouchEmulationEnabled", enabled=touch)
 
     def media(self, kind: str = "screen", *, scheme: str = "light") -> None:
         """Pretend to be a screen or a printer, and to prefer a light or a dark page."""
@@ -71,10 +77,23 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def wait(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression once it is true."""
+        deadline = time.monotonic() + _LONGEST
+        while not (value := self.run(expression)):
+            assert time.monotonic() < deadline, f"{expression} stays {value!r}; the page says {self.errors}"
+            time.sleep(0.02)
+        return value
+
     def click(self, selector: str) -> None:
-        """Scroll an element into the window and click in its middle, with a mouse."""
+        """Scroll an element into the window and click or tap in its middle."""
         self.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
         left, top, width, height = self.box(selector)
+        if self._touch:
+            point = {"x": left + width / 2, "y": top + height / 2}
+            self.ask("Input.dispatchTouchEvent", type="touchStart", touchPoints=[point])
+            self.ask("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+            return
         place = {"x": left + width / 2, "y": top + height / 2, "button": "left", "clickCount": 1}
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, **place)
@@ -87,8 +106,8 @@ class Browser:
     def press(self, *keys: str) -> None:
         """Press keys, one after the other, wherever the focus is."""
         for key in keys:
-            code, text = _KEYS[key]
-            common = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+            code, text = _KEYS.get(key, (ord(key[0].upper()), key))
+            common = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code}
             self.ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
             self.ask("Input.dispatchKeyEvent", type="keyUp", **common)
 

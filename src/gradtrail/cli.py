@@ -151,6 +151,30 @@ def ui(port: int) -> int:
     return with_store(lambda: serve(port))
 
 
+@gradtrail.command(epilog="Example: gradtrail review --limit 50")
+@click.argument("files", nargs=-1, type=_PATH, metavar="[FILE.csv]...")
+@click.option(
+    "--merge", "is_merge", is_flag=True, help="Join the corrections in FILE.csv... into labels/corrections.csv."
+)
+@click.option("--file", type=_PATH, default=Path("labels/corrections.csv"), show_default=True, help="To write to.")
+@click.option("--reviewer", metavar="NAME", help="Who decides.  [default: git's user.name]")
+@click.option("--split", type=click.Choice(["train", "validation", "test"]), help="To look at; all by default.")
+@click.option("--limit", type=_COUNT, default=200, show_default=True, metavar="N", help="Maximum number of labels.")
+@click.option("--port", type=click.IntRange(0, 65535), default=5001, show_default=True)
+def review(files: tuple[Path, ...], *, is_merge: bool, file: Path, **options: Any) -> None:
+    """Look through suspected label errors in a browser, and correct them."""
+    from gradtrail.experiments.review.main import merge, review
+
+    if is_merge != bool(files):
+        raise UserError(
+            "--merge: needs the files to join, such as: gradtrail review --merge labels/ann.csv labels/ben.csv"
+        )
+    if is_merge:
+        merge(files, file)
+    else:
+        review(file, **options)
+
+
 @gradtrail.command(epilog="Example: gradtrail sync --verbose")
 @click.option("--yes", is_flag=True, help="Set a damaged database aside without asking.")
 @click.option("--verbose", "-v", is_flag=True, help="Also report states whose files are missing.")

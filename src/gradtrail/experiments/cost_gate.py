@@ -297,7 +297,8 @@ def _examples(count: int) -> Split:
     """Return images of two classes."""
     ids = np.arange(count, dtype=np.int32)
     images = np.zeros((count, *_IMAGE_SHAPE), np.uint8)
-    return Split(images=images, labels=ids % 2, true_labels=ids % 2, example_id=ids)
+    labels = dict.fromkeys(("labels", "true_labels", "given_labels", "corrected_labels"), ids % 2)
+    return Split(images=images, example_id=ids, **labels)
 
 
 def _some_params(model: Model) -> HostParams:

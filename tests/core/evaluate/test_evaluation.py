@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sklearn.metrics  # type: ignore[import-untyped]
 
-from gradtrail.core.evaluate.metrics import EvaluateConfig, evaluate
+from gradtrail.core.evaluate.metrics import EvaluateConfig, corrected_metrics, evaluate
 
 RNG = np.random.default_rng(0)
 PROBABILITIES = RNG.dirichlet(np.ones(4), 50).astype(np.float32)
@@ -26,6 +26,17 @@ def test_metrics_equal_scikit_learn() -> None:
     assert metrics["recall_macro"] == pytest.approx(recall)
     assert metrics["accuracy_low"] < metrics["accuracy"] < metrics["accuracy_high"]
     assert (metrics["num_examples"], metrics["num_mistakes"]) == (50, np.sum(predicted != LABELS))
+
+
+def test_corrected_labels_make_a_second_accuracy_and_leave_the_first() -> None:
+    predicted = PROBABILITIES.argmax(axis=1)
+    corrected = LABELS.copy()
+    corrected[RESULT.mistakes[:5]] = predicted[RESULT.mistakes[:5]]
+    found = corrected_metrics(predicted, LABELS, corrected)
+    assert found["accuracy_corrected_labels"] == sklearn.metrics.accuracy_score(corrected, predicted)
+    assert found["accuracy_corrected_labels"] == pytest.approx(RESULT.metrics()["accuracy"] + 0.1)
+    assert not set(found) & set(RESULT.metrics())
+    assert corrected_metrics(predicted, LABELS, LABELS) == {}
 
 
 def test_mistakes_are_the_wrong_ones_the_most_certain_first() -> None:

@@ -6,16 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser, browser
+from browser import Browser, browser, needs_chromium
 from report_folder import make_report_folder
 
 from gradtrail.stages.report import page as report
 from gradtrail.stages.report.inputs import read_sources
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome is installed"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 SHOWN = "[...document.querySelectorAll('#gallery li')].filter((item) => !item.hidden).map((item) => item.id)"
 OVERFLOWING = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 NARROW, DESK = (390, 844), (1440, 900)

@@ -140,6 +140,25 @@ class Evaluation:
         }
 
 
+def corrected_metrics(predicted: Labels, labels: Labels, corrected: Labels) -> dict[str, float]:
+    """Return the accuracy by corrected labels with Wilson's 95 % interval; nothing where no label was corrected.
+
+    Args:
+        predicted: class of each example.
+        labels: given class, by which the first accuracy is.
+        corrected: class after corrections.
+    """
+    if np.array_equal(labels, corrected):
+        return {}
+    hits = int(np.sum(predicted == corrected))
+    low, high = wilson_interval(hits, len(corrected))
+    return {
+        "accuracy_corrected_labels": hits / len(corrected),
+        "accuracy_corrected_labels_low": low,
+        "accuracy_corrected_labels_high": high,
+    }
+
+
 def evaluate(
     probabilities: Float[np.ndarray, "examples classes"],
     labels: Int[np.ndarray, " examples"],
