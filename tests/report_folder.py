@@ -128,8 +128,9 @@ def make_report_folder(folder: Path) -> Path:
         (folder / "results" / f"{name}.png").write_bytes(a_png(number))
     write_scores(folder)
     (folder / "results/gradients/summary.md").write_text(SUMMARY)
-    for name in ("params.yaml", "versions.yaml"):
-        shutil.copy(ROOT / name, folder)
+    (folder / "labels").mkdir()
+    for name in ("params.yaml", "versions.yaml", "labels/corrections.csv"):
+        shutil.copy(ROOT / name, folder / name)
     return folder
 
 
