@@ -124,8 +124,9 @@ def folder(tmp_path: Path) -> Path:
     for number, name in enumerate(FIGURES):
         (tmp_path / "results" / f"{name}.png").write_bytes(a_png(number))
     (tmp_path / "results/gradients/summary.md").write_text(SUMMARY)
-    for name in ("params.yaml", "versions.yaml"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "labels").mkdir()
+    for name in ("params.yaml", "versions.yaml", "labels/corrections.csv"):
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -365,6 +366,7 @@ def test_the_report_runs_again_where_a_param_that_it_shows_changes() -> None:
     "file",
     [
         *("params.yaml", "versions.yaml", "data/raw", "data/processed/dataset.json", "data/processed/train.npz"),
+        "labels/corrections.csv",
         *("models/final.safetensors", "metrics/train.json", "results/gradients/summary.md", "results/evaluate"),
         *(f"results/{name}.csv" for name in TABLES),
         *(f"results/{name}.png" for name in FIGURES),
