@@ -24,9 +24,9 @@ def test_runs_hang_together(finished: Project) -> None:
         (child,) = finished.runs_of(stage)
         assert child["tags"]["mlflow.parentRunId"] == train["id"]
         assert child["tags"]["weights"] == train["outs"]["models/final.safetensors"]
-    assert train["name"] == "mlp-256-128 adamw warmup_cosine float32 digits"
-    assert train["metrics"]["eval/length"] == 2
-    assert train["metrics"]["gradients/length"] == 4
+    assert train["name"] == "digits"
+    assert train["metrics"]["eval/loss"] == 2
+    assert train["metrics"]["gradients/grad_norm_median"] == 4
     assert train["params"]["fetch.dataset"] == "digits"
     assert train["params"]["train.mlp.hidden"] == "[256, 128]"
     assert {run["status"] for run in finished.runs()} == {"FINISHED"}
@@ -49,7 +49,7 @@ def test_changed_back_the_outs_come_from_the_cache_and_the_run_is_the_same(proje
     assert project.ran(project.dvc("repro")) == ["evaluate"]
     newest = project.runs_of("evaluate")[0]
     assert newest["tags"]["mlflow.parentRunId"] == first["id"]
-    assert next(run for run in project.runs() if run["id"] == first["id"])["metrics"]["eval/length"] == 1
+    assert next(run for run in project.runs() if run["id"] == first["id"])["metrics"]["eval/loss"] == 1
 
 
 def test_two_trainings_with_the_same_bytes_both_show_the_evaluation(project: Project) -> None:
@@ -57,7 +57,7 @@ def test_two_trainings_with_the_same_bytes_both_show_the_evaluation(project: Pro
     assert project.ran(project.dvc("repro")) == ["train"]
     runs = project.runs_of("train")
     assert len(runs) == 2
-    assert all(run["metrics"]["eval/length"] == 2 for run in runs)
+    assert all(run["metrics"]["eval/loss"] == 2 for run in runs)
 
 
 def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
@@ -151,4 +151,4 @@ def test_an_evaluation_of_other_weights_is_not_that_of_the_training(project: Pro
     assert "mlflow.parentRunId" not in project.runs_of("evaluate")[0]["tags"]
     project.dvc("repro", "--force", "train")
     (train,) = project.runs_of("train")
-    assert train["metrics"]["eval/length"] == 2, "of the evaluation with 15 bins"
+    assert train["metrics"]["eval/loss"] == 2, "of the evaluation with 15 bins"

@@ -302,8 +302,8 @@ def check_runs(client: Client, server: TrackingServer) -> None:
         check_run(client, server, run)
     for stage in ("evaluate", "gradients"):
         assert runs[stage]["tags"]["mlflow.parentRunId"] == runs["train"]["id"]
-    assert runs["train"]["metrics"]["eval/length"] == 2
-    assert runs["train"]["metrics"]["gradients/length"] == 4
+    assert runs["train"]["metrics"]["eval/loss"] == 2
+    assert runs["train"]["metrics"]["gradients/grad_norm_median"] == 4
 
 
 def check_run(client: Client, server: TrackingServer, run: dict[str, Any]) -> None:
