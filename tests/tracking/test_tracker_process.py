@@ -17,7 +17,8 @@ from gradtrail.tracking import tracker_process
 from gradtrail.tracking.tracker_process import REPORTED, TrackerProcess
 
 READS = "import sys, pathlib; pathlib.Path('got').write_bytes(b''.join(iter(sys.stdin.buffer.readline, b'\"end\"\\n')))"
-HANGS = "import time; time.sleep(600)"
+HANGS = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'ready').touch(); time.sleep(600)"
+IMPORTS = "import time; time.sleep(0.5)"
 Start = Callable[[str, float | None], TrackerProcess]
 
 
@@ -65,11 +66,17 @@ def test_one_that_hangs_delays_no_work_and_costs_the_limit_and_one_warning(
     assert "the results are unaffected; `gradtrail sync`" in line
 
 
+def test_what_the_imports_take_is_not_waiting_for_a_server(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    start(IMPORTS, 0.0).wait()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("program", [HANGS, "import time; time.sleep(600)"])
 def test_a_request_to_stop_lowers_the_limit(
-    start: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    program: str, start: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker_process, "_HURRIED_SECONDS", 0.1)
-    tracker = start(HANGS, 600.0)
+    tracker = start(program, 600.0)
     threading.Timer(0.2, tracker.hurry).start()
     tracker.wait()
     assert "no answer within " in capsys.readouterr().err

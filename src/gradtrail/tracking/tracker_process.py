@@ -23,6 +23,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, store_uri
 
 REPORTED = 3  # exit status of a tracker after a fault that it reported
+READY = "ready"  # file that a tracker makes when it has imported MLflow: what it takes from then on is the store's
 
 _MODULE = "gradtrail.tracking.mlflow.tracker"
 _MOST_WAITING = 10_000  # messages that a tracker has not read yet
@@ -36,7 +37,7 @@ class TrackerProcess:
     It is in a session of its own: Ctrl-C reaches the stage alone, which then says how its run ended.
 
     Args:
-        seconds: the longest time to wait at the end; None for no limit.
+        seconds: the longest time to wait at the end for the store, not for Python's imports; None for no limit.
     """
 
     def __init__(self, seconds: float | None):
@@ -88,20 +89,27 @@ class TrackerProcess:
         May be called from a signal handler.
         """
         if self._seconds is not None:
-            waited = time.monotonic() - self._waiting_since if self._waiting_since is not None else 0.0
-            self._seconds = min(self._seconds, waited + _HURRIED_SECONDS)
+            now = time.monotonic()
+            self._waiting_since = self._waiting_since or now
+            self._seconds = min(self._seconds, now - self._waiting_since + _HURRIED_SECONDS)
 
     def wait(self) -> None:
         """Wait until the tracker has done everything and ended, but no longer than the limit; report what failed."""
-        self._waiting_since = time.monotonic()
         while not self._ended.wait(_SLICE_SECONDS):
-            if self._seconds is not None and time.monotonic() - self._waiting_since >= self._seconds:
+            if self._waiting_since is None and (self._folder / READY).exists():
+                self._waiting_since = time.monotonic()
+            if self._is_over():
                 how_long = f"no answer within {self._seconds:.3g} s in all; `runtime.tracking_seconds` says how long"
                 warn(f"MLflow's store failed ({how_long} a stage waits)")
                 return
         status = self._process.returncode
         if status not in (0, REPORTED):
             warn(f"the process that logs to MLflow ended with status {status}")
+
+    def _is_over(self) -> bool:
+        if self._seconds is None or self._waiting_since is None:
+            return False
+        return time.monotonic() - self._waiting_since >= self._seconds
 
     def close(self) -> None:
         """End the tracker, if it has not ended, and remove its files."""

@@ -32,7 +32,7 @@ from gradtrail.support.paths import SQLITE, store_uri
 from gradtrail.tracking.lineage.environment import speak_for_stage
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.naming import metric_name
-from gradtrail.tracking.tracker_process import REPORTED, warn
+from gradtrail.tracking.tracker_process import READY, REPORTED, warn
 
 if TYPE_CHECKING:
     from gradtrail.tracking.mlflow.stored_run import StoredRun
@@ -152,10 +152,11 @@ def _import_mlflow() -> None:
     gc.enable()
 
 
-def log_run(inbox: queue.SimpleQueue[Message]) -> int:
-    """Handle the messages of a stage; return the exit status."""
+def log_run(inbox: queue.SimpleQueue[Message], when_imported: Callable[[], object] = lambda: None) -> int:
+    """Handle the messages of a stage, once MLflow is imported; return the exit status."""
     try:
         _import_mlflow()
+        when_imported()
         RunLog().follow(inbox)
     except Exception as error:  # a bug too: the work counts for more
         report_fault(error)
@@ -169,7 +170,7 @@ def main() -> None:
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     folder = Path(sys.argv[1])
     threading.Thread(target=_receive, args=(sys.stdin.buffer, inbox, folder), daemon=True).start()
-    _end(folder, log_run(inbox))
+    _end(folder, log_run(inbox, (folder / READY).touch))
 
 
 def _receive(lines: Iterable[bytes], inbox: queue.SimpleQueue[Message], folder: Path) -> None:
