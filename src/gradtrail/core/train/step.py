@@ -20,7 +20,7 @@ from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loss_scaling import LossScale, adjusted, all_finite, initial_scale
-from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer
+from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer, squared_norm
 
 
 @jax.tree_util.register_dataclass
@@ -211,7 +211,7 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
             loss=found.loss,
             cross_entropy=found.cross_entropy,
             accuracy=found.accuracy,
-            grad_norm=optax.tree.norm(grads),
+            grad_norm=jnp.sqrt(squared_norm(grads)),
             learning_rate=jnp.asarray(rate(applied), jnp.float32),
             part_grad_norm=_root_mean_square(found.squared_norms, num_parts, scale),
             loss_scale=None,
@@ -276,7 +276,7 @@ def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows]
             return mean_loss if shared.scale is None else mean_loss * shared.scale, (metrics, record)
 
         grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
-        squared_norms = jnp.square(optax.tree.norm(grads)) if in_parts else None
+        squared_norms = squared_norm(grads) if in_parts else None
         return BatchGradient(**metrics, grads=grads, squared_norms=squared_norms), record
 
     def accumulated(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
