@@ -8,9 +8,11 @@ LOCK   := $(if $(GPU),requirements-cuda.lock,requirements.lock)
 
 export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
+# uv leaves bytecode to the first import; where that may not keep it, every process imports for 7 s longer.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env lock repro test test-slow nightly check gate format ui results compare bench sync clean
+.PHONY: help env lock repro test test-slow nightly check gate format audit ui results compare bench sync clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,8 +35,8 @@ endif
 $(READY): requirements.lock requirements-cuda.lock pyproject.toml tools/setup.sh
 	@sh tools/setup.sh "$(PYTHON)" "$(VENV)" "$(LOCK)"
 
-lock: ## resolve requirements.lock and requirements-cuda.lock anew, from pyproject.toml; needs uv
-	@sh tools/lock.sh
+lock: env ## resolve requirements.lock and requirements-cuda.lock anew, from pyproject.toml
+	@PATH="$(abspath $(BIN)):$$PATH" sh tools/lock.sh
 
 repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
@@ -64,6 +66,9 @@ format: env ## format the code with ruff
 sync: env ## create the missing MLflow runs of all states, of commits and experiments
 	@$(BIN)/gradtrail sync
 
+audit: env ## look for wrong labels: a pipeline of its own, within 10 minutes on two cores
+	@$(BIN)/gradtrail repro audit/dvc.yaml
+
 ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 	@$(BIN)/gradtrail ui --port $(or $(PORT),5000)
 
@@ -73,12 +78,13 @@ results: env ## the results of the recipes that were run, as a Markdown table
 compare: env ## compare ways of training over seeds: NAME=precision, SEEDS=0,1,2, JOBS=1; without NAME list the comparisons
 	@$(BIN)/gradtrail compare $(NAME) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
-bench: env ## time and memory of each stage, training and per-example gradients beside their peers, checkpoints, tracking
+bench: env ## time and memory of each stage, training and per-example gradients beside their peers, checkpoints, tracking, audit
 	@$(BIN)/python -m benchmarks.pipeline
 	@$(BIN)/python -m benchmarks.training
 	@$(BIN)/python -m benchmarks.per_example_gradients
 	@$(BIN)/python -m benchmarks.checkpoints
 	@$(BIN)/python -m benchmarks.tracking
+	@$(BIN)/python -m benchmarks.audit
 
 clean: ## remove the environment and all caches, but no results
 	@rm -rf $(VENV) .gradtrail .outs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

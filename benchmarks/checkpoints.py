@@ -29,7 +29,6 @@ from gradtrail.stages.common import dataset
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.calls import StoreCalls
 from gradtrail.tracking.mlflow.run import TrackedRun
 from gradtrail.tracking.mlflow.training_log import TrainingLog
 
@@ -62,7 +61,7 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     def seconds(every_seconds: float) -> tuple[float, int]:
         with tempfile.TemporaryDirectory() as folder:
             checkpoints = CountedFolder(Path(folder) / "resume", every_seconds, time.monotonic)
-            listener = TrainingLog(TrackedRun(stage, None, StoreCalls(None)), engine, runtime)
+            listener = TrainingLog(TrackedRun(stage, None), engine, runtime)
             options = {"checkpoints": checkpoints, "steps_per_call": runtime.steps_per_call}
             started = time.perf_counter()
             training_runs.run(engine, validate, train, config, listener=listener, **options)

@@ -1,14 +1,17 @@
-"""What MLflow costs: seconds and bytes of each stage's row, and seconds of a sync over many states.
+"""What MLflow costs: seconds and bytes of each stage's run, and seconds of a sync over many states.
 
-    python -m benchmarks.tracking [--rounds 5] [--states 50] [--json FILE]
+    python -m benchmarks.tracking [--rounds 5] [--states 50] [--stages fetch,train] [--json FILE]
 
 Works in a clone of this repository in a temporary folder, on the results that DVC's cache has (run `dvc repro` first).
-Every stage runs by hand, with tracking and without in turn, into a store that has no row; the first pair warms up.
-Then as many commits are made as there are states to be, each with another seed of the training in its `dvc.lock` and
-the same outs, and a store without rows is brought up to date.
+Every stage runs by hand, with tracking and without in turn, into a store that has no run; the first pair warms up. Of
+`profile` only the run with tracking takes times, since they are logged and no out. The load of the machine is told:
+other work on it lengthens everything, and the shares too where no core is free for the tracker. With `--states 0` there
+is no sync; else as many commits are made as there are states to be, each with another seed of the training in its
+`dvc.lock` and the same outs, and a store without runs is brought up to date.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -30,16 +33,18 @@ from gradtrail.tracking.lineage.dvc_cache import cache_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowCost:
-    """Of one stage's row.
+class RunCost:
+    """Of one stage's run.
 
     Attributes:
+        import_seconds: of starting Python and importing the stage's script, which both have.
         seconds: of the stage without tracking.
         added_seconds: by tracking.
         database_bytes: in `mlflow.db`.
         artifact_bytes: in `mlruns/`.
     """
 
+    import_seconds: float
     seconds: float
     added_seconds: float
     database_bytes: int
@@ -95,7 +100,7 @@ def make_clone(folder: Path) -> Clone:
     return clone
 
 
-def measure_row(clone: Clone, stage: str, rounds: int) -> RowCost:
+def measure_run(clone: Clone, stage: str, rounds: int) -> RunCost:
     """Run a stage with tracking and without, in turn."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds + 1):
@@ -110,7 +115,10 @@ def measure_row(clone: Clone, stage: str, rounds: int) -> RowCost:
                 artifacts = sum(path.stat().st_size for path in (clone.folder / "mlruns").rglob("*") if path.is_file())
     without = statistics.median(seconds[False])
     added = statistics.median(on - off for on, off in zip(seconds[True], seconds[False], strict=True))
-    return RowCost(seconds=without, added_seconds=added, database_bytes=database, artifact_bytes=artifacts)
+    imports = statistics.median(clone.python("-c", f"import pipeline.{stage}") for _ in range(rounds))
+    return RunCost(
+        import_seconds=imports, seconds=without, added_seconds=added, database_bytes=database, artifact_bytes=artifacts
+    )
 
 
 def measure_sync(clone: Clone, num_states: int) -> dict[str, float]:
@@ -137,19 +145,27 @@ def measure_sync(clone: Clone, num_states: int) -> dict[str, float]:
     return found
 
 
-def show(rows: dict[str, RowCost], syncs: dict[str, float], num_states: int) -> None:
-    """Print the tables."""
-    table = Table(title="a stage's row")
+def show_runs(rows: dict[str, RunCost]) -> None:
+    """Print the costs stage by stage, and of all."""
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    table = Table(title=f"a stage's run (load averages at the end: {load}; {os.cpu_count()} cores)")
     table.add_column("stage")
-    for title in ("without, s", "tracking adds, s", "share", "mlflow.db, KiB", "mlruns/, KiB"):
+    for title in ("imports, s", "without, s", "with, s", "with / without", "mlflow.db, KiB", "mlruns/, KiB"):
         table.add_column(title, justify="right")
-    for stage, cost in rows.items():
-        share = f"{cost.added_seconds / cost.seconds:.0%}"
+    names = [field.name for field in dataclasses.fields(RunCost)]
+    total = RunCost(**{name: sum(getattr(cost, name) for cost in rows.values()) for name in names})
+    for stage, cost in (rows | {"all": total}).items():
+        both = cost.seconds + cost.added_seconds
         sizes = (f"{size / 1024:,.0f}" for size in (cost.database_bytes, cost.artifact_bytes))
-        table.add_row(stage, f"{cost.seconds:.1f}", f"{cost.added_seconds:.2f}", share, *sizes)
+        seconds = (f"{each:.2f}" for each in (cost.import_seconds, cost.seconds, both))
+        table.add_row(stage, *seconds, f"{both / cost.seconds:.2f}", *sizes)
     Console().print(table)
+
+
+def show_syncs(syncs: dict[str, float], num_states: int) -> None:
+    """Print the times of syncs."""
     table = Table(title=f"sync over {num_states} commits, each with another training")
-    for title in ("all rows to make, s", "nothing to do, s", "one more, s"):
+    for title in ("all runs to make, s", "nothing to do, s", "one more, s"):
         table.add_column(title, justify="right")
     table.add_row(f"{syncs['all']:.1f}", f"{syncs['nothing']:.2f}", f"{syncs['one']:.1f}")
     Console().print(table)
@@ -159,15 +175,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--states", type=int, default=50)
+    parser.add_argument("--stages", type=lambda names: names.split(","), default=list(read_pipeline()))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         clone = make_clone(Path(folder).resolve() / "clone")
-        rows = {stage: measure_row(clone, stage, options.rounds) for stage in read_pipeline()}
-        syncs = measure_sync(clone, options.states)
-    show(rows, syncs, options.states)
+        rows = {stage: measure_run(clone, stage, options.rounds) for stage in options.stages}
+        show_runs(rows)
+        syncs = measure_sync(clone, options.states) if options.states else {}
+        if syncs:
+            show_syncs(syncs, options.states)
     if options.json:
-        content = {"rows": {stage: vars(cost) for stage, cost in rows.items()}, "sync": syncs}
+        content = {"runs": {stage: vars(cost) for stage, cost in rows.items()}, "sync": syncs}
         options.json.write_text(json.dumps(content, indent=2) + "\n")
 
 

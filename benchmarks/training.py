@@ -2,6 +2,9 @@
 
     python -m benchmarks.training [--rounds 5] [--json FILE] [--examples 55000]
 
+"A bare compiled loop" is the least that JAX needs for the network of this project: what is above it is the price of
+records, norms and masks.
+
 All train the same networks with Adam at a constant rate, without clipping, smoothing or augmentation, on the same uint8
 images and labels drawn from a fixed seed, in shuffled whole batches. Each row is a process of its own, since the thread
 pools of two libraries disturb each other. All rows are measured in turn, several times over, so that the drift of a
@@ -119,6 +122,7 @@ def peers_by_row(model: ModelName, batch_size: int) -> dict[str, list[Peer]]:
         EAGER: pytorch,
         "torch.compile": [dataclasses.replace(eager, compiles=True) for eager in pytorch],
         "PyTorch bfloat16 autocast": [dataclasses.replace(eager, precision="bfloat16") for eager in pytorch],
+        "a bare compiled loop": [peer(loop="bare", precision="float32")],
         **{f"ours, {precision}": [peer(loop="ours", precision=precision)] for precision in PRECISIONS},
     }
 

@@ -120,6 +120,42 @@ def ours(task: Task) -> Round:
     return lambda: jax.block_until_ready(next(chunks).state)
 
 
+def bare(task: Task) -> Round:
+    """Set up the least compiled loop around the network of this project: gather, gradient, Optax' Adam; no records."""
+    import jax
+    import optax
+
+    from gradtrail.core.common.batching import shuffled_batches
+    from gradtrail.core.nn.losses import cross_entropy
+    from gradtrail.core.nn.models import Model, Params
+
+    images, labels = map(jax.numpy.asarray, make_data(task.examples))
+    model = Model(project_train_config(task).model_config((SIDE, SIDE), NUM_CLASSES))
+    optimizer = optax.adam(LEARNING_RATE)
+    params = model.init(key=jax.random.key(0))
+    state = params, optimizer.init(params)
+
+    def loss_fn(params: Params, indices: jax.Array) -> jax.Array:
+        return cross_entropy(model.apply(params, images[indices]), labels[indices]).mean()
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run_steps(state: Any, key: jax.Array) -> Any:
+        order = shuffled_batches(task.examples, task.peer.batch_size, key=key)
+
+        def body(index: int, state: Any) -> Any:
+            params, opt_state = state
+            updates, opt_state = optimizer.update(jax.grad(loss_fn)(params, order[index]), opt_state)
+            return optax.apply_updates(params, updates), opt_state
+
+        return jax.lax.fori_loop(0, task.steps, body, state)
+
+    def epoch() -> None:
+        nonlocal state
+        state = jax.block_until_ready(run_steps(state, jax.random.key(0)))
+
+    return epoch
+
+
 def matmuls(task: Task) -> Round:
     """Set up the matrix products of a step, one after the other, each as often as in a round of training.
 
@@ -258,7 +294,7 @@ def project_train_config(task: Task) -> "TrainConfig":
 def main() -> None:
     fields = json.loads(sys.argv[1])
     task = Task(**{**fields, "peer": Peer(**fields["peer"])})
-    loops = {"lesson": lesson, "pytorch": pytorch, "ours": ours, "matmuls": matmuls}
+    loops = {"lesson": lesson, "pytorch": pytorch, "ours": ours, "bare": bare, "matmuls": matmuls}
     print(json.dumps(timed(loops[task.peer.loop](task), task.rounds)))
 
 

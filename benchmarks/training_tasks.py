@@ -24,12 +24,12 @@ class Peer:
     """One way to train one network.
 
     Attributes:
-        loop: `matmuls` is no training: the matrix products alone.
+        loop: `bare` keeps no records; `matmuls` is no training: the matrix products alone.
         compiles: whether by `torch.compile`.
         channels_last: PyTorch's memory format, of a convolutional network.
     """
 
-    loop: Literal["lesson", "pytorch", "ours", "matmuls"]
+    loop: Literal["lesson", "pytorch", "ours", "bare", "matmuls"]
     model: ModelName
     batch_size: int
     precision: Precision

@@ -1,5 +1,9 @@
 """Fetch the data set: a mirror, a folder or scikit-learn → `data/raw`."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 from gradtrail.stages.artifacts import idx
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -22,4 +26,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "fetch")
+    run_stage(main, "fetch", shows=("train_examples", "test_examples"))

@@ -1,5 +1,9 @@
 """Score every example by its gradient: `models`, `data/processed` → scores, figures, and a summary in words."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 from pathlib import Path
 
 import jax
@@ -63,4 +67,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "gradients")
+    run_stage(main, "gradients", shows=("num_examples", "grad_norm_median", "noise_scale_typical"))

@@ -1,4 +1,8 @@
-"""Split the data set, inject label noise if asked: `data/raw` → `data/processed`, figures."""
+"""Split the data set, with label noise and corrections if asked for: `data/raw` → `data/processed`, figures."""
+
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
 
 from pathlib import Path
 
@@ -6,7 +10,7 @@ from gradtrail.core.data.preprocessing import PreprocessConfig, prepare
 from gradtrail.stages.artifacts import idx
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.preprocess import figures
+from gradtrail.stages.preprocess import corrections, figures
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -17,6 +21,10 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as run:
         splits = prepare(raw.images, raw.labels, raw.test_images, raw.test_labels, config, num_classes=info.num_classes)
+        if config.corrections:
+            sizes = {"train": len(raw.labels), "test": len(raw.test_labels)}
+            rows = corrections.read_corrections(corrections.PATH)
+            splits = corrections.apply_corrections(splits, rows, sizes, info.num_classes, corrections.PATH)
 
         with stage.writing_outs() as new:
             dataset.write_processed(new / "data" / "processed", splits, info)
@@ -27,4 +35,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "preprocess")
+    run_stage(main, "preprocess", shows=("train_examples", "validation_examples", "test_examples", "noisy_labels"))

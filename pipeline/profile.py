@@ -1,5 +1,9 @@
 """Compile and time variants of the configured training: params → static costs, figures; times go to MLflow."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 import tempfile
 from pathlib import Path
 
@@ -50,4 +54,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "profile")
+    run_stage(main, "profile", shows=("train_step_flops", "train_step_total_bytes"))

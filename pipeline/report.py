@@ -1,10 +1,14 @@
 """Show the results of all stages on one page: metrics, tables, figures and params → `reports/report.html`."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 from pathlib import Path
 
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.report.inputs import read_sources
-from gradtrail.stages.report.page import ReportConfig, measure, render, sections_of
+from gradtrail.stages.report.page import ReportConfig, content_of, measure, render
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -13,15 +17,15 @@ def main(stage: Stage) -> None:
     sources = read_sources(Path())
 
     with tracked(stage) as run:
-        sections = sections_of(sources)
-        page = render(config, sources, sections)
+        content = content_of(sources)
+        page = render(config, sources, content)
 
         with stage.writing_outs() as new:
             (new / "reports" / "report.html").write_text(page, encoding="utf-8")
-            stage.write_metrics(new, measure(sources, sections, page))
+            stage.write_metrics(new, measure(sources, content, page))
 
         run.outs()
 
 
 if __name__ == "__main__":
-    run_stage(main, "report")
+    run_stage(main, "report", shows=("size_bytes",))

@@ -1,5 +1,9 @@
 """Train a model: `data/processed` → `models`, history, figures. A stopped one resumes from its last checkpoint."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 import functools
 import time
 from pathlib import Path
@@ -69,4 +73,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "train")
+    run_stage(main, "train", shows=("epochs", "loss", "validation_loss", "validation_accuracy"))

@@ -52,14 +52,13 @@ settings.load_profile("fixed")
 @pytest.fixture(scope="session")
 def digits() -> "Split":
     """The first 600 of scikit-learn's real digits, 8 × 8, pixels 0 to 255."""
+    from factories import split_of
     from sklearn.datasets import load_digits  # type: ignore[import-untyped] # late: it takes seconds
-
-    from gradtrail.core.common.split import Split
 
     bunch = load_digits()
     images = np.round(bunch.images[:600] * (255 / 16)).astype(np.uint8)
     labels = bunch.target[:600].astype(np.int32)
-    return Split(images=images, labels=labels, true_labels=labels, example_id=np.arange(600, dtype=np.int32))
+    return split_of(images, labels)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.augmentation import AugmentationConfig
 from gradtrail.core.gradients.analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
@@ -104,6 +105,25 @@ def train_config(**overrides: Any) -> TrainConfig:
     return dataclasses.replace(config, **overrides)
 
 
+def audit_config(**overrides: Any) -> AuditConfig:
+    config = AuditConfig(
+        seed=0,
+        quick=False,
+        folds=3,
+        rounds=2,
+        epochs=1,
+        batch_size=4,
+        learning_rate=0.01,
+        weight_decay=0.0,
+        channels=(2,),
+        hidden=(3,),
+        precision="float32",
+        noise_rate=0.2,
+        num_suspects=3,
+    )
+    return dataclasses.replace(config, **overrides)
+
+
 def gradients_config(**overrides: Any) -> GradientsConfig:
     config = GradientsConfig(
         weights="final",
@@ -143,7 +163,14 @@ def random_split(num_examples: int, *, shape: tuple[int, int] = SHAPE, num_class
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (num_examples, *shape), dtype=np.uint8)
     labels = rng.integers(0, num_classes, num_examples, dtype=np.int32)
-    return Split(images=images, labels=labels, true_labels=labels, example_id=np.arange(num_examples, dtype=np.int32))
+    return split_of(images, labels)
+
+
+def split_of(images: np.ndarray, labels: np.ndarray, example_id: np.ndarray | None = None) -> Split:
+    """A split without noise or corrections; by default its examples are numbered from 0."""
+    ids = np.arange(len(labels), dtype=np.int32) if example_id is None else example_id
+    same = dict.fromkeys(("labels", "true_labels", "given_labels", "corrected_labels"), labels)
+    return Split(images=images, example_id=ids, **same)
 
 
 def dataset_info(**overrides: Any) -> DatasetInfo:
@@ -279,3 +306,20 @@ def _variants(batch_sizes: Sequence[int]) -> dict[Variant, tuple[str, ...]]:
         dataclasses.replace(CONFIGURED, remat=True): ("train_step",),
     }
     return {dataclasses.replace(CONFIGURED, batch_size=size): ("train_step",) for size in batch_sizes} | found
+
+
+def suspects_table(splits: Mapping[str, Split], *, num_classes: int = NUM_CLASSES) -> pd.DataFrame:
+    """The audit's table: a row for each example of each split, the last one of the last split the most suspicious."""
+    whole = sum(map(len, splits.values()))
+    labels = np.concatenate([split.labels for split in splits.values()])
+    return pd.DataFrame(
+        {
+            "split": np.repeat(list(splits), [len(split) for split in splits.values()]),
+            "example_id": np.concatenate([split.example_id for split in splits.values()]),
+            "label": labels,
+            "score": np.arange(whole, dtype=np.float32),
+            "proposed_label": ((labels + 1) % num_classes).astype(np.int32),
+            "proposed_probability": np.linspace(0.4, 1, whole, dtype=np.float32),
+            "probability_wrong": np.linspace(0, 0.9, whole, dtype=np.float32),
+        }
+    )

@@ -315,6 +315,8 @@ def copy_project(to: Path) -> Project:
     shutil.copytree(made_once(_compile_code, "code"), to)
     for name in _COPIED:
         shutil.copy(ROOT / name, to)
+    (to / "labels").mkdir()
+    shutil.copy(ROOT / "labels" / "corrections.csv", to / "labels")
     return _initialize(Project(to))
 
 

@@ -12,7 +12,17 @@ from factories import ROOT
 from gradtrail import cli
 from gradtrail.experiments import predict as predicting
 from gradtrail.experiments import repro as reproduction
+from gradtrail.experiments.show import main as showing
 from gradtrail.experiments.sweep import recipes
+
+VERBS = sorted(cli.gradtrail.commands)
+
+
+@pytest.fixture(autouse=True)
+def stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verbs change the working folder; they are called from the repository, unless a test says otherwise."""
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    monkeypatch.chdir(ROOT)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
@@ -26,8 +36,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "gradtrail: Missing command. See `gradtrail --help`."),
-        ("bogus", "gradtrail: No such command 'bogus'."),
+        ("bogus", "gradtrail: No such command 'bogus'. See `gradtrail --help`."),
+        ("rums", "gradtrail: No such command 'rums'. Did you mean 'runs'? See"),
+        ("sync --verbos", "gradtrail sync: No such option '--verbos'. (Did you mean"),
+        ("ui --port 0", "gradtrail ui: Invalid value for '--port': 0 is not in the range"),
         ("show", "gradtrail show: Missing argument 'WHAT'. See `gradtrail show --help`."),
         ("sync --jobs 2", "gradtrail sync: No such option '--jobs'."),
         ("runs --limit 0", "gradtrail runs: Invalid value for '--limit': 0 is not in the range"),
@@ -53,6 +65,71 @@ def test_a_mistake_is_one_line_and_exit_status_2(
     assert run(monkeypatch, *arguments.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(said)
+
+
+@pytest.mark.parametrize(("arguments", "near"), [("compare cliping", "clipping"), ("recipes mpl", "mlp")])
+def test_the_nearest_known_name_is_suggested(
+    arguments: str, near: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert run(monkeypatch, *arguments.split()) == 2
+    assert capsys.readouterr().err.endswith(f"; did you mean {near!r}?\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_outside_of_a_project_a_verb_says_so_and_writes_nothing(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = {"show": ["what"], "predict": ["image.png"]}.get(verb, [])
+    assert run(monkeypatch, verb, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"gradtrail: {tmp_path}: not inside a gradtrail repository")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_verb_runs_in_the_projects_folder_and_a_file_is_looked_up_where_a_person_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(showing, "show", lambda *arguments: called.append((Path.cwd(), *arguments)))
+    for folder in (ROOT, ROOT / "docs" / "images"):
+        monkeypatch.chdir(folder)
+        assert not run(monkeypatch, "show", "report.png")
+        root, what, place = called.pop()
+        assert (root, what, (root / place).resolve()) == (ROOT, "report.png", folder)
+
+
+def test_images_and_figures_stay_where_a_person_stands_and_the_weights_are_the_projects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(predicting, "predict", lambda *arguments: called.append((Path.cwd(), *arguments)))
+    monkeypatch.chdir(ROOT / "docs")
+    assert not run(monkeypatch, "predict", "../a.png", "--figure", "b.png")
+    figure, weights = Path("b.png"), Path("../models/final.safetensors")
+    assert called.pop() == (ROOT / "docs", (Path("../a.png"),), weights, figure)
+
+
+def test_without_a_verb_there_is_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run(monkeypatch)
+    shown = capsys.readouterr().out
+    assert all(f"\n  {verb} " in shown for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_is_a_sentence_with_an_example_that_parses(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not run(monkeypatch, verb, "--help")
+    command = cli.gradtrail.commands[verb]
+    assert command.help
+    assert command.help.partition("\n")[0].endswith(".")
+    example = str(command.epilog).removeprefix("Example: gradtrail ").partition(" >")[0].split()
+    assert example[0] == verb
+    command.make_context(verb, example[1:])
+    capsys.readouterr()
 
 
 def test_repro_passes_its_arguments_on_in_their_order_and_returns_the_status(monkeypatch: pytest.MonkeyPatch) -> None:

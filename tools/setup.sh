@@ -5,8 +5,9 @@ python=$1
 venv=$2
 lock=$3
 
+say() { echo "setup: $1" >&2; }
 fail() {
-    echo "setup: $1" >&2
+    say "$1"
     exit 2
 }
 
@@ -23,17 +24,53 @@ fi
 if [ -s "$venv/.ready" ] && [ "$(tail -n 1 "$venv/.ready")" = requirements-cuda.lock ]; then
     lock=requirements-cuda.lock
 fi
-[ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null || {
+began=$(date +%s)
+[ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null || {
+    say "creating $venv with $("$python" --version)"
     rm -rf "$venv"
     "$python" -m venv "$venv" >/dev/null || fail "$python could not make the environment $venv"
 }
 
-echo "setup: installing $lock into $venv; this takes a minute or two, once" >&2
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-# No build isolation: the lock holds the build backend too.
-if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$lock" >"$log" 2>&1 ||
-    ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . >"$log" 2>&1; then
-    fail "$(python_says=$(grep -m 1 -E '^ERROR' "$log" || tail -n 1 "$log"); echo "pip failed: $python_says (is a package index reachable?)")"
-fi
+temporary=$(mktemp -d)
+log=$temporary/log
+trap 'rm -rf "$temporary"' EXIT
+
+# A terminal shows the installer's own progress; elsewhere what it says is kept, for the line that names a fault.
+run() {
+    if [ -t 2 ]; then "$@" >&2; else "$@" >"$log" 2>&1; fi
+}
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+uv() { "$venv/bin/uv" "$@"; }
+why() {
+    [ -s "$log" ] || echo "see above"
+    grep -m 1 -iE '^ *(error|×)' "$log" 2>/dev/null || tail -n 1 "$log" 2>/dev/null
+}
+
+# The lock is complete and holds the build backend: nothing is resolved, and nothing is built in isolation.
+with_uv() {
+    say "installing uv"
+    awk '/^[^ ]/ { found = /^uv==/ } found' "$lock" >"$temporary/uv.lock"
+    run pip --retries 1 install --no-deps --require-hashes -r "$temporary/uv.lock" || return
+    # uv does not read pip's settings. Where it cannot link files from its cache, it would warn before it copies them.
+    index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(pip config get global.index-url 2>/dev/null)}}
+    [ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
+    cache=$(uv cache dir 2>"$log") && mkdir -p "$cache" 2>"$log" && probe=$(mktemp "$cache/.probe.XXXXXX" 2>"$log") || return
+    ln "$probe" "$venv/${probe##*/}" 2>/dev/null || export UV_LINK_MODE="${UV_LINK_MODE:-copy}"
+    rm -f "$probe" "$venv/${probe##*/}"
+    say "installing $lock with uv"
+    run uv pip install --python "$venv/bin/python" --no-deps --require-hashes -r "$lock" &&
+        run uv pip install --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
+}
+
+with_pip() {
+    say "installing $lock with pip, which takes a minute or two"
+    run pip install --no-deps --require-hashes -r "$lock" &&
+        run pip install --no-deps --no-build-isolation --editable .
+}
+
+with_uv || {
+    say "uv failed: $(why)"
+    with_pip || fail "pip failed: $(why) (is a package index reachable?)"
+}
 printf '%s\n%s\n' "$(cd "$venv" && pwd -P)" "$lock" >"$venv/.ready"
+say "$venv is ready after $(($(date +%s) - began)) s"

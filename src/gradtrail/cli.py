@@ -3,16 +3,20 @@
 Each verb is one function of the package that it names, imported when the verb is called: many import JAX or MLflow.
 """
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, with_store
+from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, printable, with_store
+from gradtrail.support.paths import find_project
 
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
+_PORT = click.IntRange(1, 2**16 - 1)
 
 
 def main() -> None:
@@ -21,7 +25,7 @@ def main() -> None:
         sys.exit(gradtrail(prog_name="gradtrail", standalone_mode=False))
     except click.UsageError as error:
         verb = error.ctx.command_path if error.ctx else "gradtrail"
-        print(f"{verb}: {one_line(error.format_message())} See `{verb} --help`.", file=sys.stderr)
+        print(f"{verb}: {printable(one_line(error.format_message()))} See `{verb} --help`.", file=sys.stderr)
         sys.exit(2)
     except (UserError, ConfigError) as error:
         print(f"gradtrail: {error}", file=sys.stderr)
@@ -44,103 +48,176 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class _Verb(click.Command):
+    """A verb: runs in the project's folder, from whichever folder in it; `obj` is that folder, relative to it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        start = Path.cwd()
+        os.chdir(find_project(start))
+        ctx.obj = Path(os.path.relpath(start))
+        return super().invoke(ctx)
+
+
+class _Verbs(click.Group):
+    command_class = _Verb
+
+
+@click.group(
+    cls=_Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="Runs in any folder of the repository. `gradtrail VERB --help` shows the options of a verb, and an example.",
+)
 @click.version_option(package_name="gradtrail", message="%(prog)s %(version)s")
-def gradtrail() -> None:
-    """Run the pipeline, compare its runs, and keep MLflow's store in order."""
+@click.pass_context
+def gradtrail(ctx: click.Context) -> None:
+    """Run the pipeline, compare its runs, and maintain the MLflow store."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
-@gradtrail.command(context_settings={"ignore_unknown_options": True}, options_metavar="[OPTIONS OF `dvc repro`]")
+@gradtrail.command(
+    context_settings={"ignore_unknown_options": True},
+    options_metavar="[OPTIONS OF `dvc repro`]",
+    epilog="Example: gradtrail repro --force train",
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[STAGE]...")
 def repro(arguments: tuple[str, ...]) -> int:
-    """Run `dvc repro`; on the digits where no source of MNIST answers."""
+    """Run the pipeline with `dvc repro`.
+
+    Stages that are up to date do not run. Where no source of MNIST is available, the pipeline runs on the digits data
+    set. Ends with the accuracy, the path of the report, and what differs from the committed dvc.lock.
+    """
     from gradtrail.experiments.repro import reproduce
 
     return reproduce([*arguments])
 
 
-@gradtrail.command()
+@gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss --sort-order asc")
 @click.option("--sort-by", default="eval/accuracy", metavar="KEY", show_default=True, help="A metric or a param.")
 @click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True)
 @click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Such as train.model=cnn; repeatable.")
 @click.option("--limit", type=_COUNT, metavar="N", help="Maximum number of runs.")
 def runs(sort_by: str, sort_order: str, where: tuple[tuple[str, str], ...], limit: int | None) -> None:
-    """List the training runs, and the params in which they differ."""
+    """List training runs, with the params that differ between them."""
     from gradtrail.experiments.list_runs import print_runs
 
     ascending = sort_order == "asc"
     with_store(lambda: print_runs(sort_by=sort_by, ascending=ascending, where=dict(where), limit=limit))
 
 
-@gradtrail.command()
+@gradtrail.command(epilog="Example: gradtrail show models/final.safetensors")
 @click.argument("what")
-def show(what: str) -> int:
-    """Show the lineage of a run, its outs, and how to restore them.
+@click.pass_obj
+def show(place: Path, what: str) -> int:
+    """Show the lineage of a run, its outputs, and how to restore them.
 
     WHAT is the id or name of a run, a state, a DVC experiment, or a file.
     """
     from gradtrail.experiments.show.main import show
 
-    return with_store(lambda: show(what))
+    return with_store(lambda: show(what, place))
 
 
-@gradtrail.command()
+@gradtrail.command(
+    cls=click.Command,  # stays in its folder, where the images are
+    epilog="Example: gradtrail predict three.png seven.png --figure seen.png",
+)
 @click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE.png...")
-@click.option("--weights", type=_PATH, default=Path("models/final.safetensors"), show_default=True)
+@click.option("--weights", type=_PATH, help="A weights file.  [default: models/final.safetensors of the repository]")
 @click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
 @click.option("--picture", type=_PATH, hidden=True, deprecated="Use --figure.")
-def predict(images: tuple[Path, ...], weights: Path, figure: Path | None, picture: Path | None) -> None:
-    """Classify images."""
+def predict(images: tuple[Path, ...], weights: Path | None, figure: Path | None, picture: Path | None) -> int:
+    """Classify images with the trained model.
+
+    Images that cannot be used are reported after the others, with exit status 2.
+    """
+    if weights is None:
+        weights = Path(os.path.relpath(find_project(Path.cwd()))) / "models" / "final.safetensors"
     from gradtrail.experiments.predict import predict
 
-    predict(images, weights, figure or picture)
+    return predict(images, weights, figure or picture)
 
 
-@gradtrail.command()
-@click.option("--port", type=int, default=5000, show_default=True)
+@gradtrail.command(epilog="Example: gradtrail ui --port 5001")
+@click.option("--port", type=_PORT, default=5000, show_default=True)
 def ui(port: int) -> int:
-    """Sync, then serve MLflow's UI with a link to compare runs."""
+    """Backfill missing runs, then serve the MLflow UI.
+
+    Prints a link to a comparison of all training runs. Ctrl-C or SIGTERM stops the server.
+    """
     from gradtrail.experiments.ui import serve
 
     return with_store(lambda: serve(port))
 
 
-@gradtrail.command()
+@gradtrail.command(epilog="Example: gradtrail review --limit 50")
+@click.argument("files", nargs=-1, type=_PATH, metavar="[FILE.csv]...")
+@click.option(
+    "--merge", "is_merge", is_flag=True, help="Join the corrections in FILE.csv... into labels/corrections.csv."
+)
+@click.option("--file", type=_PATH, default=Path("labels/corrections.csv"), show_default=True, help="To write to.")
+@click.option("--reviewer", metavar="NAME", help="Who decides.  [default: git's user.name]")
+@click.option("--split", type=click.Choice(["train", "validation", "test"]), help="To look at; all by default.")
+@click.option("--limit", type=_COUNT, default=200, show_default=True, metavar="N", help="Maximum number of labels.")
+@click.option("--port", type=click.IntRange(0, 65535), default=5001, show_default=True)
+def review(files: tuple[Path, ...], *, is_merge: bool, file: Path, **options: Any) -> None:
+    """Look through suspected label errors in a browser, and correct them."""
+    from gradtrail.experiments.review.main import merge, review
+
+    if is_merge != bool(files):
+        raise UserError(
+            "--merge: needs the files to join, such as: gradtrail review --merge labels/ann.csv labels/ben.csv"
+        )
+    if is_merge:
+        merge(files, file)
+    else:
+        review(file, **options)
+
+
+@gradtrail.command(epilog="Example: gradtrail sync --verbose")
 @click.option("--yes", is_flag=True, help="Set a damaged database aside without asking.")
-def sync(*, yes: bool) -> None:
-    """Backfill the MLflow runs of every commit and experiment."""
+@click.option("--verbose", "-v", is_flag=True, help="Also report states whose files are missing.")
+def sync(*, yes: bool, verbose: bool) -> None:
+    """Backfill the MLflow runs of all commits and experiments.
+
+    Runs are rebuilt from the outputs in DVC's cache. Does nothing if nothing has changed since the last sync.
+    """
     from gradtrail.tracking.sync.sync import set_aside, sync
 
     try:
         report = with_store(sync)
     except DamagedDatabaseError as error:
-        if not (yes or (sys.stdin.isatty() and click.confirm(f"{error}. Do so?"))):
+        if not (yes or (sys.stdin.isatty() and click.confirm(f"{error}. Continue?"))):
             raise
         print(f"the damaged database is {set_aside()} now")
         report = with_store(sync)
-    print(report.describe())
+    print(report.describe(verbose=verbose))
 
 
-@gradtrail.command()
+@gradtrail.command(epilog="Example: gradtrail gc --yes")
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 def gc(*, yes: bool) -> None:
-    """List and remove what no state refers to: runs, artifacts and files."""
+    """Remove what no recorded state needs.
+
+    Lists runs, artifacts and checkpoints, and asks before it removes them.
+    """
     from gradtrail.tracking.gc.gc import collect_garbage
 
     with_store(lambda: collect_garbage(yes=yes))
 
 
-@gradtrail.command()
+@gradtrail.command(epilog="Example: gradtrail recipes cnn --seeds 0,1,2")
 @click.argument("name", required=False)
 @click.option("--seeds", type=_seeds, default="0", metavar="LIST", show_default=True, help="Such as 0,1,2.")
 def recipes(name: str | None, seeds: list[int]) -> int:
-    """List the experiments of recipes.yaml, or run one."""
+    """List the recipes of recipes.yaml, or run one as DVC experiments."""
     from gradtrail.experiments.sweep.recipes import list_recipes, run_recipe
 
     return run_recipe(name, seeds) if name else list_recipes()
 
 
-@gradtrail.command()
+@gradtrail.command(epilog="Example: gradtrail results > table.md")
 def results() -> None:
     """Print the results of the recipes as a Markdown table."""
     from gradtrail.experiments.sweep.recipes import as_markdown, collect_results
@@ -148,29 +225,35 @@ def results() -> None:
     print(as_markdown(with_store(collect_results)))
 
 
-@gradtrail.command()
+@gradtrail.command(epilog="Example: gradtrail compare precision --seeds 0,1,2 --jobs 2")
 @click.argument("name", required=False)
 @click.option("--seeds", type=_seeds, metavar="LIST", help="Such as 0,1,2.  [default: those of comparisons.yaml]")
 @click.option(
     "--jobs", type=_COUNT, default=1, metavar="N", show_default=True, help="Runs at a time; they share cores."
 )
 def compare(name: str | None, seeds: list[int] | None, jobs: int) -> int:
-    """List the comparisons of comparisons.yaml, or complete one."""
+    """Compare variants of the training over seeds.
+
+    Without a NAME lists the comparisons of comparisons.yaml; else runs what is missing of one, and prints its table.
+    """
     from gradtrail.experiments.sweep.main import compare, list_comparisons
 
     return compare(name, seeds, jobs) if name else with_store(list_comparisons)
 
 
-@gradtrail.command()
+@gradtrail.command(epilog="Example: gradtrail gate --accept")
 @click.option("--accept", is_flag=True, help="Accept the current costs.")
 def gate(*, accept: bool) -> int:
-    """Compare the static costs of functions with the accepted ones."""
+    """Compare costs of compiled functions with the accepted costs.
+
+    The costs are static: FLOPs, bytes, instructions. See benchmarks/accepted_costs.json.
+    """
     from gradtrail.experiments.cost_gate import run_gate
 
     return run_gate(accept=accept)
 
 
-@gradtrail.command()
+@gradtrail.command(epilog="Example: gradtrail versions")
 def versions() -> None:
     """Record the installed package versions in versions.yaml."""
     from gradtrail.stages.common.versions import write_installed_versions

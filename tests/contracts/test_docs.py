@@ -59,8 +59,8 @@ def code(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """Return the command lines that a page has a reader type, in order."""
-    return [line for line in blocks(page, "sh").splitlines() if line]
+    """Return the command lines that a page has a reader type, in order; in README every code block is of these."""
+    return [line for line in blocks(page, "(?:sh)?" if page == README else "sh").splitlines() if line]
 
 
 def anchors(page: Path) -> set[str]:
@@ -213,16 +213,35 @@ def own_code(project: Project) -> dict[str, str]:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "page",
-    sorted((page for page in PAGES if commands(page)), key=lambda page: page.stem != "tutorial"),  # which begins
+    sorted((page for page in PAGES if commands(page)), key=lambda page: page.stem not in ("README", "tutorial")),
     ids=lambda page: page.stem,
 )
 def test_its_commands_work_as_they_are_typed(page: Path, project: Project) -> None:
-    """One seed is enough here, where a page leaves the number open."""
+    """In a pipe, one after the other. One seed is enough here, where a page leaves the number open."""
     for command in commands(page):
         if command.startswith("make ui"):
-            serve(command, project)
+            serve(command.partition("#")[0], project)
+        elif "dvc queue start" in command:  # its workers inherit the output, and a pipe would wait for the last of them
+            project.run("bash", "-c", f"({command}) > /dev/null 2>&1", env=own_code(project))
+            assert "Failed" not in project.wait_for_queue()
         else:
             project.run("bash", "-c", command, env={"SEEDS": "0"} | own_code(project))
+
+
+@pytest.mark.nightly
+def test_commands_work_from_a_subfolder_too(project: Project) -> None:
+    """What reads only prints the same; a path is one that is right there."""
+    below = Project(project.folder / "docs")
+    typed = dict.fromkeys(line for page in PAGES for line in commands(page) if line.startswith("gradtrail "))
+    for command in typed:
+        _, verb, *words = command.partition("#")[0].split()
+        there = [f"../{word}" if (project.folder / word).exists() else word for word in words]
+        at_root, inside = (
+            place.run("gradtrail", verb, *arguments, env=own_code(project))
+            for place, arguments in ((project, words), (below, there))
+        )
+        assert verb not in ("runs", "show") or at_root == inside
+    assert not [*below.folder.glob("**/mlflow.db"), *below.folder.glob("**/.gradtrail")]
 
 
 def serve(command: str, project: Project) -> None:

@@ -77,7 +77,7 @@ def test_what_something_refers_to_stays_and_all_else_goes(project: Project) -> N
     leftovers = make_leftovers(project)
     before = (project.folder / "mlflow.db").stat().st_size
     shown = gc(project)
-    assert "nothing was removed: there is no terminal" in shown
+    assert "nothing removed: not interactive; pass --yes" in shown
     assert ids(project) == in_folder | lost
     for name in (
         "mlp-256-128 adamw",
@@ -190,7 +190,7 @@ def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
     for path in (checkpoint, checkpoint.parent):
         os.utime(path, (long_ago, long_ago))
     said = gc(project, "--yes")
-    assert "killed; its state is recorded nowhere" in said
+    assert "killed; its state is not recorded" in said
     assert "stopped 31 days ago" in said
     assert run_id not in ids(project)
     assert not checkpoint.parent.exists()

@@ -1,5 +1,6 @@
-"""`make env`: what is missing is one line, and nothing is left behind."""
+"""`make env`: uv installs the lock, or else pip; what is missing is one line, and nothing is left behind."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,41 @@ WITHOUT_VENV = f"""#!/bin/sh
 case "$2" in *venv*) exit 1;; esac
 exec {sys.executable} "$@"
 """
+PYTHON = f"""#!/bin/sh
+# A Python whose environments write down what pip is asked to install.
+case "$1 $2" in
+"-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m pip")
+    shift 2
+    case "$*" in
+    *config*) exit 1 ;;
+    */uv.lock) grep -o '^[a-z].*==' "${{8}}" | sed 's/^/lock of /' >>"$CALLS" ;;
+    esac
+    echo "pip $*" | sed 's| /[^ ]*/| |' >>"$CALLS"
+    case "$*" in
+    *"$PIP_FAILS"*) echo "ERROR: pip found nothing" && exit 1 ;;
+    */uv.lock) cp "$UV" "$(dirname "$0")/uv" ;;
+    esac ;;
+"-c import pip") ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""
+UV = """#!/bin/sh
+# Writes down what uv is asked to install.
+[ "$*" != "cache dir" ] || { echo "$HOME/cache" && exit; }
+echo "uv $*" "${UV_DEFAULT_INDEX:-}" "${UV_LINK_MODE:-}" >>"$CALLS"
+[ -z "${UV_FAILS:-}" ] || { printf 'Resolved\\n  × Failed to fetch\\n' && exit 1; }
+"""
+INSTALLED_BY_UV = [
+    "lock of uv==",
+    "pip --disable-pip-version-check --retries 1 install --no-deps --require-hashes -r uv.lock",
+    "uv pip install --python .venv/bin/python --no-deps --require-hashes -r requirements.lock",
+    "uv pip install --python .venv/bin/python --no-deps --no-build-isolation --editable .",
+]
+INSTALLED_BY_PIP = [
+    "pip --disable-pip-version-check install --no-deps --require-hashes -r requirements.lock",
+    "pip --disable-pip-version-check install --no-deps --no-build-isolation --editable .",
+]
 
 
 @pytest.fixture
@@ -72,6 +108,74 @@ def test_no_venv_module(folder: Path) -> None:
     assert "no venv module" in lines[0]
 
 
+def played(folder: Path, **env: str) -> tuple[int, list[str], list[str]]:
+    """Run `make env` with the Python above; return the exit status, what was said, and what was to be installed."""
+    calls, uv = folder / "calls", folder / "uv"
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    calls.write_text("")
+    status, lines = make(
+        folder, script(folder, PYTHON), **{"CALLS": str(calls), "UV": str(uv), "PIP_FAILS": "nothing"} | env
+    )
+    return status, lines, [" ".join(line.split()) for line in calls.read_text().splitlines()]
+
+
+def test_uv_installs_the_lock_and_comes_from_it_itself(folder: Path) -> None:
+    status, lines, calls = played(folder)
+    assert (status, calls) == (0, INSTALLED_BY_UV)
+    assert "creating .venv with Python 3." in lines[0]
+    assert lines[1:3] == ["setup: installing uv", "setup: installing requirements.lock with uv"]
+    assert lines[3].startswith("setup: .venv is ready after ")
+    assert played(folder) == (0, [], [])
+
+
+@pytest.mark.parametrize(
+    ("env", "before", "why"),
+    [
+        ({"PIP_FAILS": "uv.lock"}, INSTALLED_BY_UV[:2], "ERROR: pip found nothing"),
+        ({"UV_FAILS": "1"}, INSTALLED_BY_UV[:3], "  × Failed to fetch"),
+    ],
+)
+def test_where_uv_does_not_work_pip_installs_the_lock(
+    env: dict[str, str], before: list[str], why: str, folder: Path
+) -> None:
+    status, lines, calls = played(folder, **env)
+    assert (status, calls) == (0, before + INSTALLED_BY_PIP)
+    assert lines[-3:-1] == [
+        f"setup: uv failed: {why}",
+        "setup: installing requirements.lock with pip, which takes a minute or two",
+    ]
+
+
+def test_what_fails_with_both_is_one_line_and_the_environment_is_not_ready(folder: Path) -> None:
+    status, lines, _ = played(folder, PIP_FAILS="")
+    assert status == 2
+    assert lines[-1] == "setup: pip failed: ERROR: pip found nothing (is a package index reachable?)"
+    assert not (folder / ".venv" / ".ready").exists()
+
+
+def test_an_environment_of_before_is_brought_up_to_date_where_the_lock_changed(folder: Path) -> None:
+    played(folder, PIP_FAILS="uv.lock")  # by pip
+    ready, kept = folder / ".venv" / ".ready", folder / ".venv" / "of before"
+    kept.touch()
+    os.utime(ready, (0, 0))
+    status, lines, calls = played(folder)
+    assert (status, calls, kept.exists()) == (0, INSTALLED_BY_UV, True)
+    assert lines[0] == "setup: installing uv"
+
+
+def test_uv_uses_the_index_of_pip_and_copies_what_it_cannot_link(folder: Path) -> None:
+    _, _, calls = played(folder, PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    assert calls[-1] == f"{INSTALLED_BY_UV[-1]} http://127.0.0.1:9/simple"
+    shutil.rmtree(folder / ".venv")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "ln").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "bin" / "ln").chmod(0o755)
+    _, _, calls = played(folder, PATH=f"{folder / 'bin'}:/usr/bin:/bin")
+    assert calls[-1] == f"{INSTALLED_BY_UV[-1]} copy"
+    assert not [*(folder / "cache").iterdir()], "nothing is left of the trial"
+
+
 @pytest.mark.slow
 def test_an_environment_that_came_from_elsewhere_is_made_anew_and_without_an_index_it_is_not(folder: Path) -> None:
     env = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
@@ -83,8 +187,9 @@ def test_an_environment_that_came_from_elsewhere_is_made_anew_and_without_an_ind
     moved = folder.rename(folder.with_name("moved"))
     status, lines = make(moved, sys.executable, **env)
     assert status == 2
-    assert len(lines) == 2  # that it installs, and why it did not
-    assert "setup: installing" in lines[0]
-    assert "is a package index reachable?" in lines[1]
+    assert [line.split(": ")[1] for line in lines[1:3]] == ["installing uv", "uv failed"]
+    assert "with pip" in lines[3]
+    assert "is a package index reachable?" in lines[4]
+    assert len(lines) == 5
     assert not (moved / ".venv" / ".ready").exists()
     assert not (moved / ".venv" / "of before").exists()

@@ -208,7 +208,8 @@ def test_a_server_is_killed_in_the_middle_of_each_stage(returns: str, project: P
             process = client.start(sys.executable, "-m", "dvc", "repro", stage)
             while not at_work.exists():
                 assert process.poll() is None
-            assert [run["status"] for run in server.runs_of(stage)] == ["RUNNING"]
+            while [run["status"] for run in server.runs_of(stage)] != ["RUNNING"]:  # the tracker opens it
+                assert process.poll() is None
             at_work.unlink()
         with tracking_server(tmp_path, port=port) if returns == "while the stage works" else contextlib.nullcontext():
             held.unlink()
@@ -250,7 +251,7 @@ def test_a_stage_that_waits_for_a_silent_server_stops_when_asked(
 
 
 def test_a_real_training_goes_on_where_its_server_dies(server: TrackingServer, tmp_path: Path) -> None:
-    """With system metrics, live curves, artifacts of its compiling and a checkpoint."""
+    """With live curves, artifacts of its compiling and a checkpoint."""
     project = copy_project(tmp_path / "project")
     project.set("fetch.dataset", "digits")
     project.set("runtime.tracking_seconds", 60.0)
@@ -261,7 +262,6 @@ def test_a_real_training_goes_on_where_its_server_dies(server: TrackingServer, t
         (run,) = server.runs_of("train")
         assert run["status"] == "FINISHED"
         metrics = run["metrics"]
-        assert any(name.startswith("system/") for name in metrics)
         assert server.artifact(run, "checkpoint/_CHECKPOINT_METADATA")
         assert server.artifact(run, "compile/functions.csv")
         project.set("train.seed", 1)

@@ -22,10 +22,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_invalid_section_is_refused_before_any_stage_runs(project: Path) -> None:
     assert (
-        {*repro._CONFIGS}
+        {*repro._configs()}
         <= {*read_yaml(Path("params.yaml"))}
         == {
             *read_yaml(Path("dvc.yaml"))["stages"],
+            "audit",
             "environment",
             "runtime",
         }
@@ -34,6 +35,21 @@ def test_an_invalid_section_is_refused_before_any_stage_runs(project: Path) -> N
     Path("params.yaml").write_text(text.replace("num_mistakes: 40", "num_mistakes: forty"))
     with pytest.raises(UserError, match=r"^params\.yaml: evaluate\.num_mistakes"):
         repro._validate_params()
+
+
+def test_valid_params_are_validated_again_only_after_a_change(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    validated: list[str] = []
+    real = repro.load_section
+    monkeypatch.setattr(repro, "load_section", lambda name, into: validated.append(name) or real(name, into))
+    sections = [*repro.section_configs()]
+    for change in ("", "# a comment\n", "unknown: 1\n"):
+        Path("params.yaml").write_text(Path("params.yaml").read_text() + change)
+        repro._validate_params()
+        assert validated[: len(sections)] == sections
+        validated.clear()
+        repro._validate_params()
+        assert validated == ["environment"]
+        validated.clear()
 
 
 def test_a_new_stage_validates_itself_and_a_removed_one_needs_no_section(project: Path) -> None:

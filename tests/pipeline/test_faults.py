@@ -246,7 +246,7 @@ def test_no_stage_loads_a_pickle(resumes: bool, project: Project, tmp_path: Path
         project.set("runtime.steps_per_call", 1)
         sealed = (project.folder / ".gradtrail" / "resume").glob
         stop(project.start_stage("train"), signal.SIGKILL, when=lambda: any(sealed("*/step_*.digest")))
-        assert "train: going on after step " in really(project, env, "-m", "pipeline.train")
+        assert "train: resuming after step " in really(project, env, "-m", "pipeline.train")
     else:
         for stage in STAGES:
             really(project, env, "-m", f"pipeline.{stage}")
@@ -297,5 +297,5 @@ def test_ctrl_c_on_dvc_repro_stops_the_training_within_seconds_and_the_next_goes
     assert "train: stopped after step " in output
     assert seconds < 5 + 2, "of which DVC takes some"
     assert "KILLED" in statuses(project, "train")
-    assert "train: going on after step " in project.dvc("repro", "train")
+    assert "train: resuming after step " in project.dvc("repro", "train")
     assert set(statuses(project, "train")) == {"FINISHED"}

@@ -111,7 +111,7 @@ def test_after_a_kill_the_bytes_are_the_same(place: str, training: Training) -> 
     training.kill(*KILLS[place])
     assert training.outs() == training.expected, "the outs of before stand, or are whole"
     assert list(resume_folder(training.project).glob("*/*.orbax-checkpoint-tmp")) or "written" not in place
-    assert "train: going on after step " in training.finish()
+    assert "train: resuming after step " in training.finish()
     assert training.outs() == training.expected
     (run,) = training.project.runs_of("train")
     assert run["status"] == "FINISHED"
@@ -128,11 +128,11 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_says_how_to_go_on(number: sign
     assert process.returncode == 128 + number
     line = output.splitlines()[-1]
     assert line.startswith("train: stopped after step ")
-    assert line.endswith("; `dvc repro` goes on from there")
+    assert line.endswith("; `dvc repro` resumes from there")
     (run,) = training.project.runs_of("train")
     assert run["status"] == "KILLED"
     step = int(line.split()[4].replace(",", ""))
-    assert f"train: going on after step {step:,}, from a checkpoint" in training.finish()
+    assert f"train: resuming after step {step:,}, from a checkpoint" in training.finish()
     assert training.outs() == training.expected
 
 
@@ -185,7 +185,7 @@ def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(
     assert written(failed) == {}
     seed = failed["params"]["train.seed"]
     again = committed.dvc("exp", "run", "--temp", "-S", f"train.seed={seed}", "train")
-    assert "train: going on after step " in again
+    assert "train: resuming after step " in again
     runs = [run for run in committed.runs_of("train") if run["params"]["train.epochs"] == "60"]
     assert sorted(run["params"]["train.seed"] for run in runs) == ["1", "2"]
     assert {run["status"] for run in runs} == {"FINISHED"}

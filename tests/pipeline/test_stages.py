@@ -60,6 +60,10 @@ def test_pictures_of_the_test_split_get_the_labels_that_evaluation_gave_them(pro
     names = [str(tmp_path / f"{number}.png") for number in range(5)]
     options = ("--figure", str(tmp_path / "seen.png"))
     said = project.gradtrail("predict", *names, *options)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "blank.png")
+    told = project.gradtrail("predict", names[0], str(tmp_path / "blank.png"), names[1], check=False)
+    assert told.splitlines()[:2] == said.splitlines()[:2]
+    assert "blank.png: the image is blank" in told.splitlines()[2]
     labels = [int(line.split(": ")[1].split()[0]) for line in said.splitlines()]
     assert labels == pd.read_parquet(project.folder / "results/evaluate/predictions.parquet")["predicted"][:5].tolist()
     with Image.open(tmp_path / "seen.png") as picture:
@@ -181,9 +185,9 @@ def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(projec
     assert f"{metrics_of(project, 'evaluate')['accuracy']:.2%}" in page.decode()
     assert "not comparable with results on other data sets" in page.decode()
     assert "report.html" not in project.git("status", "--porcelain", "--untracked-files=all")
-    pictures = [path.stem for path in (project.folder / "results").rglob("*.png")]
-    assert "label_error_scores" in pictures
-    assert metrics_of(project, "report")["num_pictures"] == len(pictures)
+    assert (project.folder / "results/gradients/label_error_scores.png").exists()
+    assert metrics_of(project, "report")["num_figures"] == 9
+    assert metrics_of(project, "report")["num_images"] >= metrics_of(project, "evaluate")["num_mistakes"]
 
 
 def test_running_a_state_again_doubles_no_table(project: Project, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from filelock import Timeout
 from mlflow.exceptions import MlflowException, RestException
 from urllib3.exceptions import MaxRetryError
 
-from gradtrail.support.errors import UserError, with_store
+from gradtrail.support.errors import UserError, suggestion, with_store
 
 STORE_FAULTS = [
     MlflowException("down"),
@@ -54,3 +54,12 @@ def test_the_machines_limits_and_bad_input_are_named_and_results_returned() -> N
     with pytest.raises(UserError, match=r"^bad input$"):
         with_store(raising(UserError("bad input")))
     assert with_store(lambda: 7) == 7
+
+
+def test_what_a_terminal_would_obey_is_escaped_in_an_error() -> None:
+    assert str(UserError("run \x1b[31mred\r\nof é, 数 and \udcff")) == r"run \x1b[31mred of é, 数 and \udcff"
+
+
+def test_the_nearest_known_name_is_suggested_if_one_is_near() -> None:
+    assert suggestion("sed", ["model", "seed", "epochs"]) == "; did you mean 'seed'?"
+    assert not suggestion("zzz", ["model", "seed", "epochs"])

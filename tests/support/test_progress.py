@@ -1,8 +1,12 @@
 """A bar is drawn on stderr only where that is a terminal or on request; lines are always written."""
 
-import pytest
+import re
 
-from gradtrail.support.progress import Unit, progress_bar
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from gradtrail.support.progress import Unit, progress_bar, stdout_console
 
 
 def test_without_a_terminal_there_are_only_lines(capfd: pytest.CaptureFixture[str]) -> None:
@@ -25,3 +29,29 @@ def test_a_bar_shows_count_and_last_message_as_they_are(
     out, err = capfd.readouterr()
     assert out == ""
     assert all(text in err for text in (count, "[train]", "epoch [1/3] loss 0.05"))
+
+
+def test_a_line_of_a_log_is_written_only_where_no_bar_is_drawn(capfd: pytest.CaptureFixture[str]) -> None:
+    for enabled in (False, True):
+        with progress_bar("train", 3, unit="steps", enabled=enabled) as bar:
+            bar.log("epoch 1 of 3")
+    assert capfd.readouterr().err.count("epoch 1 of 3") == 1
+
+
+def test_a_terminal_obeys_nothing_that_came_with_a_text(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = "a\x1b]0;title\x07b\x1b[2J [red]c[/] \x9b31m \u202e"
+    monkeypatch.setenv("COLUMNS", "200")
+    for kind in ("dumb", "xterm-256color"):
+        monkeypatch.setenv("TERM", kind)
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        table = Table("run")
+        table.add_row(name, style="bold")
+        console = stdout_console()
+        for printed in (name, Text(name, style="bold"), table):
+            console.print(printed, soft_wrap=True)
+            out = re.sub(r"\x1b\[[\d;]*m", "", capfd.readouterr().out)  # the console's own styles
+            assert r"\x1b]0;title" in out
+            assert r"\x1b[2J [red]c" in out
+            assert all(each.isprintable() for each in out.replace("\n", ""))

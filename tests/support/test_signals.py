@@ -38,6 +38,6 @@ def test_whoever_obeys_stops_only_if_asked() -> None:
     with stop_request() as request:
         request.obey("never said")
         signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(Stopped, match="goes on from there") as caught:
-            request.obey("`dvc repro` goes on from there")
+        with pytest.raises(Stopped, match="resumes from there") as caught:
+            request.obey("`dvc repro` resumes from there")
     assert caught.value.number == signal.SIGTERM

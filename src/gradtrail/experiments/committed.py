@@ -6,7 +6,6 @@ differs grows while a network trains, so differences of metrics are shown beside
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_lock, sha256_of, stages_before
+from gradtrail.stages.common.params import parse_yaml, read_yaml
+from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_locks, sha256_of, stages_before
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, head_commit
 from gradtrail.tracking.lineage.environment import machine_key
@@ -23,7 +22,7 @@ from gradtrail.tracking.lineage.recorded import outs_of
 from gradtrail.tracking.lineage.snapshots import snapshot_of
 from gradtrail.tracking.lineage.state import Identity
 
-_MACHINES, _LOCK = Path("machines.yaml"), Path("dvc.lock")
+_MACHINES = Path("machines.yaml")
 _HEADER = (
     "# The kind of machine that computed the outs of a stage in dvc.lock, and a digest of these outs: vendor, family,\n"
     "# model and vector instructions of its processor. `gradtrail repro` writes it; commit it with dvc.lock.\n"
@@ -33,18 +32,19 @@ SPREAD = {
     ("train", "validation_accuracy"): 0.0006,
     ("train", "validation_loss"): 0.0008,
     ("evaluate", "accuracy"): 0.0007,
-    ("evaluate", "loss"): 0.0007,
-    ("evaluate", "expected_calibration_error"): 0.0003,
+    ("evaluate", "loss"): 0.0008,
+    ("evaluate", "expected_calibration_error"): 0.0010,
     ("gradients", "rank_correlation_loss"): 0.004,
     ("gradients", "noise_scale_typical"): 170.0,
 }
+_TOLERANCE = 3  # standard deviations
 
 Sections = Mapping[str, Any]
 
 
 def read_sections() -> Sections:
-    """Return the sections of the working folder's `dvc.lock`; empty without one."""
-    return read_lock(_LOCK) if _LOCK.is_file() else {}
+    """Return the sections of the working folder's locks; empty without one."""
+    return read_locks(Path())
 
 
 def record_machines(before: Sections) -> None:
@@ -101,7 +101,7 @@ def describe_differences() -> list[str]:
 
 
 def _metric_lines(stages: list[str]) -> list[str]:
-    lines = []
+    lines, beyond = [], []
     files = {stage: f"metrics/{stage}.json" for stage in stages}
     committed = blobs("HEAD", files.values())
     for (stage, key), spread in SPREAD.items():
@@ -110,7 +110,13 @@ def _metric_lines(stages: list[str]) -> list[str]:
             then, now = (json.loads(text).get(key, math.nan) for text in texts)
             change = f"{now - then:+.2g}; standard deviation over seeds {spread:.2g}"
             lines.append(f"  {stage} {key} {then:.6g} → {now:.6g} ({change})")
-    return lines
+            if not abs(now - then) <= _TOLERANCE * spread:
+                beyond.append(f"{stage} {key}")
+    if not lines:
+        return []
+    within = f"{_TOLERANCE} standard deviations over seeds"
+    verdict = f"differ by more than {within}: {', '.join(beyond)}" if beyond else f"agree within {within}"
+    return [f"  metrics {verdict}", *lines]
 
 
 def _made_by(section: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -129,15 +135,12 @@ def _read_machines() -> dict[str, dict[str, str]]:
 
 def _committed_machines() -> dict[str, dict[str, str]]:
     found = blobs("HEAD", [str(_MACHINES)]).get(str(_MACHINES))
-    if not found:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / _MACHINES
-        path.write_bytes(found)
-        return _checked(read_yaml(path))
+    return _checked(parse_yaml(found, str(_MACHINES))) if found else {}
 
 
 def _checked(content: Any) -> dict[str, dict[str, str]]:
     if not isinstance(content, dict) or not all(isinstance(one, dict) for one in content.values()):
-        raise UserError(f"{_MACHINES}: expected `stage: {{outs: …, machine: …}}`; remove it, and it is written anew")
+        raise UserError(
+            f"{_MACHINES}: expected `stage: {{outs: …, machine: …}}`; delete it, and `gradtrail repro` writes it again"
+        )
     return {name: {key: str(value) for key, value in one.items()} for name, one in content.items()}

@@ -29,6 +29,7 @@ from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
 from gradtrail.core.evaluate import metrics
+from gradtrail.core.evaluate.calibration import fit_temperature
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.gradients import analysis, passes
 from gradtrail.core.gradients.config import GradientsConfig
@@ -50,7 +51,6 @@ from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.calls import StoreCalls
 from gradtrail.tracking.mlflow.run import TrackedRun
 from gradtrail.tracking.mlflow.training_log import TrainingLog
 
@@ -210,7 +210,7 @@ def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunctio
 
     order = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES)
     validation = _examples(_FEW)
-    run = TrackedRun(Identity("train"), None, StoreCalls(None))
+    run = TrackedRun(Identity("train"), None)
     with TrainingLog(run, engine, dataclasses.replace(run.stage.runtime, trace=False)) as listener:
         training_runs.run(
             dataclasses.replace(engine, epochs=2, steps_per_epoch=steps, order=order),
@@ -230,7 +230,9 @@ def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig) -> dict[st
         predict = inference.compile_predict(model, evaluate.batch_size, compiler=compiler)
         call, split = functools.partial(predict, _some_params(model)), _examples(_FEW)
         rows = batching.join(list(batching.map_batches(call, evaluate.batch_size, split.images, split.labels)))
-        metrics.evaluate(rows["probabilities"], rows["loss"], split.labels, calibration_bins=evaluate.calibration_bins)
+        temperature = fit_temperature(rows["probabilities"], split.labels)
+        bins = evaluate.calibration_bins
+        metrics.evaluate(rows["probabilities"], split.labels, temperature=temperature, calibration_bins=bins)
     return _costs("evaluate", compiler, log)
 
 
@@ -295,7 +297,8 @@ def _examples(count: int) -> Split:
     """Return images of two classes."""
     ids = np.arange(count, dtype=np.int32)
     images = np.zeros((count, *_IMAGE_SHAPE), np.uint8)
-    return Split(images=images, labels=ids % 2, true_labels=ids % 2, example_id=ids)
+    labels = dict.fromkeys(("labels", "true_labels", "given_labels", "corrected_labels"), ids % 2)
+    return Split(images=images, example_id=ids, **labels)
 
 
 def _some_params(model: Model) -> HostParams:

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.lineage.in_force import in_force
 from gradtrail.tracking.mlflow.client import open_store
@@ -38,7 +38,7 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     """
     training_runs = RunIndex(open_store())({"stage": "train"})
     if not training_runs:
-        print("no training run yet: `dvc repro` runs the first")
+        print("no training runs yet; `gradtrail repro` makes the first")
         return
     chosen = [run for run in training_runs if _fits(run, where)]
     if not chosen:
@@ -62,7 +62,8 @@ def in_order(runs: Iterable[Run], sort_by: str, *, ascending: bool) -> list[Run]
     if not with_key and sort_by != ACCURACY:  # no run has it before the first evaluation
         known = sorted({name for run in runs for name in (*run.data.metrics, *run.data.params)})
         near = [name for name in known if sort_by.rpartition("/")[2] in name][:5]
-        hint = f"; there are {', '.join(near)}" if near else ", such as eval/loss or train.seed"
+        hint = f"; there are {', '.join(near)}" if near else suggestion(sort_by, known)
+        hint = hint or ", such as eval/loss or train.seed"
         raise UserError(f"--sort-by: no run has {sort_by!r}: a metric or a param{hint}")
     with_key.sort(key=lambda run: _rank(_value(run, sort_by)), reverse=not ascending)
     return with_key + [run for run in runs if _value(run, sort_by) is None]
@@ -124,7 +125,11 @@ def _fits(run: Run, where: Mapping[str, str]) -> bool:
 def _values(runs: Iterable[Run], where: Mapping[str, str]) -> str:
     """Return a sentence with the values that the keys of `where` have."""
     found = {key: sorted({str(value) for run in runs if (value := _value(run, key)) is not None}) for key in where}
-    said = {key: f"is {' or '.join(values[:5])}" if values else "is not a param" for key, values in found.items()}
+    known = {name for run in runs for name in run.data.params}
+    said = {
+        key: f"is {' or '.join(values[:5])}" if values else f"is not a param{suggestion(key, known)}"
+        for key, values in found.items()
+    }
     return "; ".join(f"{key} {what}" for key, what in said.items())
 
 

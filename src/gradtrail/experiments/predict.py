@@ -1,8 +1,9 @@
 """`gradtrail predict`: classify images, after bringing them into the form of the training set."""
 
+import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from gradtrail.core.evaluate.calibration import calibrate
 from gradtrail.core.nn import inference
+from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
+from gradtrail.stages.artifacts.calibration import read_temperature
 from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.fetch.catalog import DATASETS, Framing
@@ -49,7 +53,7 @@ def read_image(path: Path, shape: tuple[int, int], framing: Framing | None) -> U
         return np.round(255 * (grey if grey.shape == shape else _whole(grey, shape))).astype(np.uint8)
     ink = _ink(grey)
     if ink.max() < _FAINT / 2:
-        raise UserError(f"{path}: the image is blank: something that contrasts with its background is needed")
+        raise UserError(f"{path}: the image is blank: nothing contrasts with its background")
     if ink.shape != shape:
         ink = _fitted(ink / ink.max(), shape, framing)
     return np.round(255 * np.clip(ink, 0, 1)).astype(np.uint8)
@@ -115,31 +119,63 @@ def _start(ink: Float[np.ndarray, " pixels"], size: int, length: int) -> int:
     return int(np.clip(round(length / 2 - centre), 0, length - size))
 
 
-def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> None:
+def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> int:
     """Print the label of each image with its probability; on a terminal also the image as the network sees it.
+
+    An image that cannot be used is reported on stderr, after the answers for the others.
 
     Args:
         paths: the images.
         weights: a weights file.
         figure: where to draw the images and all probabilities, as a PNG; None for no figure.
 
+    Returns:
+        The exit status: 2 where an image cannot be used.
+
     Raises:
-        UserError: an image or the weights cannot be used; one line.
+        UserError: the weights cannot be used; one line.
     """
     model, params, about = read_weights(weights)
     dataset = DATASETS.get(about.dataset.name)
     framing = dataset.framing if dataset else None
-    images = np.stack([read_image(path, model.config.image_shape, framing) for path in paths])
+    read, faults = {}, list[UserError]()
+    for path in paths:
+        try:
+            read[path] = read_image(path, model.config.image_shape, framing)
+        except UserError as error:
+            faults.append(error)
+    if read:
+        title = f"{model.config.name}, {weights.stem} weights (epoch {about.epoch}) on {about.dataset.label}"
+        temperature = read_temperature(weights, weights.parent.parent / "results" / "evaluate")
+        _answer(read, (model, params, temperature), title, figure)
+    for fault in faults:
+        print(f"gradtrail: {fault}", file=sys.stderr)
+    return 2 if faults else 0
+
+
+def _answer(
+    read: Mapping[Path, UInt8[np.ndarray, "height width"]],
+    network: tuple[Model, Params, float | None],
+    title: str,
+    to: Path | None,
+) -> None:
+    """Print the labels of images, and draw them; the network comes with its temperature, None without one."""
+    model, params, temperature = network
+    images = np.stack([*read.values()])
     call = inference.compile_predict(model, len(images), compiler=Compiler(time.perf_counter))
     probabilities = np.asarray(call(params, images, np.zeros(len(images), np.int32))["probabilities"])
+    probabilities = calibrate(probabilities, temperature or 1.0)
     console = stdout_console()
-    for path, image, row in zip(paths, images, probabilities, strict=True):
+    for path, image, row in zip(read, images, probabilities, strict=True):
         if console.is_terminal:
             _show(image, console)
-        console.print(f"{path}: {_likeliest(row)}", markup=False, soft_wrap=True)
-    if figure:
-        title = f"{model.config.name}, {weights.stem} weights (epoch {about.epoch}) on {about.dataset.label}"
-        _draw(paths, images, probabilities, title, figure)
+        console.print(f"{path}: {_likeliest(row)}", soft_wrap=True)
+    how = "not calibrated: `evaluate` evaluated other weights"
+    if temperature is not None:
+        how = f"calibrated (temperature {temperature:.3g})"
+    console.print(f"probabilities are {how}", soft_wrap=True)
+    if to:
+        _draw([*read], images, probabilities, title, to)
 
 
 def _likeliest(probabilities: Float[np.ndarray, " classes"]) -> str:

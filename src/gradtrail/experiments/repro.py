@@ -6,41 +6,49 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
 
-from gradtrail.core.data.preprocessing import PreprocessConfig
-from gradtrail.core.evaluate.metrics import EvaluateConfig
-from gradtrail.core.gradients.config import GradientsConfig
-from gradtrail.core.profile.variants import ProfileConfig
-from gradtrail.core.train.config import TrainConfig
+import gradtrail
 from gradtrail.experiments.committed import Sections, describe_differences, read_sections, record_machines
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
-from gradtrail.stages.common.pipeline_file import read_pipeline
+from gradtrail.stages.common.pipeline_file import read_pipeline, sha256_of
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.fetch.sources import NO_SOURCE_FLAG, FetchConfig
-from gradtrail.stages.report.page import ReportConfig
-from gradtrail.support.errors import UserError, with_store
+from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, with_store
 from gradtrail.support.git import git
+from gradtrail.support.paths import private_folder
 from gradtrail.tracking.sync.sync import sync
 
 _PARAMS = Path("params.yaml")
-_CONFIGS: dict[str, type] = {
-    "fetch": FetchConfig,
-    "preprocess": PreprocessConfig,
-    "train": TrainConfig,
-    "evaluate": EvaluateConfig,
-    "gradients": GradientsConfig,
-    "profile": ProfileConfig,
-    "report": ReportConfig,
-    "environment": EnvironmentConfig,
-    "runtime": RuntimeConfig,
-}
+
+
+def _configs() -> dict[str, type]:
+    """Return the config class of each section."""
+    from gradtrail.core.data.preprocessing import PreprocessConfig  # late: they import JAX
+    from gradtrail.core.evaluate.metrics import EvaluateConfig
+    from gradtrail.core.gradients.config import GradientsConfig
+    from gradtrail.core.profile.variants import ProfileConfig
+    from gradtrail.core.train.config import TrainConfig
+    from gradtrail.stages.fetch.sources import FetchConfig
+    from gradtrail.stages.report.page import ReportConfig
+
+    return {
+        "fetch": FetchConfig,
+        "preprocess": PreprocessConfig,
+        "train": TrainConfig,
+        "evaluate": EvaluateConfig,
+        "gradients": GradientsConfig,
+        "profile": ProfileConfig,
+        "report": ReportConfig,
+        "environment": EnvironmentConfig,
+        "runtime": RuntimeConfig,
+    }
 
 
 def section_configs(pipeline: Path = Path("dvc.yaml")) -> dict[str, type]:
@@ -50,7 +58,7 @@ def section_configs(pipeline: Path = Path("dvc.yaml")) -> dict[str, type]:
     """
     stages = read_pipeline(pipeline)
     read = {key.split(".")[0] for spec in stages.values() for key in spec.params.get("params.yaml", ())}
-    return {name: config for name, config in _CONFIGS.items() if name in {*stages, *read, "runtime"}}
+    return {name: config for name, config in _configs().items() if name in {*stages, *read, "runtime"}}
 
 
 def reproduce(arguments: list[str]) -> int:
@@ -62,6 +70,7 @@ def reproduce(arguments: list[str]) -> int:
     Returns:
         The exit status of `dvc repro`.
     """
+    started = time.monotonic()
     fit_dvc_to_git()
     _validate_params()
     before = read_sections()
@@ -74,7 +83,7 @@ def reproduce(arguments: list[str]) -> int:
     if status == 0:
         _backfill(before)
     if status == 0 and all(argument.startswith("-") for argument in arguments):
-        _summarize()  # not after only some stages: the evaluation in the folder may belong to another state
+        _summarize(time.monotonic() - started)  # not after only some stages: metrics/ may belong to another state
         _tell_differences()
     if _dataset(read_yaml(_PARAMS)) == "digits":
         _remind_of_digits()
@@ -97,9 +106,30 @@ def fit_dvc_to_git() -> None:
 
 
 def _validate_params() -> None:
-    """Refuse invalid params, and an environment that may change results, before DVC removes outs of stages to run."""
-    sections: dict[str, Any] = {section: load_section(section, into) for section, into in section_configs().items()}
-    refuse_unknown_variables(sections.get("environment"))
+    """Refuse invalid params, and an environment that may change results, before DVC removes outs of stages to run.
+
+    Params that were valid are so again, as long as neither they nor the code has changed.
+    """
+    valid, key = private_folder() / "valid.txt", _params_key()
+    if not (valid.is_file() and valid.read_text() == key):
+        for section, into in section_configs().items():
+            load_section(section, into)
+        with atomic_file(valid) as beside:
+            beside.write_text(key)
+    params = read_yaml(_PARAMS)
+    refuse_unknown_variables(load_section("environment", EnvironmentConfig) if "environment" in params else None)
+
+
+def _params_key() -> str:
+    """Return a digest of the params, the pipeline, and the times and sizes of the files of code."""
+    code = Path(gradtrail.__file__ or "").parent
+    stats = [(str(path), path.stat()) for path in sorted(code.rglob("*.py"))]
+    described = [
+        _PARAMS.read_text(),
+        Path("dvc.yaml").read_text(),
+        *((name, s.st_size, s.st_mtime_ns) for name, s in stats),
+    ]
+    return sha256_of({"key": described})
 
 
 def _dvc_repro(arguments: list[str], flag: Path) -> int:
@@ -134,13 +164,19 @@ def _tell_differences() -> None:
             print(line)
 
 
-def _summarize() -> None:
-    """Print the result in one line."""
-    path = Path("metrics/evaluate.json")
+def _summarize(seconds: float) -> None:
+    """Print the result: the time that the command took, the accuracy, and where the report is."""
+    path, report = Path("metrics/evaluate.json"), Path("reports/report.html")
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        interval = f"{found['accuracy_low']:.2%} to {found['accuracy_high']:.2%}"
-        print(f"{found['dataset']}: test accuracy {found['accuracy']:.2%} ({interval}). `make ui` compares the runs.")
+        interval = f"95 % interval {found['accuracy_low']:.2%} to {found['accuracy_high']:.2%}"
+        print(f"{found['dataset']}: test accuracy {found['accuracy']:.2%} ({interval}), in {_duration(seconds)}")
+        print(f"report: {report}; `make ui` compares the runs" if report.is_file() else "`make ui` compares the runs")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
 def _fall_back_to_digits() -> None:

@@ -1,11 +1,13 @@
 """Faults that a person can correct: reported as one line on stderr, with exit status 2, without a traceback."""
 
+import difflib
 import errno
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
+NO_SOURCE_FLAG = "GRADTRAIL_NO_SOURCE_FLAG"  # variable that names a file: fetch makes it as it raises NoSourceError
 _DAMAGE = ("file is not a database", "database disk image is malformed")  # SQLite's words, whoever passes them on
 _ENVIRONMENT = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full
@@ -20,8 +22,8 @@ class UserError(Exception):
     """Bad input. The message is one line: the key or file, what was found, and what is allowed."""
 
     def __init__(self, message: str) -> None:
-        """Join the lines of `message`: a path or a key of untrusted YAML may hold line breaks."""
-        super().__init__(" ".join(message.splitlines()))
+        """Join the lines of `message`, and escape control characters: paths and keys of YAML may hold both."""
+        super().__init__(printable(" ".join(message.splitlines())))
 
 
 class DamagedDatabaseError(UserError):
@@ -51,6 +53,17 @@ def environment_error(fault: Exception) -> str:
 def one_line(fault: object) -> str:
     """Return the message of a fault as one line."""
     return " ".join(str(fault).split())
+
+
+def printable(text: str) -> str:
+    """Return text from outside, such as the name of a run, with characters escaped that a terminal would obey."""
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'seed'?` for the known name that is nearest to an unknown one; empty if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def is_store_fault(fault: BaseException) -> bool:

@@ -18,6 +18,24 @@ def working_folder() -> Path:
     return Path.cwd()
 
 
+def find_project(start: Path) -> Path:
+    """Return the project's folder: the nearest one above `start`, or itself, that DVC manages, as `dvc` finds it.
+
+    Raises:
+        UserError: there is none, or it holds another project; or `DVC_ROOT` names another folder.
+    """
+    found = next((folder for folder in (start, *start.parents) if (folder / ".dvc").is_dir()), None)
+    if found is None or not _is_project(found):
+        raise UserError(f"{start}: not inside a gradtrail repository (no folder here or above has dvc.yaml and .dvc/)")
+    if not _is_project(root()) and "DVC_ROOT" in os.environ:
+        raise UserError(f"DVC_ROOT: must name a gradtrail repository, got {os.environ['DVC_ROOT']!r}; unset it")
+    return found
+
+
+def _is_project(folder: Path) -> bool:
+    return all((folder / part).exists() for part in (".dvc", "dvc.yaml", "src/gradtrail"))
+
+
 def root() -> Path:
     """The repository: holds `mlflow.db`, `mlruns/` and `.gradtrail/`, whichever copy the stage runs in."""
     return Path(os.environ.get("DVC_ROOT") or working_folder()).resolve()

@@ -1,13 +1,13 @@
 """Progress bars on stderr, and the console for tables on stdout.
 
 A bar is drawn only on a terminal. `ProgressBar.print` always writes a line: above the bar on a terminal, by itself in a
-pipe or a log.
+pipe or a log; `ProgressBar.log` only where there is no bar.
 """
 
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -21,14 +21,27 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
+
+from gradtrail.support.errors import printable
 
 _LOG_WIDTH = 140  # columns, where there is no terminal
 
 
+class _PlainConsole(Console):
+    """Takes no text for markup, and lets no control character through that came with a text."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
+        for text, style, control in super().render(*args, **kwargs):
+            yield Segment(text if control else printable(text), style, control)
+
+
 def stdout_console() -> Console:
-    """Return a console on standard output that highlights nothing by itself."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_LOG_WIDTH)
+    """Return a console on standard output that prints texts as they are, control characters escaped."""
+    console = _PlainConsole(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _LOG_WIDTH
+    return console
 
 
 Unit = Literal["bytes", "steps"]
@@ -55,6 +68,11 @@ class ProgressBar:
     def print(self, line: str) -> None:
         """Print a line on stderr, above the bar if there is one."""
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def log(self, line: str) -> None:
+        """Print a line on stderr where no bar is drawn."""
+        if self._progress.disable:
+            self.print(line)
 
     def _show(self, message: str | None) -> None:
         """Show a message behind the bar; None keeps the last one."""

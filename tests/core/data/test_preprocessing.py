@@ -14,7 +14,8 @@ TEST_IMAGES, TEST_LABELS = RNG.integers(0, 256, (20, 4, 3), dtype=np.uint8), RNG
 
 
 def splits_of(**overrides: float) -> dict[str, Split]:
-    values = {"seed": 0, "validation_fraction": 0.25, "subset_fraction": 1.0, "label_noise": 0.0} | overrides
+    values = {"seed": 0, "validation_fraction": 0.25, "subset_fraction": 1.0, "label_noise": 0.0, "corrections": False}
+    values |= overrides
     return prepare(IMAGES, LABELS, TEST_IMAGES, TEST_LABELS, PreprocessConfig(**values), num_classes=3)
 
 

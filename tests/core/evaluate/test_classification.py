@@ -7,10 +7,15 @@ import sklearn.metrics  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.evaluate import metrics
+from gradtrail.core.evaluate import calibration, metrics
 
 PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
 CONFIDENCES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30)
+
+
+def reliability(confidence: np.ndarray, is_correct: np.ndarray, num_bins: int) -> calibration.Bins:
+    bins = calibration.bins_of_equal_width(confidence, num_bins)
+    return calibration.in_bins(bins, confidence, is_correct, num_bins)
 
 
 def columns(rows: list[tuple]) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +43,7 @@ def test_wilson_interval_equals_scipy(trial: tuple[int, int]) -> None:
 @given(CONFIDENCES, st.integers(1, 20))
 def test_reliability_equals_a_loop(rows: list[tuple[float, bool]], num_bins: int) -> None:
     confidence, is_correct = columns(rows)
-    bins = metrics.reliability(confidence, is_correct, num_bins)
+    bins = reliability(confidence, is_correct, num_bins)
     members: list[list[int]] = [[] for _ in range(num_bins)]
     for index, value in enumerate(confidence):
         members[min(int(value * num_bins), num_bins - 1)].append(index)
@@ -56,12 +61,12 @@ def test_reliability_equals_a_loop(rows: list[tuple[float, bool]], num_bins: int
 
 
 def test_certainty_falls_into_the_last_bin_and_an_edge_into_the_upper_one() -> None:
-    bins = metrics.reliability(np.array([1.0, 0.5, 0.0]), np.array([True, False, True]), 2)
+    bins = reliability(np.array([1.0, 0.5, 0.0]), np.array([True, False, True]), 2)
     np.testing.assert_array_equal(bins.count, [1, 2])
     assert bins.expected_calibration_error == pytest.approx((1 * 1 + 2 * abs(0.5 - 0.75)) / 3)
 
 
 def test_float32_probabilities_of_one_are_taken() -> None:
-    bins = metrics.reliability(np.ones(3, np.float32), np.ones(3, bool), 15)
+    bins = reliability(np.ones(3, np.float32), np.ones(3, bool), 15)
     assert bins.count[-1] == 3
     assert bins.expected_calibration_error == 0

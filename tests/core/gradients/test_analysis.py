@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
+from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split, split_of
 
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
@@ -35,7 +35,7 @@ def split(number: int, *, seed: int) -> Split:
     whole = random_split(40)
     rows = rng.choice(40, number, replace=False)
     ids = rng.permutation(1000)[:number].astype(np.int32)
-    return Split(images=whole.images[rows], labels=whole.labels[rows], true_labels=whole.labels[rows], example_id=ids)
+    return split_of(whole.images[rows], whole.labels[rows], ids)
 
 
 SPLITS = {"train": split(23, seed=1), "validation": split(5, seed=2), "test": split(11, seed=3)}

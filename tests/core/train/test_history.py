@@ -69,7 +69,13 @@ def test_the_description_is_one_line_from_the_beginning_on(run: tuple[History, l
 
 def records(**columns: list[float]) -> StepRecord:
     """The records of two steps."""
-    plain = {"loss": [1.5, 1.0], "accuracy": [1, 1], "grad_norm": [1, 1], "learning_rate": [0.5, 0.5]}
+    plain = {
+        "loss": [1.5, 1.0],
+        "cross_entropy": [1, 0],
+        "accuracy": [1, 1],
+        "grad_norm": [1, 1],
+        "learning_rate": [0.5, 0.5],
+    }
     arrays = {name: jnp.array(column, jnp.float32) for name, column in (plain | columns).items()}
     rows = RowRecord(
         indices=jnp.array([[2, 1], [0, -1]]),
@@ -113,7 +119,7 @@ def test_what_is_not_finite_is_named_with_its_step(column: str, what: str) -> No
 def test_a_skipped_step_is_no_fault_and_counts_for_no_mean() -> None:
     history = History((), {})
     added(history, loss=[2.0, 7.0], grad_norm=[1.0, np.inf], loss_scale=[8.0, 8.0], skipped=[0, 1])
-    assert history.epochs[0].loss == 2.0
+    assert (history.epochs[0].loss, history.epochs[0].cross_entropy) == (2.0, 1.0)
 
 
 def test_an_epoch_of_skipped_steps_is_a_fault() -> None:

@@ -188,6 +188,14 @@ def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
     np.testing.assert_array_equal(chunks[1].records.loss[:2], chunks[0].records.loss[:2])
 
 
+def test_a_batch_of_more_examples_than_there_are_is_refused() -> None:
+    model = Model(train_config().model_config(SHAPE, NUM_CLASSES))
+    assert make_program(train_config(batch_size=10), model, 10, jax.devices()).steps_per_epoch == 1
+    said = r"^train\.batch_size must be at most the number of training examples, 9, got 10$"
+    with pytest.raises(ConfigError, match=said):
+        make_program(train_config(batch_size=10), model, 9, jax.devices())
+
+
 def test_more_steps_than_can_be_counted_are_refused_by_what_makes_them() -> None:
     config = train_config(epochs=100_000, batch_size=1)
     with pytest.raises(ConfigError, match=r"^train\.epochs 100,000 times 60,000 steps, of batch_size 1, are 6,0"):

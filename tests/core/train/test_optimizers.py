@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from factories import optimizer_config, train_config
+from optax import contrib
 
 from gradtrail.core.train.optimizers import (
     AdamConfig,
@@ -24,8 +25,9 @@ from gradtrail.core.train.optimizers import (
     evaluation_params,
     learning_rate,
     make_optimizer,
+    squared_norm,
 )
-from gradtrail.core.train.schedules import LinearConfig
+from gradtrail.core.train.schedules import ConstantConfig, LinearConfig
 
 NUM_STEPS = 4
 RATES = 0.1 * np.array([1, 0.75, 0.5, 0.25])
@@ -144,6 +146,22 @@ def test_muon_makes_the_update_of_a_kernel_orthogonal(shape: tuple[int, ...]) ->
     np.testing.assert_allclose(rotated, np.diag(strengths), atol=1e-3)
 
 
+def test_muon_makes_the_same_updates_as_that_of_optax() -> None:
+    params = {"kernel": jnp.ones((3, 3, 2, 6)), "last": jnp.ones((12, 40)), "bias": jnp.ones(6)}
+    rng = np.random.default_rng(0)
+    grads = [jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), params) for _ in range(3)]
+    rule = MuonConfig(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=0.5)
+    trail, _ = run(config_of(rule, schedule=ConstantConfig(warmup_fraction=0.0)), grads, params)
+    axes = {"kernel": contrib.MuonDimensionNumbers((0, 1, 2), 3), "last": contrib.MuonDimensionNumbers(), "bias": None}
+    theirs = contrib.muon(0.1, beta=0.9, weight_decay=0.5, adam_learning_rate=0.01, muon_weight_dimension_numbers=axes)
+    state = theirs.init(params)
+    for grad, found in zip(grads, trail[1:], strict=True):
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = theirs.update(grad, state, params)
+        params = optax.apply_updates(params, updates)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, params)
+
+
 def test_muon_decays_kernels_alone_and_moves_biases_as_nesterov_adam_at_a_rate_of_its_own() -> None:
     decayed, plain = (
         run(config_of(MuonConfig(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=decay)))[0]
@@ -206,6 +224,14 @@ def test_a_step_keeps_the_shapes_and_dtypes_of_the_state(kind: str, clip_norm: f
     assert jax.tree.structure(before) == jax.tree.structure(after)
     for old, new in zip(jax.tree.leaves((before, PARAMS)), jax.tree.leaves((after, updates)), strict=True):
         assert (old.shape, old.dtype) == (new.shape, new.dtype)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (784, 256), (3, 3, 8, 16)])
+def test_the_squared_norm_is_that_of_all_leaves_in_float64(shape: tuple[int, ...]) -> None:
+    leaves = [np.random.default_rng(seed).normal(seed, 1, size=shape).astype(np.float32) for seed in (0, 1)]
+    found = jax.jit(squared_norm)({"kernel": jnp.asarray(leaves[0]), "bias": jnp.asarray(leaves[1])})
+    assert found.dtype == jnp.float32
+    assert float(found) == pytest.approx(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in leaves), rel=1e-6)
 
 
 @pytest.mark.parametrize(("clip_norm", "expected"), [(0.5, 0.5), (1e9, None), (None, None)])

@@ -103,7 +103,7 @@ def same_bits(left: Any, right: Any) -> bool:
 def test_a_batch_in_parts_gives_the_gradient_of_the_whole_even_where_a_part_is_padding_alone() -> None:
     """Under dropout and augmentation as well: each row draws the same in whichever part it is."""
     whole, in_parts = run(NOISY), run(dataclasses.replace(NOISY, accumulation_steps=2))
-    for name in ("loss", "accuracy", "grad_norm", "learning_rate"):
+    for name in ("loss", "cross_entropy", "accuracy", "grad_norm", "learning_rate"):
         np.testing.assert_allclose(getattr(in_parts[1], name), getattr(whole[1], name), rtol=1e-5, err_msg=name)
     for found, expected in zip(in_parts[0], whole[0], strict=True):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found.params, expected.params)
@@ -119,10 +119,11 @@ def test_rows_are_recorded_by_example_in_parts_as_in_the_whole() -> None:
     counted = ORDER != PADDING
     accuracy = [row[mask].mean() for row, mask in zip(whole.rows.correct, counted, strict=True)]
     np.testing.assert_allclose(whole.accuracy, accuracy, rtol=1e-6)
-    plain = dataclasses.replace(NOISY, label_smoothing=0.0)
-    records = run(plain)[1]
-    loss = [-np.log(row[mask]).mean() for row, mask in zip(records.rows.probability, counted, strict=True)]
-    np.testing.assert_allclose(records.loss, loss, rtol=1e-5)
+    cross_entropy = [-np.log(row[mask]).mean() for row, mask in zip(whole.rows.probability, counted, strict=True)]
+    np.testing.assert_allclose(whole.cross_entropy, cross_entropy, rtol=1e-5)
+    assert not np.allclose(whole.loss, cross_entropy, rtol=1e-3), "the loss has the label smoothing"
+    plain = run(dataclasses.replace(NOISY, label_smoothing=0.0))[1]
+    np.testing.assert_array_equal(plain.loss, plain.cross_entropy)
 
 
 def test_the_norm_of_the_parts_is_the_root_mean_square_of_their_own_mean_gradients() -> None:

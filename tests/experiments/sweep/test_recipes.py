@@ -37,7 +37,9 @@ def test_a_command_is_a_line_that_a_person_could_type() -> None:
 
 
 def test_a_key_that_is_no_param_is_named() -> None:
-    with pytest.raises(UserError, match=r"^mine\.train\.modle is not a key of params\.yaml$"):
+    with pytest.raises(
+        UserError, match=r"^mine\.train\.modle is not a key of params\.yaml; did you mean 'train\.model'\?$"
+    ):
         require_known(PARAMS, {"train.modle": "cnn"}, "mine")
 
 

@@ -2,7 +2,9 @@
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,10 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison
+from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison, times_note
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import Comparison, PlannedRun
-from gradtrail.experiments.sweep.stats import Summary, paired_difference, summarize
+from gradtrail.experiments.sweep.stats import Difference, Summary, are_times_comparable, paired_difference, summarize
 from gradtrail.stages.artifacts import plotting
 
 LABELS = ("plain", "better", "same", "other")
@@ -23,15 +25,20 @@ PLAIN, BETTER, SAME = [0.900, 0.910, 0.895], [0.921, 0.930, 0.9155], [0.901, 0.9
 
 
 def completed(
-    label: str, accuracies: list[float], *, seconds: float | None = 2.0, first: int = 0
+    label: str, accuracies: list[float], *, seconds: float | None = 2.0, first: int = 0, machine: str = "GenuineIntel-6"
 ) -> list[CompletedRun]:
+    """Return runs that were trained in turn, those of a seed within a minute; their times vary by a little."""
+    began = {seed: 60.0 * seed + 5 * LABELS.index(label) for seed in range(first, first + len(accuracies))}
     return [
         CompletedRun(
             planned=PlannedRun(label, seed),
             accuracy=accuracy,
             loss=1 - accuracy,
-            seconds=seconds,
+            seconds=None if seconds is None else seconds + 0.01 * ((seed + LABELS.index(label)) % 3 - 1),
             compile_seconds=None if seconds is None else 0.5,
+            began=began[seed],
+            ended=began[seed] + 4,
+            machine=machine,
             dataset="digits 01234567",
             run_id=f"{label}{seed}",
         )
@@ -44,14 +51,16 @@ def of(*runs: list[CompletedRun]) -> dict[str, Summary]:
     return {summary.label: summary for summary in summaries}
 
 
-def test_each_variant_is_compared_with_the_first_in_pairs_and_p_is_adjusted() -> None:
+def test_each_variant_is_compared_with_the_first_in_pairs_and_intervals_are_simultaneous() -> None:
     found = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("same", SAME))
-    raw = {"better": paired_difference(BETTER, PLAIN), "same": paired_difference(SAME, PLAIN)}
-    assert found["better"].difference == raw["better"]
-    assert found["better"].p_value == pytest.approx(2 * raw["better"].p_value)
-    assert found["same"].p_value == raw["same"].p_value == pytest.approx(1)
-    assert [each.verdict for each in found.values()] == ["baseline", "more than chance", "no more than chance"]
-    assert (found["better"].time_ratio, found["better"].loss) == (0.5, pytest.approx(1 - sum(BETTER) / 3))
+    assert found["better"].difference == paired_difference(BETTER, PLAIN, num_comparisons=2)
+    assert found["same"].difference == paired_difference(SAME, PLAIN, num_comparisons=2)
+    assert [each.verdict for each in found.values()] == ["baseline", "significant", "not significant"]
+    ratio = found["better"].log_time_ratio
+    assert ratio is not None
+    assert ratio.mean == pytest.approx(math.log(0.5), abs=0.01)
+    assert ratio.is_significant
+    assert found["better"].loss == pytest.approx(1 - sum(BETTER) / 3)
 
 
 def test_only_seeds_that_both_have_make_pairs() -> None:
@@ -69,8 +78,7 @@ def test_one_seed_has_no_verdict_and_does_not_count_in_the_adjustment() -> None:
     )
     assert found["same"].verdict == "unknown: one seed"
     assert found["other"].verdict == "unknown: no seed in common"
-    assert found["better"].p_value == found["better"].difference.p_value  # type: ignore[union-attr]
-    assert math.isnan(found["same"].p_value)
+    assert found["better"].difference == paired_difference(BETTER, PLAIN)
 
 
 def test_the_table_has_all_metrics() -> None:
@@ -81,9 +89,72 @@ def test_the_table_has_all_metrics() -> None:
     console.print(as_table(summaries, "which?"))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert lines[0] == "which?"
-    assert "plain 0, 1, 2 90.17 ± 0.76 baseline 0.0983 2.0 1.00 0.5" in lines
-    assert "better 0, 1, 2 92.22 ± 0.73 +2.05 (+1.93 to +2.17) < 0.001 more than chance 0.0778 1.0 0.50 0.5" in lines
-    assert "other 0 90.00 0.00 unknown: one seed 0.1000 2.0 1.00 0.5" in lines
+    assert "plain 0, 1, 2 90.17 ± 0.76 baseline 0.0983 2.0 0.5" in lines
+    better = "better 0, 1, 2 92.22 ± 0.73 +2.05 (+1.93 to +2.17) < 0.001 significant 0.0778 1.0 0.50 (0.48 to 0.52) 0.5"
+    assert better in lines
+    assert "other 0 90.00 0.00 unknown: one seed 0.1000 2.0 0.5" in lines
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "p_value", "said"),
+    [
+        (0.00002, 0.003, 0.0499, "+0.10 (+0.002 to +0.30) | < 0.05 | significant"),
+        (-0.00002, 0.003, 0.0501, "+0.10 (−0.002 to +0.30) | ≥ 0.05 | not significant"),
+        (-0.003, 0.0, 0.05, "+0.10 (−0.30 to 0.00) | ≥ 0.05 | not significant"),
+    ],
+)
+def test_rounding_does_not_hide_on_which_side_of_0_or_of_the_level_a_number_lies(
+    low: float, high: float, p_value: float, said: str
+) -> None:
+    found = of(completed("plain", PLAIN), completed("same", SAME))
+    difference = Difference(mean=0.001, low=low, high=high, p_value=p_value, num_pairs=3)
+    assert f"| {said} |" in as_markdown([found["plain"], replace(found["same"], difference=difference)], "", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_comparable"),
+    [
+        ({}, True),
+        ({"machine": "AuthenticAMD-26"}, False),
+        ({"machine": None}, False),
+        ({"seconds": None}, False),
+        ({"began": 3.0}, False),
+        ({"began": 3000.0, "ended": 3004.0}, False),  # the other seed was trained in between
+        ({"began": 9000.0, "ended": 9004.0}, False),
+        ({"began": 62.0, "ended": 64.0}, False),  # beside a run of the other seed
+    ],
+)
+def test_times_are_comparable_of_runs_in_turn_on_one_kind_of_machine(
+    changes: dict[str, Any], is_comparable: bool
+) -> None:
+    plain, (better, rest) = completed("plain", PLAIN[:2]), completed("better", BETTER[:2])
+    better = replace(better, **changes)
+    assert are_times_comparable(better, plain[0], [*plain, better, rest]) == is_comparable
+    assert are_times_comparable(plain[0], better, [*plain, better, rest]) == is_comparable
+
+
+def test_times_are_not_comparable_of_runs_beside_another_variant_or_hours_apart() -> None:
+    (plain,), (better,), (same,) = (completed(label, [0.9]) for label in ("plain", "better", "same"))
+    assert are_times_comparable(plain, better, [plain, better, same])
+    assert not are_times_comparable(plain, better, [plain, better, replace(same, began=6.0, ended=9.0)])
+    later = replace(better, began=4000.0, ended=4004.0)
+    assert not are_times_comparable(plain, later, [plain, later])
+
+
+def test_of_runs_in_blocks_of_a_variant_no_time_ratio_is_given_and_the_note_says_so() -> None:
+    """As they are trained where the queue was filled variant by variant: what drifts looks like a difference."""
+    better = [replace(run, began=run.began + 600, ended=run.ended + 600) for run in completed("better", BETTER)]
+    found = list(of(completed("plain", PLAIN), better).values())
+    assert "× baseline" not in as_markdown(found, "", "")
+    assert "trains" not in answer(found)
+    assert times_note(found).startswith("The training times of better are not comparable with those of the baseline")
+    assert times_note(list(of(completed("plain", PLAIN), completed("better", BETTER)).values())) == ""
+
+
+def test_of_two_kinds_of_machine_the_note_names_both() -> None:
+    found = of(completed("plain", PLAIN), completed("same", SAME, seconds=1.0, machine="AuthenticAMD-26"))
+    assert found["same"].log_time_ratio is None
+    assert times_note(list(found.values())).endswith("from 2 kinds of machine: AuthenticAMD-26, GenuineIntel-6.")
 
 
 def test_without_times_there_is_no_column_for_them() -> None:
@@ -100,16 +171,18 @@ def test_markdown_has_question_table_and_answer() -> None:
     assert lines[0] == "**which?**"
     rows = [line for line in lines if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
-    assert rows[3].startswith("| same | 0, 1, 2 | 90.17 ± 0.75 | 0.00 (−0.22 to +0.22) | 1.000 | no more than chance |")
+    assert rows[3].startswith("| same | 0, 1, 2 | 90.17 ± 0.75 | 0.00 (−0.22 to +0.22) | 1.000 | not significant |")
     assert lines[-3:] == [answer(summaries), "", "how to read it"]
 
 
 def test_the_answer_for_few_variants_is_a_sentence_each() -> None:
     found = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.25), completed("same", [0.9]))
     first, second = answer(list(found.values())).split(". ")
-    assert first.startswith("better differs from plain by +2.05 points (+1.93 to +2.17): more than chance")
-    assert first.endswith("; it trains 1.6 × as fast")
-    assert second == "same differs from plain by 0.00 points: unknown: one seed; it trains as fast."
+    assert first.startswith("better differs from plain by +2.05 points (+1.93 to +2.17): significant")
+    assert first.endswith("; it trains 1.60 × as fast (1.56 to 1.65)")
+    assert second == "same differs from plain by 0.00 points: unknown: one seed."
+    same = answer(list(of(completed("plain", PLAIN), completed("same", SAME)).values()))
+    assert same.endswith(": not significant; its training time does not differ significantly.")
 
 
 def test_the_answer_for_many_variants_groups_them_by_verdict() -> None:
@@ -117,8 +190,8 @@ def test_the_answer_for_many_variants_groups_them_by_verdict() -> None:
         completed("plain", PLAIN), completed("same", SAME), completed("better", BETTER), completed("other", [0.9])
     )
     assert answer(list(found.values())) == (
-        "Compared with plain, in points of test accuracy: more than chance: better (+2.05); "
-        "no more than chance: same (0.00); unknown: one seed: other (0.00)."
+        "Compared with plain, in points of test accuracy: significant: better (+2.05); "
+        "not significant: same (0.00); unknown: one seed: other (0.00)."
     )
 
 
@@ -138,6 +211,9 @@ def test_the_frame_has_a_row_per_run() -> None:
         "test_loss": pytest.approx(0.09),
         "train_seconds": 2.0,
         "compile_seconds": 0.5,
+        "began": 60.0,
+        "ended": 64.0,
+        "machine": "GenuineIntel-6",
         "dataset": "digits 01234567",
         "mlflow_run": "plain1",
     }
@@ -162,7 +238,21 @@ def test_the_figure_has_every_run_the_means_and_the_intervals(tmp_path: Path, mo
     low, high = 100 * paired_difference(BETTER, PLAIN).low, 100 * paired_difference(BETTER, PLAIN).high
     ends = bar.lines[2][0].get_segments()[0][:, 1]
     np.testing.assert_allclose(ends - 100 * np.mean(PLAIN), [low, high])
-    assert [bar.get_height() for bar in seconds.patches] == [2.0, 1.0, 2.0]
+    np.testing.assert_allclose([bar.get_height() for bar in seconds.patches], [2.0, 1.0, 2.0], atol=0.02)
+    assert seconds.get_title().endswith("not all comparable"), "`other` has no seed in common"
+
+
+def test_a_bar_reaches_the_line_of_the_baseline_where_the_difference_is_not_significant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the seeds that both have are not all: then the means of all seeds differ by another amount."""
+    found = of(completed("plain", [*PLAIN, 0.5]), completed("better", BETTER), completed("same", SAME))
+    accuracy = drawn(list(found.values()), tmp_path / "a.png", monkeypatch).axes[0]
+    bars = [bar for bar in accuracy.containers if isinstance(bar, ErrorbarContainer) and bar.has_yerr]
+    line = 100 * found["plain"].mean
+    spans = [bar.lines[2][0].get_segments()[0][:, 1] for bar in bars]
+    assert [not low <= line <= high for low, high in spans] == [True, False]
+    assert [found[label].verdict for label in ("better", "same")] == ["significant", "not significant"]
 
 
 def test_the_figure_of_runs_without_times_has_no_times_and_equal_bytes(tmp_path: Path) -> None:

@@ -207,3 +207,16 @@ def test_of_two_runs_the_one_that_was_not_rebuilt_counts() -> None:
     assert completed(store)[PlannedRun("low", 0)].seconds == 1.0
     store.runs[1].data.tags["rebuilt"] = "true"
     assert completed(store)[PlannedRun("low", 0)].seconds == 4.0
+
+
+def test_a_newer_training_with_other_outs_does_not_hide_a_complete_older_one() -> None:
+    """As on another kind of machine, whose evaluation has not run yet."""
+    store = Store()
+    store.run(0.91)
+    older = store.runs[1].info.run_id
+    store.runs.append(played("train", 0.0, "FINISHED", 9))
+    store.runs[-1].data.tags["output/models.txt"] = "0" * 32
+    found = completed(store)[PlannedRun("low", 0)]
+    assert (found.run_id, found.accuracy) == (older, 0.91)
+    store.runs.append(played("evaluate", 0.95, "FINISHED", 10))
+    assert completed(store)[PlannedRun("low", 0)].run_id == older, "no evaluation has read the newer outs"

@@ -15,8 +15,9 @@ from gradtrail.experiments.sweep.main import compare
 from gradtrail.experiments.sweep.spec import (
     Comparison,
     PlannedRun,
+    in_random_blocks,
     params_of,
-    queue_commands,
+    queue_command,
     read_comparisons,
     require_seeds,
 )
@@ -51,13 +52,22 @@ def test_the_kinds_are_all_compared() -> None:
     assert {*found["schedules"].variants} == {*ScheduleKind.__args__}
 
 
-def test_only_what_is_missing_is_queued_one_line_a_variant() -> None:
-    missing = [run for run in spec.planned_runs(CLIPPING, (0, 1, 2)) if run != PlannedRun("on", 1)]
-    lines = [(" ".join(command), runs) for command, runs in queue_commands(missing, CLIPPING)]
-    queue = "dvc exp run --queue -S"
-    assert lines == [
-        (f"{queue} train.clip_norm=1.0 -S train.seed=0,2 evaluate", [PlannedRun("on", 0), PlannedRun("on", 2)]),
-        (f"{queue} train.clip_norm=null -S train.seed=0,1,2 evaluate", [PlannedRun("off", seed) for seed in (0, 1, 2)]),
+def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_and_fixed() -> None:
+    comparison = read_comparisons()["optimizers"]
+    runs = spec.planned_runs(comparison, range(20))
+    ordered = in_random_blocks(runs)
+    assert [run.seed for run in ordered] == sorted(run.seed for run in runs)
+    assert sorted(ordered) == sorted(runs)
+    assert ordered == in_random_blocks(runs)
+    firsts = {ordered[place].label for place in range(0, len(runs), len(comparison.variants))}
+    assert len(firsts) > 3, "no variant is always the first"
+
+
+def test_a_run_is_queued_with_its_changes_and_its_seed() -> None:
+    commands = [" ".join(queue_command(run, CLIPPING)) for run in (PlannedRun("on", 0), PlannedRun("off", 2))]
+    assert commands == [
+        "exp run --queue -S train.clip_norm=1.0 -S train.seed=0 evaluate",
+        "exp run --queue -S train.clip_norm=null -S train.seed=2 evaluate",
     ]
 
 

@@ -110,9 +110,16 @@ def test_a_missing_key_is_named(key: str) -> None:
     assert refusal(section, TrainConfig) == f"params.yaml: train.{key} is missing"
 
 
-@pytest.mark.parametrize("key", ["epoch", "mlp.width"])
-def test_an_unknown_key_is_named(key: str) -> None:
-    assert refusal(changed(key, 1), TrainConfig) == f"params.yaml: train.{key} is not a known key"
+@pytest.mark.parametrize(
+    ("key", "near"), [("epoch", "; did you mean 'epochs'?"), ("mlp.hidden_", "; did you mean 'hidden'?"), ("mlp.q", "")]
+)
+def test_an_unknown_key_is_named_with_the_nearest_known_one(key: str, near: str) -> None:
+    assert refusal(changed(key, 1), TrainConfig) == f"params.yaml: train.{key} is not a known key{near}"
+
+
+def test_a_mistyped_key_is_told_before_that_it_is_missing() -> None:
+    params = {"sed" if key == "seed" else key: value for key, value in PARAMS["train"].items()}
+    assert refusal(params, TrainConfig) == "params.yaml: train.sed is not a known key; did you mean 'seed'?"
 
 
 def test_the_line_has_what_was_found_and_what_is_allowed() -> None:

@@ -12,9 +12,12 @@ from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
     Entry,
     StageSpec,
+    dvc_target,
     live_entry,
     locked_entry,
+    read_locks,
     read_pipeline,
+    read_pipelines,
     upstream_stages,
 )
 from gradtrail.tracking.lineage.keys import state_key
@@ -156,3 +159,15 @@ def test_every_stage_of_the_repository_but_the_first_builds_on_another() -> None
     assert {name for name in pipeline if not upstream_stages(name, pipeline)} == {"fetch"}
     assert all(dataclasses.asdict(spec)["outs"] for spec in pipeline.values())
     assert read_yaml(ROOT / "dvc.yaml")["stages"].keys() == pipeline.keys()
+
+
+def test_the_pipeline_beside_the_root_is_read_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_pipelines(folder) == read_pipeline(folder / "dvc.yaml")
+    (folder / "audit").mkdir()
+    (folder / "audit" / "dvc.yaml").write_text("stages: {look: {wdir: .., cmd: look, deps: [data], outs: [seen]}}")
+    (folder / "audit" / "dvc.lock").write_text("schema: '2.0'\nstages: {look: {cmd: look}}")
+    assert list(read_pipelines(folder)) == [*read_pipeline(folder / "dvc.yaml"), "look"]
+    assert "look" in read_locks(folder)
+    assert upstream_stages("look", read_pipelines(folder)) == ["make"]
+    monkeypatch.chdir(folder)
+    assert (dvc_target("look"), dvc_target("make")) == ("audit/dvc.yaml:look", "make")

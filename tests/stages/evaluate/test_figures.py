@@ -17,7 +17,7 @@ def evaluation(num_examples: int, num_classes: int = 3, *, perfect: bool = False
     probabilities = rng.dirichlet(np.ones(num_classes), num_examples).astype(np.float32)
     wrong = (probabilities.argmax(axis=1) + 1) % num_classes
     labels = (probabilities.argmax(axis=1) if perfect else wrong).astype(np.int32)
-    return evaluate(probabilities, np.ones(num_examples, np.float32), labels, calibration_bins=3)
+    return evaluate(probabilities, labels, temperature=2.0, calibration_bins=3)
 
 
 @pytest.mark.parametrize(("num_classes", "perfect"), [(10, False), (2, False), (3, True)])
@@ -35,15 +35,19 @@ def test_the_confusion_matrix_has_every_count_and_colours_for_mistakes(num_class
 
 @pytest.mark.parametrize("num_examples", [1, 50])
 def test_calibration_has_a_point_and_a_bar_for_each_bin(num_examples: int) -> None:
-    bins = evaluation(num_examples).reliability
-    figure = figures.draw_reliability(bins, "a title")
+    result = evaluation(num_examples)
+    figure = figures.draw_reliability(result, "a title")
     above, below = figure.axes
-    np.testing.assert_array_equal(points(lines(above)["model"]), np.column_stack([bins.confidence, bins.accuracy]))
-    assert points(lines(above)["perfect"]).tolist() == [[0, 0], [1, 1]]
-    assert legend_of(above) == ["perfect", "model"]
-    bars = below.containers[0]
-    assert [bar.get_height() for bar in bars] == bins.count.tolist()
-    np.testing.assert_allclose([bar.get_x() + bar.get_width() / 2 for bar in bars], [1 / 6, 1 / 2, 5 / 6])
+    drawn = list(lines(above).values())
+    kinds = [result.reliability, result.reliability_uncalibrated]
+    assert points(drawn[0]).tolist() == [[0, 0], [1, 1]]
+    for number, bins in enumerate(kinds):
+        np.testing.assert_array_equal(points(drawn[1 + number]), np.column_stack([bins.confidence, bins.accuracy]))
+        bars = below.containers[number]
+        assert [bar.get_height() for bar in bars] == bins.count.tolist()
+        np.testing.assert_allclose([bar.get_x() for bar in bars], np.arange(3) / 3 + number * 0.15)
+        assert f"calibration error {bins.expected_calibration_error:.4f}" in legend_of(above)[1 + number]
+    assert "temperature 2" in legend_of(above)[1]
     assert below.get_xlim() == above.get_xlim()
     figure.draw_without_rendering()
 

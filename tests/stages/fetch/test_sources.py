@@ -24,8 +24,8 @@ from gradtrail.stages.common.params import load_section, validate
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.fetch import catalog, sources
 from gradtrail.stages.fetch.catalog import DATASETS, Contents, FourArrays
-from gradtrail.stages.fetch.sources import NO_SOURCE_FLAG, FetchConfig, acquire
-from gradtrail.support.errors import UserError
+from gradtrail.stages.fetch.sources import FetchConfig, acquire
+from gradtrail.support.errors import NO_SOURCE_FLAG, UserError
 
 RUNTIME = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
 

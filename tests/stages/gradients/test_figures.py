@@ -16,7 +16,7 @@ from gradtrail.stages.gradients import figures, tables
 from gradtrail.stages.gradients.tables import SUSPICION, Tables
 
 NUM_EXAMPLES = 40
-SIDES = ("right", True), ("wrong", False)
+SIDES = ("correct", True), ("misclassified", False)
 
 
 def analyzed(num_examples: int, *, noisy: bool = False) -> tuple[dict[str, Split], GradientAnalysis, Tables]:
@@ -76,7 +76,7 @@ def test_relations_have_a_point_for_each_example(found: tuple[dict[str, Split], 
     axes = figures.draw_relations(scores, "a title").axes
     assert [names(axis)[1] for axis in axes] == ["loss in nats", "margin in logits", "input norm"]
     for axis, column in zip(axes, ("loss", "margin", "input_norm"), strict=True):
-        assert legend_of(axis) == ["right", "wrong"]
+        assert legend_of(axis) == ["correct", "misclassified"]
         drawn = [line for line in axis.lines if len(line.get_xdata())]
         for line, (_, is_correct) in zip(drawn, SIDES, strict=True):
             np.testing.assert_array_equal(
@@ -98,7 +98,7 @@ def test_galleries_have_the_images_that_their_captions_name(
         )
         np.testing.assert_array_equal(image, splits[row.split].images[row.example_id])
     for (caption, image), row in zip(suspects, rows.suspects["train"].itertuples(), strict=True):
-        true = f" (is {row.true_label})" if row.true_label != row.label else ""
+        true = f" (true {row.true_label})" if row.true_label != row.label else ""
         assert caption == f"train #{row.example_id}\n{row.label} → {row.predicted}{true}  {row.probability:.0%}"
         np.testing.assert_array_equal(image, splits["train"].images[row.example_id])
 
@@ -144,7 +144,11 @@ def test_classes_have_two_matrices_with_colours_around_zero_and_a_bar_each(
     assert len(colour_bars) == 2
     assert next(iter(heights(share).values())) == pytest.approx((100 * classes.share).tolist())
     assert [names(axis)[0] for axis in (cosine, coherence, share)] == [
-        *("cosine of the mean gradients", "coherence of per-example gradients", "share of the mean gradient"),
+        *(
+            "cosine of the mean gradients",
+            "coherence of per-example gradients",
+            "share of a gradient step's decrease in loss",
+        ),
     ]
 
 

@@ -148,6 +148,24 @@ def test_where_no_noise_scale_is_finite_the_summary_says_so() -> None:
     assert score_tables.typical_noise_scale(endless) is None
 
 
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (
+            [0.85, 0.36, -0.21],
+            "class 0 has the largest share of the decrease (85%), the loss of class 2 increases, by 21%",
+        ),
+        ([0.2, 0.5, 0.3], "class 1 has the largest share of the decrease (50%), class 0 has the smallest share (20%)"),
+    ],
+)
+def test_the_summary_explains_a_negative_share(share: list[float], said: str) -> None:
+    classes = dataclasses.replace(ANALYSIS.classes, share=np.array(share))
+    found = tables()
+    metrics = score_tables.measure(found, ANALYSIS, CONFIG)
+    words = summary.in_words("a title", found, dataclasses.replace(ANALYSIS, classes=classes), metrics, CONFIG, 3)
+    assert said in words
+
+
 def test_the_summary_names_the_errors_the_largest_first_and_none_where_none_is_known() -> None:
     found = tables()
     metrics = score_tables.measure(found, ANALYSIS)

@@ -1,8 +1,7 @@
-"""Figures of the data show the images of each label, and the shares of the classes."""
+"""Figures of the data show the images of each label."""
 
 import numpy as np
 import pytest
-from drawing import heights, legend_of, names
 from factories import NUM_CLASSES, random_split
 
 from gradtrail.stages.preprocess import figures
@@ -20,13 +19,3 @@ def test_each_row_has_the_first_examples_of_its_label(num_examples: int) -> None
         expected = [image for image, given in zip(split.images, split.labels, strict=True) if given == label][:4]
         np.testing.assert_array_equal(shown, expected)
     figure.draw_without_rendering()
-
-
-def test_bars_are_the_shares_of_the_classes_in_each_split() -> None:
-    splits = {name: random_split(size, num_classes=2) for name, size in (("train", 9), ("validation", 3), ("test", 1))}
-    (axis,) = figures.draw_class_balance(splits, "digits", 2).axes
-    assert legend_of(axis) == ["train (9)", "validation (3)", "test (1)"]
-    for split, shares in zip(splits.values(), heights(axis).values(), strict=True):
-        assert shares == pytest.approx([100 * np.mean(split.labels == label) for label in range(2)])
-    assert names(axis) == ("", "class", "% of the split")
-    assert axis.get_xticks().tolist() == [0, 1]

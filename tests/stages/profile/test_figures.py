@@ -37,15 +37,6 @@ def test_costs_are_drawn_over_the_batch_size_with_other_variants_beside_them(bat
     figure.draw_without_rendering()
 
 
-def test_program_sizes_are_drawn_for_each_function_and_variant() -> None:
-    figure = figures.draw_fusions(cost_rows(), CONFIGURED, "a title")
-    assert [names(axis)[0] for axis in figure.axes] == list(FUNCTIONS)
-    step, *others = figure.axes
-    assert heights(step) == {form: [10, 30, 4] for form in ("configured: float32", "bfloat16", "with remat")}
-    assert [list(heights(axis)) for axis in others] == 2 * [["configured: float32", "bfloat16"]]
-    assert legend_of(figure) == ["configured: float32", "bfloat16", "with remat"]
-
-
 @pytest.mark.parametrize(
     ("without_jit", "last", "pays_after"), [(0.1, 100, 21), (0.0011, 1.4 * 20_001, 20_001), (0.001, 100, None)]
 )

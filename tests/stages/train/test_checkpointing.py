@@ -35,7 +35,8 @@ def weights(seed: int) -> dict[str, Any]:
 def make_chunk(step: int) -> Chunk:
     """Chunk after a step of a training that never was."""
     rng = np.random.default_rng(step)
-    numbers = {name: rng.normal(size=STEPS).astype(np.float32) for name in ("loss", "accuracy", "grad_norm")}
+    names = ("loss", "cross_entropy", "accuracy", "grad_norm")
+    numbers = {name: rng.normal(size=STEPS).astype(np.float32) for name in names}
     probability = rng.uniform(size=(STEPS, 4)).astype(np.float32)
     rows = RowRecord(
         indices=np.arange(4 * STEPS, dtype=np.int32).reshape(STEPS, 4),
@@ -179,7 +180,7 @@ def test_for_a_damaged_one_the_one_before_is_used_and_orbax_opens_only_that(
     assert opened == ["step_000000004"]
     assert capfd.readouterr().err.splitlines() == [
         "train: skipping the checkpoint step_000000005: its files, step or training do not match its seal",
-        "train: going on after step 4, from a checkpoint",
+        "train: resuming after step 4, from a checkpoint",
     ]
     assert names(written) == ["step_000000004", "step_000000004.digest"], "it would be in the way of the next"
 

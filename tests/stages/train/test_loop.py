@@ -52,6 +52,13 @@ class Listener:
         pytest.fail("diverged")
 
 
+def test_a_log_has_one_line_an_epoch(capfd: pytest.CaptureFixture[str]) -> None:
+    run(CONFIGS["much at once"], None, Listener(None))
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.partition(" · ")[0] for line in lines] == [f"train: epoch {epoch}" for epoch in (1, 2, 3)]
+    assert all(f"({epoch}/3, " in line for epoch, line in enumerate(lines, 1))
+
+
 def run(config: TrainConfig, folder: Path | None, listener: Listener, *, steps_per_call: int = 1) -> TrainResult:
     engine, _ = make_engine(config, SPLIT)
     checkpoints = ResumeFolder(folder, 1e9, lambda: 0.0)
@@ -78,10 +85,10 @@ def test_a_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
     epochs: list[int] = []
     for step in range(1, steps + 1):
         listener = Listener(1)
-        with pytest.raises(Stopped, match=f"stopped after step {step} of 9; `dvc repro` goes on from there"):
+        with pytest.raises(Stopped, match=f"stopped after step {step} of 9; `dvc repro` resumes from there"):
             run(CONFIGS[name], tmp_path, listener)
         epochs += listener.epochs
-        assert (f"going on after step {step - 1}, from a checkpoint" in capsys.readouterr().err) == (step > 1)
+        assert (f"resuming after step {step - 1}, from a checkpoint" in capsys.readouterr().err) == (step > 1)
     result = run(CONFIGS[name], tmp_path, listener := Listener(1))
     assert listener.left == 1, "nothing was left to do"
     assert epochs == list(range(1, steps // 3 + 1)), "each was logged once"

@@ -56,7 +56,9 @@ def test_tables_come_back_with_every_step_and_epoch(history: History, tmp_path: 
     assert epochs["loss"].tolist() == pytest.approx([record.loss for record in history.epochs], rel=1e-8)
     assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
     np.testing.assert_array_equal(steps["loss"], np.concatenate([part.loss for part in history.steps]))
-    assert set(steps.columns) == {"step", "num_examples", "loss", "accuracy", "grad_norm", "learning_rate"}
+    metrics = {"loss", "cross_entropy", "accuracy", "grad_norm", "learning_rate"}
+    assert set(steps.columns) == {"step", "num_examples", *metrics}
+    assert epochs["cross_entropy"].tolist() == pytest.approx(steps["cross_entropy"].to_numpy().reshape(2, 3).mean(1))
 
 
 def test_a_table_lists_every_array_of_the_parameters_and_their_sum(history: History, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,7 +23,6 @@ from gradtrail.core.train.step import TrainState
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.dataset import SPLITS, write_processed
 from gradtrail.stages.train.checkpointing import state_on_host
-from gradtrail.tracking.mlflow.calls import StoreCalls
 from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.models import WEIGHTS
@@ -198,8 +198,11 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     write_weights(tmp_path / "model/data/final.safetensors", weights, info)
     model = client.create_logged_model(experiment, source_run_id=run.info.run_id, tags={WEIGHTS: "final"})
     client.log_model_artifacts(model.model_id, str(tmp_path / "model"))
-    stored = StoredRun(client, run.info.run_id, 1)
-    TrackedRun(None, stored, StoreCalls(None)).checkpoint(state, weights)  # type: ignore[arg-type]
+    logs = StoredRun(client, run.info.run_id, 1).log_files
+    tracker = SimpleNamespace(
+        is_alive=True, keep=lambda path: path, send=lambda do, path, under: logs(Path(path), under)
+    )
+    TrackedRun(None, tracker).checkpoint(state, weights)  # type: ignore[arg-type]
     return run.info.run_id
 
 

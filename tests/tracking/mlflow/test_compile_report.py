@@ -22,9 +22,9 @@ RATES = MachineRates(flops_per_second=1e9, bytes_per_second=1e8)
 class RecordingRun:
     """A run that keeps what is logged to it."""
 
-    def __init__(self, *, stored: bool = True):
+    def __init__(self, *, is_open: bool = True):
         self.stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False))
-        self.stored = object() if stored else None
+        self.is_open = is_open
         self.logged: dict[str, float] = {}
         self.written: dict[str, str] = {}
 
@@ -106,7 +106,7 @@ def test_a_stage_that_fails_tells_what_calls_compiled(capsys: pytest.CaptureFixt
 def test_without_a_run_nothing_is_measured_but_a_compilation_of_a_call_is_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = RecordingRun(stored=False)
+    run = RecordingRun(is_open=False)
     work(run, shapes=(3, 4))
     assert (run.logged, run.written) == ({}, {})
     assert "planted was compiled 2 times" in capsys.readouterr().err

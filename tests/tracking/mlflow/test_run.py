@@ -1,17 +1,18 @@
 """Whatever the store does, the work goes on, with one warning; after a bug of ours it does so with a traceback."""
 
 import contextlib
-import signal
-import threading
-import time
-from collections.abc import Iterator
+import json
+import queue
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gradtrail.tracking.mlflow import client, run, stored_run
+from gradtrail.stages.common.pipeline_file import Entry
+from gradtrail.tracking import tracker_process
+from gradtrail.tracking.lineage import environment
+from gradtrail.tracking.mlflow import client, run, stored_run, tracker
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -20,7 +21,6 @@ class FakeStoredRun:
 
     Attributes:
         fault: raised by the calls after the first `count`.
-        gate: `log_points` waits for it.
     """
 
     def __init__(self) -> None:
@@ -29,8 +29,7 @@ class FakeStoredRun:
         self.count = 0
         self.calls, self.statuses = list[str](), list[str]()
         self.points = dict[str, dict[int, float]]()
-        self.gate = threading.Event()
-        self.gate.set()
+        self.artifacts = dict[str, bytes]()
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -38,10 +37,13 @@ class FakeStoredRun:
             raise self.fault
 
     def log_points(self, points: dict[str, dict[int, float]]) -> None:
-        self.gate.wait()
         self._call("log_points")
         for name, curve in points.items():
             self.points.setdefault(name, {}).update(curve)
+
+    def log_files(self, path: Path, under: str) -> None:
+        self._call("log_files")
+        self.artifacts[under] = path.read_bytes()
 
     def log_outs(self, _: object) -> None:
         self._call("log_outs")
@@ -54,23 +56,54 @@ class FakeStoredRun:
         self.statuses.append(status)
 
 
+class TrackerInProcess:
+    """A tracker that handles all messages when its stage waits for it, after their way through JSON."""
+
+    def __init__(self, seconds: float | None):
+        self.seconds = seconds
+        self.inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.is_alive = True
+        self.kept = list[Path]()
+
+    def send(self, **message: Any) -> None:
+        self.inbox.put(json.loads(json.dumps(message)))
+
+    def keep(self, path: Path) -> Path:
+        copy = path.with_name(f"{path.name}.{len(self.kept)}")
+        copy.write_bytes(path.read_bytes())
+        self.kept.append(copy)
+        return copy
+
+    def hurry(self) -> None:
+        self.seconds = 2.0
+
+    def wait(self) -> None:
+        tracker.log_run(self.inbox)
+
+    def close(self) -> None:
+        self.is_alive = False
+
+
 @pytest.fixture(autouse=True)
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stage whose state is known, so that none of its files are needed."""
     runtime = SimpleNamespace(tracking=True, system_metrics=False, tracking_seconds=10.0)
-    stage = SimpleNamespace(name="train", folder=tmp_path, runtime=runtime, state="0" * 64)
+    entry = Entry(cmd="", params={}, deps={})
+    stage = SimpleNamespace(name="train", folder=tmp_path, runtime=runtime, state="0" * 64, entry=lambda _: entry)
     monkeypatch.setattr(run, "Identity", lambda _: stage)
+    monkeypatch.setattr(tracker, "Identity", lambda _, known: stage if known == {"train": entry} else None)
+    monkeypatch.setattr(tracker_process, "TrackerProcess", TrackerInProcess)
+    monkeypatch.setattr(environment, "_stage_process", {})
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     return stage
 
 
 @pytest.fixture
-def stored(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStoredRun]:
+def stored(monkeypatch: pytest.MonkeyPatch) -> FakeStoredRun:
     stored = FakeStoredRun()
     monkeypatch.setattr(client, "open_store", lambda: None)
     monkeypatch.setattr(stored_run, "open_run", lambda *_: stored)
-    yield stored
-    stored.gate.set()
+    return stored
 
 
 def test_a_store_out_of_reach_costs_one_warning(
@@ -87,7 +120,7 @@ def test_a_store_out_of_reach_costs_one_warning(
     assert line.startswith("warning: MLflow's store failed (ConnectionError: refused); the results are unaffected")
 
 
-@pytest.mark.parametrize("count", range(5))
+@pytest.mark.parametrize("count", range(4))
 @pytest.mark.parametrize("fault", [ConnectionError("the server\nis gone"), KeyError("the server is gone")])
 def test_a_fault_costs_one_report_and_a_bug_is_not_called_the_stores(
     stage: Any, stored: FakeStoredRun, capsys: pytest.CaptureFixture[str], count: int, fault: Exception
@@ -96,9 +129,8 @@ def test_a_fault_costs_one_report_and_a_bug_is_not_called_the_stores(
     with tracked(stage) as tracked_run:
         tracked_run.metrics({"loss": 1.0})
         tracked_run.outs()
-        tracked_run.checkpoint(None, {}) if count < 4 else None  # type: ignore[arg-type]
     *before, line = capsys.readouterr().err.splitlines()
-    assert stored.calls == ["log_points", "log_points", "log_outs", "link_runs", "set_terminated"][: count + 1]
+    assert stored.calls == ["log_points", "log_outs", "link_runs", "set_terminated"][: count + 1]
     if isinstance(fault, KeyError):
         assert before[0].startswith("Traceback")
         assert before[-1] == "KeyError: 'the server is gone'"
@@ -106,6 +138,20 @@ def test_a_fault_costs_one_report_and_a_bug_is_not_called_the_stores(
     else:
         assert before == []
         assert line.startswith("warning: MLflow's store failed (ConnectionError: the server is gone); the results")
+
+
+def test_a_bug_in_the_stages_part_costs_one_report_too(
+    stage: Any, stored: FakeStoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tracked(stage) as tracked_run:
+        tracked_run.checkpoint(None, {})  # type: ignore[arg-type]
+        assert not tracked_run.is_open
+        tracked_run.metrics({"loss": 1.0})
+        tracked_run.outs()
+    assert stored.calls == []
+    *traceback, line = capsys.readouterr().err.splitlines()
+    assert traceback[0].startswith("Traceback")
+    assert line.startswith("warning: logging to MLflow failed because of the bug above; the results are unaffected")
 
 
 @pytest.mark.parametrize(
@@ -120,60 +166,66 @@ def test_the_run_is_closed_with_a_status_that_says_how_the_stage_ended(
     assert stored.statuses == [status]
 
 
-def test_the_work_does_not_wait_for_its_live_curves_and_none_is_lost(stage: Any, stored: FakeStoredRun) -> None:
-    stored.gate.clear()
-
+def test_points_of_curves_are_logged_together_and_none_is_lost(stage: Any, stored: FakeStoredRun) -> None:
     def diverge() -> None:
         with tracked(stage) as tracked_run:
             for step in range(5):
                 tracked_run.curves({"train/loss": {step: 1.0 / (1 + step)}})
-            assert stored.points == {}, "the store is busy with the first point"
-            stored.gate.set()
             raise FloatingPointError("diverged")
 
     with pytest.raises(FloatingPointError):
         diverge()
     assert stored.points == {"train/loss": {step: 1.0 / (1 + step) for step in range(5)}}
+    assert stored.calls == ["log_points", "set_terminated"]
     assert stored.statuses == ["FAILED"]
 
 
-def test_only_a_server_has_a_limit(
-    stage: Any, stored: FakeStoredRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_each_attempt_adds_a_point_to_the_metrics_of_compiling_alone(
+    stage: Any, stored: FakeStoredRun, attempt: int
 ) -> None:
-    stage.runtime.tracking_seconds = 0.1
+    stored.attempt = attempt
+    with tracked(stage) as tracked_run:
+        tracked_run.metrics({"compile/total_seconds": 2.0, "accuracy": 0.5})
+    assert {tuple(curve) for name, curve in stored.points.items() if "compile" in name} == {(attempt - 1,)}
+    assert {tuple(curve) for name, curve in stored.points.items() if "compile" not in name} == {(0,)}
+
+
+def test_files_are_logged_as_they_were(stage: Any, stored: FakeStoredRun, tmp_path: Path) -> None:
+    with tracked(stage) as tracked_run:
+        for text in ("first", "second"):
+            (tmp_path / "words.txt").write_text(text)
+            tracked_run.files(tmp_path / "words.txt", text)
+        (tmp_path / "words.txt").unlink()
+    assert stored.artifacts == {"first": b"first", "second": b"second"}
+
+
+def test_only_a_server_has_a_limit(stage: Any, stored: FakeStoredRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TrackerInProcess] = []
+    monkeypatch.setattr(
+        tracker_process, "TrackerProcess", lambda seconds: made.append(TrackerInProcess(seconds)) or made[-1]
+    )
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    stored.gate.clear()
-    threading.Timer(0.3, stored.gate.set).start()
-    with tracked(stage) as tracked_run:
-        tracked_run.metrics({"loss": 1.0})
-    assert (len(stored.points), stored.statuses, capsys.readouterr().err) == (1, ["FINISHED"], "")
-
+    with tracked(stage):
+        pass
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    stored.gate.clear()
-    with tracked(stage) as tracked_run:
-        tracked_run.metrics({"loss": 1.0})
-        tracked_run.metrics({"accuracy": 1.0})
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "no answer within 0.1 s in all; `runtime.tracking_seconds`" in line
-    assert "`gradtrail sync`" in line
-    assert stored.statuses == ["FINISHED"], "a run that is not complete stays open, for sync to close"
+    with tracked(stage):
+        pass
+    assert [each.seconds for each in made] == [None, 10.0]
+    assert not any(each.is_alive for each in made)
 
 
-def test_a_stage_that_waits_for_a_server_stops_when_asked(
+def test_system_metrics_are_sampled_of_long_runs_alone(
     stage: Any, stored: FakeStoredRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setattr("gradtrail.tracking.mlflow.calls._HURRIED_SECONDS", 0.1)
-    stage.runtime.tracking_seconds = 600.0
-    stored.gate.clear()
+    from mlflow.system_metrics import system_metrics_monitor
 
-    def work() -> None:
+    said: list[str] = []
+    monitor = SimpleNamespace(start=lambda: said.append("start"), finish=lambda: said.append("finish"))
+    monkeypatch.setattr(system_metrics_monitor, "SystemMetricsMonitor", lambda run_id, **_: monitor)
+    stage.runtime.system_metrics = True
+    for seconds, expected in ((3600.0, []), (0.0, ["start", "finish"])):
+        monkeypatch.setattr(tracker, "_MONITOR_AFTER_SECONDS", seconds)
         with tracked(stage) as tracked_run:
-            tracked_run.curves({"train/loss": {0: 1.0}})
-            threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
             tracked_run.metrics({"loss": 1.0})
-
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert time.monotonic() - began < 300, "half of what it would wait otherwise"
+        assert said == expected

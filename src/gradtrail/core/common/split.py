@@ -12,14 +12,18 @@ class Split:
 
     Attributes:
         images: uint8 pixels, 0 to 255.
-        labels: given class of each example, int32; training and scoring use these.
-        true_labels: class before label noise was injected, int32; equal to `labels` where none was.
+        labels: class of each example, int32; training and scoring use these.
+        true_labels: class before label noise was injected, int32; where none was, as far as is known: with corrections.
+        given_labels: class before corrections, int32.
+        corrected_labels: class after corrections, int32; `labels` are these, but in the test split the given ones.
         example_id: position in the original file, int32.
     """
 
     images: UInt8[np.ndarray, "examples height width"]
     labels: Int[np.ndarray, " examples"]
     true_labels: Int[np.ndarray, " examples"]
+    given_labels: Int[np.ndarray, " examples"]
+    corrected_labels: Int[np.ndarray, " examples"]
     example_id: Int[np.ndarray, " examples"]
 
     def __len__(self) -> int:

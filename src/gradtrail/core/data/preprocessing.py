@@ -1,5 +1,6 @@
-"""From the raw data set to its splits: stratified validation split, subset, and label noise; NumPy on the host."""
+"""From the raw data set to its splits: validation split, subset, label noise, corrections; NumPy on the host."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -78,12 +79,14 @@ class PreprocessConfig:
         validation_fraction: share of the training set that is held out, stratified by class.
         subset_fraction: share of every split that is used, for quick runs; 1 for all.
         label_noise: share of the training labels that are replaced by wrong ones; validation and test are unchanged.
+        corrections: whether the labels that people corrected are applied, after the noise.
     """
 
     seed: int
     validation_fraction: float
     subset_fraction: float
     label_noise: float
+    corrections: bool
 
     def __post_init__(self) -> None:
         check_fields(
@@ -118,10 +121,34 @@ def prepare(
     train = _take(images, labels, kept, config)
     noisy = symmetric_noise(train.labels, config.label_noise, num_classes, seed=(config.seed, _NOISE))
     return {
-        "train": Split(images=train.images, labels=noisy, true_labels=train.labels, example_id=train.example_id),
+        "train": dataclasses.replace(train, labels=noisy, given_labels=noisy, corrected_labels=noisy),
         "validation": _take(images, labels, held_out, config),
         "test": _take(test_images, test_labels, np.arange(len(test_labels)), config),
     }
+
+
+def correct(
+    split: Split, example_id: Int[np.ndarray, " corrections"], new: Int[np.ndarray, " corrections"], *, is_applied: bool
+) -> Split:
+    """Return a split with corrections of its given labels.
+
+    A label that noise was planted in keeps its true label; of any other the correction is the truth.
+
+    Args:
+        split: without corrections.
+        example_id: of the examples that are corrected, each once; those that the split lacks are left out.
+        new: correct label of each.
+        is_applied: whether `labels` become the corrected ones; they stay as given in a test split.
+    """
+    _, rows, chosen = np.intersect1d(split.example_id, example_id, assume_unique=True, return_indices=True)
+    corrected, truth = split.given_labels.copy(), split.true_labels.copy()
+    corrected[rows] = new[chosen]
+    if is_applied:
+        clean = split.given_labels == split.true_labels
+        truth[clean] = corrected[clean]
+    return dataclasses.replace(
+        split, labels=corrected if is_applied else split.labels, true_labels=truth, corrected_labels=corrected
+    )
 
 
 def _take(images: np.ndarray, labels: np.ndarray, chosen: np.ndarray, config: PreprocessConfig) -> Split:
@@ -129,4 +156,11 @@ def _take(images: np.ndarray, labels: np.ndarray, chosen: np.ndarray, config: Pr
     size = max(1, round(config.subset_fraction * len(chosen)))
     rows = chosen[stratified_subset(labels[chosen], size, seed=(config.seed, _SUBSET))].astype(np.int32)
     given = labels[rows].astype(np.int32)
-    return Split(images=images[rows], labels=given, true_labels=given, example_id=rows)
+    return Split(
+        images=images[rows],
+        labels=given,
+        true_labels=given,
+        given_labels=given,
+        corrected_labels=given,
+        example_id=rows,
+    )

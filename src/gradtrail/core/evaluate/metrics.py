@@ -1,11 +1,14 @@
 """Metrics of a classifier over a split, from its predictions: accuracy, calibration, per class; NumPy on the host."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_GALLERY, check_fields
+from gradtrail.core.evaluate import calibration
+from gradtrail.core.evaluate.calibration import Bins, Interval
 from gradtrail.core.nn.models import WeightsKind
 
 Labels = Int[np.ndarray, " examples"]
@@ -18,27 +21,6 @@ class PerClass:
     precision: Float[np.ndarray, " classes"]
     recall: Float[np.ndarray, " classes"]
     f1: Float[np.ndarray, " classes"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reliability:
-    """Confidence and accuracy in bins of equal width over 0..1.
-
-    Attributes:
-        count: examples whose highest probability falls into the bin.
-        confidence: their mean highest probability; NaN in an empty bin.
-        accuracy: their share of correct predictions; NaN in an empty bin.
-    """
-
-    count: Int[np.ndarray, " bins"]
-    confidence: Float[np.ndarray, " bins"]
-    accuracy: Float[np.ndarray, " bins"]
-
-    @property
-    def expected_calibration_error(self) -> float:
-        """Mean of |accuracy - confidence| weighted by count (Guo et al., arXiv 1706.04599, equation 3)."""
-        gaps = np.abs(self.accuracy - self.confidence)
-        return float(np.nansum(self.count * gaps) / self.count.sum())
 
 
 def confusion_matrix(labels: Labels, predicted: Labels, num_classes: int) -> Int[np.ndarray, "classes classes"]:
@@ -67,26 +49,6 @@ def wilson_interval(hits: int, total: int, z: float = 1.959963984540054) -> tupl
     centre = share + z**2 / (2 * total)
     spread = z * np.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
     return float((centre - spread) / (1 + z**2 / total)), float((centre + spread) / (1 + z**2 / total))
-
-
-def reliability(
-    confidence: Float[np.ndarray, " examples"], is_correct: Bool[np.ndarray, " examples"], num_bins: int
-) -> Reliability:
-    """Bin examples by their highest probability.
-
-    Args:
-        confidence: highest probability of each example, 0..1.
-        is_correct: whether its class is the label.
-        num_bins: bins of equal width.
-    """
-    bins = np.minimum((confidence * num_bins).astype(np.int64), num_bins - 1)
-    count = np.bincount(bins, minlength=num_bins)
-
-    def mean_in_bin(values: np.ndarray) -> np.ndarray:
-        sums = np.bincount(bins, weights=values.astype(np.float64), minlength=num_bins)
-        return np.where(count > 0, sums / np.maximum(count, 1), np.nan)
-
-    return Reliability(count=count, confidence=mean_in_bin(confidence), accuracy=mean_in_bin(is_correct))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,24 +82,29 @@ class Evaluation:
 
     Attributes:
         labels: given class of each example.
-        probabilities: softmax of the logits, float32.
-        example_loss: cross-entropy in nats, without label smoothing.
+        predicted: most probable class of each example.
+        probabilities: calibrated, float32.
+        example_loss: cross-entropy of the calibrated probabilities in nats, float32.
+        temperature: by which the logits were divided.
         confusion: number of examples of each label (row) that were predicted as each class (column).
         per_class: precision, recall and F1.
-        reliability: confidence against accuracy.
+        reliability: confidence against accuracy, calibrated.
+        reliability_uncalibrated: the same at temperature 1.
+        scores: of the calibrated probabilities, with intervals.
+        scores_uncalibrated: the same at temperature 1.
     """
 
     labels: Int[np.ndarray, " examples"]
+    predicted: Int[np.ndarray, " examples"]
     probabilities: Float[np.ndarray, "examples classes"]
     example_loss: Float[np.ndarray, " examples"]
+    temperature: float
     confusion: Int[np.ndarray, "classes classes"]
     per_class: PerClass
-    reliability: Reliability
-
-    @property
-    def predicted(self) -> Int[np.ndarray, " examples"]:
-        """Most probable class of each example."""
-        return np.argmax(self.probabilities, axis=1)
+    reliability: Bins
+    reliability_uncalibrated: Bins
+    scores: Mapping[str, Interval]
+    scores_uncalibrated: Mapping[str, Interval]
 
     @property
     def probability(self) -> Float[np.ndarray, " examples"]:
@@ -159,8 +126,12 @@ class Evaluation:
             "accuracy": num_correct / num_examples,
             "accuracy_low": low,
             "accuracy_high": high,
-            "loss": float(np.mean(self.example_loss, dtype=np.float64)),
-            "expected_calibration_error": self.reliability.expected_calibration_error,
+            "loss": self.scores["loss"].value,
+            "loss_uncalibrated": self.scores_uncalibrated["loss"].value,
+            "brier": self.scores["brier"].value,
+            "expected_calibration_error": self.scores["expected_calibration_error"].value,
+            "expected_calibration_error_uncalibrated": self.scores_uncalibrated["expected_calibration_error"].value,
+            "temperature": self.temperature,
             "num_examples": num_examples,
             "num_mistakes": len(self.mistakes),
             "precision_macro": float(np.mean(self.per_class.precision)),
@@ -169,21 +140,60 @@ class Evaluation:
         }
 
 
+def corrected_metrics(predicted: Labels, labels: Labels, corrected: Labels) -> dict[str, float]:
+    """Return the accuracy by corrected labels with Wilson's 95 % interval; nothing where no label was corrected.
+
+    Args:
+        predicted: class of each example.
+        labels: given class, by which the first accuracy is.
+        corrected: class after corrections.
+    """
+    if np.array_equal(labels, corrected):
+        return {}
+    hits = int(np.sum(predicted == corrected))
+    low, high = wilson_interval(hits, len(corrected))
+    return {
+        "accuracy_corrected_labels": hits / len(corrected),
+        "accuracy_corrected_labels_low": low,
+        "accuracy_corrected_labels_high": high,
+    }
+
+
 def evaluate(
     probabilities: Float[np.ndarray, "examples classes"],
-    loss: Float[np.ndarray, " examples"],
     labels: Int[np.ndarray, " examples"],
     *,
+    temperature: float,
     calibration_bins: int,
 ) -> Evaluation:
-    """Evaluate the predictions of a split, given in the order of its examples, with `calibration_bins` bins."""
-    predicted, confidence = np.argmax(probabilities, axis=1), np.max(probabilities, axis=1)
+    """Evaluate the predictions of a split.
+
+    Args:
+        probabilities: of each example in the order of the split, at temperature 1.
+        labels: of the same examples.
+        temperature: from another split.
+        calibration_bins: number of bins of the reliability diagrams.
+    """
+    predicted = np.argmax(probabilities, axis=1)  # of these: rounding may make two calibrated ones equal
     confusion = confusion_matrix(labels, predicted, probabilities.shape[1])
+    calibrated = calibration.calibrate(probabilities, temperature)
+    loss = {each: calibration.cross_entropy(probabilities, labels, each) for each in (1.0, temperature)}
+
+    def reliability(given: Float[np.ndarray, "examples classes"]) -> Bins:
+        confidence = np.max(given, axis=1)
+        bins = calibration.bins_of_equal_width(confidence, calibration_bins)
+        return calibration.in_bins(bins, confidence, predicted == labels, calibration_bins)
+
     return Evaluation(
         labels=labels,
-        probabilities=probabilities,
-        example_loss=loss,
+        predicted=predicted,
+        probabilities=calibrated,
+        example_loss=loss[temperature].astype(np.float32),
+        temperature=temperature,
         confusion=confusion,
         per_class=per_class(confusion),
-        reliability=reliability(confidence, predicted == labels, calibration_bins),
+        reliability=reliability(calibrated),
+        reliability_uncalibrated=reliability(probabilities),
+        scores=calibration.score(calibrated, loss[temperature], labels, calibration_bins),
+        scores_uncalibrated=calibration.score(probabilities, loss[1.0], labels, calibration_bins),
     )

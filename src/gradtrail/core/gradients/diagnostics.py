@@ -26,8 +26,9 @@ class ClassStructure:
         cosine: between the mean gradients of two classes.
         coherence: mean inner product of the gradients of two distinct examples, one of each class, over the product of
             the classes' root mean square norms: 1 where all are parallel, 0 where they are orthogonal on average.
-        share: ⟨Gc, G⟩ / ‖G‖² of the summed gradients of a class and of all examples; the shares sum to 1, and that of a
-            class whose gradient opposes the others is negative.
+        share: ⟨Gc, G⟩ / ‖G‖² of the summed gradients of a class and of all examples: to first order, the share of the
+            class in the decrease of the summed loss by a gradient step. The shares sum to 1; that of a class whose
+            gradient opposes the others, so that its own loss increases, is negative.
     """
 
     cosine: Classes

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.common import batching
+from gradtrail.core.common.split import Split
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
@@ -39,6 +40,12 @@ def compile_predict(model: Model, batch_size: int, *, compiler: Compiler) -> Com
     labels = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     function = functools.partial(predict_batch, model)
     return compiler.compile("predict", function, model.abstract_params(), images, labels)
+
+
+def probabilities(predict: Callable[..., dict[str, Array]], batch_size: int, split: Split) -> np.ndarray:
+    """Return the probabilities of a split, (examples, classes) float32; `predict` takes `batch_size` examples."""
+    parts = batching.map_batches(predict, batch_size, split.images, split.labels)
+    return batching.join(list(parts))["probabilities"]
 
 
 def validate(

@@ -24,6 +24,7 @@ class EpochRecord:
     Attributes:
         epoch: from 1.
         loss: mean training loss over the steps that were not skipped, in nats, label smoothing included.
+        cross_entropy: the same without label smoothing.
         accuracy: mean training accuracy over the same steps, with dropout and augmentation.
         validation_loss: after the epoch, in nats, without label smoothing.
         validation_accuracy: after the epoch.
@@ -31,6 +32,7 @@ class EpochRecord:
 
     epoch: int
     loss: float
+    cross_entropy: float
     accuracy: float
     validation_loss: float
     validation_accuracy: float
@@ -90,6 +92,7 @@ class History:
         record = EpochRecord(
             epoch=chunk.epoch,
             loss=float(np.mean(records.loss[done], dtype=np.float64)),
+            cross_entropy=float(np.mean(records.cross_entropy[done], dtype=np.float64)),
             accuracy=float(np.mean(records.accuracy[done], dtype=np.float64)),
             validation_loss=validation["loss"],
             validation_accuracy=validation["accuracy"],

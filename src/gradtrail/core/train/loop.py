@@ -176,10 +176,15 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, devices: 
         devices: at least `config.shards`; each batch is split over the first of them, and the others stay unused.
 
     Raises:
-        ConfigError: there are fewer devices, or too many steps; one line that names the key.
+        ConfigError: there are fewer devices or examples than it needs, or too many steps; one line that names the key.
     """
     if len(devices) < config.shards:
         raise ConfigError(f"train.shards must be at most the number of devices, {len(devices)}, got {config.shards}")
+    if config.batch_size > num_examples:
+        raise ConfigError(
+            f"train.batch_size must be at most the number of training examples, {num_examples:,}, "
+            f"got {config.batch_size:,}"
+        )
     mesh = make_mesh(devices[: config.shards])
     steps_per_epoch = batching.num_batches(num_examples, config.batch_size)
     num_steps = config.epochs * steps_per_epoch

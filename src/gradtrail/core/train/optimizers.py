@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 from optax import contrib
 
 from gradtrail.core.common.validation import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, check_fields
 from gradtrail.core.nn.models import Params
+from gradtrail.core.train.muon import muon
 from gradtrail.core.train.schedules import ConstantConfig, ScheduleConfig, make_schedule
 
 OptimizerKind = Literal["sgd", "adam", "adamw", "lion", "muon", "schedule_free"]
@@ -173,10 +175,20 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
 
     Optax mixes integers and floats, so it runs under standard dtype promotion whatever the caller has set.
     """
-    clipping = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    clipping = optax.identity() if config.clip_norm is None else _clipping(config.clip_norm)
     init, update = optax.chain(clipping, _make_rule(config, num_steps))
     lenient = jax.numpy_dtype_promotion("standard")
     return optax.GradientTransformation(lenient(init), lenient(update))
+
+
+def squared_norm(tree: PyTree[Float[Array, "..."]]) -> Float[Array, ""]:
+    """Return the squared global L2 norm, float32.
+
+    XLA's CPU backend sums a vector's squares in one pass. Those of a matrix, or without the barrier, it first writes to
+    memory and then adds window by window: ten times as slow, and an eighth of a small network's step.
+    """
+    vectors = jax.lax.optimization_barrier([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+    return sum((jnp.sum(vector * vector) for vector in vectors), start=jnp.float32(0))
 
 
 def evaluation_params(config: OptimizerConfig, opt_state: PyTree, params: Params) -> Params:
@@ -202,29 +214,24 @@ def _make_rule(config: OptimizerConfig, num_steps: int) -> optax.GradientTransfo
         case LionConfig() as rule:
             return optax.lion(rate, b1=rule.b1, b2=rule.b2, weight_decay=rule.weight_decay, mask=_is_kernel)
         case MuonConfig() as rule:
-            return contrib.muon(
-                rate,
-                beta=rule.beta,
-                weight_decay=rule.weight_decay,
-                adam_learning_rate=make_schedule(config.schedule, rule.adam_learning_rate, num_steps),
-                muon_weight_dimension_numbers=_kernel_axes,
-            )
+            adam_rate = make_schedule(config.schedule, rule.adam_learning_rate, num_steps)
+            return muon(rate, adam_rate, beta=rule.beta, weight_decay=rule.weight_decay)
         case ScheduleFreeConfig() as rule:
             base = optax.adamw(rate, b1=0.0, b2=rule.b2, eps=rule.eps, weight_decay=rule.weight_decay, mask=_is_kernel)
             return contrib.schedule_free(base, rate, b1=rule.b1)
 
 
+def _clipping(limit: float) -> optax.GradientTransformation:
+    """Scale gradients down to a global norm of `limit`, as `optax.clip_by_global_norm` does, which has a slow norm."""
+
+    def clipped(grads: Params, _: Params | None) -> Params:
+        norm = jnp.sqrt(squared_norm(grads))
+        factor = jnp.where(norm > limit, limit / norm, 1.0)
+        return jax.tree.map(lambda leaf: leaf * factor, grads)
+
+    return optax.stateless(clipped)
+
+
 def _is_kernel(params: Params) -> PyTree[bool]:
     """Return the mask of weight decay, which exempts biases and norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
-
-
-def _kernel_axes(params: Params) -> PyTree:
-    """Return for Muon which axes make a kernel a matrix: all input axes by the output axis."""
-
-    def axes(leaf: jax.Array) -> contrib.MuonDimensionNumbers | None:
-        if leaf.ndim < 2:
-            return None
-        return contrib.MuonDimensionNumbers(reduction_axis=tuple(range(leaf.ndim - 1)), output_axis=leaf.ndim - 1)
-
-    return jax.tree.map(axes, params)

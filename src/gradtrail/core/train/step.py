@@ -20,7 +20,7 @@ from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loss_scaling import LossScale, adjusted, all_finite, initial_scale
-from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer
+from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer, squared_norm
 
 
 @jax.tree_util.register_dataclass
@@ -69,6 +69,7 @@ class StepRecord:
     Attributes:
         num_examples: in the batch, int32.
         loss: mean over the batch, in nats, label smoothing included.
+        cross_entropy: mean over the batch, in nats, without label smoothing.
         accuracy: over the batch, before the update.
         grad_norm: global L2 norm of the mean gradient, before clipping.
         learning_rate: of this step.
@@ -81,6 +82,7 @@ class StepRecord:
 
     num_examples: Int[Array, "*steps"]
     loss: Float[Array, "*steps"]
+    cross_entropy: Float[Array, "*steps"]
     accuracy: Float[Array, "*steps"]
     grad_norm: Float[Array, "*steps"]
     learning_rate: Float[Array, "*steps"]
@@ -143,12 +145,14 @@ class BatchGradient:
 
     Attributes:
         loss: in nats, not scaled.
+        cross_entropy: likewise, without label smoothing.
         accuracy: share of correct predictions.
         grads: gradient of the scaled loss.
         squared_norms: sum of the squared norms of the gradients of the batch's parts; None for a single part.
     """
 
     loss: Float[Array, ""]
+    cross_entropy: Float[Array, ""]
     accuracy: Float[Array, ""]
     grads: Params
     squared_norms: Float[Array, ""] | None
@@ -205,8 +209,9 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
         record = StepRecord(
             num_examples=count.astype(jnp.int32),
             loss=found.loss,
+            cross_entropy=found.cross_entropy,
             accuracy=found.accuracy,
-            grad_norm=optax.tree.norm(grads),
+            grad_norm=jnp.sqrt(squared_norm(grads)),
             learning_rate=jnp.asarray(rate(applied), jnp.float32),
             part_grad_norm=_root_mean_square(found.squared_norms, num_parts, scale),
             loss_scale=None,
@@ -241,7 +246,7 @@ def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
     indices: Any = np.full(by_row, batching.PADDING, np.int32)
     return StepRecord(
         num_examples=zeros(np.int32),
-        **{name: zeros() for name in ("loss", "accuracy", "grad_norm", "learning_rate")},
+        **{name: zeros() for name in ("loss", "cross_entropy", "accuracy", "grad_norm", "learning_rate")},
         part_grad_norm=zeros() if config.accumulation_steps > 1 else None,
         loss_scale=zeros() if config.scales_loss else None,
         skipped=zeros(bool) if config.scales_loss else None,
@@ -254,7 +259,7 @@ def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows]
     in_parts = config.accumulation_steps > 1
 
     def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        def loss_fn(params: Params) -> tuple[Array, tuple[Array, Array, RowRecord]]:
+        def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
             (images, labels), mask = batching.gather((shared.examples.images, shared.examples.labels), rows.indices)
             if rows.key is not None and config.augmentation.enabled:
                 images = augment(batching.normalize(images), config.augmentation, key=_of_purpose(rows.key, 0))
@@ -262,15 +267,17 @@ def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows]
             logits = model.apply(params, images, key=key)
             loss = losses.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
             mean_loss = batching.masked_sum(loss, mask) / shared.count
+            cross_entropy = batching.masked_sum(losses.cross_entropy(logits, labels), mask) / shared.count
             correct = losses.correct(logits, labels)
             accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / shared.count
             probability = losses.label_probability(logits, labels)
             record = RowRecord(indices=rows.indices, probability=probability, correct=correct)
-            return mean_loss if shared.scale is None else mean_loss * shared.scale, (mean_loss, accuracy, record)
+            metrics = {"loss": mean_loss, "cross_entropy": cross_entropy, "accuracy": accuracy}
+            return mean_loss if shared.scale is None else mean_loss * shared.scale, (metrics, record)
 
-        grads, (loss, accuracy, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
-        squared_norms = jnp.square(optax.tree.norm(grads)) if in_parts else None
-        return BatchGradient(loss=loss, accuracy=accuracy, grads=grads, squared_norms=squared_norms), record
+        grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
+        squared_norms = squared_norm(grads) if in_parts else None
+        return BatchGradient(**metrics, grads=grads, squared_norms=squared_norms), record
 
     def accumulated(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, RowRecord]:

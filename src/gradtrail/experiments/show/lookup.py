@@ -7,7 +7,7 @@ from pathlib import Path
 from mlflow.entities import Run
 
 from gradtrail.stages.common.digests import digest
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.paths import working_folder
 from gradtrail.tracking.lineage.dvc_cache import listing
 from gradtrail.tracking.lineage.recorded import consistent_stages
@@ -17,7 +17,7 @@ from gradtrail.tracking.mlflow.tags import outputs
 _PREFIX = re.compile("[0-9a-f]{4,64}")  # of an id or a state
 
 
-def look_up(what: str, runs: Iterable[Run]) -> list[Run]:
+def look_up(what: str, runs: Iterable[Run], place: Path = Path()) -> list[Run]:
     """Return the runs that `what` refers to, the newest first.
 
     Args:
@@ -25,6 +25,7 @@ def look_up(what: str, runs: Iterable[Run]) -> list[Run]:
             experiment, or the path of a file or folder anywhere: its content is looked up among the outs. The name of
             an experiment refers to its training.
         runs: all runs of the store, the newest first.
+        place: the folder that a path is relative to.
 
     Raises:
         UserError: no run is found; one line.
@@ -43,11 +44,13 @@ def look_up(what: str, runs: Iterable[Run]) -> list[Run]:
     for test in tests:
         if found := [run for run in runs if test(run)]:
             return found
-    if Path(what).exists():
-        return writers(Path(what), runs)
+    path = place / what
+    if path.exists():
+        return writers(path, runs)
+    names = {str(name) for run in runs for name in (run.info.run_name, run.data.tags.get("dvc.exp_name", ""))}
     raise UserError(
-        f"{one_line(what)[:100]}: no run has this name, id, state or experiment, and there is no such file; "
-        "`gradtrail sync` backfills missing runs"
+        f"{one_line(what)[:100]}: no run has this name, id, state or experiment, and there is no such file"
+        f"{suggestion(what, names) or '; `gradtrail sync` backfills missing runs'}"
     )
 
 

@@ -23,7 +23,7 @@ from gradtrail.stages.common.pipeline_file import (
     StageSpec,
     contains_path,
     is_code,
-    read_pipeline,
+    read_pipelines,
     upstream_stages,
 )
 from gradtrail.support.errors import UserError
@@ -53,11 +53,12 @@ class _LineageFile:
     stages: dict[str, _LineageStage]
 
 
-def show(what: str) -> int:
+def show(what: str, place: Path) -> int:
     """Print the lineage of a run, its outs, and how to restore them; return the exit status.
 
     Args:
         what: see `look_up`. If it refers to several runs they are listed, and the status is 2.
+        place: the folder that a path is relative to.
 
     Raises:
         UserError: it refers to no run; one line.
@@ -65,19 +66,19 @@ def show(what: str) -> int:
     client = open_store()
     index = RunIndex(client)
     console = stdout_console()
-    found = look_up(what, index.runs())
+    found = look_up(what, index.runs(), place)
     if len(found) > 1:
-        console.print(f"{what}: {len(found)} runs; which one?", markup=False, soft_wrap=True)
+        console.print(f"{what}: {len(found)} runs; which one?", soft_wrap=True)
         for run in found:
             line = f"  gradtrail show {run.info.run_id[:_SHORT]}   {_one_line(run)}"
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
         return 2
     (run,) = found
     lineage = _lineage(run, _artifact(client, run, "lineage.json"))
     diff = _artifact(client, run, "git.diff") if run.data.tags.get("git.dirty") == "true" else ""
     by_state = {each.data.tags.get("state", ""): each for each in index.runs()}
     for line in _head(run, index, diff):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     console.print(_chain(run, lineage, by_state))
     for title, lines in (
         ("differs from params.yaml", list(_changed_params(lineage))),
@@ -87,7 +88,7 @@ def show(what: str) -> int:
         if lines:
             console.print(f"\n{title}", style="bold")
             for line in lines:
-                console.print(f"  {line}", markup=False, soft_wrap=True)
+                console.print(f"  {line}", soft_wrap=True)
     return 0
 
 
@@ -115,7 +116,7 @@ def _head(run: Run, index: RunIndex, diff: str) -> Iterator[str]:
 
 def _chain(run: Run, lineage: Lineage, by_state: Mapping[str, Run]) -> Tree:
     """Return the stages behind a run, each with the data that it read."""
-    pipeline = read_pipeline()
+    pipeline = read_pipelines(Path())
     seen: set[str] = set()
 
     def branch(name: str, tree: Tree) -> None:

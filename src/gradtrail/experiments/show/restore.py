@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mlflow.entities import Run
 
+from gradtrail.stages.common.pipeline_file import dvc_target
 from gradtrail.support.git import git
 from gradtrail.support.paths import working_folder
 from gradtrail.tracking.lineage.dvc_cache import has_remote
@@ -93,7 +94,7 @@ def _fill(stage: Identity) -> str:
     """Return the command that checks out the files of a lock, or pulls or computes them if the cache lacks some."""
     if _is_here(stage):
         return "dvc checkout"
-    return "dvc pull" if has_remote() else f"dvc repro {stage.name}"
+    return "dvc pull" if has_remote() else f"dvc repro {dvc_target(stage.name)}"
 
 
 def _is_here(stage: Identity) -> bool:
@@ -114,7 +115,7 @@ def _by_origin(run: Run, diff: str) -> Iterator[RestoreOption]:
     commit = tags.get("mlflow.source.git.commit", "")
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return
-    checkout, repro = f"git checkout {commit[:12]}", f"dvc repro {shlex.quote(tags['stage'])}"
+    checkout, repro = f"git checkout {commit[:12]}", f"dvc repro {shlex.quote(dvc_target(tags['stage']))}"
     if tags.get("git.dirty") != "true":
         yield RestoreOption(about="no lock has it; its commit computes the same bytes", commands=(checkout, repro))
     elif diff and not any(line.startswith(CUT_OFF) for line in diff.splitlines()):

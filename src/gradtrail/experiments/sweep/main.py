@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from gradtrail.experiments.sweep.queue import ExperimentQueue, bring_up_to_date, queue_experiments, wait_for
-from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison
+from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison, times_note
 from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
 from gradtrail.experiments.sweep.spec import (
     PATH,
@@ -21,9 +21,10 @@ from gradtrail.experiments.sweep.spec import (
     Comparison,
     PlannedRun,
     choose,
+    in_random_blocks,
     params_of,
     planned_runs,
-    queue_commands,
+    queue_command,
     read_comparisons,
     require_seeds,
 )
@@ -46,8 +47,9 @@ _STILL_RUNNING = (
 )
 _CAPTION = (
     "Test accuracy: mean ± standard deviation over the seeds. Difference to the first row over the seeds that both "
-    "have, with its 95 % confidence interval. p: two-sided paired t-test, adjusted by Holm for the number of variants; "
-    "more than chance: p of at most 0.05. Times are medians; they depend on the machine and on its other load."
+    "have, with its simultaneous 95 % confidence interval; significant: the interval excludes 0. p: two-sided paired "
+    "t-test, adjusted by Bonferroni for the number of variants. Training times are medians; × baseline: geometric mean "
+    "of the ratios of comparable seeds, with its simultaneous 95 % confidence interval."
 )
 
 
@@ -127,9 +129,8 @@ def _run_missing(
 ) -> dict[PlannedRun, str]:
     """Queue runs and wait for them; return those that failed, each with the name of its experiment."""
     _require_valid(missing, comparison, name)
-    experiments: dict[str, PlannedRun] = {}
-    for command, runs in queue_commands(missing, comparison):
-        experiments |= dict(zip(queue_experiments(command), runs, strict=True))
+    runs = in_random_blocks(missing)
+    experiments = dict(zip(queue_experiments([queue_command(run, comparison) for run in runs]), runs, strict=True))
     labels = {experiment: str(run) for experiment, run in experiments.items()}
     failed = wait_for(queue, labels, jobs=jobs, title=name)
     return {experiments[experiment]: experiment for experiment in failed}
@@ -159,14 +160,15 @@ def _report(name: str, comparison: Comparison, completed: Sequence[CompletedRun]
     console = stdout_console()
     console.print(as_table(summaries, f"{title}: {comparison.about}"))
     console.print(answer(summaries))
+    caption = f"{_CAPTION} {times_note(summaries)}".strip()
     path = _REPORTS / name
     with atomic_file(path.with_suffix(".csv")) as temporary:
         as_frame(completed).to_csv(temporary, index=False)
     with atomic_file(path.with_suffix(".md")) as temporary:
-        temporary.write_text(as_markdown(summaries, f"**{title}**: {comparison.about}", _CAPTION), encoding="utf-8")
+        temporary.write_text(as_markdown(summaries, f"**{title}**: {comparison.about}", caption), encoding="utf-8")
     with atomic_file(path.with_suffix(".png")) as temporary:
         draw_comparison(temporary, summaries, title)
-    console.print(f"Also written to {path}.png, .csv and .md. {_CAPTION}", style="dim")
+    console.print(f"Also written to {path}.png, .csv and .md. {caption}", style="dim")
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ queue: starting it also starts the experiments that others have queued there.
 """
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ from gradtrail.support.signals import stop_request
 
 _MOST_READS = 4
 _PAUSE_SECONDS = 0.5
+_RUN_ALL = "import json, sys; from dvc.cli import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
 _QUEUED = re.compile(r"^Queued experiment '([^']+)'", re.MULTILINE)
 
 
@@ -90,17 +92,19 @@ class ExperimentQueue:
             raise UserError("DVC's queue cannot be started; `dvc queue start` shows why")
 
 
-def queue_experiments(command: Sequence[str]) -> list[str]:
-    """Run a `dvc exp run --queue` command; return the names of the experiments, in the order of their values.
+def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Run `dvc exp run --queue` commands; return the names of the experiments, in the same order.
 
-    DVC stashes the changes of the working folder meanwhile, so a signal to stop takes effect only after it has ended.
+    One process runs them all, as importing DVC takes longer than a command. DVC stashes the changes of the working
+    folder meanwhile, so a signal to stop takes effect only after it has ended.
 
     Raises:
         UserError: DVC fails; its last line.
     """
     with stop_request() as stop:
         options: Any = {"capture_output": True, "text": True, "start_new_session": True}
-        done = subprocess.run([sys.executable, "-m", *command], check=False, env=_environment(), **options)
+        words = [sys.executable, "-c", _RUN_ALL, json.dumps(commands)]
+        done = subprocess.run(words, check=False, env=_environment(), **options)
     stop.obey("stopped while experiments were queued")
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()

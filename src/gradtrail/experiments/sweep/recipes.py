@@ -16,7 +16,7 @@ from typing import Any
 from gradtrail.stages.common.overrides import PARAMS, SEED, as_options, changed, flatten, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import TRAIN, read_pipeline, stages_before
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, suggestion
 
 PATH = Path("recipes.yaml")
 _STAGE = "evaluate"  # the last stage that a recipe runs
@@ -102,7 +102,7 @@ def choose(name: str) -> Recipe:
     """Return the recipe of that name, or raise UserError."""
     recipes = read_recipes()
     if name not in recipes:
-        raise UserError(f"{PATH}: no recipe {name}; it has {', '.join(recipes)}")
+        raise UserError(f"{PATH}: no recipe {name}; it has {', '.join(recipes)}{suggestion(name, recipes)}")
     return recipes[name]
 
 

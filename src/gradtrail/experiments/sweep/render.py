@@ -13,10 +13,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradtrail.experiments.sweep.runs import CompletedRun
-from gradtrail.experiments.sweep.stats import MORE, NO_MORE, Summary
+from gradtrail.experiments.sweep.stats import LEVEL, NOT_SIGNIFICANT, SIGNIFICANT, Difference, Summary
 from gradtrail.stages.artifacts import plotting
 
-_COLOURS = {"baseline": plotting.GREY, MORE: plotting.VERMILLION}  # every other verdict: blue
+_COLOURS = {"baseline": plotting.GREY, SIGNIFICANT: plotting.VERMILLION}  # every other verdict: blue
 _SPREAD = 0.14  # half the width of the points of a variant
 _OFFSET = 0.16  # of the points to the left, and of the mean to the right
 _INCHES_PER_VARIANT = 1.3
@@ -51,16 +51,18 @@ def draw_comparison(path: Path, summaries: Sequence[Summary], title: str) -> Non
 def _draw_accuracies(axis: Axes, summaries: Sequence[Summary]) -> None:
     """Draw each run as a point, the runs of a seed joined by a line, and the mean of each variant.
 
-    The bar at a mean is the interval of its difference to the baseline, whose mean is a horizontal line. Where the bar
-    does not reach the line, the difference is more than chance, before the adjustment for several variants.
+    The mean of a variant stands as far from the baseline's, a horizontal line, as the difference over the seeds that
+    both have. Its bar is the interval of the difference, which is significant where the bar does not reach the line.
     """
     _join_seeds(axis, summaries)
+    baseline = next((summary.mean for summary in summaries if summary.is_baseline), math.nan)
     for place, summary in enumerate(summaries):
         colour = _colour(summary)
         values = [100 * accuracy for accuracy in summary.accuracies]
         axis.plot(_places(place - _OFFSET, summary), values, "o", color=colour, alpha=0.55, markersize=5)
         style: Any = {"fmt": "D", "color": colour, "markersize": 6, "capsize": 5, "elinewidth": 1.6}
-        axis.errorbar(place + _OFFSET, 100 * summary.mean, _half_interval(summary), **style)
+        mean = baseline + summary.difference.mean if summary.difference else summary.mean
+        axis.errorbar(place + _OFFSET, 100 * mean, _half_interval(summary.difference), **style)
         if summary.is_baseline:
             axis.axhline(100 * summary.mean, color=colour, linestyle="--", linewidth=1)
     axis.set(title="test accuracy, %")
@@ -68,10 +70,9 @@ def _draw_accuracies(axis: Axes, summaries: Sequence[Summary]) -> None:
     axis.yaxis.set_major_formatter("{x:.2f}")
 
 
-def _half_interval(summary: Summary) -> float | None:
+def _half_interval(difference: Difference | None) -> float | None:
     """Return half the width of a difference's interval, in points; None where there is no interval."""
-    difference = summary.difference
-    return None if difference is None or math.isnan(difference.low) else 100 * (difference.mean - difference.low)
+    return 100 * (difference.mean - difference.low) if difference and difference.has_interval else None
 
 
 def _join_seeds(axis: Axes, summaries: Sequence[Summary]) -> None:
@@ -97,12 +98,12 @@ def _draw_seconds(axis: Axes, summaries: Sequence[Summary]) -> None:
         timed = [(x, run.seconds) for x, run in zip(_places(place, summary), summary.runs, strict=True)]
         known = [(x, seconds) for x, seconds in timed if seconds is not None]
         axis.plot(*zip(*known, strict=True), "o", color=colour, markersize=5)
-        has_ratio = summary.time_ratio is not None and not summary.is_baseline
-        text = f"{summary.seconds:.1f} s" + (f"\n× {summary.time_ratio:.2f}" if has_ratio else "")
+        text = f"{summary.seconds:.1f} s" + (f"\n× {ratio}" if (ratio := _time_ratio(summary)) else "")
         highest = max(seconds for _, seconds in known)
         axis.annotate(text, (place, highest), (0, 6), textcoords="offset points", ha="center", fontsize=9)
     longest = max(run.seconds or 0 for summary in summaries for run in summary.runs)
-    axis.set(title="training, seconds (median and runs)", ylim=(0, 1.2 * longest))
+    title = "training, seconds (median and runs)" + ("\nnot all comparable" if times_note(summaries) else "")
+    axis.set(title=title, ylim=(0, 1.2 * longest))
 
 
 def _places(place: float, summary: Summary) -> list[float]:
@@ -121,9 +122,8 @@ def _legend(summaries: Sequence[Summary]) -> list[Line2D]:
     run = Line2D(
         [], [], marker="o", linestyle="-", color=plotting.GREY, alpha=0.5, label="a run; lines join those of a seed"
     )
-    mean = Line2D(
-        [], [], marker="D", linestyle="-", color=plotting.GREY, label="mean; bar: 95 % interval of the difference"
-    )
+    label = "mean; bar: simultaneous 95 % interval of the difference"
+    mean = Line2D([], [], marker="D", linestyle="-", color=plotting.GREY, label=label)
     return [*marks, mean, run]
 
 
@@ -156,6 +156,9 @@ def as_frame(runs: Sequence[CompletedRun]) -> pd.DataFrame:
                 "test_loss": run.loss,
                 "train_seconds": run.seconds,
                 "compile_seconds": run.compile_seconds,
+                "began": run.began,
+                "ended": run.ended,
+                "machine": run.machine,
                 "dataset": run.dataset,
                 "mlflow_run": run.run_id,
             }
@@ -178,19 +181,37 @@ def answer(summaries: Sequence[Summary]) -> str:
 
 
 def _sentence(summary: Summary, baseline: Summary) -> str:
-    difference = summary.difference
-    if difference is None:
+    if summary.difference is None:
         return f"{summary.label} and {baseline.label} have no seed in common."
-    interval = f" ({_points(difference.low)} to {_points(difference.high)})" if not math.isnan(difference.low) else ""
-    differs = f"{summary.label} differs from {baseline.label} by {_points(difference.mean)} points{interval}"
-    return f"{differs}: {summary.verdict}{_pace(summary)}."
+    differs = f"{summary.label} differs from {baseline.label} by {_points(summary.difference.mean)} points"
+    return f"{differs}{_interval(summary.difference)}: {summary.verdict}{_pace(summary.log_time_ratio)}."
 
 
-def _pace(summary: Summary) -> str:
-    if summary.time_ratio is None:
+def _pace(log_time_ratio: Difference | None) -> str:
+    """Return how fast a variant trains, where that is known."""
+    if log_time_ratio is None or not log_time_ratio.has_interval:
         return ""
-    pace = f"{1 / summary.time_ratio:.1f}"
-    return "; it trains as fast" if pace == "1.0" else f"; it trains {pace} × as fast"
+    if not log_time_ratio.is_significant:
+        return "; its training time does not differ significantly"
+    mean, low, high = (math.exp(-end) for end in (log_time_ratio.mean, log_time_ratio.high, log_time_ratio.low))
+    return f"; it trains {mean:.2f} × as fast ({low:.2f} to {high:.2f})"
+
+
+def times_note(summaries: Sequence[Summary]) -> str:
+    """Return why some times are not compared with the baseline's; nothing where all are, or none was timed."""
+    timed = [summary for summary in summaries if summary.seconds is not None and not summary.is_baseline]
+    unknown = [summary.label for summary in timed if not _time_ratio(summary)]
+    if not unknown:
+        return ""
+    machines = sorted({run.machine for summary in summaries for run in summary.runs if run.machine})
+    several = (
+        f" The runs are from {len(machines)} kinds of machine: {', '.join(machines)}." if len(machines) > 1 else ""
+    )
+    return (
+        f"The training times of {', '.join(unknown)} are not comparable with those of the baseline: a ratio needs two "
+        "seeds that both trained on the same kind of machine, one run at a time, and within an hour without another "
+        f"seed in between.{several}"
+    )
 
 
 def _briefly(summary: Summary) -> str:
@@ -199,7 +220,10 @@ def _briefly(summary: Summary) -> str:
 
 def _verdicts(summaries: Sequence[Summary]) -> list[str]:
     """Return the verdicts that occur, the definite ones first."""
-    return sorted({summary.verdict for summary in summaries}, key=lambda verdict: (verdict != MORE, verdict != NO_MORE))
+    return sorted(
+        {summary.verdict for summary in summaries},
+        key=lambda verdict: (verdict != SIGNIFICANT, verdict != NOT_SIGNIFICANT),
+    )
 
 
 def _rows(summaries: Sequence[Summary]) -> list[list[str]]:
@@ -210,7 +234,9 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, Callable[[Summary], str]
     """Return the columns, title → cell of a variant; times only if any run was timed."""
     columns = dict(_COLUMNS)
     if any(summary.seconds is not None for summary in summaries):
-        columns |= _TIMES
+        columns |= {"training, s": lambda summary: _number(summary.seconds, ".1f")}
+    if any(_time_ratio(summary) for summary in summaries):
+        columns |= {"× baseline": _time_ratio}
     if any(summary.compile_seconds is not None for summary in summaries):
         columns |= {"compile, s": lambda summary: _number(summary.compile_seconds, ".1f")}
     return columns
@@ -222,12 +248,11 @@ def _mean_and_spread(accuracies: Sequence[float]) -> str:
 
 
 def _difference(summary: Summary) -> str:
-    difference = summary.difference
-    if difference is None:
-        return ""
-    known = not math.isnan(difference.low)
-    interval = f" ({_points(difference.low)} to {_points(difference.high)})" if known else ""
-    return f"{_points(difference.mean)}{interval}"
+    return f"{_points(summary.difference.mean)}{_interval(summary.difference)}" if summary.difference else ""
+
+
+def _interval(difference: Difference) -> str:
+    return f" ({_end(difference.low)} to {_end(difference.high)})" if difference.has_interval else ""
 
 
 def _points(share: float) -> str:
@@ -236,10 +261,28 @@ def _points(share: float) -> str:
     return "0.00" if float(text) == 0 else text.replace("-", "−")
 
 
+def _end(share: float) -> str:
+    """Format an end of an interval, with as many digits as show on which side of 0 it lies."""
+    text = _points(share)
+    return f"{100 * share:+.1g}".replace("-", "−") if text == "0.00" and share else text
+
+
+def _time_ratio(summary: Summary) -> str:
+    """Return the ratio of the training times to the baseline's and its interval; nothing where it is not known."""
+    ratio = summary.log_time_ratio
+    if ratio is None or not ratio.has_interval:
+        return ""
+    return f"{math.exp(ratio.mean):.2f} ({math.exp(ratio.low):.2f} to {math.exp(ratio.high):.2f})"
+
+
 def _p_value(p_value: float) -> str:
+    """Format a p value, so that it is seen whether it is below the level."""
     if math.isnan(p_value):
         return ""
-    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+    if p_value < 0.001:
+        return "< 0.001"
+    text = f"{p_value:.3f}"
+    return text if float(text) != LEVEL else "< 0.05" if p_value < LEVEL else "≥ 0.05"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -251,11 +294,7 @@ _COLUMNS: dict[str, Callable[[Summary], str]] = {
     "seeds": lambda summary: ", ".join(str(run.planned.seed) for run in summary.runs),
     "test accuracy, %": lambda summary: _mean_and_spread(summary.accuracies),
     "difference, points": _difference,
-    "p": lambda summary: _p_value(summary.p_value),
+    "p": lambda summary: _p_value(summary.difference.p_value) if summary.difference else "",
     "verdict": lambda summary: summary.verdict,
     "test loss": lambda summary: f"{summary.loss:.4f}",
-}
-_TIMES: dict[str, Callable[[Summary], str]] = {
-    "training, s": lambda summary: _number(summary.seconds, ".1f"),
-    "× baseline": lambda summary: _number(summary.time_ratio, ".2f"),
 }

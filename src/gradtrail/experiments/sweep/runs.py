@@ -2,11 +2,10 @@
 
 A planned run counts as completed where DVC would find nothing to do for its params: each stage up to the evaluation has
 a finished run with the same command, params, versions, code and data, as `dvc.lock` would have them. Runs of other code
-or of other raw data are therefore never mixed in. What machine a run was on, and under what load, is not compared;
-its times depend on it.
+or of other raw data are therefore never mixed in. Runs on any kind of machine count; their times are another matter.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +36,9 @@ class CompletedRun:
         loss: mean loss on the test split.
         seconds: time of the training loop; None where the run was rebuilt from its outs, which do not contain it.
         compile_seconds: compile time of the training stage; None likewise.
+        began: when the training's run began, in seconds since 1970.
+        ended: when it ended.
+        machine: kind of machine that trained; None where it is not known.
         dataset: name of the data set and the first digits of its digest.
         run_id: MLflow's id of the training's run.
     """
@@ -46,6 +48,9 @@ class CompletedRun:
     loss: float
     seconds: float | None
     compile_seconds: float | None
+    began: float
+    ended: float
+    machine: str | None
     dataset: str
     run_id: str
 
@@ -64,21 +69,27 @@ class RunFinder:
 
     def find(self, planned: Iterable[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
         """Return the planned runs that are complete, in their order."""
-        found = ((run, self._stage_runs(params_of(run, comparison, self._params))) for run in planned)
+        names = list(self._stage.lineage)
+        found = ((run, self._chain(names, params_of(run, comparison, self._params), {})) for run in planned)
         return [_completed(run, runs[TRAIN], runs[STAGE]) for run, runs in found if runs]
 
-    def _stage_runs(self, params: Mapping[str, Any]) -> dict[str, Run] | None:
-        """Return the run of each stage with these params; None where a stage has none."""
-        outs: dict[str, str] = {}
-        runs: dict[str, Run] = {}
-        for name in self._stage.lineage:
-            entry = self._entry(self._stage.pipeline[name], params, outs)
-            found = self._find({"state": state_key(name, entry)}, finished=True) if entry else []
-            if not found:
-                return None
-            runs[name] = next((run for run in found if REBUILT not in run.data.tags), found[0])
-            outs |= outputs(runs[name].data.tags)
-        return runs
+    def _chain(self, names: Sequence[str], params: Mapping[str, Any], outs: Mapping[str, str]) -> dict[str, Run] | None:
+        """Return a run of each stage with these params, each of which read what the ones before it wrote; None if none.
+
+        The newest runs are preferred, and those that were not rebuilt. A state may have other outs on another kind of
+        machine, so where the stages that follow have no run of the newest outs, older ones are tried.
+        """
+        if not names:
+            return {}
+        entry = self._entry(self._stage.pipeline[names[0]], params, outs)
+        found = self._find({"state": state_key(names[0], entry)}, finished=True) if entry else []
+        tried: list[dict[str, str]] = []
+        for run in sorted(found, key=lambda run: REBUILT in run.data.tags):
+            written = outputs(run.data.tags)
+            if written not in tried and (rest := self._chain(names[1:], params, {**outs, **written})) is not None:
+                return {names[0]: run, **rest}
+            tried.append(written)
+        return None
 
     def _entry(self, spec: StageSpec, params: Mapping[str, Any], outs: Mapping[str, str]) -> Entry | None:
         """Return what determines a stage's outs; None where the digest of a dep is unknown."""
@@ -110,6 +121,9 @@ def _completed(planned: PlannedRun, train: Run, evaluation: Run) -> CompletedRun
         loss=evaluation.data.metrics["eval/loss"],
         seconds=train.data.metrics.get("train/seconds"),
         compile_seconds=train.data.metrics.get("train/compile_total_seconds"),
+        began=train.info.start_time / 1000,
+        ended=train.info.end_time / 1000,
+        machine=tags.get("machine"),
         dataset=f"{tags['dataset']} {tags['dataset_digest'][:8]}",
         run_id=train.info.run_id,
     )

@@ -5,14 +5,15 @@ A comparison compares variants, which are changes to `params.yaml`, with the fir
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gradtrail.stages.common.overrides import PARAMS, SEED, as_options, changed, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, suggestion
 
 PATH = Path("comparisons.yaml")
 STAGE = "evaluate"  # the last stage that a comparison runs
@@ -68,7 +69,7 @@ def choose(name: str) -> Comparison:
     """Return the comparison of that name, or raise UserError."""
     comparisons = read_comparisons()
     if name not in comparisons:
-        raise UserError(f"{PATH}: no comparison {name}; it has {', '.join(comparisons)}")
+        raise UserError(f"{PATH}: no comparison {name}; it has {', '.join(comparisons)}{suggestion(name, comparisons)}")
     return comparisons[name]
 
 
@@ -91,15 +92,20 @@ def params_of(run: PlannedRun, comparison: Comparison, params: Mapping[str, Any]
     return changed(params, comparison.variants[run.label] | {SEED: run.seed})
 
 
-def queue_commands(missing: Iterable[PlannedRun], comparison: Comparison) -> list[tuple[list[str], list[PlannedRun]]]:
-    """Return the `dvc exp run` commands that queue runs, one per variant, each with its runs in order."""
-    grouped = [(label, list(runs)) for label, runs in groupby(missing, key=lambda run: run.label)]
-    return [(_queue_command(comparison.variants[label], runs), runs) for label, runs in grouped]
+def in_random_blocks(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """Return runs seed by seed, the variants of each seed in an order that is random and the same on every call.
+
+    What drifts while they are trained, such as other load, then affects all variants alike.
+    """
+    runs = list(runs)
+    shuffled = [runs[place] for place in np.random.default_rng(0).permutation(len(runs))]
+    return sorted(shuffled, key=lambda run: run.seed)
 
 
-def _queue_command(changes: Mapping[str, Any], runs: Sequence[PlannedRun]) -> list[str]:
-    seeds = ",".join(str(run.seed) for run in runs)
-    return ["dvc", "exp", "run", "--queue", *as_options(changes), "-S", f"{SEED}={seeds}", STAGE]
+def queue_command(run: PlannedRun, comparison: Comparison) -> list[str]:
+    """Return the arguments of the `dvc` command that queues a run."""
+    options = as_options({**comparison.variants[run.label], SEED: run.seed})
+    return ["exp", "run", "--queue", *options, STAGE]
 
 
 def _validate(comparison: Comparison, name: str, params: Mapping[str, Any], sections: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from gradtrail.support.errors import UserError, one_line
 SPLITS = ("train", "validation", "test")
 DIGEST_LENGTH = 12  # of a data set, where it is shown: in metrics files and in MLflow
 _INFO = "dataset.json"
+_LABELS = ("labels", "true_labels", "given_labels", "corrected_labels")
 _MAX_CLASSES = 256  # labels are bytes in the raw files
 _HEADER_BYTES = 128
 _HEADER = re.compile(  # NumPy itself takes more than it writes, and stumbles over some of it
@@ -149,12 +150,12 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 def _check_arrays(path: Path, arrays: dict[str, np.ndarray], info: DatasetInfo) -> None:
     rows = arrays["labels"].shape[:1]
     expected: dict[str, tuple[tuple[int, ...], type]] = {"images": ((*rows, *info.image_shape), np.uint8)}
-    expected |= dict.fromkeys(("labels", "true_labels", "example_id"), (rows, np.int32))
+    expected |= dict.fromkeys((*_LABELS, "example_id"), (rows, np.int32))
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != shape or array.dtype != dtype:
             raise UserError(f"{path}: {name} is {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}")
-    for name in ("labels", "true_labels"):
+    for name in _LABELS:
         if arrays[name].size == 0 or arrays[name].min() < 0 or arrays[name].max() >= info.num_classes:
             raise UserError(f"{path}: {name} must be 0 to {info.num_classes - 1}, at least one of them")
 
@@ -176,11 +177,15 @@ def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo
 
 
 def measure_splits(splits: Mapping[str, Split]) -> dict[str, float]:
-    """Return the metrics of the splits: sizes, wrong labels, mean and spread of the training pixels in 0..1."""
+    """Return metrics of the splits: sizes, wrong and corrected labels, mean and spread of training pixels in 0..1."""
     train = splits["train"]
     return {
         **{f"{name}_examples": len(split) for name, split in splits.items()},
         "noisy_labels": int(np.sum(train.labels != train.true_labels)),
+        **{
+            f"{name}_corrected_labels": int(np.sum(split.corrected_labels != split.given_labels))
+            for name, split in splits.items()
+        },
         "pixel_mean": float(np.mean(train.images, dtype=np.float64) / 255),
         "pixel_std": float(np.std(train.images, dtype=np.float64) / 255),
     }

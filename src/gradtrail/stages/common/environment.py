@@ -140,12 +140,12 @@ def refuse_unknown_variables(config: EnvironmentConfig | None) -> None:
     known = HARMLESS | {name.upper() for name in PINNED}
     for name, value in sorted(os.environ.items()):
         if _OF_JAX.fullmatch(name) and value and name not in known:
-            raise UserError(f"{name} is set to {value!r}, which is not known to leave results alone; unset it")
+            raise UserError(f"{name} is set to {value!r}, which may change results; unset it")
     for flag in os.environ.get("XLA_FLAGS", "").split():
         if not flag.startswith(_HARMLESS_FLAGS) and flag not in config.xla_flags:
             way = ", or list it in environment.xla_flags of params.yaml, so that it is part of the state"
             advice = f"unset it{way if _FLAG.fullmatch(flag) else ''}"
-            raise UserError(f"XLA_FLAGS has {flag!r}, which is not known to leave results alone; {advice}")
+            raise UserError(f"XLA_FLAGS has {flag!r}, which may change results; {advice}")
 
 
 def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:

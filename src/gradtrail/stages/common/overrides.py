@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, suggestion
 
 PARAMS = Path("params.yaml")
 SEED = "train.seed"
@@ -25,7 +25,7 @@ def require_known(params: Mapping[str, Any], changes: Mapping[str, Any], name: s
     flat = flatten(params)
     for key in changes:
         if key not in flat:
-            raise UserError(f"{name}.{key} is not a key of {PARAMS}")
+            raise UserError(f"{name}.{key} is not a key of {PARAMS}{suggestion(key, flat)}")
 
 
 def changed(params: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

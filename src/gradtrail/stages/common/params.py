@@ -3,6 +3,7 @@
 This module knows no config class: each stage passes its own. YAML is read as YAML 1.2, where `1e-3` is a number.
 """
 
+import contextlib
 import functools
 import itertools
 import json
@@ -21,7 +22,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode
 from ruamel.yaml.scanner import Scanner
 
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError, one_line, suggestion
 
 Section = TypeVar("Section")
 ExtraValues: TypeAlias = Literal["forbid", "ignore"]
@@ -32,6 +33,7 @@ _MAX_CONTENT_BYTES = 2**24  # a few lines of aliases can expand to gigabytes
 _MAX_DEPTH = 50  # of mappings and lists, of which the parser visits all around each value
 _TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 _MAX_LINE = 500  # characters of an error
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # types of pydantic's errors
 _REMOVED = {"runtime": ("memory_budget_mib", "gpu_deterministic")}  # keys that are ignored for one release
 
 
@@ -44,14 +46,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return parse_yaml(data, str(path))
+
+
+def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
+    """Return the content of a YAML 1.2 file of this name, as `read_yaml` does."""
     if len(data) > _MAX_FILE_BYTES:
-        raise UserError(f"{path}: more than {_MAX_FILE_BYTES:,} bytes, too long for a file of params")
+        raise UserError(f"{name}: more than {_MAX_FILE_BYTES:,} bytes")
     try:
         content = _parse(data.decode("utf-8"))
     except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # all raised by malformed text
-        raise UserError(f"{path}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
+        raise UserError(f"{name}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: expected sections by name, got {type(content).__name__}")
+        raise UserError(f"{name}: expected sections by name, got {type(content).__name__}")
     return content
 
 
@@ -96,7 +103,7 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
         adapter = _adapter(into, extra)  # type: ignore[arg-type] # mypy: a type variable is not hashable
         return adapter.validate_json(json.dumps(value, default=str))
     except ValidationError as error:
-        raise UserError(_one_line(error.errors()[0], name)[:_MAX_LINE]) from None
+        raise UserError(_one_line(error.errors(), value, name)[:_MAX_LINE]) from None
     except (TypeError, ValueError, RecursionError) as error:  # a list as a key, an integer of thousands of digits
         raise UserError(f"{name}: not a valid value: {one_line(error)[:_MAX_LINE]}") from None
 
@@ -179,14 +186,30 @@ def _strict(cls: type[Section], extra: ExtraValues) -> type[Section]:
     return with_config(ConfigDict(extra=extra, strict=True, allow_inf_nan=False))(cls)
 
 
-def _one_line(error: ErrorDetails, name: str) -> str:
-    """Format an error as one line: the key, what is allowed, what was found."""
+def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
+    """Format the first error as one line: the key, what is allowed, what was found. Unknown keys go first.
+
+    A key that is mistyped is also missing.
+    """
+    error = min(errors, key=lambda each: each["type"] not in _UNKNOWN)
     key = ".".join([name, *(one_line(part) for part in error["loc"])])
     match error["type"]:
         case "missing":
             return f"{key} is missing"
-        case "unexpected_keyword_argument" | "extra_forbidden":
-            return f"{key} is not a known key"
+        case kind if kind in _UNKNOWN:
+            return f"{key} is not a known key{_nearest_key(error, errors, value)}"
         case "value_error":  # raised by a config's own __post_init__, whose message names the key
             return f"{name}.{error['ctx']['error']}" if not error["loc"] else f"{key}.{error['ctx']['error']}"
     return f"{key}: {error['msg']}, got {error['input']!r}"
+
+
+def _nearest_key(error: ErrorDetails, errors: list[ErrorDetails], value: Any) -> str:
+    """Suggest a key for an unknown one: those beside it that are known, and those that are missing."""
+    *parents, unknown = error["loc"]
+    with contextlib.suppress(LookupError, TypeError):
+        beside = {str(key) for key in functools.reduce(lambda node, part: node[part], parents, value)}
+        same = [each for each in errors if [*each["loc"][:-1]] == parents]
+        wrong = {str(each["loc"][-1]) for each in same if each["type"] in _UNKNOWN}
+        missing = {str(each["loc"][-1]) for each in same if each["type"] == "missing"}
+        return suggestion(str(unknown), beside - wrong | missing)
+    return ""

@@ -17,6 +17,8 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.support.errors import UserError, one_line
 
+# The pipeline of the root, and one beside it, which `dvc repro` in the root does not run and whose paths are the same
+FILES = ("dvc.yaml", "dvc.lock", "audit/dvc.yaml", "audit/dvc.lock")
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
 _CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/"), (".py", ".j2")  # what else a stage reads is data
 
@@ -104,20 +106,46 @@ class _DvcLock:
 
 def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
     """Read the stages of a `dvc.yaml`, in its order; raise UserError in one line where they are none."""
-    content = read_yaml(path)
-    validate(content, _DvcYaml, str(path), extra="ignore")
-    pipeline = {name: _stage_spec(stage) for name, stage in content["stages"].items()}
+    return parse_pipeline(read_yaml(path), str(path))
+
+
+def parse_pipeline(content: Mapping[str, Any], name: str) -> dict[str, StageSpec]:
+    """Return the stages of the content of a `dvc.yaml` of this name, as `read_pipeline` does."""
+    validate(content, _DvcYaml, name, extra="ignore")
+    pipeline = {stage: _stage_spec(content["stages"][stage]) for stage in content["stages"]}
     try:
-        TopologicalSorter({name: upstream_stages(name, pipeline) for name in pipeline}).prepare()
+        TopologicalSorter({stage: upstream_stages(stage, pipeline) for stage in pipeline}).prepare()
     except CycleError as error:
-        raise UserError(f"{path}: stages that wait for each other: {', '.join(error.args[1])}") from None
+        raise UserError(f"{name}: stages that depend on each other: {', '.join(error.args[1])}") from None
     return pipeline
+
+
+def read_pipelines(folder: Path) -> dict[str, StageSpec]:
+    """Read the stages of `dvc.yaml` and, where there is one, of the `dvc.yaml` beside it; see `FILES`."""
+    pipeline, beside = read_pipeline(folder / FILES[0]), folder / FILES[2]
+    return pipeline | read_pipeline(beside) if beside.is_file() else pipeline
+
+
+def dvc_target(stage: str) -> str:
+    """Return what `dvc repro`, in the root, knows a stage of the working folder by."""
+    beside = Path(FILES[2])
+    return f"{beside}:{stage}" if beside.is_file() and stage in read_pipeline(beside) else stage
+
+
+def read_locks(folder: Path) -> dict[str, Any]:
+    """Read the stages of both locks; of none where there is none."""
+    locks = (folder / FILES[1], folder / FILES[3])
+    return {name: stage for lock in locks if lock.is_file() for name, stage in read_lock(lock).items()}
 
 
 def read_lock(path: Path) -> dict[str, Any]:
     """Read the stages of a `dvc.lock`; raise UserError in one line where they are none."""
-    content = read_yaml(path)
-    validate(content, _DvcLock, str(path), extra="ignore")
+    return parse_lock(read_yaml(path), str(path))
+
+
+def parse_lock(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the stages of the content of a `dvc.lock` of this name, as `read_lock` does."""
+    validate(content, _DvcLock, name, extra="ignore")
     return content.get("stages", {})
 
 

@@ -21,9 +21,9 @@ class RuntimeConfig:
         compile_cache: whether to keep compiled functions on disk, for the next run.
         trace: whether to record some training steps with JAX's profiler, as an artifact.
         tracking: whether to log to MLflow.
-        tracking_seconds: total time that a stage waits for a tracking server; `gradtrail sync` backfills
+        tracking_seconds: longest that a stage waits, at its end, for a tracking server; `gradtrail sync` backfills
             what is then missing.
-        system_metrics: whether to log the usage of processor and memory.
+        system_metrics: whether to log the usage of processor and memory, of stages that last for more than a minute.
         copy_outs: whether to log weights and parquet tables as artifacts, in addition to their digests.
         log_kept_epochs: whether to log the weights of the kept epochs as models too, not only the final and best ones.
         debug_nans: whether to stop at the first NaN, in the operation that produced it; no outs are written.

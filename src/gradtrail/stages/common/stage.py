@@ -1,19 +1,23 @@
 """What every stage script does around its work: check the environment, load params, write outs, report errors."""
 
 import contextlib
+import gc
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
 from gradtrail.stages.common.files import write_json, writing_outs
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline
+from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.stages.common.versions import require_recorded_versions
@@ -27,7 +31,7 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of `dvc.yaml`, in the working folder.
+    """A stage of a `dvc.yaml`, in the working folder.
 
     Attributes:
         name: also that of its script, its params section and its metrics file.
@@ -42,8 +46,8 @@ class Stage:
 
     @cached_property
     def pipeline(self) -> dict[str, StageSpec]:
-        """All stages of `dvc.yaml`."""
-        return read_pipeline()
+        """All stages."""
+        return read_pipelines(Path())
 
     @property
     def spec(self) -> StageSpec:
@@ -77,7 +81,7 @@ class Stage:
         compiles = "jax" in self.spec.params.get(str(VERSIONS), ())
         if compiles and (self.runtime.disable_jit or self.runtime.debug_nans):
             switch = "disable_jit" if self.runtime.disable_jit else "debug_nans"
-            raise UserError(f"runtime.{switch} is on: the stage finished, but writes no results with this switch on")
+            raise UserError(f"runtime.{switch} is on: the stage finished, but writes no outs while it is on")
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
 
@@ -99,19 +103,22 @@ class Stage:
         return metrics
 
 
-def run_stage(main: Callable[[Stage], None], name: str) -> None:
-    """Run a stage script and turn an error into an exit status.
+def run_stage(main: Callable[[Stage], None], name: str, shows: tuple[str, ...] = ()) -> None:
+    """Run a stage script, print one line with these metrics and the time it took, and exit with its status.
 
     0: success. 1: a bug, with a traceback. 2: an error that the user can fix, as one line on stderr. 130: stopped by
     Ctrl-C. 143: stopped by SIGTERM.
     """
     stage = Stage(name)
+    gc.freeze()  # what was imported stays
+    gc.enable()
     try:
         require_own_code()
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
         stage.set_up()
-        with stopping_on_sigterm(f"stopped; `dvc repro` starts {name} again"):
+        with stopping_on_sigterm(f"stopped; `dvc repro` restarts {name}"):
             main(stage)
+        print(_summary(stage, shows), flush=True)
         warn_of_live_arrays(name)
     except (UserError, ConfigError, FloatingPointError) as error:  # the last one: the training diverged
         if isinstance(error, FloatingPointError) and stage.runtime.debug_nans:
@@ -129,6 +136,17 @@ def run_stage(main: Callable[[Stage], None], name: str) -> None:
     except KeyboardInterrupt:
         print(f"{name}: stopped; `dvc checkout` restores the last results", file=sys.stderr)
         sys.exit(130)
+    finally:
+        gc.freeze()  # Python would look at everything once more as it ends, for half a second
+
+
+def _summary(stage: Stage, shows: tuple[str, ...]) -> str:
+    """Return the line that a stage ends with: metrics, and the seconds since the process began."""
+    metrics = stage.read_metrics() if shows else {}
+    found = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows}
+    parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in found.items()]
+    seconds = time.time() - psutil.Process().create_time()
+    return f"{stage.name}: {', '.join([*parts, f'{seconds:.1f} s'])}"
 
 
 def _plain(value: Any) -> Any:

@@ -6,14 +6,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.metrics import Evaluation, Reliability
+from gradtrail.core.evaluate.metrics import Evaluation
 from gradtrail.stages.artifacts import plotting
 
 
 def draw(folder: Path, result: Evaluation, split: Split, title: str, num_mistakes: int) -> None:
     """Draw all figures of the `evaluate` stage into a folder."""
     plotting.save(draw_confusion(result.confusion, title), folder / "confusion.png")
-    plotting.save(draw_reliability(result.reliability, title), folder / "reliability.png")
+    plotting.save(draw_reliability(result, title), folder / "reliability.png")
     plotting.save(draw_mistakes(result, split, title, num_mistakes), folder / "mistakes.png")
 
 
@@ -32,18 +32,25 @@ def draw_confusion(confusion: np.ndarray, title: str) -> Figure:
     return figure
 
 
-def draw_reliability(bins: Reliability, title: str) -> Figure:
-    """Draw accuracy over confidence, and below it the number of examples in each bin."""
+def draw_reliability(result: Evaluation, title: str) -> Figure:
+    """Draw accuracy over confidence, calibrated and not, and below it the number of examples in each bin."""
     figure, axes = plotting.new_figure(f"Calibration · {title}", rows=2, size=(6, 6))
-    width = 1 / len(bins.count)
-    centres = (np.arange(len(bins.count)) + 0.5) * width
-    axes[0, 0].plot([0, 1], [0, 1], color=plotting.GREY, linestyle="--", label="perfect")
-    axes[0, 0].plot(bins.confidence, bins.accuracy, color=plotting.BLUE, marker="o", label="model")
-    axes[0, 0].set_ylabel("accuracy")
-    axes[0, 0].legend(title=f"expected calibration error {bins.expected_calibration_error:.4f}", loc="upper left")
-    axes[1, 0].bar(centres, bins.count, width * 0.9, color=plotting.BLUE)
-    axes[1, 0].set_yscale("log")
-    axes[1, 0].set(xlabel="confidence (highest probability)", ylabel="examples", xlim=axes[0, 0].get_xlim())
+    above, below = axes[:, 0]
+    above.plot([0, 1], [0, 1], color=plotting.GREY, linestyle="--", label="perfect")
+    kinds = (
+        (f"calibrated (temperature {result.temperature:.3g})", result.reliability, plotting.BLUE),
+        ("uncalibrated", result.reliability_uncalibrated, plotting.VERMILLION),
+    )
+    width = 0.9 / len(result.reliability.count)
+    for place, (name, bins, colour) in enumerate(kinds):
+        error = f"calibration error {bins.expected_calibration_error:.4f}"
+        above.plot(bins.confidence, bins.accuracy, color=colour, marker="o", label=f"{name}: {error}")
+        left = np.arange(len(bins.count)) / len(bins.count) + place * width / 2
+        below.bar(left, bins.count, width / 2, color=colour, align="edge")
+    above.set_ylabel("accuracy")
+    above.legend(loc="upper left")
+    below.set_yscale("log")
+    below.set(xlabel="confidence (highest probability)", ylabel="examples", xlim=above.get_xlim())
     return figure
 
 

@@ -12,9 +12,10 @@ from gradtrail.core.evaluate.metrics import Evaluation
 def write_tables(folder: Path, split: Split, result: Evaluation, num_mistakes: int) -> None:
     """Write a split's tables to a new folder.
 
-    `predictions.parquet`: the label, prediction, loss and class probabilities of every example. `mistakes.csv`: the
-    `num_mistakes` most confident wrong predictions. `classes.csv`: label and prediction of every example, for DVC's
-    confusion plot. `calibration.csv`: the bins of the reliability diagram. `per_class.csv`: metrics of each class.
+    `predictions.parquet`: the label, prediction, loss and calibrated class probabilities of every example.
+    `mistakes.csv`: the `num_mistakes` most confident wrong predictions. `classes.csv`: label and prediction of every
+    example, for DVC's confusion plot. `calibration.csv` and `calibration_uncalibrated.csv`: the bins of the
+    reliability diagram. `per_class.csv`: metrics of each class.
     """
     folder.mkdir(parents=True)
     predictions = prediction_table(split, result)
@@ -25,6 +26,7 @@ def write_tables(folder: Path, split: Split, result: Evaluation, num_mistakes: i
     ]
     _write_csv(folder / "mistakes.csv", mistakes)
     _write_csv(folder / "calibration.csv", pd.DataFrame(vars(result.reliability)).dropna())
+    _write_csv(folder / "calibration_uncalibrated.csv", pd.DataFrame(vars(result.reliability_uncalibrated)).dropna())
     by_class = pd.DataFrame(vars(result.per_class))
     _write_csv(folder / "per_class.csv", by_class.rename_axis("class").reset_index())
 

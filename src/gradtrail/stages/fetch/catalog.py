@@ -61,6 +61,7 @@ class Dataset:
         folder_variable: environment variable that may name a folder with the files, each plain or as `.gz`.
         mirrors: base URLs that serve each file as `<base>/<name>.gz`.
         openml: name of version 1 of the data set at OpenML, where the test examples follow the training ones.
+        class_names: what the classes show, in their order; empty where a number says it.
         stand_in: the data set with which `make repro` goes on where no source answers.
     """
 
@@ -72,6 +73,7 @@ class Dataset:
     folder_variable: str = ""
     mirrors: tuple[str, ...] = ()
     openml: str = ""
+    class_names: tuple[str, ...] = ()
     stand_in: str = ""
 
     @property
@@ -154,6 +156,10 @@ DATASETS = {
         mirrors=(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        ),
+        class_names=(
+            *("T-shirt", "Trousers", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         ),
     ),
     "idx": Dataset(

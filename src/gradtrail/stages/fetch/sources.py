@@ -28,9 +28,8 @@ from gradtrail.stages.fetch.download import (
     read_chunks,
     write_verified,
 )
-from gradtrail.support.errors import NoSourceError, UserError, one_line
+from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line
 
-NO_SOURCE_FLAG = "GRADTRAIL_NO_SOURCE_FLAG"
 OPENML_URL = "https://www.openml.org"
 
 

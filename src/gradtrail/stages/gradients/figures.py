@@ -37,7 +37,7 @@ def draw(
 
 
 def draw_histograms(scores: pd.DataFrame, title: str) -> Figure:
-    """Draw the distribution of the gradient norm by split, and by whether the prediction is right."""
+    """Draw the distribution of the gradient norm by split, and by whether the prediction is correct."""
     figure, axes = plotting.new_figure(f"Per-example gradient norm · {title}", columns=2, size=(11, 4.2))
     edges = _log_bins(scores["grad_norm"])
     for split, part in scores.groupby("split", observed=True):
@@ -51,7 +51,7 @@ def draw_histograms(scores: pd.DataFrame, title: str) -> Figure:
             label=str(split),
             linewidth=1.6,
         )
-    for is_correct, name, colour in ((True, "right", plotting.BLUE), (False, "wrong", plotting.VERMILLION)):
+    for is_correct, name, colour in ((True, "correct", plotting.BLUE), (False, "misclassified", plotting.VERMILLION)):
         norms = scores.loc[scores["correct"] == is_correct, "grad_norm"]
         axes[0, 1].hist(norms, edges, histtype="stepfilled", alpha=0.6, color=colour, label=f"{name} ({len(norms):,})")
     axes[0, 0].set_ylabel("% of the split")
@@ -68,7 +68,10 @@ def draw_relations(scores: pd.DataFrame, title: str) -> Figure:
     for axis, column, label in zip(
         axes.flat, ("loss", "margin", "input_norm"), ("loss in nats", "margin in logits", "input norm"), strict=True
     ):
-        for is_correct, name, colour in ((True, "right", plotting.BLUE), (False, "wrong", plotting.VERMILLION)):
+        for is_correct, name, colour in (
+            (True, "correct", plotting.BLUE),
+            (False, "misclassified", plotting.VERMILLION),
+        ):
             part = scores[scores["correct"] == is_correct]
             axis.plot(part[column], part["grad_norm"], ",", color=colour, alpha=0.5)
             axis.plot([], [], "o", color=colour, label=name)
@@ -100,7 +103,7 @@ def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_si
         known["epoch"], known["noise_scale"], yerr=np.maximum(lines, 0), fmt="o-", color=plotting.BLUE, capsize=4
     )
     axes[0, 0].axhline(batch_size, color=plotting.GREY, linestyle="--", label=f"batch size {batch_size}")
-    axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖² in examples")
+    axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖², in examples")
     axes[0, 0].legend()
     train, epochs = tables.train, list(analysis.noise_scales)
     others = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
@@ -115,7 +118,7 @@ def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_si
 
 
 def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
-    """Draw the cosines of the classes' mean gradients, their coherence, and their shares of the mean gradient."""
+    """Draw the cosines of the classes' mean gradients, their coherence, and shares of a step's decrease in loss."""
     classes = analysis.classes
     figure, axes = plotting.new_figure(f"Gradients by class · {title}", columns=3, size=(14, 4.6))
     ticks = plotting.class_ticks(len(classes.share))
@@ -128,7 +131,7 @@ def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
         figure.colorbar(drawn, ax=axis, shrink=0.8)
     axes[0, 2].bar(range(len(classes.share)), 100 * classes.share, color=plotting.BLUE)
     axes[0, 2].axhline(0, color=plotting.GREY, linewidth=1)
-    axes[0, 2].set(title="share of the mean gradient", xlabel="class", ylabel="%", xticks=ticks)
+    axes[0, 2].set(title="share of a gradient step's decrease in loss", xlabel="class", ylabel="%", xticks=ticks)
     return figure
 
 
@@ -137,7 +140,7 @@ def draw_suspects(suspects: pd.DataFrame, splits: Mapping[str, Split], title: st
     images, captions = [], []
     for row in _rows(suspects):
         images.append(_image(splits[row.split], row.example_id))
-        truth = "" if row.label == row.true_label else f" (is {row.true_label})"
+        truth = "" if row.label == row.true_label else f" (true {row.true_label})"
         captions.append(f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}{truth}  {row.probability:.0%}")
     heading = f"Suspected label errors: label → prediction, probability of the label · {title}"
     return plotting.gallery(np.stack(images), captions, heading, columns=8)
@@ -153,14 +156,14 @@ def draw_influence(influence: pd.DataFrame, splits: Mapping[str, Split], title: 
             images.append(_image(splits["train"], row.train_example))
             captions.append(f"{row.effect} #{row.train_example}\n{row.train_label}  {_signed(row.influence)}")
     columns = 1 + int(influence.groupby("test_example").size().iloc[0])
-    heading = f"Training examples that helped or hurt a test example most · {title}"
+    heading = f"Training examples that lowered (helped) or raised (hurt) the loss of a test example most · {title}"
     return plotting.gallery(np.stack(images), captions, heading, columns=columns)
 
 
 def draw_detection(detection: pd.DataFrame, title: str) -> Figure:
     """Draw how well each score finds the labels that label noise changed."""
     figure, axes = plotting.new_figure(
-        f"Detection of wrong labels by each score · {title}", size=(9, 0.24 * len(detection) + 1.4)
+        f"Detection of label errors by each score · {title}", size=(9, 0.24 * len(detection) + 1.4)
     )
     names = [f"{row.score} {row.epoch and f'({row.epoch})'}" for row in _rows(detection)]
     places = np.arange(len(names))[::-1]

@@ -140,10 +140,16 @@ def _noise(analysis: GradientAnalysis, batch_size: int) -> str:
 def _classes(analysis: GradientAnalysis) -> str:
     classes = analysis.classes
     share = pd.Series(classes.share)
+    least = f"class {share.idxmin()}"
+    smallest = (
+        f"the loss of {least} increases, by {-share.min():.0%} of the decrease"
+        if share.min() < 0
+        else f"{least} has the smallest share ({share.min():.0%})"
+    )
     return (
-        f"Class {share.idxmax()} contributes the largest share of the mean gradient ({share.max():.0%}), class "
-        f"{share.idxmin()} the smallest ({share.min():.0%}). The mean coherence of two examples' gradients is "
-        f"{classes.within:.4f} within a class and {classes.across:.4f} across classes."
+        f"To first order, a full-batch gradient step decreases the training loss: class {share.idxmax()} has the "
+        f"largest share of the decrease ({share.max():.0%}), {smallest}. The mean coherence of two examples' gradients "
+        f"is {classes.within:.4f} within a class and {classes.across:.4f} across classes."
     )
 
 

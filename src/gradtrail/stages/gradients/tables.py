@@ -208,7 +208,7 @@ def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
 
 
 def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
-    """Return a row for each class: its share of the mean gradient, and its cosine and coherence with every class."""
+    """Return a row for each class: share of a step's decrease in loss, cosine and coherence with every class."""
     classes = analysis.classes
     numbers = range(len(classes.share))
     return pd.DataFrame(

@@ -1,4 +1,4 @@
-"""Figures of the data: what the images look like, and how large each class is."""
+"""Figures of the data: what the images look like."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +13,12 @@ from gradtrail.stages.artifacts import plotting
 def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: int) -> None:
     """Draw all figures of the `preprocess` stage into a folder."""
     plotting.save(draw_samples(splits["train"], dataset, num_classes), folder / "samples.png")
-    plotting.save(draw_class_balance(splits, dataset, num_classes), folder / "class_balance.png")
 
 
 def draw_samples(split: Split, dataset: str, num_classes: int, per_class: int = 12) -> Figure:
     """Draw the first training examples of each class, a row a class, by given label; of the first 20 classes."""
     rows = min(num_classes, plotting.MAX_CLASSES)
-    shown = "" if rows == num_classes else f" below {rows} of {num_classes}"
+    shown = "" if rows == num_classes else f", the first {rows} of {num_classes}"
     figure, axes = plotting.new_figure(
         f"Training examples by label{shown} ({dataset})",
         rows=rows,
@@ -32,21 +31,4 @@ def draw_samples(split: Split, dataset: str, num_classes: int, per_class: int = 
             axis.axis("off")
         for axis, example in zip(row, chosen, strict=False):
             plotting.show_image(axis, split.images[example])
-    return figure
-
-
-def draw_class_balance(splits: Mapping[str, Split], dataset: str, num_classes: int) -> Figure:
-    """Draw each class's share of each split, so that splits of different size compare."""
-    figure, axes = plotting.new_figure(f"Share of each class ({dataset})", size=(8, 3.6))
-    axis, width = axes[0, 0], 0.8 / len(splits)
-    for index, (name, split) in enumerate(splits.items()):
-        shares = np.bincount(split.labels, minlength=num_classes) / len(split)
-        places = np.arange(num_classes) + (index - (len(splits) - 1) / 2) * width
-        axis.bar(places, 100 * shares, width, label=f"{name} ({len(split):,})", color=plotting.SPLIT_COLOURS[name])
-    axis.set_xticks(plotting.class_ticks(num_classes))
-    axis.set_xlabel("class")
-    axis.set_ylabel("% of the split")
-    axis.grid(axis="x", visible=False)
-    axis.margins(y=0.2)  # room for the legend above the bars
-    axis.legend(ncols=len(splits), loc="upper center")
     return figure

@@ -1,4 +1,4 @@
-"""Figures of static costs: FLOPs, bytes and memory of each function in each variant, and the size of its program.
+"""Figures of static costs: FLOPs, bytes and memory of each function in each variant.
 
 Drawn from a table with a row for each function of each variant; see `tables.cost_table`.
 """
@@ -20,7 +20,6 @@ FUNCTIONS = {"train_step": plotting.BLUE, "predict": plotting.GREEN, "score": pl
 def draw(folder: Path, costs: pd.DataFrame, configured: Variant, title: str) -> None:
     """Draw all figures of the `profile` stage into a folder."""
     plotting.save(draw_costs(costs, configured, title), folder / "costs.png")
-    plotting.save(draw_fusions(costs, configured, title), folder / "fusions.png")
 
 
 def draw_costs(costs: pd.DataFrame, configured: Variant, title: str) -> Figure:
@@ -38,34 +37,6 @@ def draw_costs(costs: pd.DataFrame, configured: Variant, title: str) -> Figure:
         axis.yaxis.set_major_formatter("{x:,g}")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=4)
-    return figure
-
-
-def draw_fusions(costs: pd.DataFrame, configured: Variant, title: str) -> Figure:
-    """Draw the numbers of jaxpr equations, HLO instructions and fusions of each function and variant."""
-    counts = {
-        "jaxpr_equations": "jaxpr\nequations",
-        "hlo_instructions": "HLO\ninstructions",
-        "hlo_fusions": "HLO\nfusions",
-    }
-    figure, axes = plotting.new_figure(
-        f"Program size before and after compilation · {title}", columns=3, size=(13, 4.4)
-    )
-    for axis, function in zip(axes[0], FUNCTIONS, strict=True):
-        part = costs[costs["function"] == function]
-        shown = forms_to_compare(part, configured)
-        height = 0.8 / max(len(shown), 1)
-        for index, row in enumerate(shown.to_dict("records")):
-            places = [place + index * height for place in range(len(counts))]
-            colour = plotting.CYCLE[index % len(plotting.CYCLE)]
-            drawn = axis.bar(places, [row[name] for name in counts], height, color=colour, label=row["form"])
-            axis.bar_label(drawn, fmt="{:,.0f}", fontsize=8, padding=2, rotation=90 if len(shown) > 3 else 0)
-        axis.set_xticks([place + 0.4 - height / 2 for place in range(len(counts))], labels=counts.values())
-        axis.set(title=function)
-        axis.margins(y=0.15)
-        axis.grid(visible=False, axis="x")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=len(labels))
     return figure
 
 

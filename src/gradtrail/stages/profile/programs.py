@@ -1,11 +1,20 @@
 """Compiles the variants that a profile compares."""
 
 import contextlib
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 
-from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, compile_variant, variants_to_compare
+from gradtrail.core.profile.variants import (
+    CompiledVariant,
+    ProfileConfig,
+    Variant,
+    compile_variant,
+    variants_to_compare,
+)
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.dataset import DatasetInfo
@@ -21,7 +30,7 @@ def compile_variants(
     cold: bool,
     advance: Callable[..., object],
 ) -> list[CompiledVariant]:
-    """Compile all variants, the configured one first.
+    """Compile all variants: the configured one first and alone, then the others side by side.
 
     Args:
         config: which variants to compare.
@@ -32,21 +41,21 @@ def compile_variants(
             those of a first run.
         advance: called with a `message` after each variant.
     """
-    compiled: list[CompiledVariant] = []
-    for variant in variants_to_compare(config, train_config):
-        with cache_disabled() if cold and not compiled else contextlib.nullcontext():
-            functions = compile_variant(
-                train_config,
-                variant,
-                image_shape=info.image_shape,
-                num_classes=info.num_classes,
-                num_examples=info.examples["train"],
-                devices=jax.local_devices(),
-                compiler=compiler,
-            )
-        compiled.append(functions)
-        advance(message=f"compiled {variant.label}")
-    return compiled
+    of_data: dict[str, Any] = {"image_shape": info.image_shape, "num_classes": info.num_classes}
+    of_data |= {"num_examples": info.examples["train"], "devices": jax.local_devices()}
+
+    def compiled(variant: Variant) -> CompiledVariant:
+        return compile_variant(train_config, variant, **of_data, compiler=compiler)
+
+    configured, *others = variants_to_compare(config, train_config)
+    with cache_disabled() if cold else contextlib.nullcontext():
+        done = [compiled(configured)]  # alone: its times count
+    advance(message=f"compiled {configured.label}")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for variant, made in zip(others, pool.map(compiled, others), strict=True):
+            done.append(made)
+            advance(message=f"compiled {variant.label}")
+    return done
 
 
 def num_pieces(config: ProfileConfig, train_config: TrainConfig, *, timed: bool) -> int:

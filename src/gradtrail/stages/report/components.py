@@ -63,12 +63,14 @@ class Section:
     Attributes:
         id: target of the link in the table of contents.
         text: paragraphs.
+        summary: sentences that stand for the section while it is folded; empty where it never is.
         markdown: text that a stage wrote, with its headings; empty for none.
     """
 
     id: str
     title: str
     text: Sequence[str]
+    summary: str = ""
     markdown: str = ""
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()

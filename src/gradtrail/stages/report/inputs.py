@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gradtrail.stages.common.dataset import DatasetInfo, read_info
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gradtrail.core.common.split import Split
+from gradtrail.stages.common.dataset import DatasetInfo, read_info, read_splits
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline, stages_before
@@ -22,6 +27,8 @@ from gradtrail.support.errors import UserError, one_line
 
 Found = TypeVar("Found")
 
+_PREDICTIONS = ("example_id", "label", "predicted", "probability")
+_SCORES = ("split", "example_id", "label", "true_label", "predicted", "probability", "grad_norm", "suspicion")
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 
@@ -73,6 +80,9 @@ class Sources:
         costs: stage → compiled function → static cost → value.
         tables: `stage/name` → table.
         figures: `stage/name` → figure.
+        predictions: of the evaluation, a row for each test example.
+        scores: of the gradient analysis, a row for each example of all splits.
+        splits: split → its examples.
         summary: of the gradient analysis, in Markdown.
         stages: the stages that the report depends on, as `dvc.yaml` declares them.
         digests: path of each file or folder that a stage reads or writes → digest, as in `dvc.lock`.
@@ -85,6 +95,9 @@ class Sources:
     costs: dict[str, dict[str, Any]]
     tables: dict[str, CsvTable]
     figures: dict[str, Png]
+    predictions: pd.DataFrame
+    scores: pd.DataFrame
+    splits: dict[str, Split]
     summary: str
     stages: dict[str, StageSpec]
     digests: dict[str, str]
@@ -139,6 +152,9 @@ def read_sources(folder: Path) -> Sources:
         },
         tables={_name(path): read_table(path) for paths in files.values() for path in paths if path.suffix == ".csv"},
         figures={_name(path): read_png(path) for paths in files.values() for path in paths if path.suffix == ".png"},
+        predictions=_read_parquet(folder / "results" / "evaluate" / "predictions.parquet", _PREDICTIONS),
+        scores=_read_parquet(folder / "results" / "gradients" / "scores.parquet", _SCORES),
+        splits=read_splits(folder / "data" / "processed", info),
         summary=_read_text(folder / "results" / "gradients" / "summary.md"),
         stages=stages,
         digests=_digests_of(stages, folder),
@@ -160,6 +176,18 @@ def read_png(path: Path) -> Png:
         raise UserError(f"{path}: not a PNG; `dvc repro` makes it")
     width, height = struct.unpack_from(">II", data, len(_PNG))
     return Png(data=data, width=width, height=height)
+
+
+def _read_parquet(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    try:
+        found: pd.DataFrame = pq.read_table(path, columns=list(columns), use_threads=False).to_pandas()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise UserError(f"{path}: not a table of this project: {one_line(error)[:200]}") from None
+    if missing := [name for name in columns if name not in found]:
+        raise UserError(f"{path}: column {missing[0]} is missing")
+    return found
 
 
 def _read_metrics(path: Path, info: DatasetInfo) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """The report: a self-contained HTML page, with equal bytes for equal results.
 
 The sections' content is made in `sections/`; this module renders it. All text is escaped, and Markdown may contain
-neither HTML nor links nor images: the page loads nothing and runs nothing, whatever the files contain.
+neither HTML nor links nor images: the page loads nothing and runs no script but its own, whatever the files contain.
 """
 
 import base64
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,15 @@ from markupsafe import Markup
 
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.pipeline_file import StageSpec, values_of
-from gradtrail.stages.report.components import Section, Tile, count, percent
-from gradtrail.stages.report.inputs import Png, Sources
+from gradtrail.stages.report import charts
+from gradtrail.stages.report.components import Section
+from gradtrail.stages.report.inputs import Sources
 from gradtrail.stages.report.sections.costs import costs_section
-from gradtrail.stages.report.sections.evaluation import evaluation_section, interval
-from gradtrail.stages.report.sections.gradients import examples, gradients_section, typical_noise
-from gradtrail.stages.report.sections.training import data_section, model_name, training_section
+from gradtrail.stages.report.sections.evaluation import evaluation_section
+from gradtrail.stages.report.sections.examples import SCORES, Gallery, make_gallery
+from gradtrail.stages.report.sections.gradients import gradients_section
+from gradtrail.stages.report.sections.overview import Overview, make_overview
+from gradtrail.stages.report.sections.training import data_section, dataset_name, model_name, training_section
 
 _TEMPLATES = Path(__file__).parent
 _LONGEST_TITLE = 200
@@ -35,7 +39,7 @@ class ReportConfig:
     """The section `report` of `params.yaml`.
 
     Attributes:
-        title: heading of the page.
+        title: what the heading of the page starts with; the model and the data set follow.
     """
 
     title: str
@@ -55,14 +59,28 @@ class StageLineage:
     params: Mapping[str, str]
 
 
-def sections_of(sources: Sources) -> list[Section]:
-    """Return the sections in the order of the page; lineage, the last one, is in the template."""
-    makers = (data_section, training_section, evaluation_section, gradients_section, costs_section)
-    return [make(sources) for make in makers]
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Everything on the page but lineage: the first screen, the gallery, and the sections in their order."""
+
+    overview: Overview
+    gallery: Gallery
+    sections: list[Section]
 
 
-def render(config: ReportConfig, sources: Sources, sections: list[Section]) -> str:
+def content_of(sources: Sources) -> Content:
+    """Return what the page shows."""
+    makers = (evaluation_section, training_section, data_section, gradients_section, costs_section)
+    return Content(
+        overview=make_overview(sources),
+        gallery=make_gallery(sources),
+        sections=[make(sources) for make in makers],
+    )
+
+
+def render(config: ReportConfig, sources: Sources, content: Content) -> str:
     """Return the page."""
+    style, script = ((_TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -73,43 +91,28 @@ def render(config: ReportConfig, sources: Sources, sections: list[Section]) -> s
     )
     environment.filters |= {"data_uri": _data_uri, "markdown": _markdown}
     return environment.get_template("report.html.j2").render(
-        title=config.title,
-        model=model_name(sources),
+        title=f"{config.title}: {model_name(sources)} on {dataset_name(sources)}",
         info=sources.info,
-        tiles=_tiles(sources),
-        sections=sections,
+        content=content,
+        scores=SCORES,
+        size=(charts.WIDTH, charts.HEIGHT),
+        style=Markup(style),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        confusion=sources.figures.get("evaluate/confusion"),
         lineage=_lineage(sources),
         versions=sources.versions,
     )
 
 
-def measure(sources: Sources, sections: list[Section], page: str) -> dict[str, Any]:
-    """Return the metrics: the data set, the number of figures, and the size of the page."""
-    figures = sum(len(section.figures) for section in sections)
-    return {**sources.info.as_metrics(), "num_pictures": figures, "size_bytes": len(page.encode())}
-
-
-def _tiles(sources: Sources) -> list[Tile]:
-    wrong, total = (count(sources.metric("evaluate", key)) for key in ("num_mistakes", "num_examples"))
-    epochs, steps = (count(sources.metric("train", key)) for key in ("epochs", "steps"))
-    error = sources.metric("evaluate", "expected_calibration_error")
-    return [
-        Tile(
-            name="Test accuracy",
-            value=percent(sources.metric("evaluate", "accuracy")),
-            note=f"{interval(sources)} (95%)",
-        ),
-        Tile(name="Mistakes", value=wrong, note=f"of {total} test examples"),
-        Tile(name="Test loss", value=f"{sources.metric('evaluate', 'loss'):.4f}", note="nats per example"),
-        Tile(name="Calibration error", value=f"{error:.4f}", note="expected calibration error"),
-        Tile(name="Parameters", value=count(sources.metric("train", "num_parameters")), note=model_name(sources)),
-        Tile(name="Epochs", value=epochs, note=f"{steps} steps"),
-        Tile(
-            name="Gradient noise scale",
-            value=examples(typical_noise(sources)),
-            note=f"typical value; batch size {sources.param('train.batch_size')}",
-        ),
-    ]
+def measure(sources: Sources, content: Content, page: str) -> dict[str, Any]:
+    """Return the metrics: the data set, the numbers of figures and of images in the gallery, the size of the page."""
+    return {
+        **sources.info.as_metrics(),
+        "num_figures": sum(len(section.figures) for section in content.sections),
+        "num_images": len(content.gallery.examples),
+        "size_bytes": len(page.encode()),
+    }
 
 
 def _lineage(sources: Sources) -> list[StageLineage]:
@@ -136,8 +139,8 @@ def _value(value: Any) -> str:
     return f"[{', '.join(map(_value, value))}]" if isinstance(value, list) else str(value)
 
 
-def _data_uri(png: Png) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png.data).decode()}"
+def _data_uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _markdown(text: str) -> Markup:

@@ -88,7 +88,7 @@ class ResumeFolder:
         if step % len(records.loss):  # else no epoch was under way
             expected["records"] = jax.tree.map(np.array, records)
         found = import_orbax().load_checkpointables(path, expected)
-        print(f"train: going on after step {step:,}, from a checkpoint", file=sys.stderr)
+        print(f"train: resuming after step {step:,}, from a checkpoint", file=sys.stderr)
         return Progress(
             step=step,
             state=state_on_device(found["state"], state),

@@ -22,11 +22,13 @@ def draw(folder: Path, history: History, title: str, clip_norm: float | None) ->
 def draw_learning_curves(epochs: pd.DataFrame, title: str) -> Figure:
     """Draw loss and error of training and validation over the epochs."""
     figure, axes = plotting.new_figure(f"Learning curves · {title}", columns=2, size=(10, 4))
-    for name, prefix in (("train", ""), ("validation", "validation_")):
-        line = {"color": plotting.SPLIT_COLOURS[name], "label": name, "marker": "o"}
-        axes[0, 0].plot(epochs["epoch"], epochs[f"{prefix}loss"], **line)
-        axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs[f"{prefix}accuracy"]), **line)
-    axes[0, 0].set_ylabel("loss in nats (training: with label smoothing)")
+    train, validation = ({"color": plotting.SPLIT_COLOURS[name], "marker": "o"} for name in ("train", "validation"))
+    for (column, label), style in zip(_losses(epochs).items(), ("-", ":"), strict=False):
+        axes[0, 0].plot(epochs["epoch"], epochs[column], label=label, linestyle=style, **train)
+    axes[0, 0].plot(epochs["epoch"], epochs["validation_loss"], label="validation", **validation)
+    axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs["accuracy"]), label="training", **train)
+    axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs["validation_accuracy"]), label="validation", **validation)
+    axes[0, 0].set(ylabel="loss in nats", ylim=(0, None))
     axes[0, 1].set_ylabel("error in %")
     if (
         epochs[["accuracy", "validation_accuracy"]].to_numpy() < 1
@@ -42,11 +44,14 @@ def draw_steps(steps: pd.DataFrame, title: str, clip_norm: float | None) -> Figu
     """Draw loss, gradient norm (with the clipping threshold), learning rate and loss scale over the optimizer steps."""
     labels = {"loss": "loss in nats", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
     labels |= {"loss_scale": "loss scale"} if "loss_scale" in steps else {}
-    figure, axes = plotting.new_figure(f"Step by step · {title}", rows=len(labels), size=(10, 2.6 * len(labels)))
+    figure, axes = plotting.new_figure(f"Optimizer steps · {title}", rows=len(labels), size=(10, 2.6 * len(labels)))
     panels = dict(zip(labels, axes[:, 0], strict=True))
     for column, axis in panels.items():
         axis.set_ylabel(labels[column])
-        if column in ("loss", "grad_norm"):
+        if column == "loss":
+            for (loss, label), colour in zip(_losses(steps).items(), (plotting.BLUE, plotting.GREY), strict=False):
+                _draw_noisy(axis, steps["step"], steps[loss], f"{label}, ", colour)
+        elif column == "grad_norm":
             _draw_noisy(axis, steps["step"], steps[column])
         else:
             axis.plot(steps["step"], steps[column], color=plotting.BLUE)
@@ -61,12 +66,19 @@ def draw_steps(steps: pd.DataFrame, title: str, clip_norm: float | None) -> Figu
     return figure
 
 
-def _draw_noisy(axis: Axes, steps: pd.Series, values: pd.Series) -> None:
+def _losses(table: pd.DataFrame) -> dict[str, str]:
+    """Return column → label of the training's losses, the cross-entropy first; without label smoothing they are one."""
+    if np.allclose(table["loss"], table["cross_entropy"], rtol=1e-5, equal_nan=True):
+        return {"loss": "training"}
+    return {"cross_entropy": "training (cross-entropy)", "loss": "training (with label smoothing)"}
+
+
+def _draw_noisy(axis: Axes, steps: pd.Series, values: pd.Series, name: str = "", colour: str = plotting.BLUE) -> None:
     """Plot noisy values faintly, and their running mean on top."""
     window = max(1, len(values) // 100)
     values = values.where(np.isfinite(values))
-    axis.plot(steps, values, color=plotting.BLUE, alpha=0.25, linewidth=0.8)
-    axis.plot(steps, values.rolling(window, min_periods=1).mean(), color=plotting.BLUE, label=f"mean of {window} steps")
+    axis.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+    axis.plot(steps, values.rolling(window, min_periods=1).mean(), color=colour, label=f"{name}mean of {window} steps")
     axis.set_yscale("log")
     axis.legend(loc="best")
 

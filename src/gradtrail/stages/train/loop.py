@@ -92,9 +92,11 @@ def run(
                 history.add(chunk, params, validate(params))
                 listener.after_epoch(history, seconds())
             bar.update(chunk.step, message=history.describe())
+            if chunk.ends_epoch:
+                bar.log(f"train: {history.describe()} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
             if request.number is not None:
                 checkpoints.save(chunk, history, seconds())
-            request.obey(f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` goes on from there")
+            request.obey(f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` resumes from there")
             if is_over(chunk.step):
                 break
             checkpoints.tick(chunk, history, seconds())

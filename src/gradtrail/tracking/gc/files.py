@@ -113,7 +113,7 @@ def unused_locks(states: Collection[str]) -> Iterator[Garbage]:
         yield Garbage(
             what="lock files",
             name=".gradtrail/locks",
-            why=f"{len(files)} of states that are recorded nowhere",
+            why=f"{len(files)} of states that are not recorded",
             size_bytes=0,
             remove=functools.partial(_remove_locks, files),
         )

@@ -37,9 +37,7 @@ from gradtrail.tracking.lineage.recorded import (
 from gradtrail.tracking.mlflow.relocate import own_database
 from gradtrail.tracking.sync.sync import sync
 
-_LAST_LINE = (
-    "DVC's cache is not changed: `dvc gc` cleans it, and `gradtrail gc` then removes the runs of what it dropped."
-)
+_LAST_LINE = "DVC's cache is unchanged; after `dvc gc`, `gradtrail gc` removes the runs of what was deleted from it."
 
 
 def collect_garbage(*, yes: bool) -> None:
@@ -53,7 +51,7 @@ def collect_garbage(*, yes: bool) -> None:
     """
     _require_repository()
     if _database() is None:
-        print("runs are not removed: on a server, or in a database elsewhere, they may belong to other clones")
+        print("runs are kept: the store is shared, and they may belong to other clones")
     elif _has_runs():
         sync()  # rebuild what has no run yet, so that a run which represents several states is known as such
     recorded = recorded_states()
@@ -63,11 +61,11 @@ def collect_garbage(*, yes: bool) -> None:
         return
     stdout_console().print(_as_table(found))
     if recorded.num_unreadable:
-        print(f"{recorded.num_unreadable} commits cannot be read; what only they record is listed above")
+        print(f"{recorded.num_unreadable} commits cannot be read; the list above may include what only they refer to")
     if yes or _agrees():
         print(_remove({(one.what, one.name) for one in found}))
     elif not _is_terminal():
-        print("nothing was removed: there is no terminal to ask on; `gradtrail gc --yes` removes it")
+        print("nothing removed: not interactive; pass --yes")
     print(_LAST_LINE)
 
 
@@ -123,7 +121,7 @@ def _remove(shown: set[tuple[str, str]]) -> str:
 
 
 def _as_table(found: list[Garbage]) -> Table:
-    table = Table(title="what belongs to no recorded state", show_footer=True)
+    table = Table(title="not referenced by any recorded state", show_footer=True)
     table.add_column("what", "total")
     table.add_column("name", str(len(found)), overflow="fold")
     table.add_column("why")

@@ -81,7 +81,7 @@ def as_garbage(client: MlflowClient, runs: list[Run]) -> Iterator[Garbage]:
     """Yield these runs, and those that were deleted before, as garbage."""
     for run in runs:
         ending = {"KILLED": "killed; ", "FAILED": "failed; "}.get(run.info.status, "")
-        yield _garbage(client, run, f"{ending}its state is recorded nowhere")
+        yield _garbage(client, run, f"{ending}its state is not recorded")
     for run in deleted_runs(client):
         if not _is_open(run):
             has_another = DUPLICATE in run.data.tags or REPLACED in run.data.tags

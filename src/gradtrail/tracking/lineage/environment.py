@@ -16,11 +16,24 @@ import psutil
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 _VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # of instruction sets, the one that says most first
+_stage_process: dict[str, Any] = {}  # what a tracker was told of its stage's process
 _SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
+
+
+def speak_for_stage(found: dict[str, Any]) -> None:
+    """Describe the process of a stage as it described itself, and no longer this one, a tracker without JAX."""
+    _stage_process.update(found)
+
+
+def stage_process_tags() -> dict[str, str] | None:
+    """Return the tags that identify the process of the stage that this one speaks for; None if for none."""
+    return _stage_process.get("tags")
 
 
 def environment() -> dict[str, Any]:
     """Return what computes in this process, as plain values: processor, memory, accelerators, packages, switches."""
+    if _stage_process:
+        return dict(_stage_process["environment"])
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return {
         "machine": machine_key(),
@@ -41,6 +54,8 @@ def environment_tags() -> dict[str, str]:
 
 def machine_key() -> str:
     """Return a short key of the kind of machine: processor, such as `AuthenticAMD-25-1-avx2`, and GPUs."""
+    if _stage_process:
+        return str(_stage_process["environment"]["machine"])
     found = _processor()
     vector = next((name for name in _VECTORS if name in found["features"]), "")
     parts = [found[key] for key in ("vendor", "family", "model") if key in found] or [platform.machine()]

@@ -1,12 +1,10 @@
 """Which commit and experiment a state belongs to that was not just made, but found in a lock or in DVC's cache."""
 
 import hashlib
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.digests import folder_digest
-from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.params import parse_yaml
 from gradtrail.stages.common.pipeline_file import is_code, values_of
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, files_below, head_commit
@@ -47,13 +45,7 @@ def commit_has(stage: Identity, commit: str) -> bool:
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
-    def parse() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "params.yaml"
-            path.write_bytes(content)
-            return read_yaml(path)
-
-    return disk_cached(f"{PARAMS}{hashlib.sha256(content).hexdigest()}", parse)
+    return disk_cached(f"{PARAMS}{hashlib.sha256(content).hexdigest()}", lambda: parse_yaml(content, "params.yaml"))
 
 
 def _digest(dep: str, files: list[str], contents: dict[str, bytes]) -> str:

@@ -9,18 +9,14 @@ import dataclasses
 import hashlib
 import json
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.files import atomic_file
-from gradtrail.stages.common.pipeline_file import (
-    StageSpec,
-    read_lock,
-    read_pipeline,
-)
+from gradtrail.stages.common.params import parse_yaml, read_yaml
+from gradtrail.stages.common.pipeline_file import FILES, StageSpec, parse_lock, parse_pipeline
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blob_ids, git, git_bytes
 from gradtrail.support.paths import private_folder, working_folder
@@ -47,7 +43,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A `dvc.yaml` and a `dvc.lock` that belong together.
+    """A `dvc.yaml` and a `dvc.lock` that belong together, with those of the pipeline beside them where there is one.
 
     Attributes:
         pipeline: the stages.
@@ -86,32 +82,37 @@ def working_snapshot() -> Snapshot | None:
     Raises:
         UserError: one of the files is no `dvc.yaml` or `dvc.lock`.
     """
-    pipeline, lock = working_folder() / "dvc.yaml", working_folder() / "dvc.lock"
-    if not lock.is_file():
+    folder = working_folder()
+    if not (folder / "dvc.lock").is_file():
         return None
-    return _parsed(_blob_id(pipeline), _blob_id(lock), lambda: _parse(pipeline, lock))
+    files = [folder / name for name in FILES]
+
+    def parse() -> dict[str, Any]:
+        return _parse({name: read_yaml(path) for name, path in zip(FILES, files, strict=True) if path.is_file()})
+
+    return _parsed([_blob_id(path) for path in files], parse)
 
 
 def snapshot_of(commit: str) -> Snapshot | None:
     """Return the snapshot of a commit; None where it lacks one of the files, or they cannot be read."""
-    (pipeline,), (lock,) = blob_ids([commit], "dvc.yaml"), blob_ids([commit], "dvc.lock")
-    return _of_commit(commit, pipeline, lock) if pipeline and lock else None
+    ids = [blob_ids([commit], name)[0] for name in FILES]
+    return _of_commit(commit, ids) if all(ids[:2]) else None
 
 
 def committed_snapshots() -> tuple[list[Snapshot], int]:
     """Return the snapshots of commits and experiments, each once, the oldest first; and how many cannot be read."""
-    history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", "dvc.lock")
+    history = git("rev-list", "--reverse", "--full-history", "--exclude=refs/exps/*", "--all", "--", *FILES[1::2])
     experiments = {one.commit: one for one in find_experiments()}
     commits = list(dict.fromkeys([*history.splitlines(), *experiments]))
-    found: dict[tuple[str, str], Snapshot | None] = {}
-    for commit, *ids in zip(commits, blob_ids(commits, "dvc.yaml"), blob_ids(commits, "dvc.lock"), strict=True):
-        pair = (ids[0], ids[1])
-        if not all(pair):
+    found: dict[tuple[str, ...], Snapshot | None] = {}
+    for commit, *parts in zip(commits, *(blob_ids(commits, name) for name in FILES), strict=True):
+        ids = tuple(parts)
+        if not all(ids[:2]):
             continue
-        if pair not in found:
-            found[pair] = _of_commit(commit, *pair)
-        if (one := found[pair]) and not one.experiment:
-            found[pair] = dataclasses.replace(one, experiment=experiments.get(commit))
+        if ids not in found:
+            found[ids] = _of_commit(commit, ids)
+        if (one := found[ids]) and not one.experiment:
+            found[ids] = dataclasses.replace(one, experiment=experiments.get(commit))
     readable = [one for one in found.values() if one]
     return readable, len(found) - len(readable)
 
@@ -138,30 +139,32 @@ def _parsed_folder() -> Path:
     return private_folder() / "parsed"
 
 
-def _of_commit(commit: str, pipeline: str, lock: str) -> Snapshot | None:
+def _of_commit(commit: str, ids: Sequence[str]) -> Snapshot | None:
+    """Return the snapshot of a commit that has files of `FILES` with these ids; an empty one for a file it lacks."""
+
     def parse() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            paths = [Path(folder) / "dvc.yaml", Path(folder) / "dvc.lock"]
-            for path, blob in zip(paths, (pipeline, lock), strict=True):
-                path.write_bytes(git_bytes("cat-file", "blob", blob))
-            return _parse(*paths)
+        found = {name: blob for name, blob in zip(FILES, ids, strict=True) if blob}
+        return _parse({name: parse_yaml(git_bytes("cat-file", "blob", blob), name) for name, blob in found.items()})
 
     try:
-        return dataclasses.replace(_parsed(pipeline, lock, parse), commit=commit)
+        return dataclasses.replace(_parsed(ids, parse), commit=commit)
     except (UserError, TypeError):  # from another project, or with merge conflicts
         return None
 
 
-def _parsed(pipeline: str, lock: str, parse: Callable[[], dict[str, Any]]) -> Snapshot:
-    """Return the snapshot of two contents with these ids."""
-    content = disk_cached(key := f"{pipeline}-{lock}", parse)
+def _parsed(ids: Iterable[str], parse: Callable[[], dict[str, Any]]) -> Snapshot:
+    """Return the snapshot of contents with these ids."""
+    content = disk_cached(key := "-".join(filter(None, ids)), parse)
     specs = {name: _spec(**spec) for name, spec in content["pipeline"].items()}
     return Snapshot(pipeline=specs, lock=content["lock"], key=key)
 
 
-def _parse(pipeline: Path, lock: Path) -> dict[str, Any]:
-    specs = {name: dataclasses.asdict(spec) for name, spec in read_pipeline(pipeline).items()}
-    return {"pipeline": specs, "lock": read_lock(lock)}
+def _parse(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stages and the sections of the lock, from the contents of those of `FILES` that there are."""
+    pipelines, locks = ([name for name in names if name in contents] for names in (FILES[::2], FILES[1::2]))
+    specs = {stage: spec for name in pipelines for stage, spec in parse_pipeline(contents[name], name).items()}
+    sections = {stage: section for name in locks for stage, section in parse_lock(contents[name], name).items()}
+    return {"pipeline": {stage: dataclasses.asdict(spec) for stage, spec in specs.items()}, "lock": sections}
 
 
 def _spec(*, cmd: str, deps: list[str], params: Mapping[str, list[str]], outs: list[str]) -> StageSpec:
@@ -170,6 +173,8 @@ def _spec(*, cmd: str, deps: list[str], params: Mapping[str, list[str]], outs: l
 
 
 def _blob_id(path: Path) -> str:
-    """Return the id that git gives to the content of a file."""
+    """Return the id that git gives to the content of a file; empty without one."""
+    if not path.is_file():
+        return ""
     content = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

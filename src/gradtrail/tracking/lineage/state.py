@@ -7,8 +7,8 @@ would write the same outs, and every point of a curve, twice. Out of scope: how 
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from gradtrail.stages.common.pipeline_file import (
     has_shape,
     live_entry,
     locked_entry,
-    read_lock,
+    read_locks,
     stages_before,
     stages_below_training,
 )
@@ -44,11 +44,13 @@ class Identity(Stage):
         from_lock: whether it is the state that `dvc.lock` records, not the one that the stage is about to make.
         snapshot: the snapshot that records the state; None for the working folder.
         place: the folder that has its files; None for the working folder.
+        known: entries that were read before, by stage.
     """
 
     from_lock: bool = False
     snapshot: Snapshot | None = None
     place: Path | None = None
+    known: Mapping[str, Entry] = field(default_factory=dict, compare=False)
 
     @cached_property
     def folder(self) -> Path:
@@ -142,22 +144,21 @@ class Identity(Stage):
         return {out["path"]: out["md5"] for out in self._lock[name].get("outs", ())}
 
     def _locked_entry(self, name: str) -> Entry | None:
-        if name not in self._lock:
-            return None
         is_before = name != self.name and name in self.lineage
-        trusted = self.from_lock or (is_before and not self._has_other_outs(name))
+        if not (self.from_lock or is_before) or name not in self._lock:
+            return None
+        trusted = self.from_lock or not self._has_other_outs(name)
         return locked_entry(self._lock[name]) if trusted else None
 
     @cached_property
     def _entries(self) -> dict[str, Entry]:
-        return {}
+        return dict(self.known)
 
     @cached_property
     def _lock(self) -> dict[str, Any]:
         if self.snapshot:
             return self.snapshot.lock
-        path = self.folder / "dvc.lock"
-        return read_lock(path) if path.is_file() else {}
+        return read_locks(self.folder)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from gradtrail.support.paths import SQLITE, database_path, private_folder, store
 from gradtrail.tracking.mlflow.relocate import is_moved, relocate_artifacts
 
 # Unless these are set: no telemetry, no waiting for minutes for a dead server, no progress bar for each file. MLflow
-# reads them on import. A slow server gets the time it needs for a request; `calls.py` limits what a stage waits in all.
+# reads them on import. A slow server gets the time it needs for a request; what a stage waits in all has a limit.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")

@@ -44,7 +44,7 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
             for line in compiler.warnings:
                 print(f"{run.stage.name}: warning: {line}", file=sys.stderr)
         seconds = time.perf_counter() - started
-    if run.stored is None or not compiler.functions:
+    if not run.is_open or not compiler.functions:
         return
     with run.best_effort():
         rates = measure_rates(time.perf_counter)

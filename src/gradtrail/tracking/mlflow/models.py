@@ -13,19 +13,20 @@ import warnings
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grimp
 import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, LoggedModelStatus, Metric, Run
 
 import gradtrail
-from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights
 from gradtrail.stages.common.dataset import DIGEST_LENGTH
 from gradtrail.stages.common.digests import digest
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.naming import NOTE
+
+if TYPE_CHECKING:
+    from gradtrail.stages.artifacts.weights import WeightsInfo
 
 WEIGHTS = "weights"  # tag of a logged model: final, best or a kept epoch
 _DIGEST = "weights_digest"
@@ -76,7 +77,7 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
     return model
 
 
-def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) -> None:
+def save(path: Path, weights: Path, about: "WeightsInfo", ids: Mapping[str, str]) -> None:
     """Write a model as MLflow loads it: the weights, the modules that read them, and the packages that these need.
 
     Args:
@@ -108,6 +109,8 @@ def save(path: Path, weights: Path, about: WeightsInfo, ids: Mapping[str, str]) 
 
 
 def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
+    from gradtrail.stages.artifacts.weights import read_weights  # late: it imports JAX
+
     try:
         _, _, about = read_weights(path)
     except UserError as error:  # written by older code in another form: the run has no model that could be served
@@ -138,12 +141,12 @@ def _model_name(run: Run, weights: str) -> str:
     return f"{run.info.run_name} · {weights}".translate(_IN_MODEL_NAMES)
 
 
-def _input(about: WeightsInfo) -> str:
+def _input(about: "WeightsInfo") -> str:
     height, width = about.model.image_shape
     return f"array (images, {height}, {width}), or one image ({height}, {width}): uint8, or floats from 0 to 1"
 
 
-def _how_to_use(tracking_uri: str, model_id: str, about: WeightsInfo) -> str:
+def _how_to_use(tracking_uri: str, model_id: str, about: "WeightsInfo") -> str:
     """Return the recipe for loading a model, in any folder, and what it takes and returns."""
     return f"""Weights after epoch {about.epoch}, trained on {about.dataset.label}. In any folder:
 
@@ -160,7 +163,7 @@ It takes an {_input(about)}, bright ink on 0, and returns `label` and `probabili
 """
 
 
-def _attach_validation(client: MlflowClient, run: Run, model_id: str, about: WeightsInfo) -> None:
+def _attach_validation(client: MlflowClient, run: Run, model_id: str, about: "WeightsInfo") -> None:
     """Attach to the model the validation metrics that the run has at the epoch of the weights."""
     of = {"model_id": model_id, "run_id": run.info.run_id}
     of |= {"dataset_name": about.dataset.name, "dataset_digest": about.dataset.digest[:DIGEST_LENGTH]}
@@ -184,6 +187,8 @@ def _is_ready(client: MlflowClient, model: LoggedModel) -> bool:
 
 def _copy_code(to: Path) -> Path:
     """Copy the loader and the modules that it imports, late ones included; return the folder of the package."""
+    import grimp  # late: only a training needs it
+
     graph = grimp.build_graph("gradtrail", exclude_type_checking_imports=True, cache_dir=None)
     package = Path(gradtrail.__file__ or "").parent
     for module in (_LOADER, *graph.find_upstream_modules(_LOADER)):

@@ -18,6 +18,7 @@ import psutil
 from gradtrail.stages.common.overrides import PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
+from gradtrail.tracking.lineage.environment import stage_process_tags
 from gradtrail.tracking.lineage.state import Identity
 
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an artifact `git.diff` begin that are no diff
@@ -77,7 +78,9 @@ def weights_of(tags: Mapping[str, str]) -> str | None:
 
 
 def process_tags() -> dict[str, str]:
-    """Return tags that identify this process, which works on a run."""
+    """Return tags that identify the process that works on a run: this one, or the stage's that it speaks for."""
+    if found := stage_process_tags():
+        return found
     tags = {"process": f"{socket.gethostname()}:{os.getpid()}", "process.boot": _tick_of_start(os.getpid())}
     return tags | {"process.started": str(int(psutil.Process().create_time()))}
 

@@ -35,14 +35,14 @@ class SyncReport:
         present = self.present + sum(self.rebuilt.values())
         return dataclasses.replace(self, present=present, rebuilt={}, killed=0, duplicates=0, replaced=0)
 
-    def describe(self) -> str:
-        """Return the report as one line."""
+    def describe(self, *, verbose: bool = False) -> str:
+        """Return the report as one line; states whose files are missing, as in a fresh clone, only if `verbose`."""
         made = [name if count == 1 else f"{name} ({count})" for name, count in self.rebuilt.items()]
         advice = "`dvc checkout`, or `dvc fetch --all-commits` with a remote, then sync again"
         parts = {
             f"{self.present} runs present": True,
             f"rebuilt: {', '.join(made)}": self.rebuilt,
-            f"states whose files are not here: {self.absent}; {advice}": self.absent,
+            f"states whose files are not here: {self.absent}; {advice}": verbose and self.absent,
             f"skipped, not readable: {self.unreadable}": self.unreadable,
             f"closed, as their processes no longer exist: {self.killed}": self.killed,
             f"deleted as duplicates: {self.duplicates}": self.duplicates,

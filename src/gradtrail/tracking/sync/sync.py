@@ -26,6 +26,7 @@ from typing import Any
 from filelock import FileLock
 
 from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.pipeline_file import FILES
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, head_commit
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
@@ -77,7 +78,7 @@ class Stamp:
 
 def _sources() -> Iterator[object]:
     """Yield what identifies the pipelines, locks and files that a sync reads."""
-    for name in ("dvc.yaml", "dvc.lock"):
+    for name in FILES:
         path = working_folder() / name
         yield hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
     yield head_commit()

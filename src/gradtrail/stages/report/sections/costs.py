@@ -13,6 +13,7 @@ _HEADER = (
     "fusions",
 )
 _STEP = "train_step"
+_BATCH_SIZES = {("train", _STEP): "train.batch_size", ("evaluate", "predict"): "evaluate.batch_size"}
 
 
 def costs_section(sources: Sources) -> Section:
@@ -22,7 +23,8 @@ def costs_section(sources: Sources) -> Section:
     return Section(
         id="costs",
         title="Compile costs",
-        text=(_step(sources), _doubling(sources)),
+        summary=_step(sources),
+        text=(_memory(sources), _doubling(sources)),
         tables=(
             Table(
                 caption=_caption(sources), header=_HEADER, rows=[(row["function"], *_cells(row)) for row in configured]
@@ -36,15 +38,18 @@ def costs_section(sources: Sources) -> Section:
 
 def _step(sources: Sources) -> str:
     batch = int(sources.param("train.batch_size"))
-    steps, held, between = (
-        sources.cost("profile", _STEP, name) for name in ("flops", "total_bytes", "temporary_bytes")
-    )
-    predict = sources.cost("profile", "predict", "flops") / batch
+    steps, predict = (sources.cost("profile", name, "flops") for name in (_STEP, "predict"))
     return (
         f"The compiler estimates {flops(steps)} for a training step with batch size {count(batch)} "
-        f"({flops(steps / batch)} per example), and {size(held)} of memory including arguments and results, "
-        f"{size(between)} of it temporary. A prediction takes {flops(predict)} per example. Measured times differ from "
-        "run to run and are logged to MLflow only."
+        f"({flops(steps / batch)} per example). A prediction takes {flops(predict / batch)} per example."
+    )
+
+
+def _memory(sources: Sources) -> str:
+    held, between = (sources.cost("profile", _STEP, name) for name in ("total_bytes", "temporary_bytes"))
+    return (
+        f"A training step takes {size(held)} of memory including arguments and results, {size(between)} of it "
+        "temporary. Measured times differ from run to run and are logged to MLflow only."
     )
 
 
@@ -63,7 +68,7 @@ def _doubling(sources: Sources) -> str:
 def _caption(sources: Sources) -> str:
     remat = ", with remat" if sources.param("train.remat") else ""
     batch = count(int(sources.param("train.batch_size")))
-    return f"Configured variant: {sources.param('train.precision')}, batch size {batch}{remat}"
+    return f"Compiled by profile: one call on {batch} examples, {sources.param('train.precision')}{remat}"
 
 
 def _numbered(table: CsvTable) -> list[dict[str, str]]:
@@ -96,10 +101,20 @@ def _of_stages(sources: Sources) -> Table:
             sources.cost(stage, name, cost) for cost in ("flops", "bytes_accessed", "total_bytes", "hlo_instructions")
         )
         if stage != "profile":
-            rows.append((name, stage, flops(work), size(read), size(held), count(program)))
+            key = _BATCH_SIZES.get((stage, name))
+            batch = count(int(sources.param(key))) if key else "set by the stage"
+            rows.append((name, stage, batch, flops(work), size(read), size(held), count(program)))
     return Table(
-        caption="Functions compiled by the other stages",
-        header=("function", "stage", "FLOPs", "bytes read and written", "total memory", "HLO instructions"),
+        caption="Compiled by the other stages: one call each; the same function on more examples costs more",
+        header=(
+            "function",
+            "stage",
+            "examples in a call",
+            "FLOPs",
+            "bytes read and written",
+            "total memory",
+            "HLO instructions",
+        ),
         rows=rows,
     )
 
@@ -116,7 +131,7 @@ def _forms(costs: CsvTable) -> Table:
 def _figures(sources: Sources, costs: CsvTable) -> tuple[Figure, ...]:
     names = ", ".join(dict.fromkeys(costs.text("function")))
     sizes = costs.numbers("batch_size")
-    step = {cost: sources.cost("profile", _STEP, cost) for cost in ("flops", "hlo_instructions", "jaxpr_equations")}
+    flop = sources.cost("profile", _STEP, "flops")
     return (
         Figure(
             png=sources.figure("profile/costs"),
@@ -124,16 +139,7 @@ def _figures(sources: Sources, costs: CsvTable) -> tuple[Figure, ...]:
             alt=(
                 f"FLOPs and bytes per example, and memory, of {names} for batch sizes from "
                 f"{min(sizes, default=0):g} to {max(sizes, default=0):g}. The configured training step takes "
-                f"{flops(step['flops'])}."
-            ),
-        ),
-        Figure(
-            png=sources.figure("profile/fusions"),
-            caption="Program size of each variant before and after compilation",
-            alt=(
-                f"Bar charts of jaxpr equations, HLO instructions and HLO fusions of {names}. The configured training "
-                f"step has {count(step['jaxpr_equations'])} equations and {count(step['hlo_instructions'])} "
-                "instructions."
+                f"{flops(flop)}."
             ),
         ),
     )

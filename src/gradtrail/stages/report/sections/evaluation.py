@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from gradtrail.stages.report.components import Figure, Section, Table, count, percent
+from gradtrail.stages.report.components import Section, Table, count, percent
 from gradtrail.stages.report.inputs import Sources
 
 _CONFUSIONS = 10  # that the page lists
@@ -11,7 +11,7 @@ _WELL_CALIBRATED = 0.005  # difference of confidence and accuracy that does not 
 
 def evaluation_section(sources: Sources) -> Section:
     """Describe the accuracy, the classes and the calibration of the predictions."""
-    confusions = confused(sources)
+    confusions = _confused(sources)
     return Section(
         id="evaluation",
         title="Evaluation",
@@ -26,11 +26,10 @@ def evaluation_section(sources: Sources) -> Section:
             _mistakes(sources),
             _bins(sources),
         ),
-        figures=_figures(sources, confusions),
     )
 
 
-def confused(sources: Sources) -> list[tuple[tuple[str, str], int]]:
+def _confused(sources: Sources) -> list[tuple[tuple[str, str], int]]:
     """Return ((label, predicted), count) of the wrong predictions, the most frequent first."""
     table = sources.table("evaluate/classes")
     pairs = Counter(
@@ -42,6 +41,14 @@ def confused(sources: Sources) -> list[tuple[tuple[str, str], int]]:
 def interval(sources: Sources) -> str:
     """Return the interval of the test accuracy, such as `98.34% to 98.80%`."""
     return " to ".join(percent(sources.metric("evaluate", f"accuracy_{end}")) for end in ("low", "high"))
+
+
+def verdict(sources: Sources) -> str:
+    """Return whether the model is overconfident, underconfident or well calibrated, on average."""
+    gap = _confidence(sources) - sources.metric("evaluate", "accuracy")
+    if abs(gap) < _WELL_CALIBRATED:
+        return "well calibrated"
+    return "overconfident" if gap > 0 else "underconfident"
 
 
 def _how_good(sources: Sources) -> str:
@@ -69,18 +76,13 @@ def _classes(sources: Sources, confusions: list[tuple[tuple[str, str], int]]) ->
 
 def _calibration(sources: Sources) -> str:
     confidence, accuracy = _confidence(sources), sources.metric("evaluate", "accuracy")
-    gap = confidence - accuracy
-    verdict = (
-        "well calibrated on average"
-        if abs(gap) < _WELL_CALIBRATED
-        else "overconfident"
-        if gap > 0
-        else "underconfident"
-    )
+    before = sources.metric("evaluate", "expected_calibration_error_uncalibrated")
+    after, temperature = (sources.metric("evaluate", key) for key in ("expected_calibration_error", "temperature"))
     return (
-        f"The predicted classes have a mean probability of {percent(confidence, 1)}, and {percent(accuracy, 1)} of the "
-        f"predictions are right: the model is {verdict}. The expected calibration error is "
-        f"{sources.metric('evaluate', 'expected_calibration_error'):.4f}."
+        f"Probabilities are calibrated by a temperature of {temperature:.3g}, fitted on the validation split. The "
+        f"predicted classes have a mean probability of {percent(confidence, 1)}, and {percent(accuracy, 1)} of the "
+        f"predictions are correct: the model is {verdict(sources)}. The expected calibration error is {after:.4f}, and "
+        f"{before:.4f} without the temperature."
     )
 
 
@@ -122,35 +124,4 @@ def _bins(sources: Sources) -> Table:
         header=("confidence", "accuracy", "examples"),
         rows=list(zip(*shares, [count(value) for value in table.numbers("count")], strict=True)),
         folded=True,
-    )
-
-
-def _figures(sources: Sources, confusions: list[tuple[tuple[str, str], int]]) -> tuple[Figure, ...]:
-    wrong = count(sources.metric("evaluate", "num_mistakes"))
-    often = ", ".join(
-        f"label {label} predicted as {other} {count(number)} times" for (label, other), number in confusions[:3]
-    )
-    worst = sources.table("evaluate/mistakes")
-    first = list(zip(*(worst.text(name) for name in ("example_id", "label", "predicted")), strict=True))[:1]
-    named = "".join(f" The first is #{example}, label {label}, predicted {other}." for example, label, other in first)
-    error = sources.metric("evaluate", "expected_calibration_error")
-    return (
-        Figure(
-            png=sources.figure("evaluate/confusion"),
-            caption="Confusion matrix; correct predictions are on the diagonal, without colour",
-            alt=f"Confusion matrix with {wrong} mistakes off its diagonal. The most frequent: {often or 'none'}.",
-        ),
-        Figure(
-            png=sources.figure("evaluate/reliability"),
-            caption="Calibration; above the dashed line the model is underconfident, below it overconfident",
-            alt=(
-                f"Reliability diagram: accuracy over confidence, with an expected calibration error of {error:.4f}; "
-                f"below it the number of examples in each of {len(sources.table('evaluate/calibration').rows)} bins."
-            ),
-        ),
-        Figure(
-            png=sources.figure("evaluate/mistakes"),
-            caption="Worst mistakes, with label → prediction and its probability",
-            alt=f"Images of the {len(worst.rows)} most confident mistakes.{named}",
-        ),
     )

@@ -9,37 +9,39 @@ from gradtrail.stages.report.inputs import Sources
 def gradients_section(sources: Sources) -> Section:
     """Return the summary of the stage with its figures."""
     figures = (
-        *(_histograms(sources), _relations(sources), _largest(sources)),
-        *(_suspects(sources, split) for split in dict.fromkeys(sources.table("gradients/suspects").text("split"))),
+        *(_histograms(sources), _relations(sources)),
         *(_course(sources), _classes(sources), _influence(sources), *_detection(sources)),
     )
     return Section(
         id="gradients",
-        title="Gradients",
-        text=(
-            f"The gradient of the loss was computed for each of {count(sources.metric('gradients', 'num_examples'))} "
-            "examples of all splits.",
-        ),
+        title="Per-example gradients",
+        summary=_summary_of(sources),
+        text=(),
         markdown=sources.summary,
         tables=(_noise_table(sources),),
         figures=figures,
     )
 
 
-def typical_noise(sources: Sources) -> float:
-    """Return the typical noise scale, in examples; infinity where none is finite."""
-    key = "noise_scale_typical"
-    return sources.metric("gradients", key) if key in sources.metrics["gradients"] else math.inf
+def _summary_of(sources: Sources) -> str:
+    typical = "noise_scale_typical"
+    noise = sources.metric("gradients", typical) if typical in sources.metrics["gradients"] else math.inf
+    return (
+        f"The gradient of the loss of each of {count(sources.metric('gradients', 'num_examples'))} examples: median "
+        f"norm {sources.metric('gradients', 'grad_norm_median'):.3g} in training, "
+        f"{sources.metric('gradients', 'test_grad_norm_median'):.3g} in testing. The typical gradient noise scale is "
+        f"{_examples(noise)} examples, at batch size {sources.param('train.batch_size')}."
+    )
 
 
-def examples(number: float) -> str:
+def _examples(number: float) -> str:
     """Write a noise scale in examples, which is infinite where the mean gradient cannot be told from noise."""
     return count(number) if math.isfinite(number) else "unbounded"
 
 
 def _noise_table(sources: Sources) -> Table:
     table = sources.table("gradients/noise_scale")
-    columns = [[examples(value) for value in table.numbers(name)] for name in ("noise_scale", "low", "high")]
+    columns = [[_examples(value) for value in table.numbers(name)] for name in ("noise_scale", "low", "high")]
     return Table(
         caption="Gradient noise scale in examples, with its 95% interval",
         header=("epoch", "noise scale", "low", "high"),
@@ -55,8 +57,8 @@ def _histograms(sources: Sources) -> Figure:
     named = ", ".join(f"{value:.3g} in the {split} split" for split, value in medians.items())
     return Figure(
         png=sources.figure("gradients/histograms"),
-        caption="Per-example gradient norms, by split and by whether the prediction is right",
-        alt=f"Histograms of the gradient norm, by split and by whether the prediction is right. The median is {named}.",
+        caption="Per-example gradient norms, by split and by whether the prediction is correct",
+        alt=f"Histograms of the gradient norm, by split and by correctness of the prediction. The median is {named}.",
     )
 
 
@@ -71,37 +73,10 @@ def _relations(sources: Sources) -> Figure:
     )
 
 
-def _largest(sources: Sources) -> Figure:
-    table = sources.table("gradients/largest")
-    columns = (table.text(name) for name in ("split", "example_id", "label", "predicted"))
-    norms = [f"{value:.1f}" for value in table.numbers("grad_norm")]
-    first = [
-        f" The first is {split} #{example}, label {label}, predicted {predicted}, norm {norm}."
-        for split, example, label, predicted, norm in zip(*columns, norms, strict=True)
-    ]
-    return Figure(
-        png=sources.figure("gradients/largest"),
-        caption="Largest gradients, with label → prediction and norm",
-        alt=f"Images of the {len(table.rows)} examples with the largest gradients.{''.join(first[:1])}",
-    )
-
-
-def _suspects(sources: Sources, split: str) -> Figure:
-    table = sources.table("gradients/suspects")
-    columns = (table.text(name) for name in ("split", "example_id", "label", "predicted"))
-    found = [row[1:] for row in zip(*columns, strict=True) if row[0] == split]
-    first = [f" The first is #{example}, label {label}, predicted {other}." for example, label, other in found[:1]]
-    return Figure(
-        png=sources.figure(f"gradients/suspects_{split}"),
-        caption=f"Suspected label errors in the {split} split, with label → prediction and the label's probability",
-        alt=f"Images of {len(found)} suspected label errors in the {split} split.{''.join(first)}",
-    )
-
-
 def _course(sources: Sources) -> Figure:
     table = sources.table("gradients/noise_scale")
     points = zip(table.numbers("noise_scale"), table.text("epoch"), strict=True)
-    named = ", ".join(f"{examples(value)} at epoch {epoch}" for value, epoch in points)
+    named = ", ".join(f"{_examples(value)} at epoch {epoch}" for value, epoch in points)
     return Figure(
         png=sources.figure("gradients/course"),
         caption="Noise scale by epoch, where it is finite, and rank correlations of the gradient norm",
@@ -117,8 +92,8 @@ def _classes(sources: Sources) -> Figure:
         png=sources.figure("gradients/classes"),
         caption="Gradients by class: red cells are classes with aligned gradients, blue cells with opposed ones",
         alt=(
-            f"Cosine and coherence of the gradients of each pair of classes, and each class's share of the mean "
-            f"gradient: {', '.join(ends)}."
+            f"Cosine and coherence of the gradients of each pair of classes, and each class's projection onto the mean "
+            f"gradient, of which all sum to 100%: {', '.join(ends)}."
         ),
     )
 
@@ -128,7 +103,7 @@ def _influence(sources: Sources) -> Figure:
     tests = list(dict.fromkeys(table.text("test_example")))
     return Figure(
         png=sources.figure("gradients/influence"),
-        caption="Test examples, and the training examples that helped or hurt them most",
+        caption="Test examples, and the training examples that lowered (helped) or raised (hurt) their loss most",
         alt=(
             f"Images of {len(tests)} test examples, #{', #'.join(tests)}, each with the training examples that lowered "
             "or raised its loss most."

@@ -5,6 +5,7 @@ from gradtrail.stages.report.components import Figure, Section, Table, count, pe
 from gradtrail.stages.report.inputs import Sources
 
 SPLITS = ("train", "validation", "test")
+_DATASETS = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 
 
 def model_name(sources: Sources) -> str:
@@ -12,6 +13,11 @@ def model_name(sources: Sources) -> str:
     kind = sources.param("train.model")
     section = sources.params["train"].get(kind) or {}
     return names.model_name(kind, channels=section.get("channels", ()), hidden=section.get("hidden", ()))
+
+
+def dataset_name(sources: Sources) -> str:
+    """Return what people call the data set, such as `MNIST`."""
+    return _DATASETS.get(sources.info.name, sources.info.name)
 
 
 def data_section(sources: Sources) -> Section:
@@ -22,9 +28,10 @@ def data_section(sources: Sources) -> Section:
     return Section(
         id="data",
         title="Data",
+        summary=_summary(sources, sizes),
         text=(_origin(sources), _splits(sources, sizes), _labels(sources, sizes["train"])),
         tables=(Table(caption="Examples by split", header=("split", "examples", "share"), rows=rows),),
-        figures=(_samples(sources), _balance(sources)),
+        figures=(_samples(sources),),
     )
 
 
@@ -35,7 +42,16 @@ def training_section(sources: Sources) -> Section:
         title="Training",
         text=(_how(sources), _outcome(sources)),
         tables=(_epochs(sources), _parameters(sources)),
-        figures=(_curves(sources), _steps(sources)),
+        figures=(_steps(sources),),
+    )
+
+
+def _summary(sources: Sources, sizes: dict[str, float]) -> str:
+    height, width = sources.info.image_shape
+    named = ", ".join(f"{count(number)} {split}" for split, number in sizes.items())
+    return (
+        f"{dataset_name(sources)}: images of {height}\u00a0×\u00a0{width} pixels in {sources.info.num_classes} "
+        f"classes; {named} examples. {_labels(sources, sizes['train'])}"
     )
 
 
@@ -77,22 +93,6 @@ def _samples(sources: Sources) -> Figure:
     )
 
 
-def _balance(sources: Sources) -> Figure:
-    labels = sources.table("evaluate/classes").text("label")
-    shares = {
-        label: labels.count(label) / len(labels) for label in sorted(set(labels), key=lambda each: (len(each), each))
-    }
-    most, least = max(shares, key=lambda label: shares[label]), min(shares, key=lambda label: shares[label])
-    return Figure(
-        png=sources.figure("preprocess/class_balance"),
-        caption="Share of each class in each split",
-        alt=(
-            f"Bar chart of the share of each class in the training, validation and test split. In the test split it "
-            f"ranges from {percent(shares[least], 1)} (class {least}) to {percent(shares[most], 1)} (class {most})."
-        ),
-    )
-
-
 def _how(sources: Sources) -> str:
     name, number = model_name(sources), count(sources.metric("train", "num_parameters"))
     epochs, steps = sources.metric("train", "epochs"), sources.metric("train", "steps")
@@ -117,24 +117,6 @@ def _outcome(sources: Sources) -> str:
     )
 
 
-def _curves(sources: Sources) -> Figure:
-    table = sources.table("train/epochs")
-    smoothing = float(sources.param("train.label_smoothing"))
-    smoothed = f" (with label smoothing {smoothing:g})" if smoothing else ""
-    loss, accuracy = table.numbers("loss"), table.numbers("validation_accuracy")
-    course = (
-        f"From the first epoch to the last the training loss{smoothed} goes from {loss[0]:.3g} to {loss[-1]:.3g} nats "
-        f"and the validation error from {percent(1 - accuracy[0])} to {percent(1 - accuracy[-1])}."
-        if loss and accuracy
-        else "There was no epoch."
-    )
-    return Figure(
-        png=sources.figure("train/learning_curves"),
-        caption="Loss and error by epoch",
-        alt=f"Two panels, each with a curve for the training and one for the validation split. {course}",
-    )
-
-
 def _steps(sources: Sources) -> Figure:
     clip = sources.param("train.clip_norm")
     clipped = "" if clip is None else f", with a line at the clipping threshold {clip}"
@@ -150,11 +132,19 @@ def _steps(sources: Sources) -> Figure:
 
 def _epochs(sources: Sources) -> Table:
     table = sources.table("train/epochs")
-    kinds = {"loss": "{:.4f}", "accuracy": "{:.2%}", "validation_loss": "{:.4f}", "validation_accuracy": "{:.2%}"}
-    columns = [[form.format(value) for value in table.numbers(name)] for name, form in kinds.items()]
+    kinds = {
+        "cross_entropy": ("training cross-entropy", "{:.4f}"),
+        "loss": ("training loss with label smoothing", "{:.4f}"),
+        "accuracy": ("training accuracy", "{:.2%}"),
+        "validation_loss": ("validation loss", "{:.4f}"),
+        "validation_accuracy": ("validation accuracy", "{:.2%}"),
+    }
+    if not sources.param("train.label_smoothing"):
+        del kinds["loss"]  # the same
+    columns = [[form.format(value) for value in table.numbers(name)] for name, (_, form) in kinds.items()]
     return Table(
         caption="Metrics by epoch",
-        header=("epoch", "training loss", "training accuracy", "validation loss", "validation accuracy"),
+        header=("epoch", *(title for title, _ in kinds.values())),
         rows=list(zip(table.text("epoch"), *columns, strict=True)),
     )
 

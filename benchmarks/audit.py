@@ -1,0 +1,25 @@
+"""What an audit costs and what it finds: wall time and peak memory of `make audit`, and the planted labels found.
+
+python -m benchmarks.audit
+"""
+
+import json
+from pathlib import Path
+
+from benchmarks.pipeline import measure
+
+
+def main() -> None:
+    """Force the stage once and print what it found."""
+    cost = measure("repro", "--force", "--single-item", "audit/dvc.yaml")
+    print(f"audit: {cost.seconds:.0f} s, {cost.peak_mebibytes:.0f} MiB")
+    metrics = json.loads(Path("metrics/audit.json").read_text())
+    for noise in ("uniform", "confused"):
+        auroc, precision, error = (
+            metrics[f"{noise}/{name}"] for name in ("auroc", "average_precision", "calibration_error")
+        )
+        print(f"  {noise:8} {metrics['score']}: AUROC {auroc:.5f}, AP {precision:.4f}, calibration error {error:.4f}")
+
+
+if __name__ == "__main__":
+    main()

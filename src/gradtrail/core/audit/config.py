@@ -1,0 +1,137 @@
+"""The section `audit` of `params.yaml`: how many networks an audit trains, and how."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_GALLERY, POSITIVE_SHARE, SEED, check_fields
+from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.nn.models import CNNConfig, MLPConfig
+from gradtrail.core.nn.precision import Precision
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.loss_scaling import LossScalingConfig
+from gradtrail.core.train.optimizers import (
+    AdamConfig,
+    AdamWConfig,
+    LionConfig,
+    MuonConfig,
+    ScheduleFreeConfig,
+    SGDConfig,
+)
+from gradtrail.core.train.schedules import (
+    ConstantConfig,
+    CosineConfig,
+    ExponentialConfig,
+    LinearConfig,
+    OneCycleConfig,
+    PiecewiseConfig,
+    WarmupCosineConfig,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """An audit of the labels: `folds` times `rounds` networks for each of three sets of labels.
+
+    Attributes:
+        seed: of the folds, the trainings and the planted noise.
+        quick: whether `rounds` is taken as 1, for a first look.
+        folds: parts of the training split; a network is trained on all but one, and judges the one.
+        rounds: how often the split is cut into folds anew: the networks that judge a training example.
+        epochs: passes of each training.
+        batch_size: examples per optimizer step.
+        learning_rate: peak of the one-cycle schedule, with AdamW.
+        weight_decay: per step, times the learning rate.
+        channels: of each stack of convolutions.
+        hidden: width of each hidden dense layer.
+        precision: of matrix products and convolutions in training.
+        noise_rate: share of the training labels that are planted wrong, to choose and to test the score.
+        num_suspects: images in the gallery of each split.
+    """
+
+    seed: int
+    quick: bool
+    folds: int
+    rounds: int
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float
+    channels: tuple[int, ...]
+    hidden: tuple[int, ...]
+    precision: Precision
+    noise_rate: float
+    num_suspects: int
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            seed=SEED,
+            folds={"at_least": 2, "at_most": 100},
+            rounds={"at_least": 1, "at_most": 100},
+            epochs=AT_LEAST_ONE,
+            noise_rate=POSITIVE_SHARE,
+            num_suspects={"at_least": 1, "at_most": MAX_GALLERY},
+        )
+        self.train_config()  # checks the rest
+
+    @property
+    def effective(self) -> "AuditConfig":
+        """This config, or its `quick` form."""
+        return dataclasses.replace(self, rounds=1, quick=False) if self.quick else self
+
+    @property
+    def num_networks(self) -> int:
+        """Networks for each set of labels."""
+        return self.folds * self.rounds
+
+    def train_config(self) -> TrainConfig:
+        """Return the training of one network: a small CNN, with AdamW and the one-cycle schedule.
+
+        Kinds that are not chosen stand as they must, and are not read.
+        """
+        rate = self.learning_rate
+        moments = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
+        return TrainConfig(
+            seed=self.seed,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            accumulation_steps=1,
+            shards=1,
+            model="cnn",
+            mlp=MLPConfig(hidden=self.hidden, dropout=0.0),
+            cnn=CNNConfig(
+                channels=self.channels,
+                convolutions=1,
+                kernel_size=3,
+                norm="none",
+                groups=1,
+                hidden=self.hidden,
+                dropout=0.0,
+            ),
+            precision=self.precision,
+            loss_scaling=LossScalingConfig(
+                initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
+            ),
+            remat=False,
+            optimizer="adamw",
+            sgd=SGDConfig(learning_rate=rate, momentum=0.9, nesterov=True),
+            adam=AdamConfig(learning_rate=rate, **moments),
+            adamw=AdamWConfig(learning_rate=rate, weight_decay=self.weight_decay, **moments),
+            lion=LionConfig(learning_rate=rate, b1=0.9, b2=0.99, weight_decay=1.0),
+            muon=MuonConfig(learning_rate=rate, adam_learning_rate=rate, beta=0.95, weight_decay=0.1),
+            schedule_free=ScheduleFreeConfig(learning_rate=rate, warmup_fraction=0.1, weight_decay=0.1, **moments),
+            schedule="one_cycle",
+            constant=ConstantConfig(warmup_fraction=0.0),
+            cosine=CosineConfig(end_fraction=0.0),
+            warmup_cosine=WarmupCosineConfig(warmup_fraction=0.1, end_fraction=0.0),
+            linear=LinearConfig(end_fraction=0.0),
+            exponential=ExponentialConfig(end_fraction=0.01),
+            piecewise=PiecewiseConfig(factor=0.1, boundaries=(0.5,)),
+            one_cycle=OneCycleConfig(warmup_fraction=0.3, div_factor=25.0, final_div_factor=10_000.0),
+            clip_norm=1.0,
+            average_decay=None,
+            label_smoothing=0.0,
+            augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+            keep_epochs=(),
+            patience=None,
+        )

@@ -1,0 +1,97 @@
+"""What an audit finds: a score, a proposal and a probability of being wrong for every label; NumPy on the host."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from gradtrail.core.audit.calibration import Rate, confident_rate, density_ratio, positions, probability_wrong
+from gradtrail.core.audit.ensemble import Judgement
+from gradtrail.core.audit.noise import draw_confused, draw_uniform
+from gradtrail.core.audit.planting import NoiseKind, Planted
+from gradtrail.core.audit.scores import fit_temperature, label_scores, probabilities
+from gradtrail.core.data.preprocessing import Seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What an audit finds in one split; a row for each example.
+
+    Attributes:
+        scores: of each kind, the larger the more suspicious.
+        proposed: the most probable class, int32.
+        proposed_probability: its mean probability, tempered.
+        probability_wrong: that the given label is wrong.
+        rate: share of wrong labels in the split.
+    """
+
+    scores: Mapping[str, Float[np.ndarray, " examples"]]
+    proposed: Int[np.ndarray, " examples"]
+    proposed_probability: Float[np.ndarray, " examples"]
+    probability_wrong: Float[np.ndarray, " examples"]
+    rate: Rate
+
+
+def find(
+    judged: Mapping[str, Judgement],
+    labels: Mapping[str, Int[np.ndarray, " examples"]],
+    chosen: str,
+    *,
+    seed: Seed,
+) -> dict[str, Findings]:
+    """Return what the judgements say of the labels of each split.
+
+    The temperature, and the ratio of densities behind `probability_wrong`, are those of the training split; of another
+    split only the share of wrong labels is estimated.
+
+    Args:
+        judged: of `train` first, and any other splits.
+        labels: given class of each example of each split.
+        chosen: the score that `probability_wrong` follows.
+        seed: of the wrong labels that are drawn for comparison.
+    """
+    temperature = fit_temperature(judged["train"].logits, labels["train"])
+    found: dict[str, Findings] = {}
+    ratio: np.ndarray | None = None
+    for name, judgement in judged.items():
+        scores = label_scores(judgement.logits, labels[name], temperature)
+        mean = probabilities(judgement.logits, temperature).mean(axis=0)
+        wrong = _wrong_scores(judgement, mean, labels[name], temperature, chosen, seed)
+        places = positions(scores[chosen], wrong)
+        ratio = density_ratio(places) if ratio is None else ratio
+        rate = confident_rate(mean, labels[name])
+        found[name] = Findings(
+            scores={**scores, "grad_norm": judgement.grad_norm},
+            proposed=np.argmax(mean, axis=1).astype(np.int32),
+            proposed_probability=mean.max(axis=1),
+            probability_wrong=probability_wrong(places, ratio, rate.share),
+            rate=rate,
+        )
+    return found
+
+
+def find_planted(planted: Mapping[NoiseKind, Planted], chosen: str, *, seed: Seed) -> dict[NoiseKind, Findings]:
+    """Return what is found where labels were planted, which is not made use of: to compare it with the truth."""
+    return {
+        kind: find({"train": one.judgement}, {"train": one.labels}, chosen, seed=seed)["train"]
+        for kind, one in planted.items()
+    }
+
+
+def _wrong_scores(
+    judgement: Judgement,
+    mean: Float[np.ndarray, "examples classes"],
+    labels: Int[np.ndarray, " examples"],
+    temperature: float,
+    chosen: str,
+    seed: Seed,
+) -> Float[np.ndarray, " planted"]:
+    """Return the scores of two wrong labels for each example whose given label is the prediction: one of each kind."""
+    agreed = np.flatnonzero(np.argmax(mean, axis=1) == labels)
+    logits, correct = judgement.logits[:, agreed], labels[agreed]
+    drawn = (
+        draw_uniform(correct, mean.shape[1], seed=seed),
+        draw_confused(mean[agreed], correct, seed=seed),
+    )
+    return np.concatenate([label_scores(logits, wrong, temperature)[chosen] for wrong in drawn])

@@ -1,0 +1,84 @@
+"""How suspicious each label is, from the logits of networks that did not train on the example; NumPy on the host.
+
+Every score is larger for a more suspicious label.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+Logits = Float[np.ndarray, "judges examples classes"]
+Labels = Int[np.ndarray, " examples"]
+
+# By the choice on planted noise. `grad_norm` is compared too, but a label that nobody was given has none
+CANDIDATES = ("margin", "self_confidence", "el2n", "odds", "log_margin", "disagreement")
+_SMALLEST = 1e-9  # probability: logits do not tell less
+_TEMPERATURES = (0.05, 20.0)  # that are searched
+_GOLDEN = (5**0.5 - 1) / 2
+_ROUNDS = 24  # of the search: 5 digits
+_FITTED = 10_000  # examples that a temperature is fitted on, at most
+
+
+def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "judges examples classes"]:
+    """Return the softmax of the logits over a temperature, float64."""
+    scaled = logits.astype(np.float64) / temperature
+    powers = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def fit_temperature(logits: Logits, labels: Labels) -> float:
+    """Return the temperature with the smallest mean cross-entropy (Guo et al., arXiv 1706.04599), by golden section.
+
+    Args:
+        logits: of examples that the judges did not train on.
+        labels: given class of each example.
+    """
+    every = -(-len(labels) // _FITTED)
+    logits, labels = logits[:, ::every], labels[::every]
+    rows = np.arange(len(labels))
+
+    def loss(log_temperature: float) -> float:
+        scaled = logits.astype(np.float64) / np.exp(log_temperature)
+        top = scaled.max(axis=-1)
+        return float(np.mean(top + np.log(np.exp(scaled - top[..., None]).sum(axis=-1)) - scaled[:, rows, labels]))
+
+    low, high = np.log(_TEMPERATURES)
+    for _ in range(_ROUNDS):
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        low, high = (low, right) if loss(left) < loss(right) else (left, high)
+    return float(np.exp((low + high) / 2))
+
+
+def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str, Float[np.ndarray, " examples"]]:
+    """Return the scores of labels, float64.
+
+    Args:
+        logits: of examples that the judges did not train on.
+        labels: class to be judged, of each example; not necessarily the given one.
+        temperature: that the logits are divided by.
+
+    Returns:
+        `margin`, the largest mean probability of another class minus that of the label, -1 to 1 (Northcutt et al.,
+        arXiv 1911.00068); `self_confidence`, one minus the label's mean probability; `el2n`, the mean over the judges
+        of ‖p - onehot(label)‖₂ (Paul et al., arXiv 2107.07075); `log_margin`, the mean over the judges of the largest
+        other logit minus that of the label (after Pleiss et al., arXiv 2001.10528, who take it over epochs);
+        `disagreement`, the share of judges that predict another class; `odds`, the log of the odds that the label is
+        wrong when half of the errors are uniform and half are the judges' own confusions, up to the error rate: of
+        ½ (1 - p_y) / ((k - 1) p_y) + ½ Σ_{j ≠ y} p_j / (1 - p_j) with the mean probabilities p of k classes.
+    """
+    rows = np.arange(len(labels))
+    is_label = np.arange(logits.shape[-1]) == labels[:, None]
+    each = probabilities(logits, temperature)
+    mean = each.mean(axis=0)
+    other_logits = np.where(is_label, -np.inf, logits).max(axis=-1)
+    certain = np.clip(mean, _SMALLEST, 1 - _SMALLEST)
+    own, others = certain[rows, labels], np.where(is_label, 0, certain)
+    confused = (others / (1 - others)).sum(axis=-1)
+    margins = (other_logits.astype(np.float64) - logits[:, rows, labels]) / temperature
+    return {
+        "margin": np.where(is_label, -np.inf, mean).max(axis=-1) - mean[rows, labels],
+        "self_confidence": np.where(is_label, 0, mean).sum(axis=-1),
+        "el2n": np.sqrt(((each - is_label) ** 2).sum(axis=-1)).mean(axis=0),
+        "odds": np.log(((1 - own) / own / (mean.shape[-1] - 1) + confused) / 2),
+        "log_margin": margins.mean(axis=0),
+        "disagreement": (margins > 0).mean(axis=0),
+    }

@@ -1,0 +1,90 @@
+"""`gradtrail review`: look through suspected label errors in a browser, and join what several people decided."""
+
+import getpass
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gradtrail.experiments.review import server, suspects
+from gradtrail.experiments.review.session import Decisions, Review
+from gradtrail.stages.common.dataset import DatasetInfo, read_info, read_splits
+from gradtrail.stages.fetch.catalog import DATASETS
+from gradtrail.stages.preprocess.corrections import (
+    PATH,
+    Correction,
+    check_text,
+    disagreements,
+    read_corrections,
+    require_fit,
+    write_corrections,
+)
+from gradtrail.support.errors import UserError
+from gradtrail.support.git import git
+from gradtrail.support.paths import private_folder
+
+_DATA = Path("data/processed")
+_NUM_NEIGHBOURS = 10
+
+
+def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, port: int) -> None:
+    """Serve the page for reviewing labels until Ctrl-C or SIGTERM.
+
+    Args:
+        path: of the file of corrections.
+        reviewer: who decides; by default git's user, or else the system's.
+        split: to look at; None for all.
+        limit: number of labels at most.
+        port: on loopback.
+
+    Raises:
+        UserError: one line.
+    """
+    with server.open_port(port) as listening:
+        server.serve(prepare(path, reviewer=reviewer, split=split, limit=limit), listening)
+
+
+def prepare(path: Path, *, reviewer: str | None, split: str | None, limit: int) -> Review:
+    """Return a review of the labels that the audit suspects most; see `review`."""
+    if not suspects.PATH.is_file():
+        raise UserError(f"{suspects.PATH}: no such file; `make audit` finds the labels to look at")
+    info = read_info(_DATA)
+    splits = read_splits(_DATA, info)
+    table = suspects.read_suspects(suspects.PATH, info.num_classes)
+    decisions = Decisions(path, private_folder() / "corrections.lock")
+    require_fit(list(decisions.read().values()), splits, info.num_classes, path)
+    is_test = (table["split"] == "test").tolist()
+    return Review(
+        suspects=suspects.choose_suspects(
+            table[table["split"] == split] if split else table, splits, limit=limit, num_neighbours=_NUM_NEIGHBOURS
+        ),
+        train=splits["train"],
+        decisions=decisions,
+        probabilities=dict(
+            zip(zip(is_test, table["example_id"].tolist(), strict=True), table["probability_wrong"], strict=True)
+        ),
+        class_names=_class_names(info),
+        title=info.label,
+        reviewer=check_text("--reviewer", reviewer or git("config", "user.name") or getpass.getuser()),
+        now=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def merge(paths: Sequence[Path], into: Path = PATH) -> None:
+    """Join files of corrections into one; an example that several files decide alike stands there once.
+
+    Raises:
+        UserError: a file is damaged, or two disagree: each such example is a line on stdout, and nothing is written.
+    """
+    rows: list[Correction] = [row for path in paths for row in read_corrections(path)]
+    if differing := disagreements(rows):
+        print("\n".join(differing))
+        raise UserError(f"{len(differing)} examples are decided differently; none is applied, {into} is as it was")
+    joined = {row.example: row for row in reversed(rows)}
+    write_corrections(into, joined.values())
+    print(f"{into}: {len(joined)} decisions, {sum(row.changes for row in joined.values())} of them corrections")
+
+
+def _class_names(info: DatasetInfo) -> list[str]:
+    """Return what the page calls each class: its number, with its name where the data set has names."""
+    known = DATASETS[info.name].class_names if info.name in DATASETS else ()
+    return [f"{label} {name}" for label, name in enumerate(known)] or [str(label) for label in range(info.num_classes)]

@@ -1,0 +1,120 @@
+"""The page's server: on loopback alone, for one person, and for this page alone."""
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flask import Flask, Response, jsonify, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from gradtrail.experiments.review.session import Review
+from gradtrail.stages.common.params import validate
+from gradtrail.support.errors import UserError, environment_error
+from gradtrail.support.signals import stopping_on_sigterm
+
+HOST = "127.0.0.1"
+_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]+)?")  # what a browser may know this machine by
+_MAX_BODY_BYTES = 4096
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data:; script-src 'self'; "
+    "style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What the page sends: see `Review.decide`."""
+
+    index: int
+    new: int | None
+    reason: str
+
+
+def make_app(review: Review) -> Flask:
+    """Return the application. No part of a request becomes a path: its three files are read here."""
+    app = Flask(__name__, static_folder=None, template_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = _MAX_BODY_BYTES
+    for path, (name, kind) in _FILES.items():
+        text = (Path(__file__).parent / name).read_text(encoding="utf-8")
+        app.add_url_rule(path, name, lambda text=text, kind=kind: Response(text, mimetype=kind))
+
+    @app.get("/api/state")
+    def state() -> dict[str, Any]:
+        return review.state()
+
+    @app.get("/api/images/<int:index>")
+    def images(index: int) -> dict[str, Any]:
+        return review.images(index)
+
+    @app.post("/api/decide")
+    def decide() -> dict[str, Any]:
+        sent = validate(request.get_json(), Decision, "decision")
+        return review.decide(sent.index, sent.new, sent.reason)
+
+    @app.post("/api/undo")
+    def undo() -> dict[str, Any]:
+        request.get_json()  # which a form of another page cannot send
+        return review.undo()
+
+    app.before_request(_refuse_other_pages)
+    app.after_request(_add_headers)
+    app.register_error_handler(UserError, lambda error: (jsonify(error=str(error)), 400))
+    app.register_error_handler(HTTPException, lambda error: (jsonify(error=error.name), error.code or 500))
+    app.register_error_handler(OSError, _refuse_disk)
+    return app
+
+
+def _refuse_other_pages() -> tuple[Response, int] | None:
+    """Refuse what another page asks: one whose name was rebound to this machine, or one of another origin."""
+    host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+    if not _OWN_HOST.fullmatch(host) or origin not in (None, f"http://{host}"):
+        return jsonify(error="only the page of `gradtrail review` may ask, on this machine"), 403
+    return None
+
+
+def _add_headers(response: Response) -> Response:
+    response.headers.update(_HEADERS)
+    return response
+
+
+def _refuse_disk(error: OSError) -> tuple[Response, int]:
+    if not (said := environment_error(error)):
+        raise error
+    return jsonify(error=f"{said}; nothing was saved"), 500
+
+
+class Quiet(WSGIRequestHandler):
+    def log_request(self, *_: object) -> None:
+        """Say nothing of a request that was answered."""
+
+
+def open_port(port: int) -> socket.socket:
+    """Return a socket that listens on loopback; raise UserError where the port is taken."""
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        raise UserError(f"--port {port}: cannot be opened on {HOST} ({error.strerror}); name another one") from None
+
+
+def serve(review: Review, listening: socket.socket) -> None:
+    """Serve the page until Ctrl-C or SIGTERM."""
+    port = listening.getsockname()[1]
+    server = make_server(HOST, port, make_app(review), threaded=True, request_handler=Quiet, fd=listening.fileno())
+    print(
+        f"reviewing {len(review.suspects)} labels as {review.reviewer}: http://{HOST}:{port}/ (Ctrl-C ends)", flush=True
+    )
+    with stopping_on_sigterm("stopped"):
+        server.serve_forever()  # returns on KeyboardInterrupt, which SIGTERM raises too
+    print(f"\n{review.summary()}")

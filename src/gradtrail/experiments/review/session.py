@@ -1,0 +1,195 @@
+"""A review: the suspects, the decisions about them in the file of corrections, and what the page shows of both."""
+
+import base64
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from gradtrail.core.common.split import Split
+from gradtrail.experiments.review.suspects import Suspect
+from gradtrail.stages.preprocess.corrections import Correction, check_text, read_corrections, write_corrections
+from gradtrail.support.errors import UserError
+
+Example = tuple[bool, int]
+
+
+class Decisions:
+    """The file of corrections, read and written anew for each decision: it is the only state there is.
+
+    Args:
+        path: of the file; made by the first decision where there is none.
+        lock: path of a lock that processes which write the file share.
+    """
+
+    def __init__(self, path: Path, lock: Path):
+        self.path = path
+        self._lock = FileLock(lock)
+        self._undo: list[tuple[Example, Correction | None]] = []
+
+    def read(self) -> dict[Example, Correction]:
+        """Return the decisions in the file."""
+        return {row.example: row for row in read_corrections(self.path)} if self.path.exists() else {}
+
+    def record(self, row: Correction) -> dict[Example, Correction]:
+        """Write a decision, in the place of an earlier one about the same example; return all decisions."""
+        with self._lock:
+            rows = self.read()
+            before = rows.get(row.example)
+            write_corrections(self.path, (rows := rows | {row.example: row}).values())
+            self._undo.append((row.example, before))
+            return rows
+
+    def undo(self) -> tuple[Example, dict[Example, Correction]] | None:
+        """Take this process's last decision back; return its example and all decisions, None where none is left."""
+        with self._lock:
+            if not self._undo:
+                return None
+            example, before = self._undo[-1]
+            rows = self.read()
+            rows.pop(example, None)
+            if before:
+                rows[example] = before
+            write_corrections(self.path, rows.values())
+            self._undo.pop()
+            return example, rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Review:
+    """What the server answers with; every answer is plain data for JSON.
+
+    Attributes:
+        suspects: in the order in which they are looked at.
+        train: the split that neighbours are rows of.
+        decisions: about these suspects and any other examples.
+        probabilities: that the label is wrong, of every example that the audit scored.
+        class_names: of all classes.
+        title: of the data set.
+        reviewer: who decides.
+        now: returns the time in UTC.
+    """
+
+    suspects: Sequence[Suspect]
+    train: Split
+    decisions: Decisions
+    probabilities: Mapping[Example, float]
+    class_names: Sequence[str]
+    title: str
+    reviewer: str
+    now: Callable[[], str]
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def state(self) -> dict[str, Any]:
+        """Return all suspects without their images, and the progress."""
+        rows = self.decisions.read()
+        return {
+            "title": self.title,
+            "reviewer": self.reviewer,
+            "file": str(self.decisions.path),
+            "classes": list(self.class_names),
+            "items": [self._item(suspect, rows) for suspect in self.suspects],
+            "progress": self._progress(rows),
+        }
+
+    def images(self, index: int) -> dict[str, Any]:
+        """Return the image of a suspect and its neighbours with their labels, pixels in base64, row by row."""
+        suspect = self._suspect(index)
+        near = [
+            {
+                "id": int(self.train.example_id[row]),
+                "label": int(self.train.labels[row]),
+                "pixels": _encoded(self.train.images[row]),
+            }
+            for row in suspect.neighbours
+        ]
+        height, width = suspect.image.shape
+        return {"height": height, "width": width, "pixels": _encoded(suspect.image), "neighbours": near}
+
+    def decide(self, index: int, new: int | None, reason: str) -> dict[str, Any]:
+        """Write a decision to the file.
+
+        Args:
+            index: of the suspect.
+            new: the right class; the given one to keep it, None where it cannot be told.
+            reason: a note.
+
+        Returns:
+            What changed.
+
+        Raises:
+            UserError: no such suspect or class, a reason that may not stand in the file, or the file is damaged.
+        """
+        suspect = self._suspect(index)
+        if new is not None and not 0 <= new < len(self.class_names):
+            raise UserError(f"new must be 0 to {len(self.class_names) - 1} or null, got {new}")
+        row = Correction(
+            split=suspect.split,
+            example_id=suspect.example_id,
+            old=suspect.label,
+            new=new,
+            reviewer=self.reviewer,
+            time=self.now(),
+            reason=check_text("reason", reason),
+        )
+        with self._writing:
+            return self._changed(index, self.decisions.record(row))
+
+    def undo(self) -> dict[str, Any]:
+        """Take the last decision back; return what changed, with `index` None where there is nothing to undo."""
+        with self._writing:
+            undone = self.decisions.undo()
+        if undone is None:
+            return {"index": None}
+        example, rows = undone
+        index = next(place for place, suspect in enumerate(self.suspects) if suspect.example == example)
+        return self._changed(index, rows)
+
+    def summary(self) -> str:
+        """Return the progress in a line."""
+        found = self._progress(self.decisions.read())
+        return (
+            f"{found['decided']} of {found['total']} labels reviewed: {found['corrected']} corrected, "
+            f"{found['unclear']} cannot be told; {self.decisions.path} has the decisions"
+        )
+
+    def _suspect(self, index: int) -> Suspect:
+        if not 0 <= index < len(self.suspects):
+            raise UserError(f"index must be 0 to {len(self.suspects) - 1}, got {index}")
+        return self.suspects[index]
+
+    def _changed(self, index: int, rows: Mapping[Example, Correction]) -> dict[str, Any]:
+        return {"index": index, "item": self._item(self.suspects[index], rows), "progress": self._progress(rows)}
+
+    def _item(self, suspect: Suspect, rows: Mapping[Example, Correction]) -> dict[str, Any]:
+        row = rows.get(suspect.example)
+        return {
+            "split": suspect.split,
+            "id": suspect.example_id,
+            "label": suspect.label,
+            "proposed": suspect.proposed_label,
+            "probability": suspect.proposed_probability,
+            "wrong": suspect.probability_wrong,
+            "decided": row is not None,
+            "new": row.new if row else None,
+            "reason": row.reason if row else "",
+            "reviewer": row.reviewer if row else "",
+        }
+
+    def _progress(self, rows: Mapping[Example, Correction]) -> dict[str, Any]:
+        found = [rows[suspect.example] for suspect in self.suspects if suspect.example in rows]
+        return {
+            "total": len(self.suspects),
+            "decided": len(found),
+            "corrected": sum(row.changes for row in found),
+            "unclear": sum(row.new is None for row in found),
+            "expected_left": sum(value for example, value in self.probabilities.items() if example not in rows),
+        }
+
+
+def _encoded(image: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(image).tobytes()).decode()

@@ -1,0 +1,226 @@
+"""The file of corrections, `labels/corrections.csv`: what people decided about labels, and applying it to the splits.
+
+A row is a decision about one example. `gradtrail review` writes the file, and a person may; spreadsheets mangle such
+files, so that every value is checked.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.data.preprocessing import correct
+from gradtrail.stages.common.dataset import SPLITS
+from gradtrail.stages.common.files import atomic_file
+from gradtrail.support.errors import UserError, one_line
+
+PATH = Path("labels/corrections.csv")
+COLUMNS = ("split", "example_id", "old", "new", "reviewer", "time", "reason")
+LONGEST_TEXT = 200
+_MAX_BYTES = 2**24
+_SHOWN = 5  # examples that an error names
+_UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """A decision about the label of one example.
+
+    Attributes:
+        split: that the example was in; `train` and `validation` are parts of the same file of examples.
+        example_id: position in the original file.
+        old: given class.
+        new: correct class, `old` where the label was confirmed; None where it cannot be told.
+        reviewer: who decided.
+        time: when, in UTC.
+        reason: a note; may be empty.
+    """
+
+    split: str
+    example_id: int
+    old: int
+    new: int | None
+    reviewer: str
+    time: str
+    reason: str
+
+    @property
+    def example(self) -> tuple[bool, int]:
+        """Names the example: whether it is a test example, and its id. Another seed may move it between the others."""
+        return self.split == "test", self.example_id
+
+    @property
+    def changes(self) -> bool:
+        """Whether the label is another one."""
+        return self.new is not None and self.new != self.old
+
+    def __str__(self) -> str:
+        return f"{self.split} {self.example_id}"
+
+
+def check_text(name: str, text: str) -> str:
+    """Return a text that may stand in the file, without space around it; raise UserError where it may not."""
+    text = text.strip()
+    if len(text) > LONGEST_TEXT or _UNPRINTED.search(text):
+        raise UserError(f"{name} must be one line of at most {LONGEST_TEXT} characters, got {one_line(text)[:50]!r}")
+    if text.startswith(("=", "+", "-", "@")):
+        raise UserError(f"{name} begins with {text[0]!r}, which a spreadsheet would run as a formula: {text[:50]!r}")
+    return text
+
+
+def read_corrections(path: Path) -> list[Correction]:
+    """Read a file of corrections: UTF-8, with or without a byte order mark, any line ends.
+
+    Raises:
+        UserError: one line that names the file, the line or the examples, what was found, and what is allowed.
+    """
+    reader = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
+    rows: list[Correction] = []
+    try:
+        header = next(reader, [])
+        if tuple(header) != COLUMNS:
+            raise UserError(f"{path}: {_foreign_header(header)}; expected {','.join(COLUMNS)}")
+        rows = [_parse(row, f"{path}: line {reader.line_num}") for row in reader if any(row)]
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num}: not readable as CSV: {one_line(error)}") from None
+    _require_once(rows, path)
+    return rows
+
+
+def write_corrections(path: Path, rows: Iterable[Correction]) -> None:
+    """Write a file of corrections atomically, sorted by split and example: equal decisions give equal bytes."""
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in sorted(rows, key=lambda row: (SPLITS.index(row.split), row.example_id)):
+            values = [getattr(row, name) for name in COLUMNS]
+            writer.writerow("" if value is None else value for value in values)
+
+
+def disagreements(rows: Iterable[Correction]) -> list[str]:
+    """Return a line for each example that rows decide differently: `train 7: Ann says 3, Ben says 5`."""
+    by_example: dict[tuple[bool, int], list[Correction]] = {}
+    for row in rows:
+        by_example.setdefault(row.example, []).append(row)
+    return [
+        f"{found[0]}: " + ", ".join(f"{row.reviewer} says {_verdict(row)}" for row in found)
+        for found in by_example.values()
+        if len({(row.old, row.new) for row in found}) > 1
+    ]
+
+
+def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_classes: int, path: Path) -> None:
+    """Raise UserError unless every correction is of a class, and its old label is the given one where `splits` have it.
+
+    Args:
+        rows: as they were read.
+        splits: with their given labels; a subset may lack examples.
+        num_classes: of the data set.
+        path: that errors name.
+    """
+    given = {
+        (name == "test", number): label
+        for name, split in splits.items()
+        for number, label in zip(split.example_id.tolist(), split.given_labels.tolist(), strict=True)
+    }
+    for row in rows:
+        if max(row.old, row.new or 0) >= num_classes:
+            raise UserError(f"{path}: {row}: no class {max(row.old, row.new or 0)}, they are 0 to {num_classes - 1}")
+        if given.get(row.example, row.old) != row.old:
+            found = given[row.example]
+            raise UserError(f"{path}: {row}: old is {row.old}, but the label is {found}; planted noise counts")
+
+
+def apply_corrections(
+    splits: Mapping[str, Split], rows: Sequence[Correction], sizes: Mapping[str, int], num_classes: int, path: Path
+) -> dict[str, Split]:
+    """Return the splits with corrected labels; those of the test split stand beside the given ones.
+
+    Args:
+        splits: after label noise.
+        rows: as they were read.
+        sizes: number of examples in the original files `train` and `test`.
+        num_classes: of the data set.
+        path: that errors name.
+
+    Raises:
+        UserError: a correction is of an unknown example or class, or its old label is not the given one.
+    """
+    for row in rows:
+        if row.example_id >= (size := sizes["test" if row.split == "test" else "train"]):
+            raise UserError(f"{path}: {row}: no such example, ids are 0 to {size - 1:,}")
+    require_fit(rows, splits, num_classes, path)
+    corrected = {}
+    for name, split in splits.items():
+        new = {row.example_id: row.new for row in rows if row.changes and (row.split == "test") == (name == "test")}
+        ids, labels = (np.array(list(values), np.int32) for values in (new.keys(), new.values()))
+        corrected[name] = correct(split, ids, labels, is_applied=name != "test")
+    return corrected
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; without corrections it holds the line {','.join(COLUMNS)}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) > _MAX_BYTES:
+        raise UserError(f"{path}: more than {_MAX_BYTES:,} bytes, too long for a file of corrections")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as comma-separated UTF-8") from None
+
+
+def _foreign_header(header: Sequence[str]) -> str:
+    line = ",".join(header)
+    for sign, name in ((";", "semicolons"), ("\t", "tabs")):
+        if sign in line:
+            return f"values are separated by {name}, not by commas"
+    return f"the first line is {one_line(line)[:100]!r}"
+
+
+def _parse(row: Sequence[str], place: str) -> Correction:
+    if len(row) != len(COLUMNS):
+        raise UserError(f"{place}: {len(row)} values, expected {len(COLUMNS)}")
+    values = dict(zip(COLUMNS, row, strict=True))
+    if values["split"] not in SPLITS:
+        raise UserError(f"{place}: split must be one of {', '.join(SPLITS)}, got {values['split'][:50]!r}")
+    for name in ("example_id", "old", "new"):
+        if not re.fullmatch(r"[0-9]{1,9}", values[name]) and not (name == "new" and not values[name]):
+            empty = ", or empty where it cannot be told" if name == "new" else ""
+            raise UserError(f"{place}: {name} must be digits alone{empty}; got {values[name][:50]!r}")
+    reviewer, time, reason = (check_text(f"{place}: {name}", values[name]) for name in ("reviewer", "time", "reason"))
+    return Correction(
+        split=values["split"],
+        example_id=int(values["example_id"]),
+        old=int(values["old"]),
+        new=int(values["new"]) if values["new"] else None,
+        reviewer=reviewer,
+        time=time,
+        reason=reason,
+    )
+
+
+def _require_once(rows: Sequence[Correction], path: Path) -> None:
+    if differing := disagreements(rows):
+        more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        raise UserError(f"{path}: decided differently, none is applied: {'; '.join(differing[:_SHOWN])}{more}")
+    seen: set[tuple[bool, int]] = set()
+    for row in rows:
+        if row.example in seen:
+            raise UserError(f"{path}: {row} stands there twice; keep one line for each example")
+        seen.add(row.example)
+
+
+def _verdict(row: Correction) -> str:
+    return (
+        "it cannot be told" if row.new is None else f"{row.old} → {row.new}" if row.changes else f"{row.old} is right"
+    )

@@ -1,0 +1,215 @@
+"""The report's first screen: the result, the learning curves, the confusion matrix, calibration, params in force."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradtrail.stages.report.charts import Chart, Series, Stop
+from gradtrail.stages.report.components import Tile, count, percent
+from gradtrail.stages.report.inputs import CsvTable, Sources
+from gradtrail.stages.report.sections.evaluation import interval, verdict
+from gradtrail.stages.report.sections.training import model_name
+
+_LARGEST_MATRIX = 30  # classes; a larger one is a figure
+_LEVELS = 9  # shades of a cell
+_SMOOTHED, _PLAIN = "training (with label smoothing)", "training (cross-entropy)"
+_BLOCKS = {"model": ("dropout",), "optimizer": None, "schedule": None}  # of `train`, and which keys; None for all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A cell of the confusion matrix; its `level` is 0 on the diagonal and elsewhere says how dark it is."""
+
+    label: int
+    predicted: int
+    number: int
+    level: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """What the first screen shows; no matrix where there are too many classes for one."""
+
+    tiles: Sequence[Tile]
+    charts: Sequence[Chart]
+    calibration: Chart
+    matrix: Sequence[Sequence[Cell]]
+    params: Mapping[str, str]
+
+
+def make_overview(sources: Sources) -> Overview:
+    """Return the first screen."""
+    return Overview(
+        tiles=_tiles(sources),
+        charts=(_loss(sources), _error(sources)),
+        calibration=_calibration(sources),
+        matrix=_matrix(sources),
+        params=params_in_force(sources),
+    )
+
+
+def params_in_force(sources: Sources) -> dict[str, str]:
+    """Return the params that had an effect on the training, name → value; those of kinds not chosen had none."""
+    train = sources.params["train"]
+    found = {name: sources.param(f"train.{name}") for name in ("model", "optimizer", "schedule")}
+    shown = {"model": model_name(sources)}
+    shown |= _block(train, found["model"], ("dropout",)) | {"optimizer": found["optimizer"]}
+    shown |= _block(train, found["optimizer"]) | {"schedule": found["schedule"]} | _block(train, found["schedule"])
+    shown |= {name: sources.param(f"train.{name}") for name in ("epochs", "batch_size", "label_smoothing")}
+    shown |= {name: sources.param(f"train.{name}") for name in ("clip_norm", "precision", "seed")}
+    optional = {name: sources.param(f"train.{name}") for name in ("average_decay", "patience", "remat")}
+    optional |= {f"augmentation: {name}": value for name, value in (train.get("augmentation") or {}).items()}
+    optional |= {"label_noise": sources.param("preprocess.label_noise")}
+    shown |= {name: value for name, value in optional.items() if value}
+    return {name.replace("_", " "): _written(value) for name, value in shown.items()}
+
+
+def _block(train: Mapping[str, Any], kind: str, names: Sequence[str] | None = None) -> dict[str, Any]:
+    block = train.get(kind)
+    return {} if not isinstance(block, dict) else {key: block[key] for key in (names or block) if key in block}
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _tiles(sources: Sources) -> list[Tile]:
+    raw = sources.metric("evaluate", "expected_calibration_error_uncalibrated")
+    wrong, total = (count(sources.metric("evaluate", key)) for key in ("num_mistakes", "num_examples"))
+    return [
+        Tile(
+            name="Test accuracy",
+            value=percent(sources.metric("evaluate", "accuracy")),
+            note=f"{interval(sources)} (95% interval)",
+        ),
+        Tile(name="Test loss", value=f"{sources.metric('evaluate', 'loss'):.4f}", note="nats per example, calibrated"),
+        Tile(name="Mistakes", value=wrong, note=f"of {total} test examples"),
+        Tile(
+            name="Calibration error",
+            value=f"{sources.metric('evaluate', 'expected_calibration_error'):.4f}",
+            note=f"{verdict(sources)}; uncalibrated {raw:.4f}",
+        ),
+        Tile(
+            name="Best validation accuracy",
+            value=percent(sources.metric("train", "best_validation_accuracy")),
+            note=f"epoch {sources.metric('train', 'best_epoch'):g}; last epoch "
+            f"{percent(sources.metric('train', 'validation_accuracy'))}",
+        ),
+        Tile(name="Parameters", value=count(sources.metric("train", "num_parameters")), note=model_name(sources)),
+    ]
+
+
+def _loss(sources: Sources) -> Chart:
+    table = sources.table("train/epochs")
+    curves = {"train": ("training", table.numbers("cross_entropy"))}
+    if sources.param("train.label_smoothing"):
+        curves = {"train": (_PLAIN, table.numbers("cross_entropy")), "smoothed": (_SMOOTHED, table.numbers("loss"))}
+    curves["validation"] = ("validation", table.numbers("validation_loss"))
+    course = ", ".join(f"{name} {values[0]:.3g} to {values[-1]:.3g}" for name, values in curves.values() if values)
+    return _by_epoch(
+        table,
+        {name: (style, values) for style, (name, values) in curves.items()},
+        form="{:.4f}",
+        id="loss",
+        title="Loss, nats per example",
+        alt=f"Loss in nats per example by epoch: {course or 'there was no epoch'}.",
+    )
+
+
+def _error(sources: Sources) -> Chart:
+    table = sources.table("train/epochs")
+    training, validation = (
+        [100 * (1 - value) for value in table.numbers(name)] for name in ("accuracy", "validation_accuracy")
+    )
+    ends = f"{validation[0]:.2f}% to {validation[-1]:.2f}%" if validation else "there was no epoch"
+    return _by_epoch(
+        table,
+        {"training": ("train", training), "validation": ("validation", validation)},
+        form="{:.2f}%",
+        id="error",
+        title="Error",
+        alt=f"Share of misclassified examples by epoch; validation: {ends}.",
+        unit="%",
+        log=min([*training, *validation], default=0) > 0,
+    )
+
+
+def _by_epoch(table: CsvTable, curves: Mapping[str, tuple[str, list[float]]], *, form: str, **options: Any) -> Chart:
+    epochs = table.numbers("epoch")
+    columns = [[f"{name}: {form.format(value)}" for value in values] for name, (_, values) in curves.items()]
+    return Chart(
+        x_label="epoch",
+        series=[
+            Series(name=name, style=style, points=list(zip(epochs, values, strict=True)))
+            for name, (style, values) in curves.items()
+        ],
+        stops=[Stop(x=epoch, lines=[f"epoch {epoch:g}", *told]) for epoch, *told in zip(epochs, *columns, strict=True)],
+        **options,
+    )
+
+
+def _calibration(sources: Sources) -> Chart:
+    names = {"calibrated": "calibration", "uncalibrated": "calibration_uncalibrated"}
+    tables = {name: sources.table(f"evaluate/{table}") for name, table in names.items()}
+    columns = {
+        name: list(zip(*(table.numbers(column) for column in ("confidence", "accuracy", "count")), strict=True))
+        for name, table in tables.items()
+    }
+    stops = [
+        Stop(
+            x=x, lines=[name, f"confidence: {percent(x, 1)}", f"accuracy: {percent(y, 1)}", f"examples: {count(size)}"]
+        )
+        for name, rows in columns.items()
+        for x, y, size in rows
+    ]
+    bins, most = (
+        int(sources.param("evaluate.calibration_bins")),
+        max((size for *_, size in columns["calibrated"]), default=1),
+    )
+    before, after = (sources.metric("evaluate", f"expected_calibration_error{end}") for end in ("_uncalibrated", ""))
+    return Chart(
+        id="calibration",
+        title="Calibration",
+        alt=(
+            f"Reliability diagram: accuracy over confidence in {bins} bins. The expected calibration error is "
+            f"{after:.4f}, before temperature scaling {before:.4f}; the model is {verdict(sources)}."
+        ),
+        x_label="confidence (probability of the predicted class)",
+        square=True,
+        series=[
+            Series(name=name, style=style, points=[(x, y) for x, y, _ in columns[name]])
+            for name, style in (("calibrated", "model"), ("uncalibrated", "uncalibrated"))
+        ],
+        bar_width=0.9 / bins,
+        bars_name="examples (log scale)",
+        bars=[
+            ((min(math.floor(x * bins), bins - 1) + 0.5) / bins, math.log1p(size) / math.log1p(most))
+            for x, _, size in columns["calibrated"]
+        ],
+        stops=sorted(stops, key=lambda stop: stop.x),
+    )
+
+
+def _matrix(sources: Sources) -> list[list[Cell]]:
+    classes = sources.info.num_classes
+    if classes > _LARGEST_MATRIX:
+        return []
+    table = sources.predictions
+    counts = Counter(zip(table["label"].tolist(), table["predicted"].tolist(), strict=True))
+    most = max((number for (label, predicted), number in counts.items() if label != predicted), default=1)
+    return [
+        [
+            Cell(
+                label=label,
+                predicted=predicted,
+                number=counts[label, predicted],
+                level=0 if label == predicted else math.ceil(_LEVELS * math.sqrt(counts[label, predicted] / most)),
+            )
+            for predicted in range(classes)
+        ]
+        for label in range(classes)
+    ]

@@ -1,0 +1,192 @@
+"""The tracker: a process beside a stage that logs the stage's run to MLflow, as the stage tells it.
+
+    python -m gradtrail.tracking.mlflow.tracker FOLDER < messages
+
+MLflow is imported and the store opened here while the stage computes. A message is one line of JSON; files are named by
+their paths, in the folder, which goes with the tracker. It ends after the message `finish`, after a fault, which it
+reports itself, and as soon as its stage is gone: then the run stays open, as that of any process that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradtrail.stages.common.pipeline_file import TRAIN, Entry
+from gradtrail.support.errors import UserError, is_store_fault, one_line
+from gradtrail.support.paths import SQLITE, store_uri
+from gradtrail.tracking.lineage.environment import speak_for_stage
+from gradtrail.tracking.lineage.state import Identity
+from gradtrail.tracking.mlflow.naming import metric_name
+from gradtrail.tracking.tracker_process import READY, REPORTED, warn
+
+if TYPE_CHECKING:
+    from gradtrail.tracking.mlflow.stored_run import StoredRun
+
+Message = dict[str, Any]
+_MONITOR_AFTER_SECONDS = 60.0  # shorter runs have no use for samples of processor and memory
+_SAMPLE_SECONDS = 5.0
+
+
+class RunLog:
+    """Does what the messages of one stage say, in their order; see `handle`."""
+
+    def __init__(self) -> None:
+        self.is_finished = False
+        self._stage: Identity
+        self._stored: StoredRun
+        self._points: dict[str, dict[int, float]] = {}
+        self._monitor_at: float | None = None
+        self._stop_monitor: Callable[[], object] | None = None
+
+    def follow(self, inbox: queue.SimpleQueue[Message]) -> None:
+        """Handle messages until one says that the run is finished."""
+        while not self.is_finished:
+            if inbox.empty():
+                self._log_curves()
+            with contextlib.suppress(queue.Empty):
+                self.handle(inbox.get(timeout=self._seconds_to_monitor()))
+            if self._seconds_to_monitor() == 0:
+                self._start_monitor()
+
+    def handle(self, message: Message) -> None:
+        """Do what a message says.
+
+        Points of curves are kept until there is nothing else to do, so that a slow store gets many at once.
+
+        Raises:
+            Exception: what MLflow raises, or a bug.
+        """
+        if message["do"] != "curves":
+            self._log_curves()
+        match message:
+            case {"do": "open", "stage": name, "entry": entry, "stage_process": found}:
+                speak_for_stage(found)
+                self._open(Identity(name, known={name: Entry(**entry)}))
+            case {"do": "metrics", "values": values}:
+                self._log_metrics(values)
+            case {"do": "curves", "points": points}:
+                for name, curve in points.items():
+                    self._points.setdefault(name, {}).update(curve)
+            case {"do": "files", "path": path, "under": under}:
+                self._stored.log_files(Path(path), under)
+            case {"do": "outs"}:
+                self._stored.log_outs(self._stage)
+                self._stored.link_runs()
+            case {"do": "finish", "status": status}:
+                if stop := self._stop_monitor:
+                    stop()
+                self._stored.client.set_terminated(self._stored.run_id, status)
+                self.is_finished = True
+            case _:
+                raise ValueError(f"no such message: {message}")
+
+    def _open(self, stage: Identity) -> None:
+        from gradtrail.tracking.mlflow.client import open_store  # late: a stage imports this module too
+        from gradtrail.tracking.mlflow.stored_run import open_run
+
+        self._stage, self._stored = stage, open_run(open_store(), stage)
+        if stage.name == TRAIN:  # which logs models: import that now, not when the training waits for it
+            with warnings.catch_warnings(action="ignore"):  # about types in a module of MLflow itself
+                importlib.import_module("mlflow.pyfunc")
+            importlib.import_module("gradtrail.stages.artifacts.weights")
+        if stage.runtime.system_metrics:
+            self._monitor_at = time.monotonic() + _MONITOR_AFTER_SECONDS
+
+    def _log_metrics(self, values: dict[str, float]) -> None:
+        """Log values; each attempt adds a point to the metrics of compiling: cold at first, from the cache later."""
+        again = self._stored.attempt - 1
+        self._stored.log_points(
+            {
+                metric_name(self._stage.name, key): {again if key.startswith("compile/") else 0: value}
+                for key, value in values.items()
+            }
+        )
+
+    def _log_curves(self) -> None:
+        if self._points:
+            points, self._points = self._points, {}
+            self._stored.log_points(points)
+
+    def _seconds_to_monitor(self) -> float | None:
+        return None if self._monitor_at is None else max(0.0, self._monitor_at - time.monotonic())
+
+    def _start_monitor(self) -> None:
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        monitor = SystemMetricsMonitor(self._stored.run_id, sampling_interval=_SAMPLE_SECONDS, resume_logging=True)
+        monitor.start()
+        self._monitor_at, self._stop_monitor = None, monitor.finish
+
+
+def report_fault(error: Exception) -> None:
+    """Print a warning for a fault of the store or the system, a traceback and a line for a bug."""
+    reason = f"MLflow's store failed ({type(error).__name__}: {one_line(error)[:200]})"
+    if not (is_store_fault(error) or isinstance(error, UserError)):
+        traceback.print_exception(error)
+        reason = "logging to MLflow failed because of the bug above"
+    warn(reason)
+
+
+def _import_mlflow() -> None:
+    """Import what takes longest, while the stage is not ready; the garbage collector would take a quarter of it."""
+    gc.disable()
+    importlib.import_module("gradtrail.tracking.mlflow.stored_run")
+    if store_uri().startswith(SQLITE):
+        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+    gc.freeze()
+    gc.enable()
+
+
+def log_run(inbox: queue.SimpleQueue[Message], when_imported: Callable[[], object] = lambda: None) -> int:
+    """Handle the messages of a stage, once MLflow is imported; return the exit status."""
+    try:
+        _import_mlflow()
+        when_imported()
+        RunLog().follow(inbox)
+    except Exception as error:  # a bug too: the work counts for more
+        report_fault(error)
+        return REPORTED
+    return 0
+
+
+def main() -> None:
+    """Read messages from stdin and handle them; end without taking modules apart or waiting for any thread."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stage decides when its run is closed
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    folder = Path(sys.argv[1])
+    threading.Thread(target=_receive, args=(sys.stdin.buffer, inbox, folder), daemon=True).start()
+    _end(folder, log_run(inbox, (folder / READY).touch))
+
+
+def _receive(lines: Iterable[bytes], inbox: queue.SimpleQueue[Message], folder: Path) -> None:
+    """Put messages into the inbox; where they end, maybe within a line, the stage is gone: end at once."""
+    with contextlib.suppress(ValueError):
+        for line in lines:
+            inbox.put(json.loads(line))
+    _end(folder, 1)
+
+
+def _end(folder: Path, status: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

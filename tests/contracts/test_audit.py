@@ -1,0 +1,72 @@
+"""The audit is a pipeline beside the main one: run by itself, tracked and rebuilt like every stage."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from projects import ROOT, Project, finished_project
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from gradtrail.core.evaluate.metrics import reliability
+from gradtrail.stages.common.digests import digest
+
+QUICK = {
+    "audit.rounds": 2,
+    "audit.epochs": 12,
+    "audit.batch_size": 32,
+    "audit.num_suspects": 5,
+    "environment.xla_flags": [],  # those of a finished project compile sooner, and train slowly
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy of a finished project, whose training labels are wrong in one of ten, audited."""
+    project = finished_project().copy(tmp_path_factory.mktemp("audit") / "project")
+    (project.folder / "audit").mkdir()
+    shutil.copy(ROOT / "audit" / "dvc.yaml", project.folder / "audit")
+    for key, value in QUICK.items():
+        project.set(key, value)
+    project.commit("an audit")
+    assert "audit" not in project.dvc("repro", "--dry"), "dvc repro does not run it"
+    assert project.ran(project.dvc("repro", "audit/dvc.yaml")) == ["audit/dvc.yaml:audit"]
+    return project
+
+
+@pytest.mark.slow
+def test_it_finds_labels_that_preprocess_made_wrong(project: Project) -> None:
+    suspects = pd.read_parquet(project.folder / "results/audit/suspects.parquet")
+    scores = pd.read_parquet(project.folder / "results/gradients/scores.parquet")
+    truth = scores[scores["split"] == "train"].set_index("example_id")["true_label"]
+    train = suspects[suspects["split"] == "train"]
+    is_wrong = train["label"].to_numpy() != truth.loc[train["example_id"]].to_numpy()
+    assert roc_auc_score(is_wrong, train["score"]) > 0.99
+    assert average_precision_score(is_wrong, train["score"]) > 0.95
+    assert train["probability_wrong"].sum() == pytest.approx(is_wrong.sum(), rel=0.15)
+    found = train[is_wrong & (train["probability_wrong"] > 0.5)]
+    assert (found["proposed_label"].to_numpy() == truth.loc[found["example_id"]].to_numpy()).mean() > 0.95
+    probabilities = train["probability_wrong"].to_numpy(np.float64)
+    assert reliability(probabilities, is_wrong, 15).expected_calibration_error < 0.03
+
+
+@pytest.mark.slow
+def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
+    out = "results/audit"
+    for _ in range(2):
+        (run,) = project.runs_of("audit")
+        assert run["status"] == "FINISHED"
+        assert run["tags"][f"output/{out}"] == digest(project.folder / out)
+        assert run["params"]["audit.rounds"] == "2"
+        assert "mlflow.parentRunId" not in run["tags"], "it reads no training"
+        project.empty_store()
+        assert "audit" in project.sync()
+    assert "audit" in project.gradtrail("show", project.runs_of("audit")[0]["id"])
+
+
+@pytest.mark.slow
+def test_the_same_inputs_give_the_same_bytes(project: Project) -> None:
+    lock = Path(project.folder / "audit" / "dvc.lock").read_bytes()
+    project.dvc("repro", "--force", "--single-item", "audit/dvc.yaml")
+    assert Path(project.folder / "audit" / "dvc.lock").read_bytes() == lock

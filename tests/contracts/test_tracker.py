@@ -1,0 +1,120 @@
+"""A stage and its tracker, each killed while the other works: the results stand, no run is lost, nobody is left."""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from projects import Project, finished_small_project
+
+from gradtrail.tracking.lineage.environment import machine_key
+from gradtrail.tracking.mlflow.tags import is_alive
+
+pytestmark = pytest.mark.slow
+
+MODULE, LR = "gradtrail.tracking.mlflow.tracker", "train.adamw.learning_rate"
+OF_THE_PROJECT = ("moved or copied from ", "no weights file of this project")  # whose weights are words
+WARNING = "the results are unaffected; `gradtrail sync` rebuilds this run later"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A small project whose stage `train` waits at its work, while a file `held` is there."""
+    project = finished_small_project().copy(tmp_path / "project")
+    project.set(LR, 0.5)  # a state that has no run yet
+    script = project.folder / "pipeline" / "train.py"
+    wait = "import time\n        while Path('held').exists(): time.sleep(0.01)"
+    script.write_text(script.read_text().replace("as run:\n", f"as run:\n        {wait}\n"))
+    (project.folder / "held").touch()
+    return project
+
+
+def wait_until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def start(project: Project) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """Start the stage; return its process and that of its tracker, once its run is open."""
+    stage = project.start_stage("train")
+    wait_until(lambda: "RUNNING" in statuses(project))
+    (tracker,) = project.processes(MODULE)
+    return stage, tracker
+
+
+def statuses(project: Project) -> list[str]:
+    return [
+        run["status"] for run in project.runs_of("train") if run["params"].get("train.adamw.learning_rate") == "0.5"
+    ]
+
+
+def go_on(project: Project, stage: subprocess.Popen[str]) -> list[str]:
+    """Let the stage end; return what it printed, but for what it says of a small project that was copied."""
+    (project.folder / "held").unlink()
+    output, _ = stage.communicate(timeout=120)
+    assert stage.returncode == 0, output
+    assert not project.processes(MODULE)
+    return [line for line in output.splitlines() if not any(words in line for words in OF_THE_PROJECT)]
+
+
+def test_a_run_names_the_process_and_the_machine_of_its_stage(project: Project) -> None:
+    stage, tracker = start(project)
+    (run,) = (run for run in project.runs_of("train") if run["status"] == "RUNNING")
+    assert run["tags"]["process"].endswith(f":{stage.pid}")
+    assert is_alive(run["tags"])
+    assert run["tags"]["machine"] == machine_key()
+    assert tracker.pid != stage.pid
+    assert go_on(project, stage) == []
+    assert statuses(project) == ["FINISHED"]
+
+
+def test_a_tracker_that_is_killed_costs_a_warning_and_sync_rebuilds_the_run(project: Project) -> None:
+    stage, tracker = start(project)
+    tracker.kill()
+    assert go_on(project, stage) == [f"warning: the process that logs to MLflow ended with status -9; {WARNING}"]
+    assert statuses(project) == ["RUNNING"]
+    project.dvc("commit", "--force", "train")
+    assert "rebuilt: train" in project.sync()
+    assert statuses(project) == ["FINISHED"]
+
+
+def test_a_stage_that_is_killed_leaves_its_run_open_and_the_next_goes_on_with_it(project: Project) -> None:
+    stage, tracker = start(project)
+    stage.send_signal(signal.SIGKILL)
+    stage.communicate(timeout=120)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        tracker.wait(timeout=60)
+    assert statuses(project) == ["RUNNING"]
+    (project.folder / "held").unlink()
+    project.run_stage("train")
+    (run,) = (run for run in project.runs_of("train") if run["params"][LR] == "0.5")
+    assert (run["status"], run["tags"]["attempts"]) == ("FINISHED", "2")
+
+
+def test_a_bug_in_the_tracker_is_a_traceback_and_a_warning(project: Project) -> None:
+    path = project.folder / "src/gradtrail/tracking/mlflow/stored_run.py"
+    path.write_text(
+        path.read_text() + "\n\ndef broken(*_):\n    raise KeyError('a bug')\n\n\nStoredRun.log_outs = broken\n"
+    )
+    stage, _ = start(project)
+    output = go_on(project, stage)
+    assert output[0].startswith("Traceback")
+    assert output[-2:] == [
+        "KeyError: 'a bug'",
+        f"warning: logging to MLflow failed because of the bug above; {WARNING}",
+    ]
+    assert statuses(project) == ["RUNNING"]
+
+
+def test_a_tracker_that_cannot_import_mlflow_is_a_warning(project: Project) -> None:
+    (project.folder / "held").unlink()
+    (project.folder / "src" / "mlflow.py").write_text("raise ImportError('no MLflow here')\n")
+    output = project.run_stage("train").splitlines()
+    assert output[-2] == "ImportError: no MLflow here"
+    assert output[-1].endswith(WARNING)

@@ -1,0 +1,80 @@
+"""Judges know no example that they judge: its label and its place in the split change nothing of what they say."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from factories import NUM_CLASSES, SHAPE, audit_config, new_compiler, random_split
+
+from gradtrail.core.audit.ensemble import Judgement, Judges, compile_judges, folds_of, judge, num_visits, training_size
+from gradtrail.core.common.split import Split
+from gradtrail.core.nn.models import Model
+
+CONFIG = audit_config()
+TRAIN, TEST = random_split(11), random_split(6)
+
+
+@functools.cache
+def judges() -> Judges:
+    model = Model(CONFIG.train_config().model_config(SHAPE, NUM_CLASSES))
+    return compile_judges(model, CONFIG, len(TRAIN), compiler=new_compiler())
+
+
+def judged(train: Split, *, stream: int = 0, steps_per_call: int = 100) -> dict[str, Judgement]:
+    return judge(
+        judges(), train, {"test": TEST}, CONFIG, stream=stream, steps_per_call=steps_per_call, advance=lambda _: None
+    )
+
+
+def test_each_training_example_has_a_judge_in_each_round_and_others_have_all() -> None:
+    found = judged(TRAIN)
+    assert found["train"].logits.shape == (2, 11, NUM_CLASSES)
+    assert found["test"].logits.shape == (6, 6, NUM_CLASSES)
+    assert all(np.isfinite(one.logits).all() and (one.grad_norm > 0).all() for one in found.values())
+
+
+def test_no_judge_of_an_example_was_trained_on_it() -> None:
+    before = judged(TRAIN)["train"].logits
+    for row in range(len(TRAIN)):
+        labels = TRAIN.labels.copy()
+        labels[row] = (labels[row] + 1) % NUM_CLASSES
+        after = judged(dataclasses.replace(TRAIN, labels=labels))["train"].logits
+        assert np.array_equal(after[:, row], before[:, row])
+        assert not np.array_equal(after, before)
+
+
+def test_steps_per_call_change_no_bit_and_another_stream_does() -> None:
+    once, again, other = judged(TRAIN), judged(TRAIN, steps_per_call=1), judged(TRAIN, stream=1)
+    assert np.array_equal(once["test"].logits, again["test"].logits)
+    assert np.array_equal(once["train"].grad_norm, again["train"].grad_norm)
+    assert not np.array_equal(once["train"].logits, other["train"].logits)
+
+
+def test_folds_are_equally_large_and_drawn_anew_in_each_round() -> None:
+    first, second = (folds_of(100, CONFIG, round_) for round_ in range(2))
+    assert sorted(np.bincount(first)) == [33, 33, 34]
+    assert training_size(100, 3) == 66
+    assert not np.array_equal(first, second)
+
+
+def test_progress_ends_at_the_announced_number_of_visits() -> None:
+    seen: list[int] = []
+    train = random_split(12)
+    model = Model(CONFIG.train_config().model_config(SHAPE, NUM_CLASSES))
+    own = compile_judges(model, CONFIG, len(train), compiler=new_compiler())
+    judge(own, train, {"test": TEST}, CONFIG, stream=0, steps_per_call=1, advance=seen.append)
+    assert sum(seen) == num_visits(train, {"test": TEST}, CONFIG)
+
+
+def test_a_training_that_diverges_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = judges().engine
+
+    def nan_after(*args: object) -> object:
+        state, records = engine.run_steps(*args)
+        return state, dataclasses.replace(records, loss=records.loss * jax.numpy.nan)
+
+    broken = dataclasses.replace(judges(), engine=dataclasses.replace(engine, run_steps=nan_after))
+    with pytest.raises(FloatingPointError, match=r"epoch 1; lower audit\.learning_rate"):
+        judge(broken, TRAIN, {}, CONFIG, stream=0, steps_per_call=100, advance=lambda _: None)

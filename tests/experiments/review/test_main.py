@@ -1,0 +1,100 @@
+"""`gradtrail review` from the command line: what is missing or does not fit is one line; files are joined."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+from reviewing import write_project
+
+from gradtrail import cli
+from gradtrail.experiments.review import main
+from gradtrail.experiments.review.suspects import PATH as SUSPECTS
+from gradtrail.stages.preprocess.corrections import PATH, Correction, read_corrections, write_corrections
+
+ROW = Correction(split="train", example_id=7, old=1, new=2, reviewer="Ann", time="", reason="")
+
+
+def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Call `gradtrail review`; return the line that it ends with, with exit status 2."""
+    monkeypatch.setattr(sys, "argv", ["gradtrail", "review", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_an_audit_it_says_how_to_make_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = mistake(monkeypatch, capsys, "--port", "0")
+    assert line == f"gradtrail: {SUSPECTS}: no such file; `make audit` finds the labels to look at"
+
+
+def test_corrections_of_other_labels_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = write_project(folder)["train"]
+    old = int(split.labels[0] + 1) % 3
+    write_corrections(PATH, [dataclasses.replace(ROW, example_id=int(split.example_id[0]), old=old)])
+    line = mistake(monkeypatch, capsys, "--port", "0")
+    assert line.startswith(f"gradtrail: {PATH}: train {split.example_id[0]}: old is {old}, but the label is ")
+
+
+def test_a_reviewer_who_is_a_formula_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_project(folder)
+    line = mistake(monkeypatch, capsys, "--port", "0", "--reviewer", "=1")
+    assert line.startswith("gradtrail: --reviewer begins with '='")
+
+
+def test_a_split_and_a_limit_choose_what_is_looked_at(folder: Path) -> None:
+    write_project(folder)
+    whole = main.prepare(PATH, reviewer="Ann", split=None, limit=200)
+    part = main.prepare(PATH, reviewer="Ann", split="validation", limit=4)
+    assert len(whole.suspects) == 41
+    assert [suspect.split for suspect in part.suspects] == ["validation"] * 4
+    assert part.state()["progress"]["expected_left"] == whole.state()["progress"]["expected_left"]
+
+
+def test_files_that_agree_are_joined(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_corrections(Path("ann.csv"), [ROW, dataclasses.replace(ROW, example_id=8)])
+    write_corrections(
+        Path("ben.csv"), [dataclasses.replace(ROW, reviewer="Ben"), dataclasses.replace(ROW, example_id=9, new=None)]
+    )
+    main.merge([Path("ann.csv"), Path("ben.csv")])
+    found = read_corrections(PATH)
+    assert [(row.example_id, row.reviewer) for row in found] == [(7, "Ann"), (8, "Ann"), (9, "Ann")]
+    assert capsys.readouterr().out == f"{PATH}: 3 decisions, 2 of them corrections\n"
+
+
+def test_files_that_disagree_are_listed_and_none_is_applied(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corrections(PATH, [ROW])
+    before = PATH.read_bytes()
+    write_corrections(Path("ann.csv"), [ROW, dataclasses.replace(ROW, example_id=8)])
+    write_corrections(Path("ben.csv"), [dataclasses.replace(ROW, reviewer="Ben", new=None)])
+    monkeypatch.setattr(sys, "argv", ["gradtrail", "review", "--merge", "ann.csv", "ben.csv"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr()
+    assert ended.value.code == 2
+    assert told.out == "train 7: Ann says 1 → 2, Ben says it cannot be told\n"
+    assert told.err == f"gradtrail: 1 examples are decided differently; none is applied, {PATH} is as it was\n"
+    assert PATH.read_bytes() == before
+
+
+def test_merge_needs_files_and_files_need_merge(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mistake(monkeypatch, capsys, "--merge").startswith("gradtrail: --merge: needs the files to join")
+    assert mistake(monkeypatch, capsys, "a.csv").startswith("gradtrail: --merge: needs the files to join")

@@ -1,0 +1,203 @@
+"""The page in a real browser: by keyboard alone, by finger on a small screen, in the dark, and when the server goes."""
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Browser, browser, needs_chromium
+from reviewing import new_review
+from werkzeug.serving import make_server
+
+from gradtrail.experiments.review import server
+from gradtrail.experiments.review.session import Review
+from gradtrail.stages.preprocess.corrections import Correction, read_corrections
+
+pytestmark = [needs_chromium, pytest.mark.slow]
+DESK = (1440, 900)
+PHONE = (390, 844)
+
+
+@contextlib.contextmanager
+def page(review: Review, *, phone: bool = False, dark: bool = False) -> Iterator[Browser]:
+    """Serve a review and open its page; wait for the first image."""
+    with served(review) as address, opened(address, phone=phone, dark=dark) as page:
+        yield page
+
+
+@contextlib.contextmanager
+def opened(address: str, *, phone: bool = False, dark: bool = False) -> Iterator[Browser]:
+    with tempfile.TemporaryDirectory() as folder, browser(Path(folder) / "profile") as page:
+        page.size(*(PHONE if phone else DESK), touch=phone)
+        page.media(scheme="dark" if dark else "light")
+        page.open(address)
+        ready(page)
+        yield page
+
+
+@contextlib.contextmanager
+def served(review: Review) -> Iterator[str]:
+    with server.open_port(0) as listening:
+        running = make_server(
+            server.HOST, 0, server.make_app(review), threaded=True, request_handler=server.Quiet, fd=listening.fileno()
+        )
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        try:
+            yield f"http://{server.HOST}:{listening.getsockname()[1]}/"
+        finally:
+            running.shutdown()
+            thread.join()
+
+
+def ready(tab: Browser) -> None:
+    tab.wait("document.getElementById('near').children.length > 0")
+    idle(tab)
+
+
+def idle(tab: Browser) -> None:
+    """Wait until the page has done all that was asked of it."""
+    tab.run("new Promise(done => { queue = queue.then(() => done(true)); })")
+
+
+def text(tab: Browser, name: str) -> str:
+    return tab.run(f"document.getElementById('{name}').innerText")
+
+
+def decisions(folder: Path) -> dict[tuple[bool, int], Correction]:
+    return {row.example: row for row in read_corrections(folder / "corrections.csv")}
+
+
+def test_all_by_keyboard_typed_faster_than_the_page_answers(tmp_path: Path) -> None:
+    review = new_review(tmp_path)
+    labels = [suspect.label for suspect in review.suspects]
+    wrong = [(label + 1) % 3 for label in labels]
+    with page(review) as tab:
+        assert text(tab, "place") == "1 of 8"
+        tab.press(str(wrong[0]), " ", "u", str(labels[3]))
+        tab.press("ArrowLeft", "ArrowLeft", str(wrong[2]))  # another mind about the third
+        idle(tab)
+        assert text(tab, "decided") == "4 of 8"
+        assert text(tab, "corrected") == "2"
+        found = [decisions(tmp_path).get(suspect.example) for suspect in review.suspects]
+        assert [row.new if row else "open" for row in found] == [
+            wrong[0],
+            labels[1],
+            wrong[2],
+            labels[3],
+            *["open"] * 4,
+        ]
+        tab.press("z", "Backspace")
+        idle(tab)
+        assert text(tab, "place") == "4 of 8"
+        found = [decisions(tmp_path).get(suspect.example) for suspect in review.suspects]
+        assert [row.new if row else "open" for row in found] == [wrong[0], labels[1], None, *["open"] * 5]
+        assert tab.errors == []
+
+
+def test_a_note_is_typed_without_deciding_and_stands_with_the_decision(tmp_path: Path) -> None:
+    review = new_review(tmp_path)
+    with page(review) as tab:
+        tab.press("n")
+        idle(tab)
+        tab.press(*"u 0z", "Enter", "u")
+        idle(tab)
+        (row,) = decisions(tmp_path).values()
+        assert (row.new, row.reason) == (None, "u 0z")
+        tab.press("n")
+        idle(tab)
+        tab.press("=", "Enter", "u")
+        idle(tab)
+        assert "begins with '='" in text(tab, "fault")
+        assert len(decisions(tmp_path)) == 1
+
+
+def test_a_closed_browser_loses_nothing_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    review = new_review(tmp_path)
+    with page(review) as tab:
+        tab.press(" ", "u")
+        idle(tab)
+    with page(new_review(tmp_path)) as tab:
+        assert text(tab, "place") == "3 of 8"
+        assert text(tab, "decided") == "2 of 8"
+        tab.press(*" " * 6)
+        idle(tab)
+        assert tab.run("!document.getElementById('finished').hidden")
+        assert "All 8 labels" in text(tab, "finished")
+        tab.press("ArrowLeft")
+        idle(tab)
+        assert text(tab, "place") == "8 of 8"
+
+
+def test_by_finger_on_a_phone_without_a_keyboard(tmp_path: Path) -> None:
+    review = new_review(tmp_path, num_classes=10)
+    with page(review, phone=True) as tab:
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+        assert tab.run("document.documentElement.scrollHeight <= innerHeight")
+        sizes = tab.run("[...document.querySelectorAll('button')].map(b => b.getBoundingClientRect().height)")
+        assert min(sizes) >= 44
+        for button in ("#keys button[value='7']", "#keep", "#unclear", "#undo", "#back"):
+            tab.click(button)
+            idle(tab)
+        assert text(tab, "place") == "2 of 8"
+        found = [decisions(tmp_path)[suspect.example] for suspect in review.suspects[:2]]
+        assert [row.new for row in found] == [7, review.suspects[1].label]
+
+
+def test_of_many_classes_a_number_is_typed_and_ended_where_it_could_go_on(tmp_path: Path) -> None:
+    review = new_review(tmp_path, num_classes=26)
+    with page(review) as tab:
+        tab.press("7", "1", "4", "2", "Enter", "2", "Backspace", "9", "3", "9", "5")
+        idle(tab)
+        found = [decisions(tmp_path)[suspect.example].new for suspect in review.suspects[:5]]
+        assert found == [7, 14, 2, 9, 3]
+        assert text(tab, "decided") == "7 of 8"  # 9 and 5 decided two more
+
+
+def test_the_image_and_its_neighbours_are_drawn_as_they_are(tmp_path: Path) -> None:
+    review = new_review(tmp_path)
+    with page(review) as tab:
+        for name in ("image", "seen"):
+            drawn = tab.run(
+                f"(c => [c.height, c.width, ...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
+                f"(document.getElementById('{name}'))"
+            )
+            assert drawn[:2] == [4, 3]
+            assert drawn[2::4] == review.suspects[0].image.ravel().tolist()
+        labels = tab.run("[...document.querySelectorAll('#near li')].map(tile => tile.innerText.trim())")
+        assert labels == [str(review.train.labels[row]) for row in review.suspects[0].neighbours]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_stands_out_from_its_background(tmp_path: Path, dark: bool) -> None:
+    with page(new_review(tmp_path), dark=dark) as tab:
+        contrasts = tab.run(
+            """[...document.querySelectorAll('h1, h1 span, h2, p, b, i, button:enabled, kbd, #near span, figcaption')]
+            .filter(node => node.innerText && node.offsetParent).map(node => {
+                const light = colour => {
+                    const parts = colour.match(/[0-9.]+/g).slice(0, 3).map(part => part / 255)
+                        .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+                    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05;
+                };
+                let below = node;
+                while (getComputedStyle(below).backgroundColor === 'rgba(0, 0, 0, 0)') below = below.parentElement;
+                const pair = [light(getComputedStyle(node).color), light(getComputedStyle(below).backgroundColor)];
+                return [Math.max(...pair) / Math.min(...pair), node.outerHTML];
+            })"""
+        )
+        assert len(contrasts) > 20
+        assert [entry for entry in contrasts if entry[0] < 4.5] == []
+
+
+def test_a_server_that_is_gone_is_told_and_nothing_is_counted(tmp_path: Path) -> None:
+    review = new_review(tmp_path)
+    with contextlib.ExitStack() as stack:
+        with served(review) as address:
+            tab = stack.enter_context(opened(address))
+        tab.press(" ")
+        idle(tab)
+        assert "The server does not answer" in text(tab, "fault")
+        assert text(tab, "decided") == "0 of 8"
+        assert text(tab, "place") == "1 of 8"

@@ -1,0 +1,160 @@
+"""Decisions are in the file at once, can be undone, and are what the next session goes on from."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import split_of
+from reviewing import new_review
+
+from gradtrail.core.data.preprocessing import symmetric_noise
+from gradtrail.experiments.review import session
+from gradtrail.experiments.review.session import Decisions, Review
+from gradtrail.experiments.review.suspects import Suspect, nearest
+from gradtrail.stages.preprocess.corrections import apply_corrections, read_corrections
+from gradtrail.support.errors import UserError
+
+
+def test_each_decision_is_in_the_file_before_the_answer(tmp_path: Path) -> None:
+    review = new_review(tmp_path)
+    labels = [suspect.label for suspect in review.suspects]
+    review.decide(0, (labels[0] + 1) % 3, "a blot")
+    review.decide(1, labels[1], "")
+    answer = review.decide(2, None, "")
+    assert answer["item"]["decided"]
+    assert answer["item"]["new"] is None
+    first, second, third = (
+        next(row for row in read_corrections(tmp_path / "corrections.csv") if row.example == suspect.example)
+        for suspect in review.suspects[:3]
+    )
+    assert (first.old, first.new, first.reason) == (labels[0], (labels[0] + 1) % 3, "a blot")
+    assert (first.reviewer, first.time) == ("Ann", "2026-01-01T00:00:00Z")
+    assert (second.new, third.new) == (second.old, None)
+    assert answer["progress"]["expected_left"] == pytest.approx(
+        sum(review.probabilities.values()) - sum(suspect.probability_wrong for suspect in review.suspects[:3])
+    )
+    assert review.summary().startswith("3 of 8 labels reviewed: 1 corrected, 1 cannot be told; ")
+
+
+def test_undo_takes_decisions_back_one_by_one_also_a_change_of_mind(tmp_path: Path) -> None:
+    review = new_review(tmp_path)
+    label = review.suspects[0].label
+    versions = [b""]
+    for index, new in [(0, label), (3, None), (0, (label + 1) % 3)]:
+        review.decide(index, new, "")
+        versions.append((tmp_path / "corrections.csv").read_bytes())
+    for expected, index in [(versions[2], 0), (versions[1], 3)]:
+        assert review.undo()["index"] == index
+        assert (tmp_path / "corrections.csv").read_bytes() == expected
+    assert review.undo()["item"]["decided"] is False
+    assert read_corrections(tmp_path / "corrections.csv") == []
+    assert review.undo() == {"index": None}
+
+
+def test_a_second_session_goes_on_and_keeps_decisions_about_other_examples(tmp_path: Path) -> None:
+    new_review(tmp_path, limit=20).decide(15, None, "")
+    first = new_review(tmp_path, limit=8)
+    first.decide(4, 1, "")
+    second = new_review(tmp_path, limit=8)
+    assert [item["decided"] for item in second.state()["items"]] == [index == 4 for index in range(8)]
+    assert second.undo() == {"index": None}  # what another session decided is changed, not undone
+    second.decide(5, 0, "")
+    assert len(read_corrections(tmp_path / "corrections.csv")) == 3
+
+
+def test_what_may_not_stand_in_the_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    review = new_review(tmp_path)
+    for index, new, reason in [
+        (8, 0, ""),
+        (-1, 0, ""),
+        (0, 3, ""),
+        (0, -1, ""),
+        (0, 1, "=1"),
+        (0, 1, "a\nb"),
+        (0, 1, "a" * 201),
+    ]:
+        with pytest.raises(UserError):
+            review.decide(index, new, reason)
+    assert not (tmp_path / "corrections.csv").exists()
+    (tmp_path / "corrections.csv").write_text("damaged by hand")
+    with pytest.raises(UserError, match="the first line is"):
+        review.decide(0, 1, "")
+    assert (tmp_path / "corrections.csv").read_text() == "damaged by hand"
+
+
+def test_a_failed_write_leaves_the_file_and_the_history_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    review = new_review(tmp_path)
+    review.decide(0, None, "")
+    before = (tmp_path / "corrections.csv").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(session, "write_corrections", full)
+        for change in (lambda: review.decide(1, None, ""), review.undo):
+            with pytest.raises(OSError, match="No space left"):
+                change()
+    assert (tmp_path / "corrections.csv").read_bytes() == before
+    assert review.undo()["index"] == 0
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_decisions_of_many_threads_and_sessions_all_arrive(tmp_path: Path) -> None:
+    reviews = [new_review(tmp_path), new_review(tmp_path)]
+    threads = [threading.Thread(target=reviews[index % 2].decide, args=(index, None, "")) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_corrections(tmp_path / "corrections.csv")) == 8
+
+
+def test_an_oracle_that_looks_at_suspects_finds_most_planted_noise(tmp_path: Path) -> None:
+    """The loop without a person: rank by how few neighbours share the label, ask for the truth, apply the answers."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped] # late: it takes seconds
+
+    images, truth = load_digits(return_X_y=True)
+    images, truth = (16 * images[:900]).clip(0, 255).astype(np.uint8).reshape(-1, 8, 8), truth[:900].astype(np.int32)
+    noisy = symmetric_noise(truth, 0.1, 10, seed=0)
+    train = split_of(images, noisy)
+    neighbours = nearest(images, images, np.arange(900), 10)
+    agreement = np.mean(noisy[neighbours] == noisy[:, None], axis=1)
+    budget = 100
+    ranked = np.argsort(agreement, kind="stable")[:budget]
+    suspects = [
+        Suspect(
+            split="train",
+            example_id=int(row),
+            label=int(noisy[row]),
+            proposed_label=0,
+            proposed_probability=1.0,
+            probability_wrong=1 - agreement[row],
+            image=images[row],
+            neighbours=neighbours[row],
+        )
+        for row in ranked
+    ]
+    review = Review(
+        suspects=suspects,
+        train=train,
+        decisions=Decisions(tmp_path / "corrections.csv", tmp_path / "lock"),
+        probabilities={},
+        class_names=[str(label) for label in range(10)],
+        title="digits",
+        reviewer="oracle",
+        now=lambda: "",
+    )
+    for index, row in enumerate(ranked):
+        review.decide(index, int(truth[row]), "")
+    rows = read_corrections(tmp_path / "corrections.csv")
+    assert len(rows) == budget
+    corrected = apply_corrections({"train": train}, rows, {"train": 900}, 10, tmp_path)["train"]
+    found = int(np.sum(noisy[ranked] != truth[ranked]))
+    assert found == sum(row.changes for row in rows)
+    assert np.sum(noisy != truth) == 90
+    assert np.sum(corrected.labels != truth) == 90 - found
+    assert found >= 85  # of 90, at 100 looks

@@ -1,0 +1,202 @@
+"""The report in a real browser: mouse, keyboard, narrow, dark, on paper, and without JavaScript."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import Browser, browser, needs_chromium
+from report_folder import make_report_folder
+
+from gradtrail.stages.report import page as report
+from gradtrail.stages.report.inputs import read_sources
+
+pytestmark = [pytest.mark.slow, needs_chromium]
+SHOWN = "[...document.querySelectorAll('#gallery li')].filter((item) => !item.hidden).map((item) => item.id)"
+OVERFLOWING = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+NARROW, DESK = (390, 844), (1440, 900)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report whose figures are images that a browser can show."""
+    from PIL import Image
+
+    folder = make_report_folder(tmp_path_factory.mktemp("report"))
+    for path in folder.glob("results/*/*.png"):
+        Image.new("L", (1000, 300), 200).save(path)
+    sources = read_sources(folder)
+    path = folder / "report.html"
+    path.write_text(report.render(report.ReportConfig(title="Report"), sources, report.content_of(sources)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(chromium: Browser, page: Path) -> Iterator[Browser]:
+    """The report on a desk, just opened; at the end it has asked for nothing but itself and thrown no error."""
+    chromium.ask("Emulation.setScriptExecutionDisabled", value=False)
+    chromium.media()
+    chromium.size(*DESK)
+    chromium.open(page)
+    yield chromium
+    assert chromium.requests == [page.as_uri()]
+    assert chromium.errors == []
+
+
+def shown(browser: Browser) -> list[str]:
+    return list(browser.run(SHOWN))
+
+
+def focus(browser: Browser) -> str:
+    return str(browser.run("document.activeElement.id || document.activeElement.getAttribute('aria-label')"))
+
+
+def choose(browser: Browser, name: str, value: str) -> None:
+    chosen = f"Object.assign(document.getElementById({name!r}), {{value: {value!r}}})"
+    browser.run(f"{chosen}.dispatchEvent(new Event('change'))")
+
+
+def test_the_first_screen_has_result_curves_matrix_calibration_and_params(opened: Browser) -> None:
+    for selector in ("h1", ".tiles", "#loss svg", "#error svg", ".matrix", "#calibration svg", ".params"):
+        _, top, width, height = opened.box(selector)
+        assert top >= 0, selector
+        assert top + height <= DESK[1], selector
+        assert width > 100
+    assert opened.run("[...document.querySelectorAll('details')].every((each) => !each.open)")
+
+
+def test_a_cell_of_the_matrix_shows_its_images_and_escape_leads_back(opened: Browser) -> None:
+    assert shown(opened) == ["test-2654", "test-1226", "test-720"], "mistakes, the most confident first"
+    opened.click(".matrix a[data-label='5'][data-predicted='3']")
+    assert shown(opened) == ["test-1226", "test-720"]
+    assert opened.run("document.getElementById('status').textContent") == "2 of 6 examples"
+    assert focus(opened) == "examples-title"
+    opened.press("Escape")
+    assert focus(opened) == "2 with label 5, predicted 3"
+    opened.click(".matrix a[data-label='1'][data-predicted='1']")
+    assert shown(opened) == ["test-3"], "of correct predictions, the least confident ones"
+
+
+def test_the_matrix_is_one_stop_of_the_keyboard_with_arrows_within(opened: Browser) -> None:
+    assert opened.run("[...document.querySelectorAll('.matrix a')].filter((each) => each.tabIndex === 0).length") == 1
+    opened.run("document.querySelector('.matrix a[tabindex=\"0\"]').focus()")
+    assert focus(opened) == "1 with label 0, predicted 0"
+    opened.press("ArrowRight")
+    assert focus(opened) == "1 with label 0, predicted 0", "there is no other cell in this row"
+    opened.run("document.querySelector('.matrix a[data-predicted=\"9\"]').focus()")
+    opened.press("ArrowLeft")
+    assert focus(opened) == "1 with label 4, predicted 9"
+    opened.press("Enter")
+    assert shown(opened) == ["test-2654"]
+
+
+def test_the_gallery_is_filtered_by_group_split_label_prediction_and_score(opened: Browser) -> None:
+    choose(opened, "group", "")
+    assert set(shown(opened)) == {"test-720", "test-1226", "test-2654", "train-42566", "test-0", "test-3"}
+    choose(opened, "split", "train")
+    assert shown(opened) == ["train-42566"]
+    choose(opened, "split", "")
+    choose(opened, "label", "5")
+    assert set(shown(opened)) == {"test-720", "test-1226"}
+    choose(opened, "label", "")
+    choose(opened, "predicted", "9")
+    assert shown(opened) == ["test-2654"]
+    opened.click("#reset")
+    choose(opened, "score", "suspicion")
+    everything = shown(opened)
+    suspicion = opened.run(
+        "Object.fromEntries([...gallery.children].map((item) => [item.id, +item.dataset.suspicion]))"
+    )
+    assert everything == sorted(everything, key=lambda each: -suspicion[each])
+    opened.run("least.value = 50; least.dispatchEvent(new Event('input'))")
+    assert shown(opened) == everything[:3]
+    choose(opened, "group", "suspects")
+    assert opened.run("score.value") == "suspicion"
+
+
+def test_charts_say_their_values_under_the_pointer_and_by_keyboard(opened: Browser) -> None:
+    tip = "document.querySelector('#loss .tip').textContent"
+    opened.run("document.querySelector('#loss svg').focus()")
+    opened.press("End")
+    said = "epoch 3\ntraining (cross-entropy): 0.1000\ntraining (with label smoothing): 0.5000\nvalidation: 0.2000"
+    assert opened.run(tip) == said
+    opened.press("ArrowLeft")
+    assert opened.run(tip).startswith("epoch 1\n")
+    opened.press("Escape")
+    assert opened.run("document.querySelector('#loss .tip').hidden")
+    opened.click("#loss svg .stop:last-of-type rect")
+    assert opened.run(tip) == said
+
+
+def test_a_link_of_the_contents_opens_its_section_and_paper_opens_all(opened: Browser) -> None:
+    opened.click("nav a[href='#costs']")
+    opened.run("new Promise((done) => setTimeout(done, 50))")
+    assert opened.run("[...document.querySelectorAll('.fold')].map((each) => each.open)") == [False, False, True, False]
+    opened.run("dispatchEvent(new Event('beforeprint'))")
+    assert opened.run("[...document.querySelectorAll('.fold')].every((each) => each.open)")
+    opened.run("dispatchEvent(new Event('afterprint'))")
+    assert opened.run("document.querySelectorAll('.fold[open]').length") == 1
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+@pytest.mark.parametrize(
+    ("width", "kind", "scheme"), [(390, "screen", "light"), (800, "print", "light"), (1440, "screen", "dark")]
+)
+def test_nothing_is_cut_off_and_text_can_be_read(
+    width: int, kind: str, scheme: str, scripts: bool, chromium: Browser, page: Path
+) -> None:
+    chromium.ask("Emulation.setScriptExecutionDisabled", value=not scripts)
+    chromium.media(kind, scheme=scheme)
+    chromium.size(width, 900)
+    chromium.open(page)
+    chromium.ask("Emulation.setScriptExecutionDisabled", value=False)  # the test's own
+    assert chromium.run(OVERFLOWING) <= 0
+    assert chromium.run("getComputedStyle(document.getElementById('filters')).display") == (
+        "none" if kind == "print" or not scripts else "flex"
+    )
+    assert chromium.run("getComputedStyle(document.querySelector('nav')).position") == ("sticky")
+    number = 3 if scripts else 6
+    assert len(shown(chromium)) == number, "without JavaScript every example is there"
+    assert all(contrast >= 4.5 for contrast in contrasts(chromium).values()), contrasts(chromium)
+    if kind == "print":
+        assert chromium.run("document.querySelector('#costs table').getBoundingClientRect().height") > 0
+    else:
+        assert chromium.run("document.querySelector('#costs summary').getBoundingClientRect().height") > 40
+
+
+def contrasts(browser: Browser) -> dict[str, float]:
+    """The ratio of the brightness of text and page (WCAG 2.2), by selector."""
+    colours = json.loads(
+        browser.run(
+            """JSON.stringify(Object.fromEntries(["h1", ".about", ".note", ".status", ".gallery small", "nav a"].map(
+            (each) => [each, getComputedStyle(document.querySelector(each)).color]).concat(
+            [["page", getComputedStyle(document.body).backgroundColor]])))"""
+        )
+    )
+    bright = {name: luminance(colour) for name, colour in colours.items()}
+    page = bright.pop("page")
+    return {name: (max(value, page) + 0.05) / (min(value, page) + 0.05) for name, value in bright.items()}
+
+
+def luminance(colour: str) -> float:
+    parts = np.array([float(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_without_javascript_a_cell_leads_to_its_first_image(chromium: Browser, page: Path) -> None:
+    chromium.ask("Emulation.setScriptExecutionDisabled", value=True)
+    chromium.media()
+    chromium.size(*NARROW)
+    chromium.open(page)
+    chromium.ask("Emulation.setScriptExecutionDisabled", value=False)
+    chromium.click(".matrix a[data-label='5'][data-predicted='3']")
+    assert chromium.run("location.hash") == "#test-1226"
+    assert chromium.run("document.querySelector(':target').id") == "test-1226"
