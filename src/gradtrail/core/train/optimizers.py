@@ -227,7 +227,7 @@ def _clipping(limit: float) -> optax.GradientTransformation:
     def clipped(grads: Params, _: Params | None) -> Params:
         norm = jnp.sqrt(squared_norm(grads))
         factor = jnp.where(norm > limit, limit / norm, 1.0)
-        return jax.tree.map(lambda leaf: leaf * factor, grads)
+        return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), grads)
 
     return optax.stateless(clipped)
 
