@@ -6,7 +6,7 @@ from gradtrail.core.audit import ensemble, planting
 from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.audit.findings import find, find_planted
 from gradtrail.core.nn.models import Model
-from gradtrail.core.xla.compiler import cost_metrics
+from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.audit import figures, tables
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -42,7 +42,8 @@ def main(stage: Stage) -> None:
             tables.write_tables(folder, suspects, detection, calibration)
             figures.draw(folder, suspects, splits, calibration, title, config.num_suspects)
             measured = tables.measure(findings, splits, detection, calibration, chosen)
-            stage.write_metrics(new, {**info.as_metrics(), **measured, **cost_metrics(judges.functions)})
+            stage.write_metrics(new, {**info.as_metrics(), **measured})
+            stage.write_costs(new, static_costs(judges.functions))
 
         run.outs()
 

@@ -8,7 +8,7 @@ import functools
 from pathlib import Path
 
 from gradtrail.core.evaluate import metrics
-from gradtrail.core.evaluate.calibration import fit_temperature
+from gradtrail.core.evaluate.calibration import fit_temperature, logits_of
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.nn import inference
 from gradtrail.core.xla.compiler import static_costs
@@ -36,7 +36,7 @@ def main(stage: Stage) -> None:
         weights_bytes = path.stat().st_size
         require_memory("evaluate.batch_size", config.batch_size, [predict], fixed_bytes=weights_bytes)
         call = functools.partial(inference.probabilities, functools.partial(predict, params), config.batch_size)
-        temperature = fit_temperature(call(validation), validation.labels)
+        temperature = fit_temperature(logits_of(call(validation)), validation.labels)
         result = metrics.evaluate(
             call(test), test.labels, temperature=temperature, calibration_bins=config.calibration_bins
         )

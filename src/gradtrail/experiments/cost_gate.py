@@ -29,7 +29,7 @@ from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
 from gradtrail.core.evaluate import metrics
-from gradtrail.core.evaluate.calibration import fit_temperature
+from gradtrail.core.evaluate.calibration import fit_temperature, logits_of
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.gradients import analysis, passes
 from gradtrail.core.gradients.config import GradientsConfig
@@ -230,7 +230,7 @@ def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig) -> dict[st
         predict = inference.compile_predict(model, evaluate.batch_size, compiler=compiler)
         call, split = functools.partial(predict, _some_params(model)), _examples(_FEW)
         rows = batching.join(list(batching.map_batches(call, evaluate.batch_size, split.images, split.labels)))
-        temperature = fit_temperature(rows["probabilities"], split.labels)
+        temperature = fit_temperature(logits_of(rows["probabilities"]), split.labels)
         bins = evaluate.calibration_bins
         metrics.evaluate(rows["probabilities"], split.labels, temperature=temperature, calibration_bins=bins)
     return _costs("evaluate", compiler, log)

@@ -18,7 +18,7 @@ from gradtrail.experiments.committed import Sections, describe_differences, read
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
-from gradtrail.stages.common.pipeline_file import read_pipeline, sha256_of
+from gradtrail.stages.common.pipeline_file import read_pipelines, sha256_of
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, with_store
 from gradtrail.support.git import git
@@ -30,7 +30,8 @@ _PARAMS = Path("params.yaml")
 
 def _configs() -> dict[str, type]:
     """Return the config class of each section."""
-    from gradtrail.core.data.preprocessing import PreprocessConfig  # late: they import JAX
+    from gradtrail.core.audit.config import AuditConfig  # late: they import JAX
+    from gradtrail.core.data.preprocessing import PreprocessConfig
     from gradtrail.core.evaluate.metrics import EvaluateConfig
     from gradtrail.core.gradients.config import GradientsConfig
     from gradtrail.core.profile.variants import ProfileConfig
@@ -46,17 +47,18 @@ def _configs() -> dict[str, type]:
         "gradients": GradientsConfig,
         "profile": ProfileConfig,
         "report": ReportConfig,
+        "audit": AuditConfig,
         "environment": EnvironmentConfig,
         "runtime": RuntimeConfig,
     }
 
 
-def section_configs(pipeline: Path = Path("dvc.yaml")) -> dict[str, type]:
+def section_configs(folder: Path = Path()) -> dict[str, type]:
     """Return the config class of each section that can be validated before the stages that read it start.
 
     A section that has no class here is validated by its stage, when it starts.
     """
-    stages = read_pipeline(pipeline)
+    stages = read_pipelines(folder)
     read = {key.split(".")[0] for spec in stages.values() for key in spec.params.get("params.yaml", ())}
     return {name: config for name, config in _configs().items() if name in {*stages, *read, "runtime"}}
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gradtrail.core.audit.calibration import confident_rate, density_ratio, positions, probability_wrong
-from gradtrail.core.evaluate.metrics import reliability, wilson_interval
+from gradtrail.core.evaluate.calibration import bins_of_equal_width, in_bins
+from gradtrail.core.evaluate.metrics import wilson_interval
 
 RNG = np.random.default_rng(0)
 WRONG = RNG.normal(3, 1, 20_000)
@@ -22,7 +23,7 @@ def test_they_hold_and_add_up_to_the_expected_number(share: float) -> None:
     places = positions(scores, WRONG)
     found = probability_wrong(places, density_ratio(places), share)
     assert found.sum() == pytest.approx(share * 20_000, rel=1e-3)
-    assert reliability(found, is_wrong, 15).expected_calibration_error < 0.01
+    assert in_bins(bins_of_equal_width(found, 15), found, is_wrong, 15).expected_calibration_error < 0.01
     assert np.all(np.diff(found[np.argsort(scores)]) >= 0), "a higher score is never less probably wrong"
 
 

@@ -69,12 +69,13 @@ def test_progress_ends_at_the_announced_number_of_visits() -> None:
 
 
 def test_a_training_that_diverges_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = judges().engine
+    run_steps = judges().engine.run_steps
 
     def nan_after(*args: object) -> object:
-        state, records = engine.run_steps(*args)
+        state, records = run_steps(*args)
         return state, dataclasses.replace(records, loss=records.loss * jax.numpy.nan)
 
-    broken = dataclasses.replace(judges(), engine=dataclasses.replace(engine, run_steps=nan_after))
+    broken_steps = dataclasses.replace(run_steps, call=nan_after)
+    broken = dataclasses.replace(judges(), engine=dataclasses.replace(judges().engine, run_steps=broken_steps))
     with pytest.raises(FloatingPointError, match=r"epoch 1; lower audit\.learning_rate"):
         judge(broken, TRAIN, {}, CONFIG, stream=0, steps_per_call=100, advance=lambda _: None)

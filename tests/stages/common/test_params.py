@@ -20,7 +20,7 @@ from gradtrail.experiments.repro import section_configs
 from gradtrail.stages.common.params import load_section, read_yaml, validate
 from gradtrail.support.errors import UserError
 
-PARAMS, SECTIONS = read_yaml(ROOT / "params.yaml"), section_configs(ROOT / "dvc.yaml")
+PARAMS, SECTIONS = read_yaml(ROOT / "params.yaml"), section_configs(ROOT)
 TRAIN = PARAMS["train"]
 
 

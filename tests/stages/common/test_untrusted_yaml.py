@@ -30,7 +30,7 @@ from gradtrail.tracking.lineage.keys import state_key
 
 TEXT = (ROOT / "params.yaml").read_text()
 PARAMS = read_yaml(ROOT / "params.yaml")
-SECTIONS = section_configs(ROOT / "dvc.yaml")
+SECTIONS = section_configs(ROOT)
 
 both_searches = pytest.mark.parametrize(
     "is_random", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["fixed", "random"]

@@ -161,7 +161,7 @@ def test_where_no_noise_scale_is_finite_the_summary_says_so() -> None:
 def test_the_summary_explains_a_negative_share(share: list[float], said: str) -> None:
     classes = dataclasses.replace(ANALYSIS.classes, share=np.array(share))
     found = tables()
-    metrics = score_tables.measure(found, ANALYSIS, CONFIG)
+    metrics = score_tables.measure(found, ANALYSIS)
     words = summary.in_words("a title", found, dataclasses.replace(ANALYSIS, classes=classes), metrics, CONFIG, 3)
     assert said in words
 

@@ -162,7 +162,7 @@ def test_the_numbers_are_those_of_the_metrics_files(folder: Path) -> None:
         "Test accuracy 98.59% 98.34% to 98.80% (95% interval)",
         "Mistakes 141 of 10,000 test examples",
         "Test loss 0.1414",
-        "Calibration error 0.0978 underconfident; uncalibrated 0.1200",
+        "Calibration error 0.0978 uncalibrated: 0.1200",
         "Best validation accuracy 98.56% epoch 2; last epoch 98.54%",
         "Parameters 235,146 mlp-256-128",
         "model mlp-256-128 dropout 0 optimizer adamw learning rate 0.005",

@@ -6,46 +6,27 @@ Every score is larger for a more suspicious label.
 import numpy as np
 from jaxtyping import Float, Int
 
+from gradtrail.core.evaluate import calibration
+from gradtrail.core.evaluate.calibration import log_softmax
+
 Logits = Float[np.ndarray, "judges examples classes"]
 Labels = Int[np.ndarray, " examples"]
 
 # By the choice on planted noise. `grad_norm` is compared too, but a label that nobody was given has none
 CANDIDATES = ("margin", "self_confidence", "el2n", "odds", "log_margin", "disagreement")
 _SMALLEST = 1e-9  # probability: logits do not tell less
-_TEMPERATURES = (0.05, 20.0)  # that are searched
-_GOLDEN = (5**0.5 - 1) / 2
-_ROUNDS = 24  # of the search: 5 digits
 _FITTED = 10_000  # examples that a temperature is fitted on, at most
 
 
 def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "judges examples classes"]:
     """Return the softmax of the logits over a temperature, float64."""
-    scaled = logits.astype(np.float64) / temperature
-    powers = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
+    return np.exp(log_softmax(logits / temperature))
 
 
 def fit_temperature(logits: Logits, labels: Labels) -> float:
-    """Return the temperature with the smallest mean cross-entropy (Guo et al., arXiv 1706.04599), by golden section.
-
-    Args:
-        logits: of examples that the judges did not train on.
-        labels: given class of each example.
-    """
+    """Return the temperature of the judges, fitted on at most 10,000 examples that they did not train on."""
     every = -(-len(labels) // _FITTED)
-    logits, labels = logits[:, ::every], labels[::every]
-    rows = np.arange(len(labels))
-
-    def loss(log_temperature: float) -> float:
-        scaled = logits.astype(np.float64) / np.exp(log_temperature)
-        top = scaled.max(axis=-1)
-        return float(np.mean(top + np.log(np.exp(scaled - top[..., None]).sum(axis=-1)) - scaled[:, rows, labels]))
-
-    low, high = np.log(_TEMPERATURES)
-    for _ in range(_ROUNDS):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        low, high = (low, right) if loss(left) < loss(right) else (left, high)
-    return float(np.exp((low + high) / 2))
+    return calibration.fit_temperature(logits[:, ::every], labels[::every])
 
 
 def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str, Float[np.ndarray, " examples"]]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature: beyond them a split is separated perfectly, or is noise
-_HALVINGS = 60
+_HALVINGS = 40
 _DRAWS = 1000  # behind each interval
 _SMALLEST = 2.0**-149  # of float32: a probability that underflowed to 0
 
@@ -49,34 +49,38 @@ class Bins:
         return float(np.nansum(self.count * gaps) / self.count.sum())
 
 
-def log_probabilities(probabilities: Probabilities, temperature: float) -> Probabilities:
-    """Return log softmax(log p / temperature), float64."""
-    logits = np.log(np.maximum(probabilities, _SMALLEST, dtype=np.float64)) / temperature
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the logarithm of the softmax over the last axis, float64."""
+    shifted = logits - logits.max(axis=-1, keepdims=True).astype(np.float64)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def logits_of(probabilities: Probabilities) -> Probabilities:
+    """Return logits whose softmax are these probabilities, float64."""
+    return np.log(np.maximum(probabilities, _SMALLEST, dtype=np.float64))
 
 
 def calibrate(probabilities: Probabilities, temperature: float) -> Probabilities:
     """Return softmax(log p / temperature), float32: the probabilities at another temperature."""
-    return np.exp(log_probabilities(probabilities, temperature)).astype(np.float32)
+    return np.exp(log_softmax(logits_of(probabilities) / temperature)).astype(np.float32)
 
 
-def fit_temperature(probabilities: Probabilities, labels: Labels) -> float:
+def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], labels: Labels) -> float:
     """Return the temperature from 0.05 to 20 with the lowest mean cross-entropy.
 
     The mean cross-entropy is convex in β = 1 / temperature; its derivative is the mean of Σ p(β) z - z[label] with
     logits z, so bisection finds its root.
 
     Args:
-        probabilities: softmax at temperature 1.
-        labels: of the same examples, which the network was not trained on; at least one.
+        logits: of examples that the network was not trained on, or of several networks.
+        labels: of the same examples; at least one.
     """
-    logits = log_probabilities(probabilities, 1.0)
-    of_label = np.mean(_of(logits, labels))
+    logits = log_softmax(logits)
+    index = np.broadcast_to(labels, logits.shape[:-1])[..., None]
+    of_label = np.mean(np.take_along_axis(logits, index, axis=-1))
 
     def slope(beta: float) -> float:
-        mean = np.sum(np.exp(log_probabilities(probabilities, 1 / beta)) * logits, axis=1)
-        return float(np.mean(mean) - of_label)
+        return float(np.mean(np.sum(np.exp(log_softmax(beta * logits)) * logits, axis=-1)) - of_label)
 
     low, high = 1 / HIGHEST, 1 / LOWEST
     for _ in range(_HALVINGS):
@@ -87,7 +91,7 @@ def fit_temperature(probabilities: Probabilities, labels: Labels) -> float:
 
 def cross_entropy(probabilities: Probabilities, labels: Labels, temperature: float) -> Float[np.ndarray, " examples"]:
     """Return the cross-entropy of each example in nats, float64."""
-    return -_of(log_probabilities(probabilities, temperature), labels)
+    return -log_softmax(logits_of(probabilities) / temperature)[np.arange(len(labels)), labels]
 
 
 def brier_score(probabilities: Probabilities, labels: Labels) -> Float[np.ndarray, " examples"]:
@@ -151,7 +155,3 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
     names = ("loss", "brier", "expected_calibration_error", "expected_calibration_error_equal_mass")
     ends = zip(names, values, np.maximum(2 * values - high, 0), np.maximum(2 * values - low, 0), strict=True)
     return {name: Interval(value=float(a), low=float(b), high=float(c)) for name, a, b, c in ends}
-
-
-def _of(values: Probabilities, labels: Labels) -> Float[np.ndarray, " examples"]:
-    return values[np.arange(len(labels)), labels]

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.metrics import Reliability
+from gradtrail.core.evaluate.calibration import Bins
 from gradtrail.stages.artifacts import plotting
 
 
@@ -16,7 +16,7 @@ def draw(
     folder: Path,
     suspects: pd.DataFrame,
     splits: Mapping[str, Split],
-    calibration: Mapping[str, Reliability],
+    calibration: Mapping[str, Bins],
     title: str,
     num_suspects: int,
 ) -> None:
@@ -46,7 +46,7 @@ def draw_suspects(suspects: pd.DataFrame, split: Split, title: str) -> Figure:
     return plotting.gallery(split.images[rows], captions, title)
 
 
-def draw_calibration(calibration: Mapping[str, Reliability], title: str) -> Figure:
+def draw_calibration(calibration: Mapping[str, Bins], title: str) -> Figure:
     """Draw the share of planted labels against the probability of being wrong, for each kind of noise."""
     figure, axes = plotting.new_figure(f"Planted labels found wrong · {title}", size=(6, 4.8))
     axes[0, 0].plot([0, 1], [0, 1], color=plotting.GREY, linewidth=1, label="as probable as stated")

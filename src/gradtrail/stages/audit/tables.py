@@ -10,7 +10,7 @@ from gradtrail.core.audit.findings import Findings
 from gradtrail.core.audit.planting import NoiseKind, Planted
 from gradtrail.core.audit.scores import CANDIDATES, fit_temperature, label_scores
 from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.metrics import Reliability, reliability
+from gradtrail.core.evaluate.calibration import Bins, bins_of_equal_width, in_bins
 
 SUSPECT = ["split", "example_id", "label", "score", "proposed_label", "proposed_probability", "probability_wrong"]
 _BINS = 15  # of the calibration error
@@ -69,15 +69,15 @@ def suspect_table(splits: Mapping[str, Split], findings: Mapping[str, Findings],
     return pd.concat(parts, ignore_index=True)
 
 
-def calibration_of(
-    planted: Mapping[NoiseKind, Planted], findings: Mapping[NoiseKind, Findings]
-) -> dict[str, Reliability]:
+def calibration_of(planted: Mapping[NoiseKind, Planted], findings: Mapping[NoiseKind, Findings]) -> dict[str, Bins]:
     """Return, for each kind of noise, the probabilities of being wrong against the share of planted labels."""
-    return {kind: reliability(findings[kind].probability_wrong, one.is_wrong, _BINS) for kind, one in planted.items()}
+    found = {kind: findings[kind].probability_wrong for kind in planted}
+    bins = {kind: bins_of_equal_width(probability, _BINS) for kind, probability in found.items()}
+    return {kind: in_bins(bins[kind], found[kind], one.is_wrong, _BINS) for kind, one in planted.items()}
 
 
 def write_tables(
-    folder: Path, suspects: pd.DataFrame, detection: pd.DataFrame, calibration: Mapping[str, Reliability]
+    folder: Path, suspects: pd.DataFrame, detection: pd.DataFrame, calibration: Mapping[str, Bins]
 ) -> None:
     """Write the tables to a new folder: `suspects.parquet`, `detection.csv` and `calibration.csv`."""
     folder.mkdir(parents=True)
@@ -93,7 +93,7 @@ def measure(
     findings: Mapping[str, Findings],
     splits: Mapping[str, Split],
     detection: pd.DataFrame,
-    calibration: Mapping[str, Reliability],
+    calibration: Mapping[str, Bins],
     chosen: str,
 ) -> dict[str, float | str]:
     """Return the metrics of an audit, flat."""

@@ -91,7 +91,7 @@ def _tiles(sources: Sources) -> list[Tile]:
         Tile(
             name="Calibration error",
             value=f"{sources.metric('evaluate', 'expected_calibration_error'):.4f}",
-            note=f"{verdict(sources)}; uncalibrated {raw:.4f}",
+            note=f"uncalibrated: {raw:.4f}",
         ),
         Tile(
             name="Best validation accuracy",
