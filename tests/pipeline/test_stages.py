@@ -105,9 +105,9 @@ def test_each_stage_has_one_run_in_mlflow(project: Project) -> None:
     assert {"3 epochs", "keep 0,2,99"} <= set(train["name"].split(" · "))
     assert len(train["metrics"]) <= 40
     assert train["metrics"]["eval/accuracy"] == pytest.approx(metrics_of(project, "evaluate")["accuracy"])
-    assert train["metrics"]["gradients/rank_correlation_loss"] > 0
+    assert train["metrics"]["gradients/grad_norm_median"] > 0
     assert train["params"]["preprocess.label_noise"] == "0.1"
-    assert any(name.startswith("system/") for name in train["metrics"])
+    assert not any(name.startswith("system/") for name in train["metrics"]), "the stage takes less than a minute"
     for stage in ("evaluate", "gradients", "profile", "report"):
         assert runs[stage]["tags"]["mlflow.parentRunId"] == train["id"]
     for stage, run in runs.items():
