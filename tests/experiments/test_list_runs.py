@@ -113,4 +113,4 @@ def test_runs_are_filtered_and_limited(monkeypatch: pytest.MonkeyPatch, capsys: 
         print_runs(where={"train.model": "tree"}, limit=None, **options)
     monkeypatch.setattr(list_runs, "RunIndex", lambda _: lambda _: [])
     print_runs(where={}, limit=None, **options)
-    assert "no training run yet" in capsys.readouterr().out
+    assert "no training runs yet" in capsys.readouterr().out

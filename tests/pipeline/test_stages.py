@@ -101,11 +101,13 @@ def test_each_stage_has_one_run_in_mlflow(project: Project) -> None:
     assert len(project.runs()) == len(STAGES)
     assert {run["status"] for run in runs.values()} == {"FINISHED"}
     train = runs["train"]
-    assert train["name"] == "mlp-32 adamw warmup_cosine float16 digits"
+    assert train["name"].startswith("mlp-32 · float16 · digits · label noise 10 % · ")
+    assert {"3 epochs", "keep 0,2,99"} <= set(train["name"].split(" · "))
+    assert len(train["metrics"]) <= 40
     assert train["metrics"]["eval/accuracy"] == pytest.approx(metrics_of(project, "evaluate")["accuracy"])
-    assert train["metrics"]["gradients/rank_correlation_loss"] > 0
+    assert train["metrics"]["gradients/grad_norm_median"] > 0
     assert train["params"]["preprocess.label_noise"] == "0.1"
-    assert any(name.startswith("system/") for name in train["metrics"])
+    assert not any(name.startswith("system/") for name in train["metrics"]), "the stage takes less than a minute"
     for stage in ("evaluate", "gradients", "profile", "report"):
         assert runs[stage]["tags"]["mlflow.parentRunId"] == train["id"]
     for stage, run in runs.items():
@@ -134,7 +136,9 @@ def test_the_training_run_has_figures_tables_and_checkpoint(project: Project) ->
 def test_runs_say_in_words_what_came_out_and_show_their_main_picture(project: Project) -> None:
     (train,), (gradients,) = project.runs_of("train"), project.runs_of("gradients")
     words = train["tags"]["mlflow.note.content"]
-    assert words.startswith(f"**{metrics_of(project, 'evaluate')['accuracy']:.2%}** of the test images")
+    assert words.startswith(
+        f"**{metrics_of(project, 'evaluate')['accuracy']:.2%} of the test images are classified correctly**"
+    )
     for run in (train, gradients):
         told = run["tags"]["mlflow.note.content"]
         (place,) = re.findall(r"get-artifact\?path=(\S+?)&run_uuid=(\w+)", told)
@@ -145,11 +149,12 @@ def test_runs_say_in_words_what_came_out_and_show_their_main_picture(project: Pr
 
 def test_weights_are_models_with_the_figures_of_their_evaluation(project: Project) -> None:
     (train,) = project.runs_of("train")
+    name = train["name"].replace("%", "percent")  # which no name of a model has
     with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store:
         models = dict(store.execute("select name, model_id from logged_models where source_run_id = ?", [train["id"]]))
         query = "select metric_value, dataset_name from logged_model_metrics where model_id = ? and metric_name = ?"
-        found = store.execute(query, [models["digits_mlp-32_final"], "eval/accuracy"]).fetchall()
-    assert set(models) == {"digits_mlp-32_final", "digits_mlp-32_best"}
+        found = store.execute(query, [models[f"{name} · final"], "eval/accuracy"]).fetchall()
+    assert set(models) == {f"{name} · final", f"{name} · best"}
     assert found == [(pytest.approx(metrics_of(project, "evaluate")["accuracy"]), "digits")]
 
 
@@ -178,7 +183,7 @@ def test_the_profile_run_has_times_in_figures_tables_and_pictures(project: Proje
 
 def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(project: Project) -> None:
     (run,) = project.runs_of("report")
-    assert run["name"] == "report mlp-32 adamw float16"
+    assert run["name"].startswith("report · mlp-32 · float16 · digits · ")
     page = (project.folder / "reports/report.html").read_bytes()
     assert (run["artifacts"] / "report.html").read_bytes() == page
     assert metrics_of(project, "report")["size_bytes"] == len(page)

@@ -114,7 +114,7 @@ def test_no_two_changes_of_one_param_or_of_two_give_the_same_name() -> None:
         elif isinstance(value, int | float):
             others += [{key: value + 1}, {key: value + 2}]
         else:
-            others += [{key: [*value, "x"] if isinstance(value, list) else f"{value}x"}]
+            others += [{key: [*value, 7] if isinstance(value, list) else f"{value}x"}]
     pairs = [one | other for one, other in itertools.combinations(others, 2)]
     changes = {tuple(sorted((key, str(value)) for key, value in each.items())): each for each in [*others, *pairs]}
     names = [name_of("train", TRAINING | each) for each in changes.values()]
