@@ -34,10 +34,21 @@ QUICK = {
     "runtime.system_metrics": False,
 }
 
-# Runs the stage with a function of the project replaced by one that ends the process at its second call or later.
+# Runs the stage with a function of the project replaced by one that ends the process at one of its calls. The first
+# checkpoints are waited for, so that there is one to go on from, however short the training is.
 STAGE_WITH_A_KILL = """
 import importlib, os, signal, sys
+from gradtrail.stages.train.checkpointing import ResumeFolder
 
+tick, waited = ResumeFolder.tick, []
+
+def waiting(self, *now):
+    tick(self, *now)
+    if self._writing is not None and len(waited) < 3:
+        waited.append(self._writing)
+        self._checkpointer.wait()
+
+ResumeFolder.tick = waiting
 module, owner, name, call, first = sys.argv[1:]
 place = getattr(importlib.import_module(module), owner) if owner else importlib.import_module(module)
 real, calls = getattr(place, name), []
