@@ -36,7 +36,7 @@ TOLD = {  # plant → what is told of it, and how many compilations of calls it 
     "static": (r"by_epoch was compiled 2 times by a call at {here}; float32\[3\]", 2),
     "growing": (r"grown was compiled 2 times by a call at {here}; argument 1: float32\[1\], float32\[2\]", 2),
     "eager": (r"add was compiled once by a call at {here}; float32\[\d+\], int32\[\], weak_type=True", 1),
-    "donation": (r"train_step, compiled at {here}, does not reuse the memory of 15 arguments: int32\[\], .+", 0),
+    "donation": (r"train_step, compiled at {here}, does not reuse the memory of 16 arguments: int32\[\], .+", 0),
 }
 
 
@@ -72,7 +72,7 @@ def work() -> None:
     """Train as the stage does, without a run in MLflow."""
     silent = SimpleNamespace(after_chunk=lambda *_: None, after_epoch=lambda *_: None)
     stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False))
-    with compiling(SimpleNamespace(stage=stage, stored=None)) as compiler:
+    with compiling(SimpleNamespace(stage=stage, is_open=False)) as compiler:
         model = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
         engine = compile_engine(make_program(CONFIG, model, len(SPLIT), jax.devices()), compiler=compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
@@ -98,17 +98,21 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return functools.partial(cost_gate.run_gate, accept=False)
 
 
+def besides_epochs(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if not line.startswith("train: epoch ")]
+
+
 def assert_told(stderr: str, here: str) -> None:
     """Each plant has one line, and there is no other."""
     expected = [f"train: warning: {words.format(here=here)}" for words, _ in TOLD.values()]
-    lines = stderr.splitlines()
+    lines = besides_epochs(stderr)
     assert len(lines) == len(expected), stderr
     assert all(any(re.fullmatch(words, line) for line in lines) for words in expected), stderr
 
 
 def test_a_training_compiles_nothing_by_a_call(capsys: pytest.CaptureFixture[str]) -> None:
     work()
-    assert capsys.readouterr().err == ""
+    assert besides_epochs(capsys.readouterr().err) == []
 
 
 def test_the_stage_tells_all_five(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,10 @@ limited to SSE 4.2, AVX or AVX2 (`--xla_cpu_max_isa`) every cost is the same. No
 multiply it natively (AVX-512 BF16, AMX).
 """
 
+import contextlib
 import dataclasses
 import functools
+import io
 import json
 import platform
 import sys
@@ -211,7 +213,8 @@ def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunctio
     order = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES)
     validation = _examples(_FEW)
     run = TrackedRun(Identity("train"), None)
-    with TrainingLog(run, engine, dataclasses.replace(run.stage.runtime, trace=False)) as listener:
+    runtime = dataclasses.replace(run.stage.runtime, trace=False)
+    with TrainingLog(run, engine, runtime) as listener, contextlib.redirect_stderr(io.StringIO()):  # two short epochs
         training_runs.run(
             dataclasses.replace(engine, epochs=2, steps_per_epoch=steps, order=order),
             functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),

@@ -27,6 +27,9 @@ def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for part in (".dvc", "src/gradtrail"):  # of a project
+        (tmp_path / part).mkdir(parents=True)
+    (tmp_path / "dvc.yaml").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -215,7 +215,7 @@ def test_a_newer_training_with_other_outs_does_not_hide_a_complete_older_one() -
     store.run(0.91)
     older = store.runs[1].info.run_id
     store.runs.append(played("train", 0.0, "FINISHED", 9))
-    store.runs[-1].data.tags["output/models.txt"] = "0" * 32
+    store.runs[-1].data.tags.update(output_tags({"models.txt": "0" * 32}))
     found = completed(store)[PlannedRun("low", 0)]
     assert (found.run_id, found.accuracy) == (older, 0.91)
     store.runs.append(played("evaluate", 0.95, "FINISHED", 10))
