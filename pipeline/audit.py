@@ -1,5 +1,9 @@
 """Look for wrong labels: `data/processed` → a score, a proposal and a probability for every label, figures."""
 
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
 from pathlib import Path
 
 from gradtrail.core.audit import ensemble, planting
@@ -49,4 +53,4 @@ def main(stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, "audit")
+    run_stage(main, "audit", shows=("train/expected_errors", "validation/expected_errors", "test/expected_errors"))

@@ -69,8 +69,8 @@ def main(stage: Stage) -> None:
 
         run.outs()
         run.checkpoint(done.state, history.final.params)
-        checkpoints.remove()
+        run.at_end(checkpoints.remove)
 
 
 if __name__ == "__main__":
-    run_stage(main, "train", shows=("epochs", "loss", "validation_loss", "validation_accuracy"))
+    run_stage(main, "train", shows=("epochs", "cross_entropy", "validation_loss", "validation_accuracy"))

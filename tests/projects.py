@@ -7,13 +7,14 @@ logic can be tried many times over.
 import compileall
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,11 @@ def warm() -> dict[str, str]:
     """Return what of the environment makes the stages' Python one that starts at once."""
     folder = warm_python().parents[1]
     return {"VIRTUAL_ENV": str(folder), "PATH": f"{folder / 'bin'}{os.pathsep}{environment()['PATH']}"}
+
+
+def besides_progress(lines: Iterable[str]) -> list[str]:
+    """Return what a stage printed, but for its epochs and the line with which it ends."""
+    return [line for line in lines if not re.match(r"train: epoch |\w+: .*\d s$", line)]
 
 
 def environment() -> dict[str, str]:

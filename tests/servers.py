@@ -18,6 +18,8 @@ from typing import Any
 import requests
 from projects import environment
 
+from gradtrail.tracking.mlflow.tags import outputs
+
 _SECONDS = 120  # that a server may take to start
 _EXPERIMENTS = ("data", "models")
 _OWN = ("host", "transfer-encoding", "content-length", "connection", "server", "date")  # of each end of a connection
@@ -42,6 +44,7 @@ class TrackingServer:
             {"id": run["info"]["run_id"], "name": run["info"]["run_name"], "status": run["info"]["status"]}
             | {kind: {one["key"]: one["value"] for one in run["data"].get(kind, [])} for kind in ("tags", "params")}
             | {"metrics": {one["key"]: one["value"] for one in run["data"].get("metrics", [])}}
+            | {"outs": outputs({one["key"]: one["value"] for one in run["data"].get("tags", [])})}
             for run in found
         ]
 

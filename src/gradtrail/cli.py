@@ -86,14 +86,15 @@ def repro(arguments: tuple[str, ...]) -> int:
     """Run the pipeline with `dvc repro`.
 
     Stages that are up to date do not run. Where no source of MNIST is available, the pipeline runs on the digits data
-    set. Ends with the accuracy, the path of the report, and what differs from the committed dvc.lock.
+    set. Unless stages are named, it ends with the accuracy, the path of the report, and what differs from the committed
+    dvc.lock.
     """
     from gradtrail.experiments.repro import reproduce
 
     return reproduce([*arguments])
 
 
-@gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss --sort-order asc")
+@gradtrail.command(epilog="Example: gradtrail runs --where train.model=cnn --sort-by eval/loss")
 @click.option("--sort-by", default="eval/accuracy", metavar="KEY", show_default=True, help="A metric or a param.")
 @click.option("--sort-order", type=click.Choice(["asc", "desc"]), default="desc", show_default=True)
 @click.option("--where", type=_pair, multiple=True, metavar="KEY=VALUE", help="Such as train.model=cnn; repeatable.")
@@ -151,17 +152,18 @@ def ui(port: int) -> int:
     return with_store(lambda: serve(port))
 
 
-@gradtrail.command(epilog="Example: gradtrail review --limit 50")
-@click.argument("files", nargs=-1, type=_PATH, metavar="[FILE.csv]...")
-@click.option(
-    "--merge", "is_merge", is_flag=True, help="Join the corrections in FILE.csv... into labels/corrections.csv."
+@gradtrail.command(
+    short_help="Review suspected label errors in a browser.", epilog="Example: gradtrail review --limit 50"
 )
-@click.option("--file", type=_PATH, default=Path("labels/corrections.csv"), show_default=True, help="To write to.")
+@click.argument("files", nargs=-1, type=_PATH, metavar="[FILE.csv]...")
+@click.option("--merge", "is_merge", is_flag=True, help="Add the corrections in FILE.csv... to labels/corrections.csv.")
+@click.option("--file", type=_PATH, help="To write to.  [default: labels/corrections.csv of the repository]")
 @click.option("--reviewer", metavar="NAME", help="Who decides.  [default: git's user.name]")
 @click.option("--split", type=click.Choice(["train", "validation", "test"]), help="To look at; all by default.")
 @click.option("--limit", type=_COUNT, default=200, show_default=True, metavar="N", help="Maximum number of labels.")
 @click.option("--port", type=click.IntRange(0, 65535), default=5001, show_default=True)
-def review(files: tuple[Path, ...], *, is_merge: bool, file: Path, **options: Any) -> None:
+@click.pass_obj
+def review(place: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Path | None, **options: Any) -> None:
     """Look through suspected label errors in a browser, and correct them."""
     from gradtrail.experiments.review.main import merge, review
 
@@ -169,10 +171,11 @@ def review(files: tuple[Path, ...], *, is_merge: bool, file: Path, **options: An
         raise UserError(
             "--merge: needs the files to join, such as: gradtrail review --merge labels/ann.csv labels/ben.csv"
         )
+    into = place / file if file else Path("labels/corrections.csv")
     if is_merge:
-        merge(files, file)
+        merge([place / name for name in files], into)
     else:
-        review(file, **options)
+        review(into, **options)
 
 
 @gradtrail.command(epilog="Example: gradtrail sync --verbose")

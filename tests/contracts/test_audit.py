@@ -11,6 +11,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from gradtrail.core.evaluate.calibration import bins_of_equal_width, in_bins
 from gradtrail.stages.common.digests import digest
+from gradtrail.tracking.mlflow.tags import outputs
 
 QUICK = {
     "audit.rounds": 2,
@@ -58,7 +59,7 @@ def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
     for _ in range(2):
         (run,) = project.runs_of("audit")
         assert run["status"] == "FINISHED"
-        assert run["tags"][f"output/{out}"] == digest(project.folder / out)
+        assert outputs(run["tags"])[out] == digest(project.folder / out)
         assert run["params"]["audit.rounds"] == "2"
         assert "mlflow.parentRunId" not in run["tags"], "it reads no training"
         project.empty_store()

@@ -80,7 +80,7 @@ def test_what_something_refers_to_stays_and_all_else_goes(project: Project) -> N
     assert "nothing removed: not interactive; pass --yes" in shown
     assert ids(project) == in_folder | lost
     for name in (
-        "mlp-256-128 adamw",
+        "digits · lr 0.25",
         "they belong to no run",
         "deleted in MLflow",
         ".outs/train",
@@ -175,7 +175,7 @@ def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
     stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
     ((state, run_id),) = run_of.items()
     project.git("checkout", "-q", ".")
-    project.dvc("checkout")
+    project.dvc("checkout", "--force")  # the stage may have written its outs by then
     checkpoint = project.folder / ".gradtrail/resume" / f"{state[:32]}-cpu1" / "step_000000001"
     checkpoint.mkdir(parents=True)
     (done,) = (run["tags"]["state"] for run in project.runs_of("train") if run["id"] != run_id)
@@ -322,7 +322,7 @@ def test_runs_of_a_server_are_left_alone(project: Project) -> None:
     an_hour_later(project)
     runs = ids(project)
     said = gc(project, "--yes", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
-    assert said.startswith("runs are not removed")
+    assert said.startswith("runs are kept: the store is shared")
     assert not leftover.exists()
     assert checkpoint.exists(), "nobody here knows whether it is complete"
     assert ids(project) == runs
@@ -337,5 +337,5 @@ def test_it_refuses_where_it_cannot_tell(project: Project, tmp_path: Path) -> No
     (project.folder / ".dvc/cache").rename(project.folder / ".dvc/away")
     assert "DVC's cache is missing" in gc(project, "--yes", check=False)
     (project.folder / "dvc.yaml").rename(project.folder / "away.yaml")
-    assert "no dvc.yaml here" in gc(project, "--yes", check=False)
+    assert "not inside a gradtrail repository" in gc(project, "--yes", check=False)
     assert ids(project) == runs

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "evaluate": COMPUTES | TABLES | {"matplotlib"},
     "gradients": COMPUTES | TABLES | {"matplotlib"},
     "profile": COMPUTES | TABLES | {"matplotlib"},
-    "report": set(),
+    "report": TABLES,
 }
 ONLY_WHILE_IT_RUNS = {
     "fetch": {"sklearn", "scipy", *TABLES},  # the digits are scikit-learn's, which imports the others

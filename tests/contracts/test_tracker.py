@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from projects import Project, finished_small_project
+from projects import Project, besides_progress, finished_small_project
 
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.mlflow.tags import is_alive
@@ -60,7 +60,7 @@ def go_on(project: Project, stage: subprocess.Popen[str]) -> list[str]:
     output, _ = stage.communicate(timeout=120)
     assert stage.returncode == 0, output
     assert not project.processes(MODULE)
-    return [line for line in output.splitlines() if not any(words in line for words in OF_THE_PROJECT)]
+    return besides_progress(line for line in output.splitlines() if not any(words in line for words in OF_THE_PROJECT))
 
 
 def test_a_run_names_the_process_and_the_machine_of_its_stage(project: Project) -> None:
@@ -115,6 +115,6 @@ def test_a_bug_in_the_tracker_is_a_traceback_and_a_warning(project: Project) -> 
 def test_a_tracker_that_cannot_import_mlflow_is_a_warning(project: Project) -> None:
     (project.folder / "held").unlink()
     (project.folder / "src" / "mlflow.py").write_text("raise ImportError('no MLflow here')\n")
-    output = project.run_stage("train").splitlines()
+    output = besides_progress(project.run_stage("train").splitlines())
     assert output[-2] == "ImportError: no MLflow here"
     assert output[-1].endswith(WARNING)

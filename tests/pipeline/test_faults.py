@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from projects import ROOT, STAGES, Project, finished_project, stop
+from projects import ROOT, STAGES, Project, besides_progress, finished_project, stop
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
@@ -36,7 +36,7 @@ def refusal(project: Project, stage: str, *under: str) -> str:
     before = all_outs(project)
     process = project.start_stage(stage, *under)
     output, _ = process.communicate(timeout=120)
-    said = output.splitlines()
+    said = besides_progress(output.splitlines())
     lines = [line for line in said if "warning: " not in line and not line.startswith("moved or copied from ")]
     assert process.returncode == 2, output
     assert len(lines) == 1, output

@@ -80,7 +80,7 @@ def fitting_table(runs: Sequence[Run], total: int, console: Console) -> Table:
 
 
 def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
-    """Return the runs as a table: what differs between them, their accuracy, and the first so many other figures.
+    """Return the runs as a table: what differs between them, their accuracy, and the first `num_metrics` other metrics.
 
     Args:
         runs: the runs to show.

@@ -146,7 +146,7 @@ def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> int:
             faults.append(error)
     if read:
         title = f"{model.config.name}, {weights.stem} weights (epoch {about.epoch}) on {about.dataset.label}"
-        temperature = read_temperature(weights, weights.parent.parent / "results" / "evaluate")
+        temperature = read_temperature(weights, weights.absolute().parent.parent / "results" / "evaluate")
         _answer(read, (model, params, temperature), title, figure)
     for fault in faults:
         print(f"gradtrail: {fault}", file=sys.stderr)
@@ -170,7 +170,7 @@ def _answer(
         if console.is_terminal:
             _show(image, console)
         console.print(f"{path}: {_likeliest(row)}", soft_wrap=True)
-    how = "not calibrated: `evaluate` evaluated other weights"
+    how = "not calibrated: no temperature was fitted for these weights; `dvc repro evaluate` fits one"
     if temperature is not None:
         how = f"calibrated (temperature {temperature:.3g})"
     console.print(f"probabilities are {how}", soft_wrap=True)

@@ -26,7 +26,8 @@ def find_project(start: Path) -> Path:
     """
     found = next((folder for folder in (start, *start.parents) if (folder / ".dvc").is_dir()), None)
     if found is None or not _is_project(found):
-        raise UserError(f"{start}: not inside a gradtrail repository (no folder here or above has dvc.yaml and .dvc/)")
+        why = f"{found} is another DVC project" if found else "no folder here or above has .dvc/"
+        raise UserError(f"{start}: not inside a gradtrail repository ({why})")
     if not _is_project(root()) and "DVC_ROOT" in os.environ:
         raise UserError(f"DVC_ROOT: must name a gradtrail repository, got {os.environ['DVC_ROOT']!r}; unset it")
     return found

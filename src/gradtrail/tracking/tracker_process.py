@@ -28,6 +28,7 @@ READY = "ready"  # file that a tracker makes when it has imported MLflow: what i
 _MODULE = "gradtrail.tracking.mlflow.tracker"
 _MOST_WAITING = 10_000  # messages that a tracker has not read yet
 _HURRIED_SECONDS = 2.0
+_LONGEST_IMPORT_SECONDS = 60.0
 _SLICE_SECONDS = 0.1  # after which whoever waits checks the limit, which `hurry` may have lowered
 
 
@@ -45,13 +46,17 @@ class TrackerProcess:
         self._waiting_since: float | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="gradtrail-"))
         own_code = os.pathsep.join([str(Path(gradtrail.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(self._folder)],
-            stdin=subprocess.PIPE,
-            bufsize=0,
-            env=os.environ | {"PYTHONPATH": own_code.rstrip(os.pathsep), "JAX_PLATFORMS": "cpu"},
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, str(self._folder)],
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                env=os.environ | {"PYTHONPATH": own_code.rstrip(os.pathsep), "JAX_PLATFORMS": "cpu"},
+                start_new_session=True,
+            )
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
         self._pipe: Any = self._process.stdin
         self._ended = threading.Event()
         self._messages: queue.Queue[bytes] = queue.Queue(_MOST_WAITING)
@@ -95,8 +100,9 @@ class TrackerProcess:
 
     def wait(self) -> None:
         """Wait until the tracker has done everything and ended, but no longer than the limit; report what failed."""
+        latest = time.monotonic() + _LONGEST_IMPORT_SECONDS
         while not self._ended.wait(_SLICE_SECONDS):
-            if self._waiting_since is None and (self._folder / READY).exists():
+            if self._waiting_since is None and ((self._folder / READY).exists() or time.monotonic() > latest):
                 self._waiting_since = time.monotonic()
             if self._is_over():
                 how_long = f"no answer within {self._seconds:.3g} s in all; `runtime.tracking_seconds` says how long"
@@ -114,7 +120,7 @@ class TrackerProcess:
     def close(self) -> None:
         """End the tracker, if it has not ended, and remove its files."""
         self._process.kill()
-        self._ended.wait()
+        self._ended.wait(_HURRIED_SECONDS)  # longer only where the system does not let it go
         with contextlib.suppress(queue.Full):  # then it is written to, which fails
             self._messages.put_nowait(b"")
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -13,6 +13,7 @@ import pytest
 from factories import optimizer_config, train_config
 from optax import contrib
 
+from gradtrail.core.train.muon import orthogonalized
 from gradtrail.core.train.optimizers import (
     AdamConfig,
     AdamWConfig,
@@ -160,6 +161,18 @@ def test_muon_makes_the_same_updates_as_that_of_optax() -> None:
             updates, state = theirs.update(grad, state, params)
         params = optax.apply_updates(params, updates)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, params)
+
+
+def test_a_momentum_of_low_rank_is_made_orthogonal_as_in_float64() -> None:
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.normal(size=(side, 32)))[0] for side in (196, 64))
+    matrix = left @ np.diag(1 / np.arange(1, 33)) @ right.T
+    expected = matrix / np.linalg.norm(matrix)
+    found = orthogonalized(jnp.asarray(expected, jnp.float32))
+    for _ in range(5):  # the published iteration
+        gram = expected @ expected.T
+        expected = (3.4445 * np.eye(len(gram)) - 4.775 * gram + 2.0315 * gram @ gram) @ expected
+    assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected)
 
 
 def test_muon_decays_kernels_alone_and_moves_biases_as_nesterov_adam_at_a_rate_of_its_own() -> None:

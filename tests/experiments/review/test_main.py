@@ -1,16 +1,19 @@
 """`gradtrail review` from the command line: what is missing or does not fit is one line; files are joined."""
 
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 from reviewing import write_project
 
 from gradtrail import cli
 from gradtrail.experiments.review import main
 from gradtrail.experiments.review.suspects import PATH as SUSPECTS
 from gradtrail.stages.preprocess.corrections import PATH, Correction, read_corrections, write_corrections
+from gradtrail.support.errors import UserError
 
 ROW = Correction(split="train", example_id=7, old=1, new=2, reviewer="Ann", time="", reason="")
 
@@ -94,6 +97,42 @@ def test_files_that_disagree_are_listed_and_none_is_applied(
     assert told.out == "train 7: Ann says 1 → 2, Ben says it cannot be told\n"
     assert told.err == f"gradtrail: 1 examples are decided differently; none is applied, {PATH} is as it was\n"
     assert PATH.read_bytes() == before
+
+
+def test_merge_keeps_what_the_target_has(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = dataclasses.replace(ROW, example_id=3, reviewer="Eve")
+    write_corrections(PATH, [kept])
+    write_corrections(Path("ann.csv"), [ROW])
+    main.merge([Path("ann.csv")])
+    assert read_corrections(PATH) == [kept, ROW]
+    before = PATH.read_bytes()
+    write_corrections(Path("ben.csv"), [dataclasses.replace(kept, reviewer="Ben", new=1)])
+    capsys.readouterr()
+    with pytest.raises(UserError, match="1 examples are decided differently"):
+        main.merge([Path("ben.csv")])
+    assert capsys.readouterr().out == "train 3: Eve says 1 → 2, Ben says 1 is right\n"
+    assert PATH.read_bytes() == before
+
+
+def test_merge_waits_for_who_writes_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corrections(Path("ann.csv"), [ROW])
+    monkeypatch.setattr(main, "FileLock", functools.partial(FileLock, timeout=0))
+    with FileLock(".gradtrail/corrections.lock"), pytest.raises(Timeout):
+        main.merge([Path("ann.csv")])
+    assert not PATH.exists()
+
+
+def test_files_are_relative_to_where_the_person_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "labels").mkdir()
+    monkeypatch.chdir(folder / "labels")
+    write_corrections(Path("ann.csv"), [ROW])
+    for options, target in (((), folder / PATH), (("--file", "all.csv"), folder / "labels" / "all.csv")):
+        monkeypatch.chdir(folder / "labels")
+        monkeypatch.setattr(sys, "argv", ["gradtrail", "review", "--merge", "ann.csv", *options])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        assert read_corrections(target) == [ROW]
 
 
 def test_merge_needs_files_and_files_need_merge(

@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import Browser, browser, needs_chromium
@@ -14,6 +15,7 @@ from werkzeug.serving import make_server
 from gradtrail.experiments.review import server
 from gradtrail.experiments.review.session import Review
 from gradtrail.stages.preprocess.corrections import Correction, read_corrections
+from gradtrail.support.errors import UserError
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 DESK = (1440, 900)
@@ -201,3 +203,71 @@ def test_a_server_that_is_gone_is_told_and_nothing_is_counted(tmp_path: Path) ->
         assert "The server does not answer" in text(tab, "fault")
         assert text(tab, "decided") == "0 of 8"
         assert text(tab, "place") == "1 of 8"
+
+
+def break_images(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Return the indexes whose images are refused, for a test to change."""
+    refused: set[int] = set()
+    images = Review.images
+
+    def refusing(review: Review, index: int) -> dict[str, Any]:
+        if index in refused:
+            raise UserError("no image")
+        return images(review, index)
+
+    monkeypatch.setattr(Review, "images", refusing)
+    return refused
+
+
+def press_at_once(tab: Browser, *keys: str) -> None:
+    """Press keys before the page does anything about the first, then wait until it has done all of it."""
+    tab.run(f"{list(keys)}.forEach(key => document.dispatchEvent(new KeyboardEvent('keydown', {{key}})))")
+    idle(tab)
+
+
+def test_nothing_is_decided_about_an_image_that_did_not_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    review, refused = new_review(tmp_path), break_images(monkeypatch)
+    refused.add(1)
+    with page(review) as tab:
+        press_at_once(tab, " ", "u", "u")
+        assert text(tab, "fault") == "no image"
+        assert text(tab, "place") == "1 of 8"
+        (row,) = decisions(tmp_path).values()
+        assert (row.example, row.new) == (review.suspects[0].example, review.suspects[0].label)
+        refused.clear()
+        press_at_once(tab, "ArrowRight", "u")
+        assert text(tab, "place") == "3 of 8"
+        assert set(decisions(tmp_path)) == {suspect.example for suspect in review.suspects[:2]}
+
+
+def test_nothing_is_decided_before_the_first_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    review, refused = new_review(tmp_path), break_images(monkeypatch)
+    with page(review) as tab:
+        refused.add(0)
+        tab.open(tab.run("location.href"))
+        idle(tab)
+        press_at_once(tab, "u")
+        assert not (tmp_path / "corrections.csv").exists()
+        refused.clear()
+        press_at_once(tab, "ArrowRight", "u")
+        assert [*decisions(tmp_path)] == [review.suspects[0].example]
+
+
+def test_keys_typed_after_a_decision_that_failed_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    review, decide = new_review(tmp_path), Review.decide
+    asked: list[int] = []
+
+    def failing_once(review: Review, index: int, *values: Any) -> dict[str, Any]:
+        asked.append(index)
+        if len(asked) == 1:
+            raise UserError("not saved")
+        return decide(review, index, *values)
+
+    monkeypatch.setattr(Review, "decide", failing_once)
+    with page(review) as tab:
+        press_at_once(tab, " ", "u")
+        assert text(tab, "fault") == "not saved"
+        assert asked == [0]
+        press_at_once(tab, "u", " ")
+        assert asked == [0, 0, 1]
+        assert len(decisions(tmp_path)) == 2

@@ -198,6 +198,9 @@ def started(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_it_and_a_kill_loses_nothing(tmp_path: Path, number: signal.Signals) -> None:
     write_project(tmp_path)
+    for part in (".dvc", "src/gradtrail"):  # of a project
+        (tmp_path / part).mkdir(parents=True)
+    (tmp_path / "dvc.yaml").touch()
     decision = {"index": 0, "new": 1, "reason": ""}
     with started(tmp_path) as (process, address):
         assert requests.post(f"{address}api/decide", json=decision, timeout=60).status_code == 200

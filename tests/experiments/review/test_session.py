@@ -63,6 +63,30 @@ def test_a_second_session_goes_on_and_keeps_decisions_about_other_examples(tmp_p
     assert len(read_corrections(tmp_path / "corrections.csv")) == 3
 
 
+def test_undo_leaves_what_was_changed_elsewhere_since(tmp_path: Path) -> None:
+    ours, theirs = new_review(tmp_path), new_review(tmp_path)
+    for index in (0, 1):
+        ours.decide(index, None, "")
+    theirs.decide(1, 0, "")
+    before = (tmp_path / "corrections.csv").read_bytes()
+    example = f"{ours.suspects[1].split} {ours.suspects[1].example_id}"
+    with pytest.raises(UserError, match=f"corrections.csv: {example} was changed elsewhere since, and stays so"):
+        ours.undo()
+    assert (tmp_path / "corrections.csv").read_bytes() == before
+    assert ours.undo()["index"] == 0  # the one before it can still be undone
+
+
+def test_another_reviewers_different_decision_stays(tmp_path: Path) -> None:
+    new_review(tmp_path).decide(0, None, "")
+    before = (tmp_path / "corrections.csv").read_bytes()
+    review = new_review(tmp_path, reviewer="Ben")
+    label = review.suspects[0].label
+    with pytest.raises(UserError, match=f": Ann says it cannot be told, Ben says {label} is right; what Ann says st"):
+        review.decide(0, label, "")
+    assert (tmp_path / "corrections.csv").read_bytes() == before
+    review.decide(0, None, "alike")
+
+
 def test_what_may_not_stand_in_the_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     review = new_review(tmp_path)
     for index, new, reason in [

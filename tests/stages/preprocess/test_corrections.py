@@ -62,8 +62,8 @@ def test_what_is_written_comes_back_and_equal_decisions_are_equal_bytes(tmp_path
     assert (tmp_path / "c.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
 
 
-def test_the_committed_file_has_no_correction() -> None:
-    assert (Path(__file__).parents[3] / PATH).read_text() == f"{HEADER}\n"
+def test_the_committed_file_is_readable() -> None:
+    read_corrections(Path(__file__).parents[3] / PATH)
 
 
 ROW = "train,7,1,2,Ann,2026-01-02,"

@@ -99,11 +99,27 @@ def test_a_name_says_what_differs_from_the_reference(changes: dict[str, Any], na
     assert named(**changes) == name
 
 
+def test_params_of_one_noun_give_different_names() -> None:
+    cnn = {"train__model": "cnn"}
+    pairs = [
+        (named("evaluate", train__batch_size=500), named("evaluate", evaluate__batch_size=500)),
+        (
+            named(**cnn, train__cnn__channels=[32, 64], train__cnn__hidden=[128, 64]),
+            named(**cnn, train__cnn__channels=[32, 64, 128], train__cnn__hidden=[64]),
+        ),
+        (
+            named(train__optimizer="schedule_free", train__schedule_free__warmup_fraction=0.2),
+            named(train__optimizer="schedule_free", train__warmup_cosine__warmup_fraction=0.2),
+        ),
+    ]
+    assert all(one != other for one, other in pairs), pairs
+
+
 def test_the_names_of_other_stages_begin_with_the_stage() -> None:
     assert named("evaluate") == "evaluate"
-    assert named("evaluate", train__model="cnn", evaluate__weights="best") == "evaluate · cnn · weights best"
+    assert named("evaluate", train__model="cnn", evaluate__weights="best") == "evaluate · cnn · evaluate weights best"
     assert named("report", evaluate__weights="best") == "report · evaluate weights best"
-    assert name_of("toy", {"toy.length": 3}) == "toy · length 3"
+    assert name_of("toy", {"toy.length": 3}) == "toy · toy length 3"
 
 
 def test_no_two_changes_of_one_param_or_of_two_give_the_same_name() -> None:

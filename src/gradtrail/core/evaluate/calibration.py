@@ -132,7 +132,7 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
 
     The intervals are those of the pivotal bootstrap (A. Davison and D. Hinkley, "Bootstrap Methods and their
     Application", 1997, section 2.4), cut at 0: a calibration error is larger on a resample than on the sample, and they
-    correct for it.
+    correct for it. Where they would not hold the number itself, they end at it.
 
     Returns:
         `loss`, the mean cross-entropy in nats; `brier`; `expected_calibration_error` in bins of equal width, and
@@ -153,5 +153,5 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
     drawn = [measured(np.bincount(draw.integers(size, size=size), minlength=size)) for _ in range(_DRAWS)]
     low, high = np.quantile(np.array(drawn) / size, [0.025, 0.975], axis=0)
     names = ("loss", "brier", "expected_calibration_error", "expected_calibration_error_equal_mass")
-    ends = zip(names, values, np.maximum(2 * values - high, 0), np.maximum(2 * values - low, 0), strict=True)
+    ends = zip(names, values, np.clip(2 * values - high, 0, values), np.maximum(2 * values - low, values), strict=True)
     return {name: Interval(value=float(a), low=float(b), high=float(c)) for name, a, b, c in ends}

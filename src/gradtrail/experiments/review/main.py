@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from filelock import FileLock
+
 from gradtrail.experiments.review import server, suspects
 from gradtrail.experiments.review.session import Decisions, Review
 from gradtrail.stages.common.dataset import DatasetInfo, read_info, read_splits
@@ -50,7 +52,7 @@ def prepare(path: Path, *, reviewer: str | None, split: str | None, limit: int) 
     info = read_info(_DATA)
     splits = read_splits(_DATA, info)
     table = suspects.read_suspects(suspects.PATH, info.num_classes)
-    decisions = Decisions(path, private_folder() / "corrections.lock")
+    decisions = Decisions(path, _lock())
     require_fit(list(decisions.read().values()), splits, info.num_classes, path)
     is_test = (table["split"] == "test").tolist()
     return Review(
@@ -70,18 +72,29 @@ def prepare(path: Path, *, reviewer: str | None, split: str | None, limit: int) 
 
 
 def merge(paths: Sequence[Path], into: Path = PATH) -> None:
-    """Join files of corrections into one; an example that several files decide alike stands there once.
+    """Add files of corrections to one; an example that several decide alike stands there once.
+
+    Args:
+        paths: of the files.
+        into: path of the file that they are added to, which keeps what it has; made where there is none.
 
     Raises:
         UserError: a file is damaged, or two disagree: each such example is a line on stdout, and nothing is written.
     """
-    rows: list[Correction] = [row for path in paths for row in read_corrections(path)]
-    if differing := disagreements(rows):
-        print("\n".join(differing))
-        raise UserError(f"{len(differing)} examples are decided differently; none is applied, {into} is as it was")
-    joined = {row.example: row for row in reversed(rows)}
-    write_corrections(into, joined.values())
+    with FileLock(_lock()):
+        files = [into, *paths] if into.exists() else paths
+        rows: list[Correction] = [*dict.fromkeys(row for path in files for row in read_corrections(path))]
+        if differing := disagreements(rows):
+            print("\n".join(differing))
+            raise UserError(f"{len(differing)} examples are decided differently; none is applied, {into} is as it was")
+        joined = {row.example: row for row in reversed(rows)}
+        write_corrections(into, joined.values())
     print(f"{into}: {len(joined)} decisions, {sum(row.changes for row in joined.values())} of them corrections")
+
+
+def _lock() -> Path:
+    """Return the path of the lock that all who write corrections share."""
+    return private_folder() / "corrections.lock"
 
 
 def _class_names(info: DatasetInfo) -> list[str]:

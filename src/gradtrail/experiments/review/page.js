@@ -3,8 +3,10 @@
 
 const get = (id) => document.getElementById(id);
 const images = new Map(); // index of a suspect → promise of its image and neighbours
-let classes = [], items = [], current = 0, typed = "";
+let classes = [], items = [], typed = "";
+let current = -1; // the suspect that the page shows; none before the first image is there
 let queue = Promise.resolve(); // what keys and buttons ask for, one after the other: nothing typed fast is lost
+let faults = 0; // so far; what was asked for before one is dropped, as it was meant for an image that did not appear
 
 async function ask(path, body) {
   const options = body === undefined ? {} : {
@@ -68,15 +70,14 @@ function showNeighbours(content, item) {
 }
 
 async function show(index) {
+  const isEnd = index >= items.length, item = items[index], content = isEnd ? null : await load(index);
   current = index;
-  const isEnd = index >= items.length;
   get("review").hidden = isEnd;
   get("finished").hidden = !isEnd;
   get("back").disabled = index === 0;
   get("next").disabled = isEnd;
   type("");
   if (isEnd) return;
-  const item = items[index], content = await load(index);
   draw(get("image"), content.width, content.height, content.pixels);
   draw(get("seen"), content.width, content.height, content.pixels);
   get("size").textContent = `${content.height} × ${content.width}`;
@@ -129,7 +130,7 @@ function nextOpen(after) {
 }
 
 async function decide(choose) {
-  if (current >= items.length) return;
+  if (!(current in items)) return;
   const changed = await ask("/api/decide", { index: current, new: choose(items[current]), reason: get("note").value });
   const wasDecided = items[current].decided;
   items[current] = changed.item;
@@ -183,7 +184,12 @@ const keys = {
 };
 
 const run = (action) => {
-  queue = queue.then(action).catch((error) => say("", error.message));
+  const before = faults;
+  queue = queue.then(() => before === faults ? action() : undefined).catch((error) => {
+    faults += 1;
+    type("");
+    say("", error.message);
+  });
 };
 
 document.addEventListener("keydown", (event) => {

@@ -1,9 +1,8 @@
 """A review: the suspects, the decisions about them in the file of corrections, and what the page shows of both."""
 
 import base64
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,13 @@ from filelock import FileLock
 
 from gradtrail.core.common.split import Split
 from gradtrail.experiments.review.suspects import Suspect
-from gradtrail.stages.preprocess.corrections import Correction, check_text, read_corrections, write_corrections
+from gradtrail.stages.preprocess.corrections import (
+    Correction,
+    check_text,
+    disagreements,
+    read_corrections,
+    write_corrections,
+)
 from gradtrail.support.errors import UserError
 
 Example = tuple[bool, int]
@@ -29,34 +34,46 @@ class Decisions:
     def __init__(self, path: Path, lock: Path):
         self.path = path
         self._lock = FileLock(lock)
-        self._undo: list[tuple[Example, Correction | None]] = []
+        self._undo: list[tuple[Correction, Correction | None]] = []  # what was written, and what stood there before
 
     def read(self) -> dict[Example, Correction]:
         """Return the decisions in the file."""
         return {row.example: row for row in read_corrections(self.path)} if self.path.exists() else {}
 
     def record(self, row: Correction) -> dict[Example, Correction]:
-        """Write a decision, in the place of an earlier one about the same example; return all decisions."""
+        """Write a decision, in the place of an earlier one about the same example; return all decisions.
+
+        Raises:
+            UserError: another reviewer decided it differently, or the file is damaged.
+        """
         with self._lock:
             rows = self.read()
             before = rows.get(row.example)
+            if before and before.reviewer != row.reviewer and (differing := disagreements([before, row])):
+                raise UserError(f"{self.path}: {differing[0]}; what {before.reviewer} says stays, use another --file")
             write_corrections(self.path, (rows := rows | {row.example: row}).values())
-            self._undo.append((row.example, before))
+            self._undo.append((row, before))
             return rows
 
     def undo(self) -> tuple[Example, dict[Example, Correction]] | None:
-        """Take this process's last decision back; return its example and all decisions, None where none is left."""
+        """Take this process's last decision back; return its example and all decisions, None where none is left.
+
+        Raises:
+            UserError: the decision was changed elsewhere since, and stays so; or the file is damaged.
+        """
         with self._lock:
             if not self._undo:
                 return None
-            example, before = self._undo[-1]
+            written, before = self._undo[-1]
             rows = self.read()
-            rows.pop(example, None)
+            if rows.pop(written.example, None) != written:
+                self._undo.pop()
+                raise UserError(f"{self.path}: {written} was changed elsewhere since, and stays so; reload the page")
             if before:
-                rows[example] = before
+                rows[written.example] = before
             write_corrections(self.path, rows.values())
             self._undo.pop()
-            return example, rows
+            return written.example, rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +99,6 @@ class Review:
     title: str
     reviewer: str
     now: Callable[[], str]
-    _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def state(self) -> dict[str, Any]:
         """Return all suspects without their images, and the progress."""
@@ -122,7 +138,8 @@ class Review:
             What changed.
 
         Raises:
-            UserError: no such suspect or class, a reason that may not stand in the file, or the file is damaged.
+            UserError: no such suspect or class, a reason that may not stand in the file, another reviewer decided
+                differently, or the file is damaged.
         """
         suspect = self._suspect(index)
         if new is not None and not 0 <= new < len(self.class_names):
@@ -136,14 +153,11 @@ class Review:
             time=self.now(),
             reason=check_text("reason", reason),
         )
-        with self._writing:
-            return self._changed(index, self.decisions.record(row))
+        return self._changed(index, self.decisions.record(row))
 
     def undo(self) -> dict[str, Any]:
         """Take the last decision back; return what changed, with `index` None where there is nothing to undo."""
-        with self._writing:
-            undone = self.decisions.undo()
-        if undone is None:
+        if (undone := self.decisions.undo()) is None:
             return {"index": None}
         example, rows = undone
         index = next(place for place, suspect in enumerate(self.suspects) if suspect.example == example)

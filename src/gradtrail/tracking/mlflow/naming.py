@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradtrail.core.common.names import model_name
 from gradtrail.stages.common.overrides import SEED
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.tracking.lineage.in_force import in_force
@@ -62,6 +61,7 @@ _NOUNS = {  # last part of a param → what a name calls it, where that is anoth
     "label_smoothing": "smoothing",
     "learning_rate": "lr",
     "subset_fraction": "subset",
+    "train.schedule_free.warmup_fraction": "averaging warm-up",
     "validation_fraction": "validation",
     "warmup_fraction": "warm-up",
     "weight_decay": "decay",
@@ -84,7 +84,7 @@ def name_of(stage: str, params: Mapping[str, Any]) -> str:
     """
     used = in_force(params)
     words = [] if stage == TRAIN else [stage]
-    words += list(_model(used)) + [_words(stage, key, used[key]) for key in _ordered(used)]
+    words += list(_model(used)) + [_words(key, used[key]) for key in _ordered(used)]
     if not words or (stage == TRAIN and words[0].startswith("seed ")):
         words.insert(0, str(params.get("train.model", stage)))
     words += [f"unused {key} {_text(params[key])}" for key in params if key not in used and _differs(params, key)]
@@ -101,7 +101,7 @@ def _model(params: Mapping[str, Any]) -> Iterator[str]:
     widths = {key: params[f"train.{kind}.{key}"] for key in _widths(params)}
     is_other = any(_differs(params, f"train.{kind}.{key}") for key in widths)
     if is_other:
-        yield model_name(str(kind), **widths)
+        yield f"{kind}-{'+'.join('-'.join(map(str, width)) for width in widths.values())}"
     elif "train.model" in params and _differs(params, "train.model"):
         yield "linear model" if kind == "linear" else str(kind)  # a schedule has that name too
 
@@ -118,15 +118,15 @@ def _ordered(params: Mapping[str, Any]) -> list[str]:
     return sorted(found, key=lambda key: first.index(key) if key in first else len(first) + (key == SEED))
 
 
-def _words(stage: str, key: str, value: Any) -> str:
+def _words(key: str, value: Any) -> str:
     """Return what a name says of a param, such as `lr 0.01`, `1 epoch`, `label noise 10 %`, `remat`, `no clip`."""
     section, last = key.partition(".")[0], key.rpartition(".")[2]
-    noun = _NOUNS.get(last, last.replace("_", " "))
+    noun = _NOUNS.get(key) or _NOUNS.get(last, last.replace("_", " "))
     if key in _BARE:
         return str(value)
     if key == "preprocess.seed":
         return f"split seed {value}"
-    if section not in (*_WITHOUT_SECTION, stage):
+    if section not in _WITHOUT_SECTION:
         noun = f"{section} {noun}"
     if last == "epochs":
         return f"{value} epoch{'' if value == 1 else 's'}"

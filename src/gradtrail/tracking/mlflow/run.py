@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,6 +54,7 @@ class TrackedRun:
     def __init__(self, stage: Identity, tracker: Tracker | None):
         self.stage = stage
         self._tracker = tracker
+        self._at_end: list[Callable[[], object]] = []
 
     @property
     def is_open(self) -> bool:
@@ -82,7 +83,7 @@ class TrackedRun:
 
     def files(self, path: Path, under: str) -> None:
         """Log a file, or the files of a folder, as they are now, as artifacts; they replace those of before."""
-        if self._tracker is None:
+        if self._tracker is None or not self.is_open:
             return
         with self.best_effort():
             self._send(do="files", path=str(self._tracker.keep(path)), under=under)
@@ -109,6 +110,15 @@ class TrackedRun:
         """Log everything that the stage wrote: metrics, curves, figures, tables and digests; and link related runs."""
         with self.best_effort():
             self._send(do="outs")
+
+    def at_end(self, action: Callable[[], object]) -> None:
+        """Do something once the run is closed and no stop was asked for, such as remove what a stopped stage needs."""
+        self._at_end.append(action)
+
+    def complete(self) -> None:
+        """Do what was left for the end."""
+        for action in self._at_end:
+            action()
 
     def finish(self, status: str) -> None:
         """Close the run, when everything is logged, and wait for that."""
@@ -157,6 +167,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
             with stop_request(hurry) as request:
                 run.finish(status)
         request.obey(f"stopped; `dvc repro` makes {stage.name} anew")
+        run.complete()
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import queue
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -166,9 +167,11 @@ def log_run(inbox: queue.SimpleQueue[Message], when_imported: Callable[[], objec
 
 def main() -> None:
     """Read messages from stdin and handle them; end without taking modules apart or waiting for any thread."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the stage decides when its run is closed
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the stage decides when its run is closed; this ends with it
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     folder = Path(sys.argv[1])
+    tempfile.tempdir = str(folder)  # so that nothing is left, however this ends
     threading.Thread(target=_receive, args=(sys.stdin.buffer, inbox, folder), daemon=True).start()
     _end(folder, log_run(inbox, (folder / READY).touch))
 

@@ -92,8 +92,8 @@ def _classes(sources: Sources) -> Figure:
         png=sources.figure("gradients/classes"),
         caption="Gradients by class: red cells are classes with aligned gradients, blue cells with opposed ones",
         alt=(
-            f"Cosine and coherence of the gradients of each pair of classes, and each class's projection onto the mean "
-            f"gradient, of which all sum to 100%: {', '.join(ends)}."
+            f"Cosine and coherence of the gradients of each pair of classes, and each class's share of a gradient "
+            f"step's decrease in loss: {', '.join(ends)}."
         ),
     )
 
