@@ -28,7 +28,7 @@ def test_metrics_of_the_same_weights_agree_between_instruction_sets(tmp_path: Pa
     project.set("train.precision", "float32")
     project.run_stage("train")
     here, narrower = metrics_with(project, []), metrics_with(project, ["--xla_cpu_max_isa=AVX2"])
-    assert len(here) > 50
+    assert len(here) > 30
     differing = {
         key: (value, narrower[key]) for key, value in here.items() if not np.isclose(value, narrower[key], rtol=1e-6)
     }

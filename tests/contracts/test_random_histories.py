@@ -26,7 +26,8 @@ from ruamel.yaml import YAML
 
 RATE, CLIP, BINS = "train.adamw.learning_rate", "train.clip_norm", "evaluate.calibration_bins"
 CHANGES = st.sampled_from([(RATE, 0.5), (RATE, 0.005), (CLIP, 5.0), (CLIP, 1.0), (BINS, 7), (BINS, 15)])
-Result = tuple[str, str, str]  # stage, digest of its own params, digest of its outs without the metrics
+CHANGED = (RATE, CLIP, BINS)
+Result = tuple[str, str, str]  # stage, digest of its own params that change, digest of its outs without the metrics
 
 
 class Histories(RuleBasedStateMachine):
@@ -131,7 +132,7 @@ def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result]]:
         assert run["status"] != "RUNNING"
         if run["status"] == "FINISHED":
             outs = run["outs"]
-            own = {key: value for key, value in run["params"].items() if key.startswith(f"{tags['stage']}.")}
+            own = {key: run["params"][key] for key in CHANGED if key.startswith(f"{tags['stage']}.")}
             found.append(((tags["state"], digest(outs)), (tags["stage"], digest(own), without_metrics(outs))))
     return found
 
@@ -139,7 +140,11 @@ def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result]]:
 def recorded_results(project: Project) -> set[Result]:
     """Return the results whose outs are there, of all locks and of the run-cache, whose lineage they complete."""
     return {
-        (name, digest(flat(section)), without_metrics(outs_of(section)))
+        (
+            name,
+            digest({key: value for key, value in flat(section).items() if key in CHANGED}),
+            without_metrics(outs_of(section)),
+        )
         for lock in locks(project)
         if is_sound(lock)
         for name, section in lock.items()

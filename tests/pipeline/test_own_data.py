@@ -60,7 +60,7 @@ def test_every_stage_took_the_size_and_the_classes_from_the_data(project: Projec
     info = json.loads((project.folder / "data/processed/dataset.json").read_text())
     assert (info["name"], tuple(info["image_shape"]), info["num_classes"]) == ("idx", SHAPE, NUM_CLASSES)
     for stage in ("fetch", "preprocess", "train", "evaluate", "gradients", "profile", "report"):
-        assert metrics_of(project, stage)["dataset_digest"] == info["digest"]
+        assert metrics_of(project, stage)["dataset_digest"] == info["digest"][:12]
     assert metrics_of(project, "evaluate")["num_examples"] == 80
     assert metrics_of(project, "gradients")["num_examples"] == 280
 

@@ -133,7 +133,7 @@ def test_the_first_calls_count_for_the_function_itself() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_examples", [3, 10])
+@pytest.mark.parametrize("num_examples", [4, 10])
 def test_the_same_steps_in_three_ways(num_examples: int) -> None:
     """Also where an epoch has fewer steps than are timed."""
     variant = compiled(num_examples)
