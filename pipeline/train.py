@@ -4,8 +4,11 @@ from gradtrail.tracking.tracker_process import start_tracker
 
 start_tracker(__name__)
 
+import contextlib
+import dataclasses
 import functools
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -13,18 +16,32 @@ import jax
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
-from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import set_cpu_devices
+from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.train import figures, tables
+from gradtrail.stages.train import figures, members, tables
 from gradtrail.stages.train import loop as training_runs
-from gradtrail.stages.train.checkpointing import resume_folder
+from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
 from gradtrail.support.memory import require_memory
+from gradtrail.tracking.lineage.state import lock_of
 from gradtrail.tracking.mlflow.compile_report import compiling
-from gradtrail.tracking.mlflow.run import tracked
+from gradtrail.tracking.mlflow.run import TrackedRun, tracked
 from gradtrail.tracking.mlflow.training_log import TrainingLog
+
+
+@contextlib.contextmanager
+def member_checkpoints(run: TrackedRun, seeds: MemberSeeds, *, several: bool) -> Iterator[ResumeFolder]:
+    """Yield the checkpoints of a member; of one of several they stay, for trainings with other members."""
+    state = run.stage.member_state(dataclasses.asdict(seeds))
+    with lock_of(run.stage.name, state) if several else contextlib.nullcontext():
+        checkpoints = resume_folder(state, run.stage.runtime, clock=time.monotonic)
+        yield checkpoints
+        if not several:
+            run.at_end(checkpoints.remove)
 
 
 def main(stage: Stage) -> None:
@@ -35,8 +52,7 @@ def main(stage: Stage) -> None:
 
     set_cpu_devices(config.shards)
 
-    with tracked(stage) as run, compiling(run) as compiler:
-        checkpoints = resume_folder(run.stage.state, stage.runtime, clock=time.monotonic)
+    with tracked(stage) as run, compiling(run) as compiler, scratch_folder(stage.folder, stage.name) as scratch:
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
         program = loop.make_program(config, model, len(train), jax.local_devices())
         engine = loop.compile_engine(program, compiler=compiler)
@@ -44,32 +60,32 @@ def main(stage: Stage) -> None:
         functions = [*engine.functions, predict]
         fixed = engine.run_steps.cost.argument_bytes
         require_memory("train.batch_size", config.batch_size, functions, fixed_bytes=fixed)
-        with TrainingLog(run, engine, stage.runtime) as listener:
-            done = training_runs.run(
+        with TrainingLog(run, engine, stage.runtime, is_live=config.members == 1) as listener:
+            results = training_runs.train_members(
                 engine,
                 functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
                 train,
                 config,
+                checkpoints=functools.partial(member_checkpoints, run, several=config.members > 1),
                 listener=listener,
-                checkpoints=checkpoints,
                 steps_per_call=stage.runtime.steps_per_call,
             )
-        history = done.history
-        run.metrics(tables.measure_time(history, done.seconds))
+            first, written = members.write_each(scratch, results, model.config, config, info, train.example_id)
+        epochs = members.mean_epochs(written)
+        run.metrics(members.measure_time(written))
 
         with stage.writing_outs() as new:
-            tables.write_all_weights(new / "models", history, model.config, config.label_smoothing, info)
-            tables.write_tables(new / "results" / "train", history, train.example_id)
-            figures.draw(new / "results" / "train", history, f"{model.config.name} on {info.label}", config.clip_norm)
-            measured = tables.measure(history, engine.num_steps)
-            num_parts = config.accumulation_steps * config.shards
-            measured |= tables.measure_noise_scale(history, config.batch_size, num_parts)
+            members.write_members(new, written)
+            title = f"{model.config.name} on {info.label}"
+            figures.draw(
+                new / "results" / "train", epochs, tables.step_table(first.history.steps), title, config.clip_norm
+            )
+            measured = over_members([member.metrics for member in written.values()])
             stage.write_metrics(new, {**info.as_metrics(), **measured})
             stage.write_costs(new, static_costs(functions))
 
         run.outs()
-        run.checkpoint(done.state, history.final.params)
-        run.at_end(checkpoints.remove)
+        run.checkpoint(first.state, first.history.final.params)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
+from jaxtyping import Array
 
 from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.common.split import Split
@@ -20,8 +21,8 @@ from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, P
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.profile.benchmark import MachineRates, StepTimes
 from gradtrail.core.profile.variants import ProfileConfig, Variant
-from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program, on_device, train
+from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.loop import Chunk, Engine, compile_engine, keys_of, make_program, on_device, train
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import (
     AdamConfig,
@@ -41,7 +42,7 @@ from gradtrail.core.train.schedules import (
     PiecewiseConfig,
     WarmupCosineConfig,
 )
-from gradtrail.core.train.step import Examples, TrainState
+from gradtrail.core.train.step import Examples, RunKeys, TrainState
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.profile.timings import Timings
@@ -66,6 +67,8 @@ CNN = CNNConfig(channels=(4,), convolutions=1, kernel_size=3, norm="none", group
 def train_config(**overrides: Any) -> TrainConfig:
     config = TrainConfig(
         seed=0,
+        members=1,
+        vary=VARIED,
         epochs=2,
         batch_size=4,
         accumulation_steps=1,
@@ -198,11 +201,22 @@ def _compiled(config: TrainConfig, num_examples: int, shape: tuple[int, int], nu
     return compile_engine(program, compiler=new_compiler())
 
 
+def seed_keys(seed: int) -> Array:
+    """The keys of a training by one seed."""
+    return keys_of(MemberSeeds.from_one(seed))
+
+
+def run_keys(seed: int) -> RunKeys:
+    """The keys in the state of such a training, or like them."""
+    key = jax.random.key(seed)
+    return RunKeys(order=key, augmentation=key, dropout=key)
+
+
 def run_training(
     engine: Engine, examples: Examples, *, seed: int = 0, steps_per_call: int = 1000, state: TrainState | None = None
 ) -> list[Chunk]:
     """Train to the end; return all chunks as copies on the host."""
-    state = engine.init(jax.random.key(seed)) if state is None else state
+    state = engine.init(seed_keys(seed)) if state is None else state
     return [copied(chunk) for chunk in train(engine, state, examples, steps_per_call=steps_per_call)]
 
 

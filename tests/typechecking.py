@@ -6,7 +6,17 @@ from typing import Any
 from beartype import BeartypeConf, beartype
 
 # Registered as pytrees: JAX rebuilds them with shapes, flags or bare objects in place of arrays
-PYTREES = ("BatchGradient", "Examples", "LossScale", "RowRecord", "Rows", "Shared", "StepRecord", "TrainState")
+PYTREES = (
+    "BatchGradient",
+    "Examples",
+    "LossScale",
+    "RowRecord",
+    "Rows",
+    "RunKeys",
+    "Shared",
+    "StepRecord",
+    "TrainState",
+)
 
 _checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as type checkers see it
 

@@ -125,7 +125,7 @@ def show(place: Path, what: str) -> int:
     epilog="Example: gradtrail predict three.png seven.png --figure seen.png",
 )
 @click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE.png...")
-@click.option("--weights", type=_PATH, help="A weights file.  [default: models/final.safetensors of the repository]")
+@click.option("--weights", type=_PATH, help="A weights file.  [default: what was trained last, all its members]")
 @click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
 @click.option("--picture", type=_PATH, hidden=True, deprecated="Use --figure.")
 def predict(images: tuple[Path, ...], weights: Path | None, figure: Path | None, picture: Path | None) -> int:
@@ -133,11 +133,10 @@ def predict(images: tuple[Path, ...], weights: Path | None, figure: Path | None,
 
     Images that cannot be used are reported after the others, with exit status 2.
     """
-    if weights is None:
-        weights = Path(os.path.relpath(find_project(Path.cwd()))) / "models" / "final.safetensors"
-    from gradtrail.experiments.predict import predict
+    from gradtrail.experiments.predict import predict, served_weights
 
-    return predict(images, weights, figure or picture)
+    used = [weights] if weights else served_weights(Path(os.path.relpath(find_project(Path.cwd()))))
+    return predict(images, used, figure or picture)
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")

@@ -214,14 +214,19 @@ def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunctio
     validation = _examples(_FEW)
     run = TrackedRun(Identity("train"), None)
     runtime = dataclasses.replace(run.stage.runtime, trace=False)
-    with TrainingLog(run, engine, runtime) as listener, contextlib.redirect_stderr(io.StringIO()):  # two short epochs
+    checkpoints = ResumeFolder(None, 0.0, time.monotonic)
+    member = training_runs.Member(name="", seeds=config.seeds_of(config.seed), checkpoints=checkpoints, is_kept=False)
+    with (
+        TrainingLog(run, engine, runtime, is_live=True) as listener,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):  # two short epochs
         training_runs.run(
             dataclasses.replace(engine, epochs=2, steps_per_epoch=steps, order=order),
             functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
             _examples(_NUM_EXAMPLES),
             dataclasses.replace(config, patience=None),
+            member=member,
             listener=listener,
-            checkpoints=ResumeFolder(None, 0.0, time.monotonic),
             steps_per_call=_STEPS_PER_CALL,
         )
 

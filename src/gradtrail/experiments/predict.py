@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from gradtrail.core.evaluate.calibration import calibrate
+from gradtrail.core.evaluate.calibration import calibrate, pooled
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts.calibration import read_temperature
+from gradtrail.stages.artifacts.members import weights_paths
 from gradtrail.stages.artifacts.weights import read_weights
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.fetch.catalog import DATASETS, Framing
@@ -119,14 +120,19 @@ def _start(ink: Float[np.ndarray, " pixels"], size: int, length: int) -> int:
     return int(np.clip(round(length / 2 - centre), 0, length - size))
 
 
-def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> int:
+def served_weights(project: Path) -> list[Path]:
+    """Return the weights files of what is served: those of all members of the last training of a project."""
+    return [*weights_paths(project / "models", "final").values()]
+
+
+def predict(paths: Sequence[Path], weights: Sequence[Path], figure: Path | None) -> int:
     """Print the label of each image with its probability; on a terminal also the image as the network sees it.
 
     An image that cannot be used is reported on stderr, after the answers for the others.
 
     Args:
         paths: the images.
-        weights: a weights file.
+        weights: weights file of a network, or of each member of an ensemble, whose mean probabilities count.
         figure: where to draw the images and all probabilities, as a PNG; None for no figure.
 
     Returns:
@@ -135,7 +141,8 @@ def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> int:
     Raises:
         UserError: the weights cannot be used; one line.
     """
-    model, params, about = read_weights(weights)
+    networks = [read_weights(path) for path in weights]
+    model, _, about = networks[0]
     dataset = DATASETS.get(about.dataset.name)
     framing = dataset.framing if dataset else None
     read, faults = {}, list[UserError]()
@@ -145,26 +152,34 @@ def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> int:
         except UserError as error:
             faults.append(error)
     if read:
-        title = f"{model.config.name}, {weights.stem} weights (epoch {about.epoch}) on {about.dataset.label}"
-        temperature = read_temperature(weights, weights.absolute().parent.parent / "results" / "evaluate")
-        _answer(read, (model, params, temperature), title, figure)
+        title = f"{model.config.name}, {about.title(weights[0].stem, len(weights))} on {about.dataset.label}"
+        temperature = read_temperature(weights, _project_of(weights[0]) / "results" / "evaluate")
+        _answer(read, model, [params for _, params, _ in networks], temperature, title, figure)
     for fault in faults:
         print(f"gradtrail: {fault}", file=sys.stderr)
     return 2 if faults else 0
 
 
+def _project_of(weights: Path) -> Path:
+    """Return the folder whose `models` has a weights file, at any depth."""
+    folders = weights.absolute().parents
+    return next((folder.parent for folder in folders if folder.name == "models"), folders[0])
+
+
 def _answer(
     read: Mapping[Path, UInt8[np.ndarray, "height width"]],
-    network: tuple[Model, Params, float | None],
+    model: Model,
+    members: Sequence[Params],
+    temperature: float | None,
     title: str,
     to: Path | None,
 ) -> None:
-    """Print the labels of images, and draw them; the network comes with its temperature, None without one."""
-    model, params, temperature = network
+    """Print the labels of images, and draw them; the temperature is None where none was fitted."""
     images = np.stack([*read.values()])
     call = inference.compile_predict(model, len(images), compiler=Compiler(time.perf_counter))
-    probabilities = np.asarray(call(params, images, np.zeros(len(images), np.int32))["probabilities"])
-    probabilities = calibrate(probabilities, temperature or 1.0)
+    labels = np.zeros(len(images), np.int32)
+    of_each = [np.asarray(call(params, images, labels)["probabilities"]) for params in members]
+    probabilities = calibrate(pooled(of_each), temperature or 1.0)
     console = stdout_console()
     for path, image, row in zip(read, images, probabilities, strict=True):
         if console.is_terminal:
@@ -173,7 +188,8 @@ def _answer(
     how = "not calibrated: no temperature was fitted for these weights; `dvc repro evaluate` fits one"
     if temperature is not None:
         how = f"calibrated (temperature {temperature:.3g})"
-    console.print(f"probabilities are {how}", soft_wrap=True)
+    whose = f"the mean of {len(members)} networks, " if len(members) > 1 else ""
+    console.print(f"probabilities are {whose}{how}", soft_wrap=True)
     if to:
         _draw([*read], images, probabilities, title, to)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import make_engine, random_split, train_config
+from factories import make_engine, random_split, seed_keys, train_config
 
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
@@ -23,7 +23,7 @@ def kernel(params: dict) -> np.ndarray:
 def run() -> tuple[History, list[np.ndarray]]:
     """A history of four epochs, and the first kernel after each, 0 being the initial one."""
     engine, examples = make_engine(train_config(epochs=4), random_split(10))
-    state = engine.init(jax.random.key(0))
+    state = engine.init(seed_keys(0))
     history, kernels = History((0, 1, 3, 9), on_host(state.params)), [kernel(state.params).copy()]
     for chunk in train(engine, state, examples, steps_per_call=1):
         if chunk.ends_epoch:
@@ -43,7 +43,7 @@ def test_kept_best_and_final_weights_are_those_of_their_epochs(run: tuple[Histor
 
 def test_a_copy_on_the_host_shares_no_memory_with_the_device() -> None:
     engine, _ = make_engine(train_config(), random_split(10))
-    state = engine.init(jax.random.key(0))
+    state = engine.init(seed_keys(0))
     copied = on_host(state.params)
     assert not np.shares_memory(kernel(copied), np.asarray(kernel(state.params)))
     assert all(leaf.flags.writeable for leaf in jax.tree.leaves(copied)), "a view of the device is not"
@@ -99,7 +99,7 @@ def records(**columns: list[float]) -> StepRecord:
 def added(history: History, **columns: list[float]) -> None:
     """Add an epoch of two steps with these records."""
     engine, examples = make_engine(train_config(epochs=1), random_split(8))
-    chunk = next(train(engine, engine.init(jax.random.key(0)), examples, steps_per_call=2))
+    chunk = next(train(engine, engine.init(seed_keys(0)), examples, steps_per_call=2))
     made = records(**columns)
     if made.skipped is not None:
         made = dataclasses.replace(made, skipped=made.skipped > 0)

@@ -18,6 +18,7 @@ from factories import (
     new_compiler,
     random_split,
     run_training,
+    seed_keys,
     train_config,
 )
 
@@ -78,7 +79,7 @@ def same_bits(left: Any, right: Any) -> bool:
 
 
 def state_bits(state: TrainState) -> list[bytes]:
-    state = dataclasses.replace(state, key=jax.random.key_data(state.key))
+    state = dataclasses.replace(state, keys=jax.tree.map(jax.random.key_data, state.keys))
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
 
 
@@ -114,10 +115,10 @@ def softmax_step(
 def test_every_step_equals_gradient_descent_by_hand_with_only_real_rows_counted() -> None:
     config = train_config(**PLAIN)
     engine, examples = make_engine(config, SPLIT)
-    state = engine.init(jax.random.key(0))
+    state = engine.init(seed_keys(0))
     params, number = jax.device_get(state.params), 0
     for chunk in run_training(engine, examples, steps_per_call=1):
-        order = np.asarray(engine.order(state.key, jnp.int32(chunk.epoch - 1)))
+        order = np.asarray(engine.order(state.keys, jnp.int32(chunk.epoch - 1)))
         rows = order[number % 3][order[number % 3] != batching.PADDING]
         assert len(rows) == (2 if number % 3 == 2 else 4), "the last batch of an epoch holds what is left"
         params, record = softmax_step(params, SPLIT.images[rows], SPLIT.labels[rows], 0.1, 0.1)
@@ -170,7 +171,8 @@ def test_what_is_cut_and_continued_leaves_out_steps_and_makes_others() -> None:
 
 def test_each_epoch_has_its_own_order() -> None:
     engine, _ = compiled("plain")
-    orders = [np.asarray(engine.order(jax.random.key(0), jnp.int32(epoch))) for epoch in (0, 0, 1)]
+    keys = engine.init(seed_keys(0)).keys
+    orders = [np.asarray(engine.order(keys, jnp.int32(epoch))) for epoch in (0, 0, 1)]
     np.testing.assert_array_equal(orders[0], orders[1])
     assert np.any(orders[0] != orders[2])
 
@@ -249,7 +251,7 @@ def test_a_training_to_look_into_gives_the_same_figures(
 ) -> None:
     config = train_config(**PLAIN)
     engine, examples = make_engine(config, SPLIT)
-    initial, expected = engine.init(jax.random.key(0)), run_training(engine, examples)[-1]
+    initial, expected = engine.init(seed_keys(0)), run_training(engine, examples)[-1]
     program = make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), len(SPLIT), jax.devices())
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # indices then are NumPy's or Python's integers
     with debugging(True):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, random_split, train_config
+from factories import NUM_CLASSES, SHAPE, random_split, run_keys, seed_keys, train_config
 
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.sharding import make_mesh, replicated
@@ -74,7 +74,7 @@ def run(
 ) -> Run:
     """Make a step for each row of `order`."""
     init, step = compiled(config, len(order), split.images.shape[1:], num_classes)
-    return run_steps(step, change(init(jax.random.key(0))), order, split)
+    return run_steps(step, change(init(seed_keys(0))), order, split)
 
 
 def run_steps(step: Callable[..., Any], state: TrainState, order: np.ndarray, split: Split = SPLIT) -> Run:
@@ -170,7 +170,7 @@ def test_the_same_batch_draws_anew_in_every_step_and_for_every_row(noise: str) -
 
 def test_the_same_key_draws_the_same_and_another_does_not() -> None:
     def with_key(seed: int) -> Run:
-        return run(NOISY, change=lambda state: dataclasses.replace(state, key=jax.random.key(seed)))
+        return run(NOISY, change=lambda state: dataclasses.replace(state, keys=run_keys(seed)))
 
     (states, records), (again, same_records), (others, _) = with_key(0), with_key(0), with_key(1)
     assert same_bits(records, same_records)
@@ -193,7 +193,7 @@ def test_a_step_that_overflows_changes_nothing_but_is_counted_and_lowers_the_sca
             assert kept == records.skipped[number], f"{part} after step {number}"
         assert after.loss_scale is not None
         assert (int(after.step), int(after.loss_scale.skipped_steps)) == (number + 1, min(number + 1, 3))
-        assert same_bits(jax.random.key_data(after.key), jax.random.key_data(before.key))
+        assert same_bits(jax.tree.map(jax.random.key_data, after.keys), jax.tree.map(jax.random.key_data, before.keys))
     assert not np.any(np.isfinite(records.grad_norm[:3]))
     assert np.all(np.isfinite(records.grad_norm[3:]))
     assert np.all(np.isfinite(records.loss)), "recorded without its scale"
@@ -265,7 +265,7 @@ def test_low_precision_keeps_the_course_and_the_state_of_float32(
 
 def floats(state: TrainState) -> set[np.dtype]:
     """The formats of all that is no count and no key."""
-    leaves = jax.tree.leaves(dataclasses.replace(state, key=jax.random.key_data(state.key)))
+    leaves = jax.tree.leaves(dataclasses.replace(state, keys=None))
     return {leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)}
 
 

@@ -6,27 +6,43 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradtrail.core.evaluate.metrics import evaluate
+from gradtrail.core.evaluate.metrics import Evaluation, evaluate
 from gradtrail.stages.artifacts.calibration import read_temperature, write_calibration
 from gradtrail.support.errors import UserError
 
-RESULT = evaluate(np.array([[0.7, 0.3]], np.float32), np.array([0]), temperature=0.5, calibration_bins=2)
+
+def result_at(temperature: float) -> Evaluation:
+    return evaluate(np.array([[0.7, 0.3]], np.float32), np.array([0]), temperature=temperature, calibration_bins=2)
+
+
+RESULT = result_at(0.5)
 
 
 def test_a_temperature_is_that_of_the_same_bytes(tmp_path: Path) -> None:
     weights = tmp_path / "final.safetensors"
     weights.write_bytes(b"weights")
-    assert read_temperature(weights, tmp_path) is None
-    write_calibration(tmp_path, weights, RESULT, num_examples=3)
-    assert read_temperature(weights, tmp_path) == 0.5
+    assert read_temperature([weights], tmp_path) is None
+    write_calibration(tmp_path, {weights: RESULT}, RESULT, num_examples=3)
+    assert read_temperature([weights], tmp_path) == 0.5
     weights.write_bytes(b"others")
-    assert read_temperature(weights, tmp_path) is None
+    assert read_temperature([weights], tmp_path) is None
+
+
+def test_an_ensemble_has_a_temperature_of_its_own(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("first", "second", "third")]
+    for path in paths:
+        path.write_text(path.name)
+    members = dict(zip(paths, map(result_at, (0.5, 0.7, 0.9)), strict=True))
+    write_calibration(tmp_path, members, result_at(1.5), num_examples=3)
+    assert read_temperature(paths, tmp_path) == read_temperature(paths[::-1], tmp_path) == 1.5
+    assert [read_temperature([path], tmp_path) for path in paths] == [0.5, 0.7, 0.9]
+    assert read_temperature(paths[:2], tmp_path) is None
 
 
 def test_it_holds_the_scores_before_and_after(tmp_path: Path) -> None:
     weights = tmp_path / "final.safetensors"
     weights.write_bytes(b"weights")
-    write_calibration(tmp_path, weights, RESULT, num_examples=3)
+    write_calibration(tmp_path, {weights: RESULT}, RESULT, num_examples=3)
     found = json.loads((tmp_path / "calibration.json").read_text())
     assert found["fitted_on"] == {"split": "validation", "num_examples": 3, "lowest": 0.05, "highest": 20.0}
     assert found["uncalibrated"]["brier"]["value"] == pytest.approx(2 * 0.3**2)
@@ -34,10 +50,14 @@ def test_it_holds_the_scores_before_and_after(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "null", "{}", '{"temperature": 100, "weights_digest": ""}', '{"temperature": "x"}']
+    "text",
+    [
+        *("", "[]", "null", "{}", '{"temperature": 1}', '{"temperature": 1, "members": [{}]}'),
+        *('{"temperature": 100, "members": []}', '{"temperature": "x", "members": []}'),
+    ],
 )
 def test_a_damaged_calibration_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "calibration.json").write_text(text)
     with pytest.raises(UserError, match=r"calibration\.json: no calibration: ") as fault:
-        read_temperature(tmp_path / "calibration.json", tmp_path)
+        read_temperature([tmp_path / "calibration.json"], tmp_path)
     assert "\n" not in str(fault.value)

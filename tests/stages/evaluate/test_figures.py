@@ -10,6 +10,7 @@ from factories import SHAPE, random_split
 
 from gradtrail.core.evaluate.metrics import Evaluation, evaluate
 from gradtrail.stages.evaluate import figures, tables
+from gradtrail.stages.evaluate.members import MembersEvaluation, Predictions
 
 
 def evaluation(num_examples: int, num_classes: int = 3, *, perfect: bool = False) -> Evaluation:
@@ -66,7 +67,11 @@ def test_mistakes_are_the_most_confident_wrong_predictions(num_examples: int, pe
 
 def test_tables_have_every_prediction_and_as_many_mistakes_as_asked_for(tmp_path: Path) -> None:
     split, result = random_split(20), evaluation(20)
-    tables.write_tables(tmp_path / "evaluate", split, result, 5)
+    said = Predictions(
+        seed=0, weights=Path("final"), epoch=1, validation=result.probabilities, test=result.probabilities
+    )
+    alone = MembersEvaluation(predictions=[said], members=[result], ensemble=result)
+    tables.write_tables(tmp_path / "evaluate", split, alone, 5)
     assert len(pd.read_csv(tmp_path / "evaluate" / "mistakes.csv")) == 5
     everyone = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")
     np.testing.assert_array_equal(everyone["example_id"], split.example_id)

@@ -4,11 +4,10 @@ import copy
 import dataclasses
 from pathlib import Path
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
-from factories import dataset_info, make_engine, model_config, random_split, train_config
+from factories import dataset_info, make_engine, model_config, random_split, seed_keys, train_config
 
 from gradtrail.core.per_example import noise_scale
 from gradtrail.core.train.history import History, on_host
@@ -25,7 +24,7 @@ IDS = np.arange(100, 110, dtype=np.int32)  # of the examples of the split
 @pytest.fixture(scope="module")
 def history() -> History:
     engine, examples = make_engine(train_config(), random_split(10))
-    state = engine.init(jax.random.key(0))
+    state = engine.init(seed_keys(0))
     history = History((0, 1), on_host(state.params))
     for chunk in train(engine, state, examples, steps_per_call=1):
         if chunk.ends_epoch:
@@ -39,7 +38,7 @@ def scaled() -> History:
     config = train_config(precision="float16", epochs=1)
     config = dataclasses.replace(config, loss_scaling=dataclasses.replace(config.loss_scaling, initial=1e38))
     engine, examples = make_engine(config, random_split(10))
-    state = engine.init(jax.random.key(0))
+    state = engine.init(seed_keys(0))
     history = History((), on_host(state.params))
     for chunk in train(engine, state, examples, steps_per_call=3):
         skipped = np.array([True, False, False])
@@ -73,8 +72,8 @@ def test_loss_scales_and_skipped_steps_are_on_record(scaled: History) -> None:
     steps = tables.step_table(scaled.steps)
     assert steps["skipped"].tolist() == [True, False, False]
     assert (steps["loss_scale"] > 0).all()
-    assert tables.measure(scaled, 3)["skipped_steps"] == 1
-    assert tables.measure(scaled, 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
+    assert tables.measure(scaled, train_config(), 3)["skipped_steps"] == 1
+    assert tables.measure(scaled, train_config(), 3)["loss_scale"] == steps["loss_scale"].iloc[-1]
 
 
 def test_a_curve_leaves_out_what_is_not_finite(scaled: History) -> None:
@@ -131,7 +130,7 @@ def test_live_curves_equal_those_of_the_tables(history: History, tmp_path: Path)
 
 
 def test_metrics_of_a_training(history: History) -> None:
-    metrics = tables.measure(history, 9)
+    metrics = tables.measure(history, train_config(), 9)
     assert metrics["loss"] == history.epochs[-1].loss
     assert metrics["num_parameters"] == 12 * 5 + 5 + 5 * 3 + 3
     assert (metrics["epochs"], metrics["steps"], metrics["planned_steps"], metrics["best_epoch"]) == (2, 6, 9, 1)
@@ -150,7 +149,7 @@ def test_the_noise_scale_is_measured_where_batches_are_worked_in_parts(history: 
     assert tables.measure_noise_scale(history, 4, 1) == {}
     config = train_config(epochs=3, accumulation_steps=2)
     engine, examples = make_engine(config, random_split(10))
-    state = engine.init(jax.random.key(0))
+    state = engine.init(seed_keys(0))
     in_parts = History((), on_host(state.params))
     for chunk in train(engine, state, examples, steps_per_call=1):
         if chunk.ends_epoch:

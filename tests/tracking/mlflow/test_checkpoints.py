@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 import tensorstore as ts
-from factories import ROOT, SHAPE, dataset_info, make_engine, random_split, run_training, train_config
+from factories import ROOT, SHAPE, dataset_info, make_engine, random_split, run_keys, run_training, train_config
 from ruamel.yaml import YAML
 from untrusted import MAX_BYTES, on_linux, refusal, taken_bytes
 
@@ -44,7 +44,7 @@ def make_state(**changed: Any) -> TrainState:
         step=np.int32(5),
         params=make_weights(0),
         opt_state=(optax.EmptyState(), optax.TraceState(make_weights(1))),
-        key=jax.random.key(3),
+        keys=run_keys(3),
         average=None,
         loss_scale=None,
     )
@@ -94,8 +94,8 @@ def test_the_weights_of_another_run_are_refused(good: Path) -> None:
             "leaf opt_state/1/trace/0/bias is absent, this training has float32(3,)",
         ),
         (
-            {"key": jax.random.split(jax.random.key(0), 2)},
-            "leaf key is uint32(2,), this training has uint32(2, 2)",
+            {"keys": jax.tree.map(lambda key: jax.random.split(key, 2), run_keys(0))},
+            "leaf keys/augmentation is uint32(2,), this training has uint32(2, 2)",
         ),
         ({"average": make_weights(0)}, "leaf average/layers/0/bias is absent, this training has float32(3,)"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import pytest
-from factories import make_engine, random_split, train_config
+from factories import make_engine, random_split, seed_keys, train_config
 
 from gradtrail.core.train import loop
 from gradtrail.tracking.mlflow.training_log import TrainingLog
@@ -34,8 +34,8 @@ def train(run: Run, steps_per_call: int, *, trace: bool = True, fails_after: int
     """Train with a log; every chunk is marked by its number in the trace."""
     engine, examples = make_engine(CONFIG, SPLIT)
     runtime: Any = SimpleNamespace(trace=trace, steps_per_call=steps_per_call)
-    chunks = loop.train(engine, engine.init(jax.random.key(0)), examples, steps_per_call=steps_per_call)
-    with TrainingLog(run, engine, runtime) as log:  # type: ignore[arg-type]
+    chunks = loop.train(engine, engine.init(seed_keys(0)), examples, steps_per_call=steps_per_call)
+    with TrainingLog(run, engine, runtime, is_live=True) as log:  # type: ignore[arg-type]
         for number in range(1, 5):
             with jax.profiler.TraceAnnotation(f"chunk {number}"):
                 if (chunk := next(chunks, None)) is None:

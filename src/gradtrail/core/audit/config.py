@@ -7,7 +7,7 @@ from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_GALLERY, POSITIVE
 from gradtrail.core.data.augmentation import AugmentationConfig
 from gradtrail.core.nn.models import CNNConfig, MLPConfig
 from gradtrail.core.nn.precision import Precision
-from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import (
     AdamConfig,
@@ -93,6 +93,8 @@ class AuditConfig:
         moments = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
         return TrainConfig(
             seed=self.seed,
+            members=1,
+            vary=VARIED,
             epochs=self.epochs,
             batch_size=self.batch_size,
             accumulation_steps=1,

@@ -20,6 +20,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.norms import squared_grad_norms
 from gradtrail.core.train import loop
+from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.loop import Engine
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
@@ -136,8 +137,9 @@ def judge(
         of_round = np.zeros((len(train), judges.num_classes), np.float32)
         for fold in range(config.folds):
             kept = np.flatnonzero(fold_of != fold)[: training_size(len(train), config.folds)]
-            key = np.random.SeedSequence((config.seed, _TRAINING, stream, round_, fold)).generate_state(1)[0]
-            params = _train(judges.engine, train, kept, int(key), steps_per_call, advance)
+            seed = np.random.SeedSequence((config.seed, _TRAINING, stream, round_, fold)).generate_state(1)[0]
+            seeds = MemberSeeds.from_one(int(seed))
+            params = _train(judges.engine, train, kept, seeds, steps_per_call, advance)
             own = np.flatnonzero(fold_of == fold)
             of_round[own] = _rows(judges.logits, params, train.images[own])["logits"]
             advance(len(own))
@@ -159,14 +161,14 @@ def _train(
     engine: Engine,
     train: Split,
     kept: Int[np.ndarray, " kept"],
-    seed: int,
+    seeds: MemberSeeds,
     steps_per_call: int,
     advance: Callable[[int], None],
 ) -> Params:
     """Train a network on the examples at `kept`; return its parameters."""
     examples = loop.on_device(train.images[kept], train.labels[kept], engine.mesh)
     done = 0
-    for chunk in loop.train(engine, engine.init(loop.key_of(seed)), examples, steps_per_call=steps_per_call):
+    for chunk in loop.train(engine, engine.init(loop.keys_of(seeds)), examples, steps_per_call=steps_per_call):
         advance((chunk.step - done) * len(kept) // engine.steps_per_epoch)
         done = chunk.step
         if chunk.ends_epoch and not np.isfinite(np.asarray(chunk.records.loss)).all():

@@ -4,7 +4,7 @@ Temperature scaling divides the logits by one number, which is fitted on a split
 changes no prediction (C. Guo et al., arXiv 1706.04599, section 4.2). NumPy on the host, in float64.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,17 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def logits_of(probabilities: Probabilities) -> Probabilities:
     """Return logits whose softmax are these probabilities, float64."""
     return np.log(np.maximum(probabilities, _SMALLEST, dtype=np.float64))
+
+
+def pooled(probabilities: Iterable[Probabilities]) -> Probabilities:
+    """Return the mean of the probabilities of several networks, float32, summed in float64; a single one's are its own.
+
+    Source: B. Lakshminarayanan, A. Pritzel, C. Blundell, arXiv 1612.01474, section 2.4.
+    """
+    of_each = [*probabilities]
+    if len(of_each) == 1:
+        return of_each[0]
+    return np.asarray(np.mean(of_each, axis=0, dtype=np.float64), np.float32)
 
 
 def calibrate(probabilities: Probabilities, temperature: float) -> Probabilities:

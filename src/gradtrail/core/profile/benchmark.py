@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from gradtrail.core.common.sharding import replicated
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
-from gradtrail.core.train.loop import Program
+from gradtrail.core.train.loop import Program, abstract_state
 from gradtrail.core.train.step import Examples, TrainState
 
 _SIDE = 768  # of the matrices
@@ -309,7 +309,7 @@ def random_state(program: Program) -> TrainState:
             return rng.uniform(1e-3, 0.02, leaf.shape).astype(leaf.dtype)
         return np.zeros(leaf.shape, leaf.dtype)
 
-    return jax.tree.map(draw, jax.eval_shape(program.init, jax.random.key(0)))
+    return jax.tree.map(draw, abstract_state(program))
 
 
 def _function_time(compiled: CompiledVariant, name: str, seconds: float) -> FunctionTime:

@@ -1,6 +1,7 @@
 """The section `train` of `params.yaml`. All kinds stand side by side, so one override switches a kind."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from gradtrail.core.common.validation import (
     AT_LEAST_ONE,
@@ -38,6 +39,24 @@ from gradtrail.core.train.schedules import (
     WarmupCosineConfig,
 )
 
+Varied = Literal["initialization", "order", "augmentation", "dropout"]  # what draws random numbers, in `MemberSeeds`
+VARIED: tuple[Varied, ...] = get_args(Varied)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberSeeds:
+    """What the random numbers of one network come from: a seed for each purpose."""
+
+    initialization: int
+    order: int
+    augmentation: int
+    dropout: int
+
+    @classmethod
+    def from_one(cls, seed: int) -> "MemberSeeds":
+        """Return one seed for every purpose."""
+        return cls(**dict.fromkeys(VARIED, seed))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -45,6 +64,8 @@ class TrainConfig:
 
     Attributes:
         seed: determines the initial weights, the order of the examples, dropout and augmentation.
+        members: networks that are trained, with the seeds `seed`, `seed + 1` and so on.
+        vary: what the seed of a member determines; everything else is the same in all members, by `seed`.
         epochs: passes over the training split, at most.
         batch_size: examples per optimizer step; the last batch of an epoch may be smaller.
         accumulation_steps: parts of each batch, computed one after the other; the gradient is that of the whole
@@ -63,6 +84,8 @@ class TrainConfig:
     """
 
     seed: int
+    members: int
+    vary: tuple[Varied, ...]
     epochs: int
     batch_size: int
     accumulation_steps: int
@@ -99,6 +122,7 @@ class TrainConfig:
         check_fields(
             self,
             seed=SEED,
+            members={**AT_LEAST_ONE, "at_most": 1000},
             epochs={"at_least": 1, "at_most": 100_000},  # JAX counts the steps in int32
             batch_size=AT_LEAST_ONE,
             accumulation_steps=AT_LEAST_ONE,
@@ -109,6 +133,10 @@ class TrainConfig:
             patience=AT_LEAST_ONE,
             keep_epochs=NOT_NEGATIVE,
         )
+        if (most := SEED["below"] - self.seed) < self.members:
+            raise ValueError(f"members must be at most {most:,} with seed {self.seed:,}, got {self.members:,}")
+        if not self.vary or len({*self.vary}) < len(self.vary):
+            raise ValueError(f"vary must name at least one of {', '.join(VARIED)}, each once, got {[*self.vary]}")
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"accumulation_steps must divide batch_size {self.batch_size}, got {self.accumulation_steps}"
@@ -121,6 +149,15 @@ class TrainConfig:
                 f"average_decay must be null with optimizer schedule_free, which averages by itself, "
                 f"got {self.average_decay}"
             )
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of the members."""
+        return range(self.seed, self.seed + self.members)
+
+    def seeds_of(self, member: int) -> MemberSeeds:
+        """Return what the random numbers of the member with this seed come from."""
+        return MemberSeeds(**{name: member if name in self.vary else self.seed for name in VARIED})
 
     def model_config(self, image_shape: tuple[int, int], num_classes: int) -> ModelConfig:
         """Return the config of the network for a data set's image shape and number of classes."""

@@ -3,6 +3,7 @@
 `train` is a generator of the records of the steps done. Files, logs and checkpoints are out of scope.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh, replicated, with_sharding
 from gradtrail.core.common.validation import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.step import (
     Examples,
+    RunKeys,
     Step,
     StepRecord,
     TrainState,
@@ -41,9 +43,9 @@ def on_device(
     return Examples(images=jax.device_put(images, everywhere), labels=jax.device_put(labels, everywhere))
 
 
-def key_of(seed: int) -> Key[Array, ""]:
-    """Return the same as `jax.random.key(seed)`, from bits made on the host: nothing is compiled for it."""
-    bits: Any = np.array([0, seed], np.uint32)
+def keys_of(seeds: MemberSeeds) -> Key[Array, "4"]:
+    """Return the same as `jax.random.key` of each seed, from bits made on the host: nothing is compiled for it."""
+    bits: Any = np.array([[0, seed] for seed in dataclasses.astuple(seeds)], np.uint32)
     return jax.random.wrap_key_data(bits, impl="threefry2x32")
 
 
@@ -78,8 +80,8 @@ class Engine:
 
     Attributes:
         mesh: the devices that each batch is split over.
-        init: key → state.
-        order: (key, epoch) → the batches of the epoch, int32 indices of shape (steps, batch).
+        init: keys → state; see `keys_of`.
+        order: (the state's keys, epoch) → the batches of the epoch, int32 indices of shape (steps, batch).
         run_steps: (state, records, examples, order, start, stop) → state and records after the steps in [start, stop).
             Donates state and records.
         evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
@@ -195,8 +197,8 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, devices: 
         )
     step = make_step(config, model, num_steps, mesh)
 
-    def order(key: Array, epoch: Array) -> Array:
-        return batching.shuffled_batches(num_examples, config.batch_size, key=jax.random.fold_in(key, epoch))
+    def order(keys: RunKeys, epoch: Array) -> Array:
+        return batching.shuffled_batches(num_examples, config.batch_size, key=jax.random.fold_in(keys.order, epoch))
 
     def examples() -> Examples:
         images = jnp.zeros((num_examples, *model.config.image_shape), jnp.uint8)
@@ -220,7 +222,7 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, devices: 
 def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
     """Compile the functions of a training."""
     everywhere = replicated(program.mesh)
-    key, index, state = _abstract_arguments(program)
+    keys, index, state = _abstract_arguments(program)
     compile_here = functools.partial(compiler.compile, out_shardings=everywhere)
     evaluation_params: Callable[[TrainState], Params] = program.evaluation_params
     if program.averages:
@@ -229,8 +231,8 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
         epochs=program.epochs,
         steps_per_epoch=program.steps_per_epoch,
         mesh=program.mesh,
-        init=compile_here("init", program.init, key),
-        order=compile_here("order", program.order, key, index),
+        init=compile_here("init", program.init, keys),
+        order=compile_here("order", program.order, state.keys, index),
         run_steps=compile_run_steps(program, compiler=compiler),
         evaluation_params=evaluation_params,
         records=lambda: jax.device_put(program.records(), everywhere),
@@ -244,9 +246,9 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
         one_by_one = functools.partial(run_steps_one_by_one, program.step)
         return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
     everywhere = replicated(program.mesh)
-    key, index, state = _abstract_arguments(program)
+    _, index, state = _abstract_arguments(program)
     records = with_sharding(jax.eval_shape(program.records), everywhere)
-    order = with_sharding(jax.eval_shape(program.order, key, index), everywhere)
+    order = with_sharding(jax.eval_shape(program.order, state.keys, index), everywhere)
     arguments = (state, records, with_sharding(program.examples, everywhere), order, index, index)
     return compiler.compile(
         "train_step",
@@ -266,7 +268,7 @@ def train(
 
     Args:
         engine: compiled for these shapes.
-        state: the first one, `engine.init(key)` or that of an earlier chunk; its memory is reused.
+        state: the first one, `engine.init(keys)` or that of an earlier chunk; its memory is reused.
         examples: the training split.
         steps_per_call: steps per chunk; does not change a bit of the result.
         records: of the epoch so far where `state` is within an epoch, else None.
@@ -274,7 +276,7 @@ def train(
     done = int(state.step)
     while done < engine.num_steps:
         epoch, first = divmod(done, engine.steps_per_epoch)
-        order = engine.order(state.key, np.int32(epoch))
+        order = engine.order(state.keys, np.int32(epoch))
         records = engine.records() if records is None else records
         for start in range(first, engine.steps_per_epoch, steps_per_call):
             stop = min(start + steps_per_call, engine.steps_per_epoch)
@@ -285,7 +287,17 @@ def train(
         records = None
 
 
+def abstract_state(program: Program) -> TrainState:
+    """Return the shapes and dtypes of a state."""
+    state: TrainState = jax.eval_shape(program.init, _abstract_keys())
+    return state
+
+
 def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
-    """Return an abstract key, index and state, replicated on the program's devices."""
-    key, index = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
-    return with_sharding((key, index, jax.eval_shape(program.init, key)), replicated(program.mesh))
+    """Return abstract keys, index and state, replicated on the program's devices."""
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    return with_sharding((_abstract_keys(), index, abstract_state(program)), replicated(program.mesh))
+
+
+def _abstract_keys() -> Any:
+    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(VARIED)))

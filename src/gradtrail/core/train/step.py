@@ -25,6 +25,16 @@ from gradtrail.core.train.optimizers import evaluation_params, learning_rate, ma
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
+class RunKeys:
+    """Keys of a whole training; never consumed, only folded with the epoch or the step. One seed gives equal ones."""
+
+    order: Key[Array, ""]
+    augmentation: Key[Array, ""]
+    dropout: Key[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
 class TrainState:
     """Everything that training carries from step to step.
 
@@ -32,7 +42,7 @@ class TrainState:
         step: number of steps done, skipped ones included, int32.
         params: the trained parameters; see `params_to_evaluate` for those to evaluate.
         opt_state: state of the Optax optimizer.
-        key: of the whole training; never consumed, only folded with the step or the epoch.
+        keys: of the whole training.
         average: moving average of the parameters; None where none is configured.
         loss_scale: None where the loss is not scaled.
     """
@@ -40,7 +50,7 @@ class TrainState:
     step: Int[Array, ""]
     params: Params
     opt_state: PyTree
-    key: Key[Array, ""]
+    keys: RunKeys
     average: Params | None
     loss_scale: LossScale | None
 
@@ -131,11 +141,13 @@ class Rows:
 
     Attributes:
         indices: of the examples, int32, or `batching.PADDING`.
-        key: of each row, for dropout and augmentation; None without both.
+        augmentation: key of each row; None without augmentation.
+        dropout: key of each row; None without dropout.
     """
 
     indices: Int[Array, " batch"]
-    key: Key[Array, " batch"] | None
+    augmentation: Key[Array, " batch"] | None
+    dropout: Key[Array, " batch"] | None
 
 
 @jax.tree_util.register_dataclass
@@ -164,17 +176,17 @@ Step = Callable[[TrainState, Examples, Int[Array, " batch"]], tuple[TrainState, 
 
 
 def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Array], TrainState]:
-    """Return the function from a key to the state before the first step of `num_steps`."""
+    """Return the function from keys, of initialization and of `RunKeys`, to the state before the first step."""
     optimizer = make_optimizer(config.optimizer_config(), num_steps)
 
-    def init(key: Array) -> TrainState:
-        weights_key, run_key = jax.random.split(key)
-        params = model.init(key=weights_key)
+    def init(keys: Key[Array, "4"]) -> TrainState:
+        pairs = jax.vmap(jax.random.split)(keys)
+        params = model.init(key=pairs[0, 0])
         return TrainState(
             step=jnp.int32(0),
             params=params,
             opt_state=optimizer.init(params),
-            key=run_key,
+            keys=RunKeys(order=pairs[1, 1], augmentation=pairs[2, 1], dropout=pairs[3, 1]),
             average=None if config.average_decay is None else jax.tree.map(jnp.copy, params),
             loss_scale=initial_scale(config.loss_scaling) if config.scales_loss else None,
         )
@@ -192,14 +204,15 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
     rate = learning_rate(config.optimizer_config(), num_steps)
     gradient = data_parallel(_make_gradient(config, model), mesh)
     num_parts = config.accumulation_steps * mesh.size
-    is_noisy = config.augmentation.enabled or bool(model.config.dropout)
+    augments = config.augmentation.enabled
 
     def step(state: TrainState, examples: Examples, indices: Array) -> tuple[TrainState, StepRecord]:
         scale = None if state.loss_scale is None else state.loss_scale.scale
         count = jnp.sum(indices != batching.PADDING).astype(jnp.float32)
         shared = Shared(params=state.params, scale=scale, count=count, examples=examples)
-        keys = _row_keys(state, len(indices)) if is_noisy else None
-        found, rows = gradient(shared, Rows(indices=indices, key=keys))
+        augmentation = _row_keys(state.keys.augmentation, state.step, len(indices)) if augments else None
+        dropout = _row_keys(state.keys.dropout, state.step, len(indices)) if model.config.dropout else None
+        found, rows = gradient(shared, Rows(indices=indices, augmentation=augmentation, dropout=dropout))
         grads = found.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, found.grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -261,9 +274,9 @@ def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows]
     def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
             (images, labels), mask = batching.gather((shared.examples.images, shared.examples.labels), rows.indices)
-            if rows.key is not None and config.augmentation.enabled:
-                images = augment(batching.normalize(images), config.augmentation, key=_of_purpose(rows.key, 0))
-            key = None if rows.key is None else _of_purpose(rows.key, 1)
+            if rows.augmentation is not None:
+                images = augment(batching.normalize(images), config.augmentation, key=_of_purpose(rows.augmentation, 0))
+            key = None if rows.dropout is None else _of_purpose(rows.dropout, 1)
             logits = model.apply(params, images, key=key)
             loss = losses.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
             mean_loss = batching.masked_sum(loss, mask) / shared.count
@@ -302,9 +315,9 @@ def _root_mean_square(
     return norm if scale is None else norm / scale
 
 
-def _row_keys(state: TrainState, batch_size: int) -> Key[Array, " batch"]:
-    """Return a key for each row of this step's batch, whichever device or part the row belongs to."""
-    return jax.random.split(jax.random.fold_in(jax.random.fold_in(state.key, _NOISE), state.step), batch_size)
+def _row_keys(key: Key[Array, ""], step: Int[Array, ""], batch_size: int) -> Key[Array, " batch"]:
+    """Return a key for each row of a step's batch, whichever device or part the row belongs to."""
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _NOISE), step), batch_size)
 
 
 def _of_purpose(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]:

@@ -1,8 +1,10 @@
-"""The temperature that calibrates a weights file: `results/evaluate/calibration.json`, written by `evaluate`."""
+"""The temperatures that calibrate weights: `results/evaluate/calibration.json`, written by `evaluate`."""
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gradtrail.core.evaluate.calibration import HIGHEST, LOWEST
 from gradtrail.core.evaluate.metrics import Evaluation
@@ -13,27 +15,39 @@ from gradtrail.support.errors import UserError
 _FILE = "calibration.json"
 
 
-def write_calibration(folder: Path, weights: Path, result: Evaluation, *, num_examples: int) -> None:
-    """Write the temperature, of which weights it is, and what it does to the scores of the test split.
+def write_calibration(
+    folder: Path,
+    members: Mapping[Path, Evaluation],
+    ensemble: Evaluation,
+    *,
+    num_examples: int,
+) -> None:
+    """Write the temperature of each member and of the ensemble, and what the latter does to the scores.
 
     Args:
         folder: the results of the stage.
-        weights: the weights file that was evaluated.
-        result: of the test split.
-        num_examples: of the validation split, on which the temperature was fitted.
+        members: weights file of each member → its evaluation on the test split.
+        ensemble: the evaluation of the members' mean probabilities.
+        num_examples: of the validation split, on which the temperatures were fitted.
     """
-    scores = {"calibrated": result.scores, "uncalibrated": result.scores_uncalibrated}
+    scores = {"calibrated": ensemble.scores, "uncalibrated": ensemble.scores_uncalibrated}
     fitted = {"split": "validation", "num_examples": num_examples, "lowest": LOWEST, "highest": HIGHEST}
-    content = {"weights": weights.as_posix(), "weights_digest": digest(weights), "fitted_on": fitted}
-    content |= {kind: {name: dataclasses.asdict(each) for name, each in of.items()} for kind, of in scores.items()}
-    write_json(folder / _FILE, {**content, "temperature": result.temperature})
+    each = [
+        {"temperature": result.temperature, "weights": path.as_posix(), "weights_digest": digest(path)}
+        for path, result in members.items()
+    ]
+    content: dict[str, Any] = {
+        kind: {name: dataclasses.asdict(one) for name, one in of.items()} for kind, of in scores.items()
+    }
+    content |= {"fitted_on": fitted, "members": each, "temperature": ensemble.temperature}
+    write_json(folder / _FILE, content)
 
 
-def read_temperature(weights: Path, results: Path) -> float | None:
-    """Return the temperature that was fitted for a weights file; None where there is none for these bytes.
+def read_temperature(weights: Sequence[Path], results: Path) -> float | None:
+    """Return the temperature that was fitted for networks; None where there is none for these bytes.
 
     Args:
-        weights: a weights file.
+        weights: weights file of one network, or of all members of an ensemble.
         results: the results of an evaluation, of these weights or of others.
 
     Raises:
@@ -42,10 +56,14 @@ def read_temperature(weights: Path, results: Path) -> float | None:
     path = results / _FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        temperature = float(content["temperature"])
-        if not LOWEST <= temperature <= HIGHEST:
-            raise ValueError(f"temperature {temperature}")
-        return temperature if content["weights_digest"] == digest(weights) else None
+        of_each = {member["weights_digest"]: float(member["temperature"]) for member in content["members"]}
+        pooled = float(content["temperature"])
+        if not all(LOWEST <= temperature <= HIGHEST for temperature in (pooled, *of_each.values())):
+            raise ValueError(f"temperatures {[pooled, *of_each.values()]}"[:100])
+        given = [digest(each) for each in weights]
+        if sorted(given) == sorted(of_each):
+            return pooled
+        return of_each.get(given[0]) if len(given) == 1 else None
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -39,6 +39,10 @@ class WeightsInfo:
         check("label_smoothing", self.label_smoothing, at_least=0, below=1)
         check("epoch", self.epoch, at_least=0)
 
+    def title(self, kind: str, members: int) -> str:
+        """Return what a figure is of: these weights, or the ensemble of several members."""
+        return f"{kind} weights (epoch {self.epoch})" if members == 1 else f"ensemble of {members}, {kind} weights"
+
 
 def write_weights(path: Path, params: Params, info: WeightsInfo) -> None:
     """Write parameters, float32, in the byte-stable, pickle-free safetensors format."""

@@ -54,6 +54,23 @@ def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Pat
             _remove(new, old)
 
 
+@contextlib.contextmanager
+def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
+    """Yield an empty folder on the same disk as the outs under `folder`, which is removed in the end.
+
+    One that a killed process of this name left is removed; another process that uses it is waited for.
+    """
+    path = folder / ".outs" / f"{name}.scratch"
+    path.parent.mkdir(exist_ok=True)
+    with FileLock(path.with_suffix(".scratch.lock")):
+        _remove(path)
+        path.mkdir()
+        try:
+            yield path
+        finally:
+            _remove(path)
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` as JSON with sorted keys: equal content gives equal bytes."""
     with atomic_file(path) as temporary:

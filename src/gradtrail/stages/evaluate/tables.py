@@ -7,18 +7,24 @@ import pandas as pd
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.evaluate.metrics import Evaluation
+from gradtrail.stages.evaluate.members import MembersEvaluation
 
 
-def write_tables(folder: Path, split: Split, result: Evaluation, num_mistakes: int) -> None:
-    """Write a split's tables to a new folder.
+def write_tables(folder: Path, split: Split, found: MembersEvaluation, num_mistakes: int) -> None:
+    """Write a split's tables to a new folder; of several members, those of the ensemble, and one row for each member.
 
-    `predictions.parquet`: the label, prediction, loss and calibrated class probabilities of every example.
+    `predictions.parquet`: the label, prediction, loss and calibrated class probabilities of every example; of several
+    members also the share of them that agree with the prediction.
     `mistakes.csv`: the `num_mistakes` most confident wrong predictions. `classes.csv`: label and prediction of every
     example, for DVC's confusion plot. `calibration.csv` and `calibration_uncalibrated.csv`: the bins of the
     reliability diagram. `per_class.csv`: metrics of each class.
     """
     folder.mkdir(parents=True)
+    result = found.ensemble
     predictions = prediction_table(split, result)
+    if len(found.members) > 1:
+        predictions["agreement"] = found.agreement()
+        found.table(split).to_csv(folder / "members.csv", index=False, float_format="%.9g")
     predictions.to_parquet(folder / "predictions.parquet", index=False)
     predictions[["label", "predicted"]].to_csv(folder / "classes.csv", index=False)
     mistakes = predictions.loc[

@@ -32,6 +32,7 @@ from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder
 
 _KEPT = 2  # checkpoints: the last one, and the one before in case the last is damaged
+_MOST_FOLDERS = 64  # of trainings that are complete or were interrupted; a folder takes some ten MB
 _SPARE_BYTES = 2**20  # for what describes the arrays
 
 
@@ -73,7 +74,7 @@ class ResumeFolder:
     def load(
         self, state: TrainState, records: StepRecord, history_of: Callable[[dict[str, np.ndarray]], History]
     ) -> Progress | None:
-        """Return the last valid checkpoint, or None if there is none; print its step to stderr.
+        """Return the last valid checkpoint, or None if there is none.
 
         Args:
             state: any state of the same training; gives structure, shapes, dtypes and devices.
@@ -88,7 +89,6 @@ class ResumeFolder:
         if step % len(records.loss):  # else no epoch was under way
             expected["records"] = jax.tree.map(np.array, records)
         found = import_orbax().load_checkpointables(path, expected)
-        print(f"train: resuming after step {step:,}, from a checkpoint", file=sys.stderr)
         return Progress(
             step=step,
             state=state_on_device(found["state"], state),
@@ -113,6 +113,14 @@ class ResumeFolder:
         with self._fault_as_warning():
             self._start(chunk, history, seconds)
             self._finish()
+
+    def keep(self, chunk: Chunk, history: History, seconds: float) -> None:
+        """Write the last checkpoint of a complete training, which stays until there are many newer folders."""
+        self.save(chunk, history, seconds)
+        self._close()
+        if self._folder is not None:
+            folders = [path for path in self._folder.parent.iterdir() if path.is_dir()]
+            _remove(*sorted(folders, key=lambda path: path.stat().st_mtime)[:-_MOST_FOLDERS])
 
     def remove(self) -> None:
         """Remove all checkpoints: the training is complete."""
@@ -207,7 +215,8 @@ class ResumeFolder:
 def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], float]) -> ResumeFolder:
     """Return the checkpoints of the state with this key; none under a debug switch.
 
-    Devices of another kind or number sum in another order and give other bits, so each has its own folder.
+    Devices of another kind or number sum in another order and give other bits, so each has its own folder. Those of
+    complete trainings, which are kept for trainings with other members, are removed when there are many.
     """
     devices = jax.local_devices()
     name = f"{state[:32]}-{devices[0].platform}{len(devices)}"
@@ -244,12 +253,12 @@ class _ReportUnlessLoopIsClosed:
 
 def state_on_host(state: TrainState) -> TrainState:
     """Copy a state to the host, its key as bits; the next step, which reuses the memory, does not overwrite it."""
-    return jax.tree.map(np.array, dataclasses.replace(state, key=jax.random.key_data(state.key)))
+    return jax.tree.map(np.array, dataclasses.replace(state, keys=jax.tree.map(jax.random.key_data, state.keys)))
 
 
 def state_on_device(found: TrainState, like: TrainState) -> TrainState:
     """Invert `state_on_host`; each leaf goes to the devices of that in `like`."""
-    return _placed(dataclasses.replace(found, key=jax.random.wrap_key_data(found.key)), like)
+    return _placed(dataclasses.replace(found, keys=jax.tree.map(jax.random.wrap_key_data, found.keys)), like)
 
 
 def _placed(found: Any, like: Any) -> Any:

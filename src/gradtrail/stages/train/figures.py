@@ -7,20 +7,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradtrail.core.train.history import History
 from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.train.tables import epoch_table, step_table
 
 
-def draw(folder: Path, history: History, title: str, clip_norm: float | None) -> None:
-    """Draw all figures of the `train` stage into a folder."""
-    epochs, steps = epoch_table(history.epochs), step_table(history.steps)
+def draw(folder: Path, epochs: pd.DataFrame, steps: pd.DataFrame, title: str, clip_norm: float | None) -> None:
+    """Draw all figures of the `train` stage into a folder; the steps are those of the first member."""
     plotting.save(draw_learning_curves(epochs, title), folder / "learning_curves.png")
     plotting.save(draw_steps(steps, title, clip_norm), folder / "steps.png")
 
 
 def draw_learning_curves(epochs: pd.DataFrame, title: str) -> Figure:
-    """Draw loss and error of training and validation over the epochs."""
+    """Draw loss and error of training and validation over the epochs, with the intervals of means over members."""
     figure, axes = plotting.new_figure(f"Learning curves · {title}", columns=2, size=(10, 4))
     train, validation = ({"color": plotting.SPLIT_COLOURS[name], "marker": "o"} for name in ("train", "validation"))
     for (column, label), style in zip(_losses(epochs).items(), ("-", ":"), strict=False):
@@ -28,6 +25,15 @@ def draw_learning_curves(epochs: pd.DataFrame, title: str) -> Figure:
     axes[0, 0].plot(epochs["epoch"], epochs["validation_loss"], label="validation", **validation)
     axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs["accuracy"]), label="training", **train)
     axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs["validation_accuracy"]), label="validation", **validation)
+    if "validation_loss_low" in epochs:
+        low, high = (
+            {"loss": epochs[f"validation_loss_{end}"], "accuracy": 100 * (1 - epochs[f"validation_accuracy_{end}"])}
+            for end in ("low", "high")
+        )
+        for axis, name in zip(axes[0], low, strict=True):
+            axis.fill_between(
+                epochs["epoch"], low[name], high[name], color=validation["color"], alpha=0.25, linewidth=0
+            )
     axes[0, 0].set(ylabel="loss in nats", ylim=(0, None))
     axes[0, 1].set_ylabel("error in %")
     if (

@@ -11,6 +11,7 @@ from jaxtyping import Int
 
 from gradtrail.core.nn.models import HostParams, ModelConfig, num_parameters
 from gradtrail.core.per_example import noise_scale
+from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.dynamics import LearningDynamics
 from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.step import StepRecord
@@ -64,11 +65,16 @@ def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " exa
 def write_tables(folder: Path, history: History, example_id: Int[np.ndarray, " examples"]) -> None:
     """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet`; `example_id` of the split."""
     folder.mkdir(parents=True, exist_ok=True)
-    epoch_table(history.epochs).to_csv(folder / "epochs.csv", index=False, float_format=_DIGITS)
+    write_epochs(folder, epoch_table(history.epochs))
     parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)
     step_table(history.steps).to_parquet(folder / "steps.parquet", index=False)
     if history.dynamics is not None:
         dynamics_table(history.dynamics, example_id).to_parquet(folder / "dynamics.parquet", index=False)
+
+
+def write_epochs(folder: Path, epochs: pd.DataFrame) -> None:
+    """Write a table of epochs, 9 digits of each number, as `epochs.csv`."""
+    epochs.to_csv(folder / "epochs.csv", index=False, float_format=_DIGITS)
 
 
 def write_all_weights(
@@ -82,8 +88,8 @@ def write_all_weights(
         write_weights(folder / f"{name}.safetensors", weights.params, info)
 
 
-def measure(history: History, planned_steps: int) -> dict[str, float]:
-    """Return the metrics of a training: its size, the metrics of the last epoch, and the best epoch.
+def measure(history: History, config: TrainConfig, planned_steps: int) -> dict[str, float]:
+    """Return the metrics of a training: its size, those of the last epoch, the best epoch, and its noise scale.
 
     `planned_steps` counts all epochs of the config; early stopping may skip some.
     """
@@ -97,12 +103,8 @@ def measure(history: History, planned_steps: int) -> dict[str, float]:
         "best_epoch": history.best.epoch,
         "best_validation_accuracy": history.best_record.validation_accuracy,
         **_measure_scaling(history.steps),
+        **measure_noise_scale(history, config.batch_size, config.accumulation_steps * config.shards),
     }
-
-
-def measure_time(history: History, seconds: float) -> dict[str, float]:
-    """Return how long the loop of a training took, validation included and compilation not, all and by epoch."""
-    return {"seconds": seconds, "seconds_per_epoch": seconds / len(history.epochs)}
 
 
 def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Which params of a training have an effect: the block of an optimizer or schedule that is not chosen has none."""
+"""Which params of a training have an effect: the block of an optimizer that is not chosen, for example, has none."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -17,10 +17,12 @@ def in_force(params: Mapping[str, Value]) -> dict[str, Value]:
     """
     if "train.model" not in params:
         return dict(params)
+    unused = {"train.vary"} if str(params.get("train.members", 1)) == "1" else set()
     chosen = {params.get("train.optimizer"), params.get("train.schedule"), *SHARED_BLOCKS}
     chosen |= {params["train.model"]} - {_NO_BLOCK}
     chosen |= {"loss_scaling"} if params.get("train.precision") == "float16" else set()
-    return {key: value for key, value in params.items() if (block := _block(key)) is None or block in chosen}
+    used = (key for key in params if key not in unused)
+    return {key: params[key] for key in used if (block := _block(key)) is None or block in chosen}
 
 
 def _block(key: str) -> str | None:

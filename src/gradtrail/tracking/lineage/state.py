@@ -16,6 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.pipeline_file import (
     TRAIN,
     Entry,
@@ -86,6 +87,16 @@ class Identity(Stage):
     def state(self) -> str:
         """Key of the state that this stage makes or made."""
         return self.state_of(self.name)
+
+    def member_state(self, seeds: Mapping[str, int]) -> str:
+        """Return the key of the state that trains one member alone, whose random numbers come from these seeds."""
+        entry = self.entry(self.name)
+        params = {name: dict(values) for name, values in entry.params.items()}
+        same = len({*seeds.values()}) == 1
+        seed = next(iter(seeds.values())) if same else dict(seeds)
+        section = params[str(PARAMS)][TRAIN]
+        params[str(PARAMS)][TRAIN] = {**section, "seed": seed, "members": 1, "vary": list(seeds)}
+        return state_key(self.name, dataclasses.replace(entry, params=params))
 
     @property
     def is_below_training(self) -> bool:
@@ -163,7 +174,14 @@ class Identity(Stage):
 
 @contextlib.contextmanager
 def state_lock(stage: Identity) -> Iterator[None]:
-    """Hold the lock of the state that a stage is about to make; where another process holds it, say so and wait.
+    """Hold the lock of the state that a stage is about to make; see `lock_of`."""
+    with lock_of(stage.name, stage.state):
+        yield
+
+
+@contextlib.contextmanager
+def lock_of(stage: str, state: str) -> Iterator[None]:
+    """Hold the lock of a state; where another process holds it, say so and wait.
 
     The operating system releases the lock of a process that was killed. Where no lock can be made, a warning says so.
     """
@@ -171,13 +189,13 @@ def state_lock(stage: Identity) -> Iterator[None]:
         try:
             folder = private_folder() / "locks"
             folder.mkdir(exist_ok=True)
-            lock = FileLock(folder / f"{stage.name}-{stage.state[:32]}.lock")
+            lock = FileLock(folder / f"{stage}-{state[:32]}.lock")
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                print(f"{stage.name}: another process is already making this state; waiting for it", file=sys.stderr)
+                print(f"{stage}: another process is already making this state; waiting for it", file=sys.stderr)
                 lock.acquire()
             held.callback(lock.release)
         except OSError as error:
-            print(f"warning: {stage.name}: no lock against a second process: {one_line(error)}", file=sys.stderr)
+            print(f"warning: {stage}: no lock against a second process: {one_line(error)}", file=sys.stderr)
         yield

@@ -67,6 +67,7 @@ _NOUNS = {  # last part of a param → what a name calls it, where that is anoth
     "weight_decay": "decay",
     "xla_flags": "flags",
 }
+_COUNTED = {"epochs", "members"}  # nouns that follow their number
 _PERCENT = {"label_noise", "subset_fraction", "validation_fraction", "warmup_fraction"}  # shares of a whole
 _WITHOUT_SECTION = ("fetch", "preprocess", "train", "environment")  # whose params need no word for the section
 
@@ -128,8 +129,8 @@ def _words(key: str, value: Any) -> str:
         return f"split seed {value}"
     if section not in _WITHOUT_SECTION:
         noun = f"{section} {noun}"
-    if last == "epochs":
-        return f"{value} epoch{'' if value == 1 else 's'}"
+    if last in _COUNTED:
+        return f"{value} {last.removesuffix('s') if value == 1 else last}"
     if value is None or value is False:
         return f"no {noun}"
     if value is True:

@@ -22,9 +22,11 @@ class TrainingLog:
         run: of the training.
         engine: that trains.
         runtime: of the stage; says whether to record a trace, and how many steps a chunk has.
+        is_live: whether the curves are those of the training; else they are means over members, known in the end.
     """
 
-    def __init__(self, run: TrackedRun, engine: Engine, runtime: RuntimeConfig):
+    def __init__(self, run: TrackedRun, engine: Engine, runtime: RuntimeConfig, *, is_live: bool):
+        self._is_live = is_live
         self._run = run
         self._steps_per_epoch = engine.steps_per_epoch
         self._planned_steps = engine.num_steps
@@ -46,6 +48,8 @@ class TrainingLog:
 
     def after_epoch(self, history: History, seconds: float) -> None:
         """Log the points that the last epoch adds to the curves."""
+        if not self._is_live:
+            return
         with self._run.best_effort():
             points = live_curves(history, self._planned_steps)
             self._run.curves({**points, "train/elapsed_seconds": {history.epochs[-1].epoch: seconds}})

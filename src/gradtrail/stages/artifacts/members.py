@@ -1,0 +1,105 @@
+"""The members of a training: networks that differ in the seed alone, and what holds for all of them.
+
+`models/members/members.json` lists their seeds. Where there are several, `models/members/seed_K` and
+`results/train/members/seed_K` have what the training of the one with seed K alone would write; `models` itself then has
+the weights of the first.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradtrail.core.nn.models import WeightsKind
+from gradtrail.stages.common.files import write_json
+from gradtrail.support.errors import UserError
+
+FOLDER = "members"
+_INDEX = "members.json"
+_SUFFIXES = ("_sd", "_low", "_high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The mean of a metric over the members, their standard deviation, and the 95 % interval of the mean.
+
+    The interval is Student's t, over seeds: it says where the mean over many more seeds would be, on the same data.
+    """
+
+    mean: float
+    sd: float
+    low: float
+    high: float
+
+
+def member_folder(folder: Path, seed: int) -> Path:
+    """Return where the files of one of several members are, in `models` or `results/train`."""
+    return folder / FOLDER / f"seed_{seed}"
+
+
+def write_seeds(models: Path, seeds: Sequence[int]) -> None:
+    """Write the list of the members."""
+    write_json(models / FOLDER / _INDEX, {"seeds": [*seeds]})
+
+
+def read_seeds(models: Path) -> list[int]:
+    """Read the seeds of the members, at least one, ascending; raise UserError in one line where the list is damaged."""
+    path = models / FOLDER / _INDEX
+    try:
+        seeds = json.loads(path.read_text(encoding="utf-8"))["seeds"]
+        if not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):
+            raise ValueError(f"seeds {str(seeds)[:100]}")
+        if seeds != sorted({*seeds}):
+            raise ValueError("the seeds do not ascend")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path}: no list of members: {error}; `dvc checkout` restores it") from None
+    return list(seeds)
+
+
+def read_folders(folder: Path, models: Path) -> dict[int, Path]:
+    """Return seed → folder of a member's files, under `models` or `results/train`; a single member's is `folder`."""
+    seeds = read_seeds(models)
+    return {seed: member_folder(folder, seed) if len(seeds) > 1 else folder for seed in seeds}
+
+
+def weights_paths(models: Path, kind: WeightsKind) -> dict[int, Path]:
+    """Return seed → weights file of each member."""
+    return {seed: folder / f"{kind}.safetensors" for seed, folder in read_folders(models, models).items()}
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return mean, standard deviation and interval of a metric over at least two members."""
+    from scipy.special import stdtrit  # here: only several members need it
+
+    count, mean, sd = len(values), float(np.mean(values)), float(np.std(values, ddof=1))
+    half = float(stdtrit(count - 1, 0.975)) * sd / math.sqrt(count)
+    return Spread(mean=mean, sd=sd, low=mean - half, high=mean + half)
+
+
+def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return metrics of a training from those of its members: of a single one, its own.
+
+    Of several, what is equal in all stays as it is, and of every other number there are the mean and, with the suffixes
+    `_sd`, `_low` and `_high`, the rest of its `Spread`. Intervals of single members are left out, and so are metrics
+    that a member lacks.
+    """
+    if len(metrics) == 1:
+        return dict(metrics[0])
+    found: dict[str, Any] = {"members": len(metrics)}
+    for key in metrics[0]:
+        is_end = any(key.endswith(suffix) and key.removesuffix(suffix) in metrics[0] for suffix in _SUFFIXES)
+        if is_end or not all(key in each for each in metrics):
+            continue
+        values = [each[key] for each in metrics]
+        if isinstance(values[0], float) or any(value != values[0] for value in values):
+            of = spread(values)
+            found |= {key: of.mean, f"{key}_sd": of.sd, f"{key}_low": of.low, f"{key}_high": of.high}
+        else:
+            found[key] = values[0]
+    return found

@@ -1,0 +1,146 @@
+"""The evaluation of a training's members: of each by itself, and of their ensemble, which is what is served."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Float
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.evaluate import metrics
+from gradtrail.core.evaluate.calibration import fit_temperature, logits_of, pooled
+from gradtrail.core.evaluate.metrics import EvaluateConfig, Evaluation
+from gradtrail.core.nn import inference
+from gradtrail.core.nn.models import Model
+from gradtrail.stages.artifacts.members import over_members
+from gradtrail.stages.artifacts.weights import read_weights, require_same_data
+from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.support.errors import UserError
+
+_ENSEMBLE = ("accuracy", "accuracy_low", "accuracy_high", "loss", "brier", "expected_calibration_error", "temperature")
+_PREFIX = "ensemble_"
+
+Probabilities = Float[np.ndarray, "examples classes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """What a member says.
+
+    Attributes:
+        seed: of the member.
+        weights: its file.
+        epoch: of the weights.
+        validation: probabilities of the validation split at temperature 1.
+        test: likewise, of the test split.
+    """
+
+    seed: int
+    weights: Path
+    epoch: int
+    validation: Probabilities
+    test: Probabilities
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersEvaluation:
+    """Evaluations on the test split, each with the temperature of the same networks on the validation split.
+
+    Attributes:
+        predictions: of the members.
+        members: the evaluation of each, in the same order.
+        ensemble: of the mean of the members' probabilities; of a single member, its own.
+    """
+
+    predictions: Sequence[Predictions]
+    members: Sequence[Evaluation]
+    ensemble: Evaluation
+
+    @property
+    def by_weights(self) -> dict[Path, Evaluation]:
+        """Return weights file → evaluation of the member."""
+        return {said.weights: result for said, result in zip(self.predictions, self.members, strict=True)}
+
+    def metrics(self, test: Split) -> dict[str, Any]:
+        """Return the metrics of a single member; of several, means and spreads over them, and the ensemble's."""
+        found = over_members(self._rows(test))
+        if len(self.members) == 1:
+            return found
+        of_ensemble = self.ensemble.metrics()
+        return found | {f"{_PREFIX}{key}": of_ensemble[key] for key in _ENSEMBLE}
+
+    def table(self, test: Split) -> pd.DataFrame:
+        """Return a row of metrics for each member."""
+        rows = self._rows(test)
+        return pd.DataFrame([{"seed": said.seed, **row} for said, row in zip(self.predictions, rows, strict=True)])
+
+    def agreement(self) -> Float[np.ndarray, " examples"]:
+        """Return the share of the members that predict the class that the ensemble predicts, for each example."""
+        agree = [result.predicted == self.ensemble.predicted for result in self.members]
+        return np.asarray(np.mean(agree, axis=0, dtype=np.float64), np.float32)
+
+    def _rows(self, test: Split) -> list[dict[str, float]]:
+        corrected = functools.partial(metrics.corrected_metrics, labels=test.labels, corrected=test.corrected_labels)
+        return [
+            {"epoch": said.epoch, **result.metrics(), **corrected(result.predicted)}
+            for said, result in zip(self.predictions, self.members, strict=True)
+        ]
+
+
+def predict(
+    function: Callable[..., dict[str, Array]],
+    paths: Mapping[int, Path],
+    dataset: DatasetInfo,
+    splits: tuple[Split, Split],
+    *,
+    model: Model,
+    batch_size: int,
+) -> list[Predictions]:
+    """Let every member classify two splits; one network is in memory at a time.
+
+    Args:
+        function: compiled: params, images, labels → rows.
+        paths: seed → weights file.
+        dataset: that the members must have been trained on.
+        splits: for validation and test.
+        model: that the function was compiled for.
+        batch_size: that it takes.
+
+    Raises:
+        UserError: a file is missing or damaged, or of another model or data set.
+    """
+    found = []
+    for seed, path in paths.items():
+        other, params, about = read_weights(path)
+        require_same_data(path, about, dataset)
+        if other.config != model.config:
+            raise UserError(
+                f"{path}: weights of {other.config.name}, but those of another member are {model.config.name}"
+            )
+        of_split = functools.partial(inference.probabilities, functools.partial(function, params), batch_size)
+        validation, test = map(of_split, splits)
+        found.append(Predictions(seed=seed, weights=path, epoch=about.epoch, validation=validation, test=test))
+    return found
+
+
+def evaluate(
+    predictions: Sequence[Predictions], splits: tuple[Split, Split], config: EvaluateConfig
+) -> MembersEvaluation:
+    """Evaluate members and their ensemble; `splits` are those for validation and test."""
+    fitted_on, tested_on = splits
+
+    def evaluated(validation: Probabilities, test: Probabilities) -> Evaluation:
+        temperature = fit_temperature(logits_of(validation), fitted_on.labels)
+        return metrics.evaluate(
+            test, tested_on.labels, temperature=temperature, calibration_bins=config.calibration_bins
+        )
+
+    members = [evaluated(said.validation, said.test) for said in predictions]
+    ensemble = members[0]
+    if len(members) > 1:
+        ensemble = evaluated(pooled(said.validation for said in predictions), pooled(said.test for said in predictions))
+    return MembersEvaluation(predictions=predictions, members=members, ensemble=ensemble)

@@ -1,0 +1,114 @@
+"""What a training writes of its members: each as if it had been trained alone, and the mean over them."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Int
+
+from gradtrail.core.nn.models import ModelConfig
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.stages.artifacts.members import FOLDER, member_folder, spread, write_seeds
+from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.train import tables
+from gradtrail.stages.train.loop import TrainResult
+
+_MODELS, _RESULTS = Path("models"), Path("results/train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenMember:
+    """A member whose weights and tables are on disk.
+
+    Attributes:
+        folder: with `models` and `results/train`.
+        epochs: the table of epochs.
+        metrics: of the training.
+        seconds: that its loop took.
+    """
+
+    folder: Path
+    epochs: pd.DataFrame
+    metrics: dict[str, float]
+    seconds: float
+
+
+def _write_member(
+    folder: Path,
+    done: TrainResult,
+    model: ModelConfig,
+    config: TrainConfig,
+    dataset: DatasetInfo,
+    example_id: Int[np.ndarray, " examples"],
+) -> WrittenMember:
+    """Write weights and tables of a member to a new folder."""
+    tables.write_all_weights(folder / _MODELS, done.history, model, config.label_smoothing, dataset)
+    tables.write_tables(folder / _RESULTS, done.history, example_id)
+    metrics = tables.measure(done.history, config, done.planned_steps)
+    return WrittenMember(
+        folder=folder, epochs=tables.epoch_table(done.history.epochs), metrics=metrics, seconds=done.seconds
+    )
+
+
+def write_each(
+    scratch: Path,
+    results: Iterable[tuple[int, TrainResult]],
+    model: ModelConfig,
+    config: TrainConfig,
+    dataset: DatasetInfo,
+    example_id: Int[np.ndarray, " examples"],
+) -> tuple[TrainResult, dict[int, WrittenMember]]:
+    """Write every member as soon as it is trained, so that memory holds the first and one more.
+
+    Returns:
+        The result of the first member, and what was written, by seed.
+    """
+    first: TrainResult | None = None
+    written = {}
+    for seed, done in results:
+        first = first or done
+        written[seed] = _write_member(scratch / str(seed), done, model, config, dataset, example_id)
+    if first is None:
+        raise ValueError("a training has at least one member")
+    return first, written
+
+
+def write_members(new: Path, written: Mapping[int, WrittenMember]) -> None:
+    """Put the outs of a training together; the files of its members, by seed, are moved away."""
+    first = next(iter(written.values()))
+    for out in (_MODELS, _RESULTS):
+        shutil.copytree(first.folder / out, new / out, dirs_exist_ok=True)
+        for seed, member in written.items() if len(written) > 1 else ():
+            (new / out / FOLDER).mkdir(exist_ok=True)
+            shutil.move(member.folder / out, member_folder(new / out, seed))
+    tables.write_epochs(new / _RESULTS, mean_epochs(written))
+    write_seeds(new / _MODELS, [*written])
+
+
+def measure_time(written: Mapping[int, WrittenMember]) -> dict[str, float]:
+    """Return how long the loops of all members took, validation included and compilation not, all and by epoch."""
+    seconds = sum(member.seconds for member in written.values())
+    return {"seconds": seconds, "seconds_per_epoch": seconds / sum(len(member.epochs) for member in written.values())}
+
+
+def mean_epochs(members: Mapping[int, WrittenMember]) -> pd.DataFrame:
+    """Return the table of epochs of a training: of a single member, its own.
+
+    Of several, the mean of each column over the members that were trained for that epoch, and the ends of its 95 %
+    interval, `_low` and `_high`, where there are at least two.
+    """
+    if len(members) == 1:
+        return next(iter(members.values())).epochs
+    rows = []
+    for epoch, found in pd.concat(member.epochs for member in members.values()).groupby("epoch"):
+        row: dict[str, float] = {"epoch": int(str(epoch))}
+        for column in found.columns.drop("epoch"):
+            row[column] = float(found[column].mean())
+            if len(found) > 1:
+                of = spread(found[column].tolist())
+                row |= {f"{column}_low": of.low, f"{column}_high": of.high}
+        rows.append(row)
+    return pd.DataFrame(rows)
