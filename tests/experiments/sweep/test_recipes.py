@@ -31,8 +31,10 @@ def test_every_recipe_of_the_repository_is_a_valid_training() -> None:
 
 def test_a_command_is_a_line_that_a_person_could_type() -> None:
     recipe = Recipe(about="", set={"train.model": "cnn", "train.clip_norm": None, "train.cnn.channels": [8, 16]})
-    line = " ".join(recipes.command(recipe, 3))
-    changes = "-S train.model=cnn -S train.clip_norm=null -S train.cnn.channels=[8,16] -S train.seed=3"
+    line = " ".join(recipes.command(recipe, range(3, 5)))
+    changes = (
+        "-S train.model=cnn -S train.clip_norm=null -S train.cnn.channels=[8,16] -S train.seed=3 -S train.members=2"
+    )
     assert line == f"dvc exp run --temp {changes} evaluate"
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.entities import Metric, Run, RunData, RunInfo, RunTag
+from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag
 from ruamel.yaml import YAML
 
+from gradtrail.core.train.config import VARIED
 from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
 from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, planned_runs
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.tags import output_tags, state_tags
+from gradtrail.tracking.mlflow.tags import output_tags, shown, state_tags
 
 STAGES = {
     "fetch": ([], "data/raw"),
@@ -24,7 +25,7 @@ STAGES = {
 }
 PARAMS = {
     "fetch": {"noise": 0.0},
-    "train": {"seed": 0, "rate": 0.5},
+    "train": {"seed": 0, "members": 1, "vary": [*VARIED], "rate": 0.5},
     "evaluate": {"bins": 5},
     "runtime": {"trace": False},
 }
@@ -106,7 +107,9 @@ def played(name: str, accuracy: float, status: str, number: int) -> Run:
         end_time=number,
         lifecycle_stage="active",
     )
+    params = read_yaml(Path("params.yaml"))["train"]
     data = RunData(
+        params=[Param(f"train.{key}", shown(value)) for key, value in params.items()],
         metrics=[Metric(key, value, 0, 0) for key, value in metrics.items()],
         tags=[RunTag(key, value) for key, value in tags.items()],
     )
@@ -121,9 +124,30 @@ def put_into_cache(out: Path) -> None:
     place.write_text(json.dumps([{"md5": digest(path), "relpath": path.name} for path in sorted(out.iterdir())]))
 
 
+def members_of(evaluation: Run) -> dict[int, dict[str, float]]:
+    """The metrics of five members; see `Store.run`."""
+    mean = evaluation.data.metrics["eval/accuracy"]
+    return {seed: {"accuracy": mean + seed / 1000, "loss": 1 - mean} for seed in range(5)}
+
+
 def completed(store: Store, comparison: Comparison = RATES) -> dict[PlannedRun, CompletedRun]:
-    found = RunFinder(store).find(planned_runs(comparison, comparison.seeds), comparison)
+    found = RunFinder(store, members_of).find(planned_runs(comparison, comparison.seeds), comparison)
     return {each.planned: each for each in found}
+
+
+def test_members_of_a_training_are_runs_of_their_seeds() -> None:
+    store = Store()
+    store.run(0.9, train__members=2)
+    store.run(0.8, train__rate=0.9, train__members=2, train__vary=["order"])
+    store.run(0.7, train__rate=0.9, train__seed=1, train__members=3)
+    found = {run: (each.accuracy, each.seconds) for run, each in completed(store).items()}
+    assert found == {
+        PlannedRun("low", 0): (0.9, 0.5),
+        PlannedRun("low", 1): (0.901, 0.5),
+        PlannedRun("high", 1): (pytest.approx(0.701), pytest.approx(7 / 3)),
+    }
+    store.run(0.95, train__seed=1)
+    assert completed(store)[PlannedRun("low", 1)].accuracy == 0.95, "one that was trained by itself counts first"
 
 
 def test_runs_are_found_by_their_params() -> None:

@@ -15,11 +15,12 @@ from gradtrail.experiments.sweep.main import compare
 from gradtrail.experiments.sweep.spec import (
     Comparison,
     PlannedRun,
-    in_random_blocks,
+    Training,
     params_of,
     queue_command,
     read_comparisons,
     require_seeds,
+    trainings_of,
 )
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.support.errors import UserError
@@ -38,7 +39,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_variant_of_the_repository_is_valid_and_differs_from_the_others() -> None:
     configs = section_configs()
     for name, comparison in read_comparisons().items():
-        variants = [params_of(PlannedRun(label, 0), comparison, PARAMS) for label in comparison.variants]
+        variants = [params_of(Training(label, range(1)), comparison, PARAMS) for label in comparison.variants]
         for params in variants:
             for section, into in configs.items():
                 validate(params[section], into, name)
@@ -55,20 +56,28 @@ def test_the_kinds_are_all_compared() -> None:
 def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_and_fixed() -> None:
     comparison = read_comparisons()["optimizers"]
     runs = spec.planned_runs(comparison, range(20))
-    ordered = in_random_blocks(runs)
+    trainings = trainings_of(runs, together=False)
+    ordered = [run for training in trainings for run in training.runs]
     assert [run.seed for run in ordered] == sorted(run.seed for run in runs)
     assert sorted(ordered) == sorted(runs)
-    assert ordered == in_random_blocks(runs)
+    assert trainings == trainings_of(runs, together=False)
     firsts = {ordered[place].label for place in range(0, len(runs), len(comparison.variants))}
     assert len(firsts) > 3, "no variant is always the first"
 
 
 def test_a_run_is_queued_with_its_changes_and_its_seed() -> None:
-    commands = [" ".join(queue_command(run, CLIPPING)) for run in (PlannedRun("on", 0), PlannedRun("off", 2))]
-    assert commands == [
-        "exp run --queue -S train.clip_norm=1.0 -S train.seed=0 evaluate",
-        "exp run --queue -S train.clip_norm=null -S train.seed=2 evaluate",
+    trainings = (Training("on", range(1)), Training("off", range(2, 5)))
+    assert [" ".join(queue_command(training, CLIPPING)) for training in trainings] == [
+        "exp run --queue -S train.clip_norm=1.0 -S train.seed=0 -S train.members=1 evaluate",
+        "exp run --queue -S train.clip_norm=null -S train.seed=2 -S train.members=3 evaluate",
     ]
+
+
+def test_consecutive_seeds_of_a_variant_are_trained_together() -> None:
+    missing = [PlannedRun("a", seed) for seed in (4, 0, 1, 7, 2)] + [PlannedRun("b", 3)]
+    found = trainings_of(missing, together=True)
+    assert sorted(map(str, found)) == ["a, seed 4", "a, seed 7", "a, seeds 0 to 2", "b, seed 3"]
+    assert sorted(run for training in found for run in training.runs) == sorted(missing)
 
 
 def test_an_unknown_comparison_is_told_which_there_are() -> None:

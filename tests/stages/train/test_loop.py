@@ -62,7 +62,7 @@ def test_a_log_has_one_line_an_epoch(capfd: pytest.CaptureFixture[str]) -> None:
 def run(config: TrainConfig, folder: Path | None, listener: Listener, *, steps_per_call: int = 1) -> TrainResult:
     engine, _ = make_engine(config, SPLIT)
     checkpoints = ResumeFolder(folder, 1e9, lambda: 0.0)
-    member = loop.Member(name="", seeds=config.seeds_of(config.seed), checkpoints=checkpoints, is_kept=False)
+    member = loop.Member(seeds=config.seeds_of(config.seed), checkpoints=checkpoints)
     return loop.run(engine, validate, SPLIT, config, member=member, listener=listener, steps_per_call=steps_per_call)
 
 

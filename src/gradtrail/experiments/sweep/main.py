@@ -6,12 +6,14 @@ already are waited for first, so that nothing is run twice.
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from gradtrail.experiments.sweep.members import read_table, varies_all
 from gradtrail.experiments.sweep.queue import ExperimentQueue, bring_up_to_date, queue_experiments, wait_for
 from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison, times_note
 from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
@@ -20,13 +22,14 @@ from gradtrail.experiments.sweep.spec import (
     STAGE,
     Comparison,
     PlannedRun,
+    Training,
     choose,
-    in_random_blocks,
     params_of,
     planned_runs,
     queue_command,
     read_comparisons,
     require_seeds,
+    trainings_of,
 )
 from gradtrail.experiments.sweep.stats import summarize
 from gradtrail.stages.common.files import atomic_file
@@ -55,7 +58,7 @@ _CAPTION = (
 
 def list_comparisons() -> int:
     """Print all comparisons: their questions, and how many of their runs are complete; return exit status 0."""
-    finder = RunFinder(RunIndex(open_store()))
+    finder = _run_finder()
     for name, comparison in read_comparisons().items():
         planned = planned_runs(comparison, comparison.seeds)
         num_done = len(finder.find(planned, comparison))
@@ -121,30 +124,36 @@ def _without(planned: Sequence[PlannedRun], completed: Sequence[CompletedRun]) -
 def _find_completed(planned: Sequence[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
     """Return the completed runs, after a sync: DVC may have restored some without a run in MLflow."""
     sync()
-    return RunFinder(RunIndex(open_store())).find(planned, comparison)
+    return _run_finder().find(planned, comparison)
+
+
+def _run_finder() -> RunFinder:
+    client = open_store()
+    return RunFinder(RunIndex(client), functools.partial(read_table, client))
 
 
 def _run_missing(
     queue: ExperimentQueue, missing: Sequence[PlannedRun], comparison: Comparison, name: str, jobs: int
 ) -> dict[PlannedRun, str]:
     """Queue runs and wait for them; return those that failed, each with the name of its experiment."""
-    _require_valid(missing, comparison, name)
-    runs = in_random_blocks(missing)
-    experiments = dict(zip(queue_experiments([queue_command(run, comparison) for run in runs]), runs, strict=True))
-    labels = {experiment: str(run) for experiment, run in experiments.items()}
+    trainings = trainings_of(missing, together=not comparison.timed and varies_all(read_yaml(PARAMS)))
+    _require_valid(trainings, comparison, name)
+    commands = [queue_command(training, comparison) for training in trainings]
+    experiments = dict(zip(queue_experiments(commands), trainings, strict=True))
+    labels = {experiment: str(training) for experiment, training in experiments.items()}
     failed = wait_for(queue, labels, jobs=jobs, title=name)
-    return {experiments[experiment]: experiment for experiment in failed}
+    return {run: experiment for experiment in failed for run in experiments[experiment].runs}
 
 
-def _require_valid(runs: Sequence[PlannedRun], comparison: Comparison, name: str) -> None:
+def _require_valid(trainings: Sequence[Training], comparison: Comparison, name: str) -> None:
     """Refuse params that a stage would refuse, before any experiment is queued."""
     from gradtrail.experiments.repro import section_configs  # late: it imports JAX
 
     params, configs = read_yaml(PARAMS), section_configs()
-    for run in runs:
-        changed_params = params_of(run, comparison, params)
+    for training in trainings:
+        changed_params = params_of(training, comparison, params)
         for section, into in configs.items():
-            validate(changed_params.get(section), into, f"{PATH}: {name}.variants.{run.label}: {section}")
+            validate(changed_params.get(section), into, f"{PATH}: {name}.variants.{training.label}: {section}")
 
 
 def _print_missing(missing: Sequence[PlannedRun], failed: dict[PlannedRun, str]) -> None:

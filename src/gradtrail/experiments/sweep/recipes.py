@@ -8,15 +8,21 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gradtrail.stages.common.overrides import PARAMS, SEED, as_options, changed, flatten, require_known
+from gradtrail.experiments.sweep.members import read_table, seeds_trained, varies_all
+from gradtrail.experiments.sweep.spec import PlannedRun, trainings_of
+from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, as_options, changed, flatten, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import TRAIN, read_pipeline, stages_before
 from gradtrail.support.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 PATH = Path("recipes.yaml")
 _STAGE = "evaluate"  # the last stage that a recipe runs
@@ -69,9 +75,12 @@ def read_recipes(path: Path = PATH) -> dict[str, Recipe]:
     return recipes
 
 
-def command(recipe: Recipe, seed: int | None = None) -> list[str]:
-    """Return the `dvc exp run` command of a recipe: in a copy of the workspace, up to the evaluation."""
-    seeded = {} if seed is None else {SEED: seed}
+def command(recipe: Recipe, seeds: range | None = None) -> list[str]:
+    """Return the `dvc exp run` command of a recipe: in a copy of the workspace, up to the evaluation.
+
+    Several seeds are the members of one training; without any, those of `params.yaml` are trained.
+    """
+    seeded = {} if seeds is None else {SEED: seeds[0], MEMBERS: len(seeds)}
     return ["dvc", "exp", "run", "--temp", *as_options({**recipe.set, **seeded}), _STAGE]
 
 
@@ -91,7 +100,9 @@ def run_recipe(name: str, seeds: Iterable[int]) -> int:
         The first exit status that is not 0.
     """
     recipe = choose(name)
-    for arguments in [["dvc", "repro"], *(command(recipe, seed) for seed in seeds)]:
+    runs = [PlannedRun(name, seed) for seed in seeds]
+    trainings = trainings_of(runs, together=varies_all(read_yaml(PARAMS)))
+    for arguments in [["dvc", "repro"], *(command(recipe, training.seeds) for training in trainings)]:
         print(f"recipe {name}: {shlex.join(arguments)}", file=sys.stderr)
         if status := subprocess.run([sys.executable, "-m", *arguments], check=False).returncode:
             return status
@@ -113,15 +124,37 @@ def collect_results() -> list[Result]:
     from gradtrail.tracking.mlflow.tags import shown
 
     client, params, pipeline = open_store(), read_yaml(PARAMS), read_pipeline()
-    runs = client.search_runs([experiment_id(client, "models")], "tags.stage = 'train' and metrics.`eval/accuracy` > 0")
-    found = [(in_force(run.data.params), run.data.metrics) for run in runs]
+    experiment = experiment_id(client, "models")
+    runs = client.search_runs([experiment], "tags.stage = 'train' and metrics.`eval/accuracy` > 0")
+    found = [by_seed for run in runs for by_seed in _by_seed(client, run)]
     logged = {*stages_before(TRAIN, pipeline), TRAIN}  # the sections whose params a training's run has
     results = []
     for name, recipe in read_recipes().items():
         flat = flatten(changed(params, recipe.set)).items()
-        wanted = in_force({key: shown(value) for key, value in flat if key.partition(".")[0] in logged})
+        wanted = in_force(
+            {key: shown(value) for key, value in flat if key.partition(".")[0] in logged} | {MEMBERS: "1"}
+        )
         results.append(summarize(name, recipe.about, wanted, found))
     return results
+
+
+def _by_seed(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, str], Mapping[str, float]]]:
+    """Yield params and metrics of a training, or of each of its members as if it had been trained alone."""
+    from gradtrail.tracking.lineage.in_force import in_force
+    from gradtrail.tracking.mlflow.links import PARENT
+
+    if MEMBERS not in train.data.params or train.data.params[MEMBERS] == "1":
+        yield in_force(train.data.params), train.data.metrics
+    if seeds := seeds_trained(train):
+        children = f"tags.stage = 'evaluate' and tags.`{PARENT}` = '{train.info.run_id}'"
+        for evaluation in client.search_runs([train.info.experiment_id], children, max_results=1):
+            for seed, metrics in read_table(client, evaluation).items():
+                params = {key: value for key, value in train.data.params.items() if key != VARY}
+                own = {"eval/accuracy": metrics["accuracy"]}
+                own["train/num_parameters"] = train.data.metrics["train/num_parameters"]
+                if "train/seconds" in train.data.metrics:
+                    own["train/seconds"] = train.data.metrics["train/seconds"] / len(seeds)
+                yield in_force(params | {SEED: str(seed), MEMBERS: "1"}), own
 
 
 def summarize(

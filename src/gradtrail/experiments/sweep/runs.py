@@ -13,7 +13,8 @@ from typing import Any
 
 from mlflow.entities import Run
 
-from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, params_of
+from gradtrail.experiments.sweep.members import ReadTable, seeds_trained
+from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, Training, params_of
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import read_yaml
@@ -34,7 +35,8 @@ class CompletedRun:
         planned: the run of the comparison.
         accuracy: on the test split.
         loss: mean loss on the test split.
-        seconds: time of the training loop; None where the run was rebuilt from its outs, which do not contain it.
+        seconds: time of the training loop, of a member the mean over all; None where the run was rebuilt from its outs,
+            which do not contain it.
         compile_seconds: compile time of the training stage; None likewise.
         began: when the training's run began, in seconds since 1970.
         ended: when it ended.
@@ -60,18 +62,47 @@ class RunFinder:
 
     Args:
         find: finds runs by their tags.
+        read_table: reads the table of members of an evaluation's run.
     """
 
-    def __init__(self, find: Find):
+    def __init__(self, find: Find, read_table: ReadTable):
         self._find = find
+        self._read_table = read_table
         self._stage = Identity(STAGE)
         self._digests: dict[str, str] = {}
 
     def find(self, planned: Iterable[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
-        """Return the planned runs that are complete, in their order."""
-        names = list(self._stage.lineage)
-        found = ((run, self._chain(names, params_of(run, comparison, self._params), {})) for run in planned)
-        return [_completed(run, runs[TRAIN], runs[STAGE]) for run, runs in found if runs]
+        """Return the planned runs that are complete, in their order; of those trained by themselves, the newest."""
+        planned = list(planned)
+        several = {seeds for run in self._find({"stage": TRAIN}, finished=True) if (seeds := seeds_trained(run))}
+        trained = [range(run.seed, run.seed + 1) for run in planned] + sorted(
+            several, key=lambda seeds: (len(seeds), seeds.start)
+        )
+        found: dict[PlannedRun, CompletedRun] = {}
+        for label in comparison.variants:
+            for seeds in dict.fromkeys(trained):
+                wanted = [run for run in planned if run.label == label and run.seed in seeds and run not in found]
+                if wanted:
+                    found |= self._completed(Training(label, seeds), wanted, comparison)
+        return [found[run] for run in planned if run in found]
+
+    def _completed(
+        self, training: Training, wanted: Sequence[PlannedRun], comparison: Comparison
+    ) -> dict[PlannedRun, CompletedRun]:
+        """Return those of the wanted runs that a training made; none where it is not complete."""
+        runs = self._chain(list(self._stage.lineage), params_of(training, comparison, self._params), {})
+        if runs is None:
+            return {}
+        train, evaluation = runs[TRAIN], runs[STAGE]
+        if len(training.seeds) == 1:
+            metrics = evaluation.data.metrics
+            return {run: _of_seed(run, train, metrics["eval/accuracy"], metrics["eval/loss"], 1) for run in wanted}
+        members = self._read_table(evaluation)
+        return {
+            run: _of_seed(run, train, members[run.seed]["accuracy"], members[run.seed]["loss"], len(training.seeds))
+            for run in wanted
+            if run.seed in members
+        }
 
     def _chain(self, names: Sequence[str], params: Mapping[str, Any], outs: Mapping[str, str]) -> dict[str, Run] | None:
         """Return a run of each stage with these params, each of which read what the ones before it wrote; None if none.
@@ -113,13 +144,13 @@ class RunFinder:
         return read_yaml(PARAMS)
 
 
-def _completed(planned: PlannedRun, train: Run, evaluation: Run) -> CompletedRun:
-    tags = train.data.tags
+def _of_seed(planned: PlannedRun, train: Run, accuracy: float, loss: float, members: int) -> CompletedRun:
+    tags, seconds = train.data.tags, train.data.metrics.get("train/seconds")
     return CompletedRun(
         planned=planned,
-        accuracy=evaluation.data.metrics["eval/accuracy"],
-        loss=evaluation.data.metrics["eval/loss"],
-        seconds=train.data.metrics.get("train/seconds"),
+        accuracy=accuracy,
+        loss=loss,
+        seconds=None if seconds is None else seconds / members,
         compile_seconds=train.data.metrics.get("train/compile_total_seconds"),
         began=train.info.start_time / 1000,
         ended=train.info.end_time / 1000,

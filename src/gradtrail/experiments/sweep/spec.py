@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gradtrail.stages.common.overrides import PARAMS, SEED, as_options, changed, require_known
+from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, as_options, changed, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError, suggestion
@@ -27,11 +27,14 @@ class Comparison:
         about: the question.
         seeds: seeds of the training.
         variants: label → changes to the params; the first is the baseline.
+        timed: whether training times are compared: then every seed is an experiment of its own, and those of a seed
+            follow each other. Otherwise the seeds of a variant are the members of one training.
     """
 
     about: str
     seeds: tuple[int, ...]
     variants: dict[str, dict[str, Any]]
+    timed: bool = False
 
     @property
     def baseline(self) -> str:
@@ -48,6 +51,27 @@ class PlannedRun:
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.seed}"
+
+
+@dataclass(frozen=True, order=True)
+class Training:
+    """A training of a variant, which makes the runs of consecutive seeds: its members."""
+
+    label: str
+    seeds: range
+
+    def __str__(self) -> str:
+        first, last = self.seeds[0], self.seeds[-1]
+        return f"{self.label}, seed {first}" if first == last else f"{self.label}, seeds {first} to {last}"
+
+    @property
+    def runs(self) -> list[PlannedRun]:
+        """The runs that it makes."""
+        return [PlannedRun(self.label, seed) for seed in self.seeds]
+
+    def changes(self, comparison: Comparison) -> dict[str, Any]:
+        """Return its changes to the params."""
+        return comparison.variants[self.label] | {SEED: self.seeds[0], MEMBERS: len(self.seeds)}
 
 
 def read_comparisons(path: Path = PATH) -> dict[str, Comparison]:
@@ -87,25 +111,31 @@ def planned_runs(comparison: Comparison, seeds: Iterable[int]) -> list[PlannedRu
     return [PlannedRun(label, seed) for label in comparison.variants for seed in seeds]
 
 
-def params_of(run: PlannedRun, comparison: Comparison, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested params of a run of a comparison, given the content of `params.yaml`."""
-    return changed(params, comparison.variants[run.label] | {SEED: run.seed})
+def params_of(training: Training, comparison: Comparison, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested params of a training of a comparison, given the content of `params.yaml`."""
+    return changed(params, training.changes(comparison))
 
 
-def in_random_blocks(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """Return runs seed by seed, the variants of each seed in an order that is random and the same on every call.
+def trainings_of(runs: Iterable[PlannedRun], *, together: bool) -> list[Training]:
+    """Return the trainings that make runs: one for each, or, together, one for consecutive seeds of a variant.
 
-    What drifts while they are trained, such as other load, then affects all variants alike.
+    They are in random order, the same on every call, and by their first seed: what drifts meanwhile, such as other
+    load, affects all variants alike.
     """
-    runs = list(runs)
-    shuffled = [runs[place] for place in np.random.default_rng(0).permutation(len(runs))]
-    return sorted(shuffled, key=lambda run: run.seed)
+    found: list[Training] = []
+    for run in sorted(runs):
+        last = found[-1] if found else None
+        if together and last and last.label == run.label and last.seeds.stop == run.seed:
+            found[-1] = Training(run.label, range(last.seeds.start, run.seed + 1))
+        else:
+            found.append(Training(run.label, range(run.seed, run.seed + 1)))
+    shuffled = [found[place] for place in np.random.default_rng(0).permutation(len(found))]
+    return sorted(shuffled, key=lambda training: training.seeds.start)
 
 
-def queue_command(run: PlannedRun, comparison: Comparison) -> list[str]:
-    """Return the arguments of the `dvc` command that queues a run."""
-    options = as_options({**comparison.variants[run.label], SEED: run.seed})
-    return ["exp", "run", "--queue", *options, STAGE]
+def queue_command(training: Training, comparison: Comparison) -> list[str]:
+    """Return the arguments of the `dvc` command that queues a training."""
+    return ["exp", "run", "--queue", *as_options(training.changes(comparison)), STAGE]
 
 
 def _validate(comparison: Comparison, name: str, params: Mapping[str, Any], sections: Sequence[str]) -> None:
@@ -116,7 +146,7 @@ def _validate(comparison: Comparison, name: str, params: Mapping[str, Any], sect
         place = f"{name}.variants.{label}"
         require_known(params, changes, place)
         for key in changes:
-            if key == SEED:
+            if key in (SEED, MEMBERS):
                 raise UserError(f"{place}.{key}: all variants use the same seeds, those in {name}.seeds")
             if key.partition(".")[0] not in sections:
                 raise UserError(f"{place}.{key} changes neither training nor evaluation")

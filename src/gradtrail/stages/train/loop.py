@@ -38,16 +38,16 @@ class Member:
     """A network to train, of several that differ in their seeds, or the only one.
 
     Attributes:
-        name: in messages; empty where it is the only one.
         seeds: of its random numbers.
         checkpoints: of its training.
+        name: in messages; empty where it is the only one.
         is_kept: whether a last checkpoint stays when the training is complete, for a training with other members.
     """
 
-    name: str
     seeds: MemberSeeds
     checkpoints: ResumeFolder
-    is_kept: bool
+    name: str = ""
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,47 @@
+"""The members of trainings in MLflow: which seeds a run has, and the metrics of each."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from gradtrail.core.train.config import VARIED
+from gradtrail.stages.common.overrides import MEMBERS, SEED, VARY
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+_TABLE = "results/members.csv"
+SeedMetrics = Mapping[int, Mapping[str, Any]]  # seed → metric → value
+ReadTable = Callable[["Run"], SeedMetrics]
+
+
+def seeds_trained(run: "Run") -> range | None:
+    """Return the seeds of the members of a training's run; None where it has one, or where they share random numbers.
+
+    Members that share some are not what a training with their seed alone would be.
+    """
+    params = run.data.params
+    members = int(params.get(MEMBERS, 1))
+    if members == 1 or {*re.findall(r"\w+", params[VARY])} != {*VARIED}:
+        return None
+    return range(int(params[SEED]), int(params[SEED]) + members)
+
+
+def varies_all(params: Mapping[str, Any]) -> bool:
+    """Whether members differ in everything that is random, given the content of `params.yaml`."""
+    return {*params["train"]["vary"]} == {*VARIED}
+
+
+def read_table(client: "MlflowClient", evaluation: "Run") -> SeedMetrics:
+    """Return the metrics of each member from an evaluation's run; none where it has no such table."""
+    from mlflow.exceptions import MlflowException  # late: listing recipes needs no store
+
+    try:
+        table = pd.read_csv(Path(client.download_artifacts(evaluation.info.run_id, _TABLE)))
+        return {int(row["seed"]): {str(key): value for key, value in row.items()} for row in table.to_dict("records")}
+    except (OSError, ValueError, KeyError, MlflowException):
+        return {}
