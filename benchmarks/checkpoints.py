@@ -61,8 +61,9 @@ def run(rounds: int, epochs: int) -> dict[str, float]:
     def seconds(every_seconds: float) -> tuple[float, int]:
         with tempfile.TemporaryDirectory() as folder:
             checkpoints = CountedFolder(Path(folder) / "resume", every_seconds, time.monotonic)
-            listener = TrainingLog(TrackedRun(stage, None), engine, runtime)
-            options = {"checkpoints": checkpoints, "steps_per_call": runtime.steps_per_call}
+            listener = TrainingLog(TrackedRun(stage, None), engine, runtime, is_live=True)
+            member = training_runs.Member(seeds=config.seeds_of(config.seed), checkpoints=checkpoints)
+            options = {"member": member, "steps_per_call": runtime.steps_per_call}
             started = time.perf_counter()
             training_runs.run(engine, validate, train, config, listener=listener, **options)
             checkpoints.remove()

@@ -19,7 +19,6 @@ from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as
 from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
 from gradtrail.experiments.sweep.spec import (
     PATH,
-    STAGE,
     Comparison,
     PlannedRun,
     Training,
@@ -103,7 +102,7 @@ def _run_comparison(
     tasks = queue.read()
     earlier = {task: task for task in (*tasks.running, *tasks.waiting)}
     wait_for(queue, earlier, jobs=jobs, title="experiments queued before")
-    if status := bring_up_to_date(STAGE):
+    if status := bring_up_to_date():
         return status
     completed = with_store(lambda: _find_completed(planned, comparison))
     if missing := _without(planned, completed):
