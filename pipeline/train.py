@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from gradtrail.core.nn import inference
-from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.models import Model, num_parameters
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.xla.compiler import static_costs
@@ -60,6 +60,7 @@ def main(stage: Stage) -> None:
         functions = [*engine.functions, predict]
         fixed = engine.run_steps.cost.argument_bytes
         require_memory("train.batch_size", config.batch_size, functions, fixed_bytes=fixed)
+        members.require_space(scratch, config, num_parameters(model.abstract_params()), len(train))
         with TrainingLog(run, engine, stage.runtime, is_live=config.members == 1) as listener:
             results = training_runs.train_members(
                 engine,

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from factories import dataset_info, make_engine, model_config, random_split, tra
 from scipy import stats
 
 from gradtrail.core.nn.models import MLPConfig
-from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, write_seeds
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train import loop, members
@@ -42,7 +43,7 @@ def train(config: TrainConfig, to: Path, checkpoints: Path | None = None) -> Pat
     def validate(params: Any) -> dict[str, float]:
         return {"loss": float(np.abs(params["layers"][0]["kernel"]).sum()), "accuracy": 0.5}
 
-    engine, _ = make_engine(dataclasses.replace(config, seed=0, members=1), SPLIT)
+    engine, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
     results = loop.train_members(
         engine, validate, SPLIT, config, checkpoints=folder, listener=Silent(), steps_per_call=100
     )
@@ -131,6 +132,21 @@ def test_metrics_are_means_with_their_spread() -> None:
     expected = stats.t.interval(0.95, 2, 0.3, stats.sem([0.1, 0.2, 0.6]))
     assert (found["loss_low"], found["loss_high"]) == pytest.approx(expected)
     assert found["best_epoch"] == pytest.approx(4 / 3)
+
+
+def test_more_members_than_the_disk_holds_are_refused_with_how_many_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    each = 4 * 4 * 1000 + 32 * 10  # four files of 1,000 parameters, and ten examples
+    fitting = (1_000_000 - 10 * 4 * 1000) // each
+    members.require_space(tmp_path, dataclasses.replace(CONFIG, members=fitting), 1000, 10)
+    members.require_space(tmp_path, dataclasses.replace(CONFIG, members=1), 10**9, 10)
+    with pytest.raises(
+        UserError,
+        match=rf"^train\.members: {fitting + 1} members take .* GB of the disk are free; {fitting} would fit$",
+    ):
+        members.require_space(tmp_path, dataclasses.replace(CONFIG, members=fitting + 1), 1000, 10)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"seeds": []}', '{"seeds": [1, 0]}', '{"seeds": ["../x"]}'])

@@ -15,7 +15,10 @@ from gradtrail.stages.artifacts.members import FOLDER, member_folder, spread, wr
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.train import tables
 from gradtrail.stages.train.loop import TrainResult
+from gradtrail.support.errors import UserError
 
+_STATE_COPIES = 10  # of the parameters, in a checkpoint: optimizer, average and kept weights
+_EXAMPLE_BYTES = 32  # of a training example, in the tables
 _MODELS, _RESULTS = Path("models"), Path("results/train")
 
 
@@ -51,6 +54,31 @@ def _write_member(
     return WrittenMember(
         folder=folder, epochs=tables.epoch_table(done.history.epochs), metrics=metrics, seconds=done.seconds
     )
+
+
+def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_examples: int) -> None:
+    """Refuse more members than the disk has room for, before the first is trained.
+
+    Memory is no limit: one member is trained at a time, and written before the next.
+
+    Args:
+        scratch: a folder on the disk that gets them.
+        config: of the training.
+        num_parameters: of a network, float32.
+        num_examples: of the training split, for whose statistics room is left.
+
+    Raises:
+        UserError: how many would fit; one line.
+    """
+    kept = 2 + sum(epoch <= config.epochs for epoch in config.keep_epochs)
+    checkpoint = _STATE_COPIES * 4 * num_parameters
+    each = kept * 4 * num_parameters + _EXAMPLE_BYTES * num_examples
+    free = shutil.disk_usage(scratch).free - checkpoint
+    if config.members > 1 and config.members * each > free:
+        raise UserError(
+            f"train.members: {config.members:,} members take about {config.members * each / 1e9:,.1f} GB, and "
+            f"{max(0, free) / 1e9:,.1f} GB of the disk are free; {max(0, free // each):,} would fit"
+        )
 
 
 def write_each(
