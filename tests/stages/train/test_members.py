@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,20 +22,29 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train import loop, members
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.support.errors import UserError
+from gradtrail.support.signals import Stopped
 
 SPLIT = random_split(10)
 CONFIG = train_config(mlp=MLPConfig(hidden=(5,), dropout=0.5), epochs=2, keep_epochs=(0, 1))
 
 
-class Silent:
-    def after_chunk(self, state: Any) -> None: ...
+class Stopping:
+    """Asks the process to stop after some chunks, as Ctrl-C does."""
+
+    def __init__(self, chunks: int = -1):
+        self.left = chunks
+
+    def after_chunk(self, state: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def after_epoch(self, history: Any, seconds: float) -> None: ...
 
     def diverged(self, chunk: Any) -> None: ...
 
 
-def train(config: TrainConfig, to: Path, checkpoints: Path | None = None) -> Path:
+def train(config: TrainConfig, to: Path, checkpoints: Path | None = None, *, chunks: int = -1) -> Path:
     """Train all members; return the folder of the outs."""
 
     @contextlib.contextmanager
@@ -45,7 +56,7 @@ def train(config: TrainConfig, to: Path, checkpoints: Path | None = None) -> Pat
 
     engine, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
     results = loop.train_members(
-        engine, validate, SPLIT, config, checkpoints=folder, listener=Silent(), steps_per_call=100
+        engine, validate, SPLIT, config, checkpoints=folder, listener=Stopping(chunks), steps_per_call=2
     )
     _, written = members.write_each(to / "scratch", results, model_config(), config, dataset_info(), SPLIT.example_id)
     members.write_members(to, written)
@@ -106,6 +117,17 @@ def test_one_more_member_trains_one_network(tmp_path: Path, capsys: pytest.Captu
     anew = train(dataclasses.replace(CONFIG, members=3), tmp_path / "anew")
     for out in ("models", "results"):
         assert digest(three / out) == digest(anew / out)
+
+
+def test_a_training_that_is_stopped_in_any_member_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    config, to, checkpoints = dataclasses.replace(CONFIG, members=2), tmp_path / "stopped", tmp_path / "checkpoints"
+    for chunks in (1, 3, 4, 2):  # of the first member, then of the second, two an epoch
+        with pytest.raises(Stopped):
+            train(config, tmp_path / f"after {chunks}", checkpoints, chunks=chunks)
+    train(config, to, checkpoints)
+    straight = train(config, tmp_path / "straight")
+    for out in ("models", "results"):
+        assert digest(to / out) == digest(straight / out)
 
 
 def test_the_table_of_epochs_is_the_mean_with_its_interval(tmp_path: Path) -> None:
