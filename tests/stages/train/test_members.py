@@ -121,9 +121,9 @@ def test_one_more_member_trains_one_network(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_training_that_is_stopped_in_any_member_ends_with_the_same_bytes(tmp_path: Path) -> None:
     config, to, checkpoints = dataclasses.replace(CONFIG, members=2), tmp_path / "stopped", tmp_path / "checkpoints"
-    for chunks in (1, 3, 4, 2):  # of the first member, then of the second, two an epoch
+    for number, chunks in enumerate((1, 2, 2, 3)):  # a member has four: in the first twice, then in the second
         with pytest.raises(Stopped):
-            train(config, tmp_path / f"after {chunks}", checkpoints, chunks=chunks)
+            train(config, tmp_path / f"stopped {number}", checkpoints, chunks=chunks)
     train(config, to, checkpoints)
     straight = train(config, tmp_path / "straight")
     for out in ("models", "results"):
