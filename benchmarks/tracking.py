@@ -1,6 +1,6 @@
 """What MLflow costs: seconds and bytes of each stage's run, and seconds of a sync over many states.
 
-    python -m benchmarks.tracking [--rounds 5] [--states 50] [--stages fetch,train] [--json FILE]
+    python -m benchmarks.tracking [--rounds 5] [--states 50] [--stages fetch,train]
 
 Works in a clone of this repository in a temporary folder, on the results that DVC's cache has (run `dvc repro` first).
 Every stage runs by hand, with tracking and without in turn, into a store that has no run; the first pair warms up. Of
@@ -12,7 +12,6 @@ is no sync; else as many commits are made as there are states to be, each with a
 
 import argparse
 import dataclasses
-import json
 import os
 import re
 import shutil
@@ -28,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from ruamel.yaml import YAML
 
+from benchmarks.record import record
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.tracking.lineage.dvc_cache import cache_folder
 
@@ -176,7 +176,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--states", type=int, default=50)
     parser.add_argument("--stages", type=lambda names: names.split(","), default=list(read_pipeline()))
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         clone = make_clone(Path(folder).resolve() / "clone")
@@ -185,9 +184,7 @@ def main() -> None:
         syncs = measure_sync(clone, options.states) if options.states else {}
         if syncs:
             show_syncs(syncs, options.states)
-    if options.json:
-        content = {"runs": {stage: vars(cost) for stage, cost in rows.items()}, "sync": syncs}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    record("tracking", {"runs": {stage: vars(cost) for stage, cost in rows.items()}, "sync": syncs}, options)
 
 
 if __name__ == "__main__":
