@@ -1,10 +1,11 @@
 """Times come from the clock alone: how many calls are made, what a round is divided by, when compiling has paid."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.profile.benchmark import Bench, in_turns, random_state, steps_until_it_pays
 from gradtrail.core.profile.variants import CompiledVariant, Variant, compile_variant
 from gradtrail.core.train.loop import make_program, on_device
-from gradtrail.core.xla.compiler import CallTimes, CompileTimes
+from gradtrail.core.xla.compiler import CallTimes, Compiler, CompileTimes
 
 
 def ticking(seconds: float = 1.0) -> Callable[[], float]:
@@ -148,7 +149,17 @@ def test_the_same_steps_in_three_ways(num_examples: int) -> None:
         return step.call(*args)
 
     variant = dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call, times=took)})
-    times = bench(6, 1e6).time_steps(variant)
+    locked: list[str] = []
+
+    @contextlib.contextmanager
+    def guard(program: str) -> Iterator[None]:
+        locked.append(program)
+        yield
+        locked.append("released")
+
+    compiler = Compiler(ticking(), guard)
+    times = Bench(profile_config(steps=6, seconds=1e6), NUM_CLASSES, compiler).time_steps(variant)
+    assert [len(each) for each in locked] == [64, 8], "no other process compiles the same operations beside this one"
     assert all(0 <= start < stop <= variant.program.steps_per_epoch for start, stop in bounds)
     assert (times.steps_without_jit, times.steps_with_jit) == (6, 6)
     assert times.without_jit == 1.0
