@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from benchmarks.pipeline import measure
+from benchmarks.record import record
 
 
 def main() -> None:
@@ -19,6 +20,7 @@ def main() -> None:
             metrics[f"{noise}/{name}"] for name in ("auroc", "average_precision", "calibration_error")
         )
         print(f"  {noise:8} {metrics['score']}: AUROC {auroc:.5f}, AP {precision:.4f}, calibration error {error:.4f}")
+    record("audit", vars(cost) | metrics)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What checkpoints cost a training: the same one with and without, in turn.
 
-    python -m benchmarks.checkpoints [--rounds 5] [--epochs 20] [--json FILE]
+    python -m benchmarks.checkpoints [--rounds 5] [--epochs 20]
 
 Trains on `data/processed` by `params.yaml`. Checkpoints come much oftener than by default, so that what one costs
 stands out from the noise; the share is that of the cadence in `params.yaml`. The first pair warms up.
@@ -9,7 +9,6 @@ stands out from the noise; the share is that of the cadence in `params.yaml`. Th
 import argparse
 import dataclasses
 import functools
-import json
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record import record
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
@@ -87,14 +87,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = run(options.rounds, options.epochs)
     table = Table("training, s", "one checkpoint, s", "share at the default cadence")
     table.add_row(*(f"{found[key]:.2f}" for key in list(found)[:2]), f"{found['share_at_default']:.1%}")
     Console().print(table)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    record("checkpoints", found, options)
 
 
 if __name__ == "__main__":

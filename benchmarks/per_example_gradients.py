@@ -1,6 +1,6 @@
 """What per-example gradient norms cost: this project, `vmap(grad)`, Opacus and torch.func, in one table.
 
-    python -m benchmarks.per_example_gradients [--rounds 5] [--json FILE]
+    python -m benchmarks.per_example_gradients [--rounds 5]
 
 All find the norm of the gradient of every example, of the same networks in float32 on the same images drawn from a
 fixed seed; this project finds the norms layer by layer, EL2N, loss, margin and entropy besides, from uint8 images on
@@ -17,18 +17,16 @@ It takes a quarter of an hour on two cores and wants them for itself. PyTorch an
 import argparse
 import dataclasses
 import importlib.util
-import json
 import math
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.per_example_peers import Method, ScoreTask
+from benchmarks.record import record
 from benchmarks.training import NETWORKS, machine, run_peer
 from benchmarks.training_tasks import ModelName
 from gradtrail.support.progress import progress_bar
@@ -204,20 +202,14 @@ def as_table(table_rows: list[Row]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
     found = run(arguments.rounds)
     table_rows = rows(found)
     Console().print(as_table(table_rows))
-    if arguments.json:
-        report: dict[str, Any] = {
-            "machine": machine(),
-            "rows": [dataclasses.asdict(row) for row in table_rows],
-            "measured": [dataclasses.asdict(measured) for measured in found],
-        }
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    report = {"rows": [*map(dataclasses.asdict, table_rows)], "measured": [*map(dataclasses.asdict, found)]}
+    record("per_example_gradients", report, arguments)
     failures = [f"{measured.task}: {measured.note}" for measured in found if measured.note not in (None, NO_OPACUS)]
     if failures:
         raise SystemExit("\n".join(failures))

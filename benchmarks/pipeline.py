@@ -1,13 +1,12 @@
 """What a whole run costs, stage by stage: wall time and peak memory, process starts, DVC and MLflow included.
 
-    python -m benchmarks.pipeline [--rounds 3] [--json FILE]
+    python -m benchmarks.pipeline [--rounds 3]
 
 Each round forces every stage through `dvc repro`, in the order of the pipeline; the first one warms the file cache and
 is not counted. Times of a stage are medians over the rounds. At the end `dvc repro` with nothing to do.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -15,11 +14,11 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record import record
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
 NO_OP = "nothing to do"
@@ -77,15 +76,10 @@ def show(costs: dict[str, Cost]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     costs = run(arguments.rounds)
     show(costs)
-    if arguments.json:
-        content = {
-            name: {"seconds": cost.seconds, "peak_mebibytes": cost.peak_mebibytes} for name, cost in costs.items()
-        }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    record("pipeline", {name: vars(cost) for name, cost in costs.items()}, arguments)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What MLflow costs: seconds and bytes of each stage's run, and seconds of a sync over many states.
 
-    python -m benchmarks.tracking [--rounds 5] [--states 50] [--stages fetch,train] [--json FILE]
+    python -m benchmarks.tracking [--rounds 5] [--states 50] [--stages fetch,train]
 
 Works in a clone of this repository in a temporary folder, on the results that DVC's cache has (run `dvc repro` first).
 Every stage runs by hand, with tracking and without in turn, into a store that has no run; the first pair warms up. Of
@@ -11,11 +11,12 @@ is no sync; else as many commits are made as there are states to be, each with a
 """
 
 import argparse
+import contextlib
 import dataclasses
-import json
 import os
 import re
 import shutil
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from ruamel.yaml import YAML
 
+from benchmarks.record import record
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.tracking.lineage.dvc_cache import cache_folder
 
@@ -76,7 +78,7 @@ class Clone:
         path.write_text(re.sub(r"(?m)^  tracking: \w+", f"  tracking: {str(on).lower()}", path.read_text()))
 
     def empty_store(self) -> int:
-        """Bring back the store without rows; return the size of its database."""
+        """Bring back the store without runs; return the bytes in its database."""
         database, kept = self.folder / "mlflow.db", self.folder / ".gradtrail" / "empty.db"
         if not kept.exists():
             self.python("-c", "from gradtrail.tracking.mlflow.client import open_store; open_store()")
@@ -85,7 +87,16 @@ class Clone:
         for row in (self.folder / "mlruns").glob("*/"):
             shutil.rmtree(row)
         (self.folder / ".gradtrail" / "synced.json").unlink(missing_ok=True)
-        return database.stat().st_size
+        return self.database_bytes()
+
+    def database_bytes(self) -> int:
+        """Return the bytes that the database uses of its file, which has free pages from the start."""
+        with contextlib.closing(sqlite3.connect(self.folder / "mlflow.db")) as database:
+            pages, free, size = (
+                database.execute(f"pragma {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int(pages - free) * int(size)
 
 
 def make_clone(folder: Path) -> Clone:
@@ -94,7 +105,7 @@ def make_clone(folder: Path) -> Clone:
     subprocess.run(["git", "clone", "-q", ".", str(folder)], check=True)
     shutil.copy("dvc.lock", folder)
     clone.python("-m", "dvc", "config", "--local", "cache.dir", str(cache_folder()))
-    clone.python("-m", "dvc", "checkout")
+    clone.python("-m", "dvc", "checkout", "dvc.yaml")  # the audit may never have run
     shutil.copytree("metrics", folder / "metrics", dirs_exist_ok=True)
     (folder / ".gradtrail").mkdir(exist_ok=True)
     return clone
@@ -111,7 +122,7 @@ def measure_run(clone: Clone, stage: str, rounds: int) -> RunCost:
             if number:
                 seconds[on].append(took)
             if on:
-                database = (clone.folder / "mlflow.db").stat().st_size - empty
+                database = clone.database_bytes() - empty
                 artifacts = sum(path.stat().st_size for path in (clone.folder / "mlruns").rglob("*") if path.is_file())
     without = statistics.median(seconds[False])
     added = statistics.median(on - off for on, off in zip(seconds[True], seconds[False], strict=True))
@@ -150,7 +161,7 @@ def show_runs(rows: dict[str, RunCost]) -> None:
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     table = Table(title=f"a stage's run (load averages at the end: {load}; {os.cpu_count()} cores)")
     table.add_column("stage")
-    for title in ("imports, s", "without, s", "with, s", "with / without", "mlflow.db, KiB", "mlruns/, KiB"):
+    for title in ("imports, s", "without, s", "with, s", "with / without", "mlflow.db,\nKiB", "mlruns/,\nKiB"):
         table.add_column(title, justify="right")
     names = [field.name for field in dataclasses.fields(RunCost)]
     total = RunCost(**{name: sum(getattr(cost, name) for cost in rows.values()) for name in names})
@@ -176,7 +187,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--states", type=int, default=50)
     parser.add_argument("--stages", type=lambda names: names.split(","), default=list(read_pipeline()))
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         clone = make_clone(Path(folder).resolve() / "clone")
@@ -185,9 +195,7 @@ def main() -> None:
         syncs = measure_sync(clone, options.states) if options.states else {}
         if syncs:
             show_syncs(syncs, options.states)
-    if options.json:
-        content = {"runs": {stage: vars(cost) for stage, cost in rows.items()}, "sync": syncs}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    record("tracking", {"runs": {stage: vars(cost) for stage, cost in rows.items()}, "sync": syncs}, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What training costs: the lesson's loop, PyTorch and this project, on one processor, in one table.
 
-    python -m benchmarks.training [--rounds 5] [--json FILE] [--examples 55000]
+    python -m benchmarks.training [--rounds 5] [--examples 55000]
 
 "A bare compiled loop" is the least that JAX needs for the network of this project: what is above it is the price of
 records, norms and masks.
@@ -38,13 +38,13 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks.record import record
 from benchmarks.training_tasks import ModelName, Peer, Precision, Task, available_cores, flops_per_step
 from gradtrail.support.progress import progress_bar
 
@@ -260,7 +260,6 @@ def bare_table(rows: list[BareRow]) -> Table:
 def report(found: Measurements, rows: list[Row], bare: list[BareRow], caption: str) -> dict[str, Any]:
     """Return everything as plain data."""
     return {
-        "machine": machine(),
         "caption": caption,
         "rows": [dataclasses.asdict(row) for row in rows],
         "matmuls_alone": [dataclasses.asdict(row) for row in bare],
@@ -310,7 +309,6 @@ def _text(value: float | None, form: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--examples", type=int, default=55_000)
     arguments = parser.parse_args()
     largest = max(batch_size for _, batch_size in SETTINGS)
@@ -324,8 +322,7 @@ def main() -> None:
     console = Console()
     console.print(training_table(rows, caption))
     console.print(bare_table(bare))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report(found, rows, bare, caption), indent=2) + "\n")
+    record("training", report(found, rows, bare, caption), arguments)
     failures = [f"{peer}: {note}" for peer, note in found.notes.items() if note != NO_PYTORCH]
     if failures:
         raise SystemExit("\n".join(failures))

@@ -16,6 +16,7 @@ from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.profile import figures, programs, tables, timings
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.compile_report import compiling
+from gradtrail.tracking.mlflow.naming import metric_name, precision_note
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -33,9 +34,9 @@ def main(stage: Stage) -> None:
             compiled = programs.compile_variants(
                 config, train_config, info, compiler=compiler, cold=is_timed, advance=bar.advance
             )
+            is_timed = is_timed and run.is_open  # the store may have failed meanwhile
             if is_timed:
-                with compiler.planned():  # steps without jit compile each operation: that is what is timed
-                    timed = timings.take(config, compiled, info.num_classes, clock=compiler.clock, advance=bar.advance)
+                timed = timings.take(config, compiled, info.num_classes, compiler=compiler, advance=bar.advance)
         costs = tables.cost_table(compiled)
 
         with stage.writing_outs() as new:
@@ -46,11 +47,15 @@ def main(stage: Stage) -> None:
             stage.write_costs(new, static_costs(compiled[0].functions.values()))
 
         if is_timed:
-            run.metrics(timings.metrics(timed.steps))
+            run.metrics(timings.metrics(timed))
+            ratios = {metric_name("profile", name): value for name, value in timed.precisions.items()}
+            if said := precision_note(ratios, configured.precision, configured.batch_size):
+                print(f"profile: {said}", flush=True)
+        run.outs()
+        if is_timed:  # drawn while the tracker logs the outs
             with tempfile.TemporaryDirectory() as name:
                 timings.write(Path(name), timed, configured, title)
                 run.files(Path(name), "timings")
-        run.outs()
 
 
 if __name__ == "__main__":

@@ -284,7 +284,6 @@ def step_times(**overrides: Any) -> StepTimes:
     times = StepTimes(
         without_jit=0.1,
         steps_without_jit=5,
-        first_without_jit=6.0,
         steps_with_jit=50,
         one_by_one=0.001,
         scanned=0.0008,
@@ -309,6 +308,7 @@ def timings_of(batch_sizes: Sequence[int] = (16, 32, 64)) -> Timings:
         times=pd.DataFrame([{"function": name, **pieces} for name in ("train_step", "predict", "score")]),
         steps=step_times(),
         rates=MachineRates(flops_per_second=1e10, bytes_per_second=1e10),
+        precisions={},
     )
 
 

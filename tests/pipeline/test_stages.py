@@ -181,6 +181,10 @@ def test_the_profile_run_has_times_in_figures_tables_and_pictures(project: Proje
     assert set(functions["precision"]) == {"float16", "float32"}
     assert (functions["examples_per_second"] > 0).all()
     assert run["metrics"]["profile/jit/speedup"] > 0
+    (train,) = project.runs_of("train")
+    low, ratio, high = (f"profile/float16_over_float32{end}" for end in ("_low", "", "_high"))
+    for metrics in (run["metrics"], train["metrics"]):
+        assert 0 < metrics[low] <= metrics[ratio] <= metrics[high]
 
 
 def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(project: Project) -> None:

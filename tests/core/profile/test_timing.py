@@ -1,10 +1,11 @@
 """Times come from the clock alone: how many calls are made, what a round is divided by, when compiling has paid."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.profile.benchmark import Bench, in_turns, random_state, steps_until_it_pays
 from gradtrail.core.profile.variants import CompiledVariant, Variant, compile_variant
 from gradtrail.core.train.loop import make_program, on_device
-from gradtrail.core.xla.compiler import CallTimes, CompileTimes
+from gradtrail.core.xla.compiler import CallTimes, Compiler, CompileTimes
 
 
 def ticking(seconds: float = 1.0) -> Callable[[], float]:
@@ -42,7 +43,7 @@ def with_calls(variant: CompiledVariant, calls: CallTimes | None) -> CompiledVar
 
 
 def bench(steps: int, seconds: float) -> Bench:
-    return Bench(profile_config(steps=steps, seconds=seconds), NUM_CLASSES, ticking())
+    return Bench(profile_config(steps=steps, seconds=seconds), NUM_CLASSES, new_compiler(ticking()))
 
 
 @given(st.floats(0, 1e3), st.floats(1e-6, 10), st.floats(1e-6, 10))
@@ -65,16 +66,16 @@ def test_speed_ups_of_given_times() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "most", "made"), [(5.0, 100, 5), (5.0, 3, 3), (0.5, 100, 2), (9.0, 1, 2)])
-def test_as_many_calls_as_fit_and_two_at_least(seconds: float, most: int, made: int) -> None:
+def test_as_many_calls_as_fit_and_the_least_anyway(seconds: float, most: int, made: int) -> None:
     calls: list[int] = []
-    (taken,) = in_turns([lambda: calls.append(1)], ticking(), seconds=seconds, most=most)
+    (taken,) = in_turns([lambda: calls.append(1)], ticking(), seconds=seconds, least=2, most=most)
     assert taken == [1.0] * made
     assert len(calls) == made
 
 
 def test_calls_take_turns() -> None:
     order: list[str] = []
-    in_turns([lambda: order.append("a"), lambda: order.append("b")], ticking(), seconds=9.0, most=3)
+    in_turns([lambda: order.append("a"), lambda: order.append("b")], ticking(), seconds=9.0, least=2, most=3)
     assert "".join(order) == "ababab"
 
 
@@ -90,7 +91,7 @@ def test_a_call_is_over_when_its_result_is_ready() -> None:
         events.append("clock")
         return 0.0
 
-    in_turns([Result], clock, seconds=0.0)
+    in_turns([Result], clock, seconds=0.0, least=2, most=2)
     assert events == ["clock", "ready", "clock"] * 2
 
 
@@ -102,6 +103,7 @@ def test_pace_is_the_time_of_a_round_by_its_steps(seconds: float, steps: int, co
     assert [each.function for each in times] == ["train_step", "predict", "score"]
     for each in times:
         cost = variant.functions[each.function].cost
+        assert each.rounds == pytest.approx((1 / count,) * (9 if seconds > 1 else 6))
         assert each.seconds == pytest.approx(1 / count)
         assert each.examples_per_second == pytest.approx(4 * count)
         assert each.flops_per_second == pytest.approx(cost.flops * count)
@@ -120,7 +122,8 @@ def test_a_slow_first_call_is_no_measure_of_how_many_fit() -> None:
         return step.call(*args)
 
     variant = dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call)})
-    (time,) = Bench(profile_config(steps=8, seconds=1.0), NUM_CLASSES, lambda: now[0]).time_functions([variant])
+    compiler = new_compiler(lambda: now[0])
+    (time,) = Bench(profile_config(steps=8, seconds=1.0), NUM_CLASSES, compiler).time_functions([variant])
     assert max(made) == 8
     assert time.seconds == pytest.approx(1e-3)
 
@@ -146,10 +149,20 @@ def test_the_same_steps_in_three_ways(num_examples: int) -> None:
         return step.call(*args)
 
     variant = dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call, times=took)})
-    times = bench(6, 1e6).time_steps(variant)
+    locked: list[str] = []
+
+    @contextlib.contextmanager
+    def guard(program: str) -> Iterator[None]:
+        locked.append(program)
+        yield
+        locked.append("released")
+
+    compiler = Compiler(ticking(), guard)
+    times = Bench(profile_config(steps=6, seconds=1e6), NUM_CLASSES, compiler).time_steps(variant)
+    assert [len(each) for each in locked] == [64, 8], "no other process compiles the same operations beside this one"
     assert all(0 <= start < stop <= variant.program.steps_per_epoch for start, stop in bounds)
     assert (times.steps_without_jit, times.steps_with_jit) == (6, 6)
-    assert (times.first_without_jit, times.without_jit) == (1.0, 1.0)
+    assert times.without_jit == 1.0
     assert (times.one_by_one, times.scanned) == (pytest.approx(1 / 6), pytest.approx(1 / 6))
     assert times.compile_seconds == 7.0
 
@@ -175,6 +188,27 @@ def test_what_is_timed_stays_finite(optimizer: str) -> None:
     leaves = [leaf for leaf in jax.tree.leaves((state.params, state.opt_state, record)) if leaf.dtype == np.float32]
     assert all(np.isfinite(leaf).all() for leaf in leaves)
     assert not record.skipped
+
+
+def test_functions_are_timed_round_by_round_in_turns() -> None:
+    """A machine that slows down between two rounds slows all functions down alike."""
+    now, order = [0.0], []
+    variants = [compiled(), compiled(precision="float16")]
+
+    def slowing(variant: CompiledVariant) -> CompiledVariant:
+        step = variant.functions["train_step"]
+
+        def call(*args: Any) -> Any:
+            order.append(variant.variant.precision)
+            now[0] += 2.0 ** ((len(order) - 1) // 2) * (3.0 if variant.variant.precision == "float16" else 1.0)
+            return step.call(*args)
+
+        return dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call)})
+
+    config = profile_config(steps=2, seconds=1.0)
+    times = Bench(config, NUM_CLASSES, new_compiler(lambda: now[0])).time_functions([*map(slowing, variants)])
+    assert order[-12:] == ["float32", "float16"] * 6, "a slow function has six rounds"
+    assert [half / whole for whole, half in zip(times[0].rounds, times[1].rounds, strict=True)] == [3.0] * 6
 
 
 def test_variants_whose_states_differ_are_timed_beside_each_other() -> None:

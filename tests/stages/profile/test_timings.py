@@ -1,11 +1,14 @@
 """Metrics follow from the measured times; and nothing is timed without tracking or with a debug switch on."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from factories import CONFIGURED, ROOT, step_times, timings_of
 
+from gradtrail.core.profile.benchmark import FunctionTime
+from gradtrail.core.profile.variants import Variant
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.profile import timings
@@ -21,7 +24,7 @@ def test_nothing_is_timed_without_tracking_or_under_a_debug_switch() -> None:
 
 
 def test_metrics_of_given_times() -> None:
-    metrics = timings.metrics(timings_of().steps)
+    metrics = timings.metrics(timings_of())
     assert metrics["jit/speedup"] == pytest.approx(100)
     assert metrics["jit/compile_seconds"] == 2.0
     assert metrics["jit/steps_until_it_pays"] == 21
@@ -30,7 +33,7 @@ def test_metrics_of_given_times() -> None:
 
 
 def test_what_never_pays_has_no_number_of_steps() -> None:
-    metrics = timings.metrics(step_times(without_jit=0.0005))
+    metrics = timings.metrics(dataclasses.replace(timings_of(), steps=step_times(without_jit=0.0005)))
     assert "jit/steps_until_it_pays" not in metrics
     assert np.isfinite(list(metrics.values())).all()
 
@@ -40,3 +43,34 @@ def test_doublings_are_those_of_the_times() -> None:
     assert list(zip(doubling["batch_size"], doubling["doubled"], strict=True)) == [(16, 32), (32, 64)]
     assert doubling["seconds"].tolist() == pytest.approx([42 / 26, 74 / 42])
     assert doubling["examples_per_second"].tolist() == pytest.approx([2 * 26 / 42, 2 * 42 / 74])
+
+
+def time_of(variant: Variant, rounds: Sequence[float], function: str = "train_step") -> FunctionTime:
+    rates = dict.fromkeys(("examples_per_second", "flops_per_second", "bytes_per_second", "arithmetic_intensity"), 1.0)
+    return FunctionTime(function=function, variant=variant, rounds=tuple(rounds), seconds=1.0, **rates)
+
+
+def test_precisions_are_compared_with_float32_at_the_configured_batch_size() -> None:
+    half = dataclasses.replace(CONFIGURED, precision="bfloat16")
+    for configured in (CONFIGURED, half):
+        times = [
+            time_of(half, [1.4] * 9),
+            time_of(half, [50.0] * 9, "predict"),
+            time_of(dataclasses.replace(CONFIGURED, batch_size=64), [70.0] * 9),
+            time_of(CONFIGURED, [1.0] * 9),
+            time_of(dataclasses.replace(CONFIGURED, remat=True), [90.0] * 9),
+        ]
+        ratios = timings.precision_ratios(times, configured)
+        assert set(ratios) == {f"bfloat16_over_float32{end}" for end in ("", "_low", "_high")}
+        assert list(ratios.values()) == pytest.approx([1.4] * 3)
+
+
+def test_without_float32_or_with_few_rounds_there_is_no_ratio() -> None:
+    half = dataclasses.replace(CONFIGURED, precision="bfloat16")
+    assert timings.precision_ratios([time_of(half, [1.4] * 9)], half) == {}
+    assert timings.precision_ratios([time_of(half, [1.4] * 5), time_of(CONFIGURED, [1.0] * 5)], half) == {}
+
+
+def test_ratios_are_metrics() -> None:
+    found = timings.metrics(dataclasses.replace(timings_of(), precisions={"bfloat16_over_float32": 1.4}))
+    assert found["bfloat16_over_float32"] == 1.4

@@ -9,10 +9,11 @@ from factories import ROOT
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.mlflow import naming
-from gradtrail.tracking.mlflow.naming import NOTE, is_headline, name_of, note, summary_in
+from gradtrail.tracking.mlflow.naming import NOTE, is_headline, name_of, note, precision_note, summary_in
 
 RUN = "0123456789abcdef" * 2
 TAGS = {"stage": "train", "dataset": "digits", "dataset_digest": "ab" * 32, "mlflow.source.git.commit": "c" * 40}
+PARAMS = {"train.precision": "bfloat16", "train.batch_size": "128"}
 METRICS = {
     "eval/accuracy": 0.9859,
     "eval/accuracy_low": 0.9834,
@@ -34,7 +35,7 @@ It is 277.
 
 
 def test_a_training_shows_its_accuracy_its_metrics_and_its_lineage() -> None:
-    text = note(RUN, TAGS, METRICS, SUMMARY)
+    text = note(RUN, TAGS, PARAMS, METRICS, SUMMARY)
     assert text.startswith("**98.59% of the test images are classified correctly** (95 % interval: 98.34% to 98.80%).")
     assert "\n\n235,146 parameters, 10 epochs. Gradient noise scale 277 examples.\n\n" in text
     assert f"![Learning curves](get-artifact?path=description.png&run_uuid={RUN})" in text
@@ -46,32 +47,71 @@ def test_a_training_shows_its_accuracy_its_metrics_and_its_lineage() -> None:
 
 
 def test_before_the_evaluation_it_says_so() -> None:
-    assert note(RUN, TAGS, {}, "").startswith("Not evaluated yet: run `dvc repro`.\n\n![Learning curves]")
+    assert note(RUN, TAGS, PARAMS, {}, "").startswith("Not evaluated yet: run `dvc repro`.\n\n![Learning curves]")
 
 
 def test_changes_and_experiments_are_named() -> None:
-    text = note(RUN, TAGS | {"git.dirty": "true", "dvc.exp_name": "famed-eel"}, METRICS, "")
+    text = note(RUN, TAGS | {"git.dirty": "true", "dvc.exp_name": "famed-eel"}, PARAMS, METRICS, "")
     assert "Code of commit `cccccccc`, with changes (`git.diff`). Experiment `famed-eel`." in text
+
+
+def ratio(value: float, low: float, high: float, precision: str = "bfloat16") -> dict[str, float]:
+    name = f"profile/{precision}_over_float32"
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
+
+
+SLOWER = "bfloat16 is 1.40 × slower than float32 on this machine at batch size 128 (95 % interval 1.35 to 1.46)."
+FASTER = "bfloat16 is 1.25 × faster than float32 on this machine at batch size 128 (95 % interval 1.11 to 1.43)."
+
+
+@pytest.mark.parametrize(
+    ("metrics", "precision", "said"),
+    [
+        (ratio(1.4, 1.35, 1.46), "bfloat16", SLOWER),
+        (ratio(1.4, 1.35, 1.46), "float32", ""),
+        (ratio(0.8, 0.7, 0.9), "float32", FASTER),
+        (ratio(0.8, 0.7, 0.9), "bfloat16", ""),
+        (ratio(1.4, 0.9, 1.9), "bfloat16", ""),  # may be chance
+        (ratio(0.8, 0.5, 1.1), "float32", ""),
+        (ratio(1.02, 1.01, 1.03), "bfloat16", ""),  # hardly matters
+        (ratio(1.4, 1.35, 1.46, "float16"), "bfloat16", ""),  # of another precision
+        ({}, "bfloat16", ""),
+        ({"profile/bfloat16_over_float32": 1.4}, "bfloat16", ""),  # no interval
+    ],
+)
+def test_a_precision_that_does_not_pay_or_would_pay_is_told(
+    metrics: dict[str, float], precision: str, said: str
+) -> None:
+    assert precision_note(metrics, precision, 128) == said
+
+
+@pytest.mark.parametrize("stage", ["train", "profile"])
+def test_descriptions_say_that_a_precision_does_not_pay(stage: str) -> None:
+    measured = ratio(1.4, 1.35, 1.46)
+    assert SLOWER in note(RUN, TAGS | {"stage": stage}, PARAMS, METRICS | measured, "")
+    assert "slower" not in note(RUN, TAGS | {"stage": stage}, PARAMS, METRICS, "")
+    assert "slower" not in note(RUN, TAGS | {"stage": stage}, {}, METRICS | measured, ""), "of an older version"
+    assert all(is_headline(name, "profile") for name in measured)
 
 
 @pytest.mark.parametrize("stage", ["train", "gradients"])
 def test_what_the_gradients_say_goes_from_note_to_note_unchanged(stage: str) -> None:
-    told = note(RUN, TAGS | {"stage": stage}, {}, SUMMARY)
+    told = note(RUN, TAGS | {"stage": stage}, PARAMS, {}, SUMMARY)
     taken = summary_in(told)
     assert taken.startswith("### What the gradients say")
     assert taken.endswith("It is 277.")
-    again = note("f" * 32, TAGS, METRICS, taken)
+    again = note("f" * 32, TAGS, PARAMS, METRICS, taken)
     assert summary_in(again) == taken
 
 
 def test_a_note_without_it_has_none() -> None:
-    assert summary_in(note(RUN, TAGS, METRICS, "")) == ""
+    assert summary_in(note(RUN, TAGS, PARAMS, METRICS, "")) == ""
     assert summary_in("") == ""
 
 
 def test_a_figure_that_a_description_has_stays() -> None:
     before = f"![Learning curves](get-artifact?path=results%2Flearning_curves.png&run_uuid={RUN})"
-    assert before in note(RUN, TAGS | {NOTE: f"Some words.\n\n{before}\n\nMore."}, METRICS, "")
+    assert before in note(RUN, TAGS | {NOTE: f"Some words.\n\n{before}\n\nMore."}, PARAMS, METRICS, "")
 
 
 TRAINING = {key: value for key, value in naming._reference().items() if key.split(".")[0] in naming._WITHOUT_SECTION}

@@ -6,6 +6,7 @@ The clock is the caller's. Whether a variant fits into memory is checked elsewhe
 """
 
 import functools
+import hashlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from gradtrail.core.common.sharding import replicated
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
 from gradtrail.core.train.loop import Program, abstract_state
 from gradtrail.core.train.step import Examples, TrainState
+from gradtrail.core.xla.compiler import Compiler
 
 _SIDE = 768  # of the matrices
 _COPIED_BYTES = 32 * 2**20  # beyond the caches of most processors
@@ -69,8 +71,10 @@ def _median_seconds(function: Callable[[jax.Array], jax.Array], array: jax.Array
     return statistics.median(seconds[1:])
 
 
-ROUNDS = 5  # timings of each loop or call, for a median
-_LEAST_CALLS = 2
+ROUNDS = 9  # timings of each loop or call, for a median and its interval
+_LEAST_ROUNDS = 6  # of a slow one
+_LEAST_STEPS = 2  # without jit
+_WITHOUT_JIT = hashlib.sha256(b"a step without jit").hexdigest()  # for the guard of a compiler
 Clock = Callable[[], float]
 
 
@@ -79,7 +83,9 @@ class FunctionTime:
     """Time and rates of a function of a variant.
 
     Attributes:
-        seconds: of a call; of `train_step`, of a step in the loop.
+        rounds: seconds of a call in each round; of `train_step`, of a step in the loop. Round by round all functions
+            are timed in turns.
+        seconds: the median of the rounds.
         examples_per_second: batch size over `seconds`.
         flops_per_second: static FLOPs of a call or step over `seconds`.
         bytes_per_second: `CompiledVariant.touched_bytes` over `seconds`.
@@ -88,6 +94,7 @@ class FunctionTime:
 
     function: str
     variant: Variant
+    rounds: tuple[float, ...]
     seconds: float
     examples_per_second: float
     flops_per_second: float
@@ -102,7 +109,6 @@ class StepTimes:
     Attributes:
         without_jit: each operation dispatched by itself.
         steps_without_jit: steps timed without jit.
-        first_without_jit: the step before those, in which each operation is compiled by itself.
         steps_with_jit: steps in each timing of the other two ways.
         one_by_one: one call of the compiled function per step, from a Python loop.
         scanned: one call for all steps, a loop on the device.
@@ -111,7 +117,6 @@ class StepTimes:
 
     without_jit: float
     steps_without_jit: int
-    first_without_jit: float
     steps_with_jit: int
     one_by_one: float
     scanned: float
@@ -141,20 +146,21 @@ def steps_until_it_pays(overhead: float, *, slow: float, fast: float) -> float:
 
 
 def in_turns(
-    calls: Sequence[Callable[[], Any]], clock: Clock, *, seconds: float, most: int = ROUNDS
+    calls: Sequence[Callable[[], Any]], clock: Clock, *, seconds: float, least: int, most: int
 ) -> list[list[float]]:
     """Return the seconds of repeated calls, taken in turns so that other load on the machine affects all alike.
 
     Args:
         calls: each returns arrays; it is over when they are ready.
         clock: returns seconds.
-        seconds: that the repetitions of a call take at most; two are made anyway.
+        seconds: that the repetitions of a call take at most, the least ones aside.
+        least: repetitions of each that are made anyway.
         most: repetitions of each.
     """
     taken: list[list[float]] = [[] for _ in calls]
-    for turn in range(max(most, _LEAST_CALLS)):
+    for turn in range(max(most, least)):
         for call, mine in zip(calls, taken, strict=True):
-            if turn < _LEAST_CALLS or sum(mine) < seconds:
+            if turn < least or sum(mine) < seconds:
                 mine.append(_timed(call, clock))
     return taken
 
@@ -171,13 +177,14 @@ class Bench:
     Args:
         config: how long to time.
         num_classes: of the labels.
-        clock: returns seconds.
+        compiler: its clock returns seconds; its guard lets no other process compile the operations of the same step.
     """
 
-    def __init__(self, config: ProfileConfig, num_classes: int, clock: Clock):
+    def __init__(self, config: ProfileConfig, num_classes: int, compiler: Compiler):
         self._config = config
         self._num_classes = num_classes
-        self._clock = clock
+        self._compiler = compiler
+        self._clock = compiler.clock
         self._examples: Examples | None = None
 
     def time_functions(self, variants: Sequence[CompiledVariant]) -> list[FunctionTime]:
@@ -185,23 +192,21 @@ class Bench:
         works = [(each, name, self._work(each, name)) for each in variants for name in each.functions]
         counts = [self._fitting(work) for *_, work in works]
         rounds = [functools.partial(work, count) for (*_, work), count in zip(works, counts, strict=True)]
-        seconds = self._medians(rounds)
         return [
-            _function_time(each, name, taken / count)
-            for (each, name, _), taken, count in zip(works, seconds, counts, strict=True)
+            _function_time(each, name, tuple(seconds / count for seconds in taken))
+            for (each, name, _), taken, count in zip(works, self._in_turns(rounds), counts, strict=True)
         ]
 
     def time_steps(self, compiled: CompiledVariant) -> StepTimes:
         """Time the same training steps in three ways."""
-        first, without_jit = self._time_without_jit(compiled)
+        without_jit = self._time_without_jit(compiled)
         loop = self._loop(compiled)
         count = self._fitting(loop.scanned)
         ways = (functools.partial(loop.one_by_one, count), functools.partial(loop.scanned, count))
-        one_by_one, scanned = self._medians(ways)
+        one_by_one, scanned = map(statistics.median, self._in_turns(ways))
         return StepTimes(
             without_jit=statistics.median(without_jit),
             steps_without_jit=len(without_jit),
-            first_without_jit=first,
             steps_with_jit=count,
             one_by_one=one_by_one / count,
             scanned=scanned / count,
@@ -228,17 +233,19 @@ class Bench:
                 return fitting
             count *= 4
 
-    def _medians(self, calls: Sequence[Callable[[], Any]]) -> list[float]:
-        taken = in_turns(calls, self._clock, seconds=self._config.seconds)
-        return [statistics.median(each) for each in taken]
+    def _in_turns(
+        self, calls: Sequence[Callable[[], Any]], *, least: int = _LEAST_ROUNDS, most: int = ROUNDS
+    ) -> list[list[float]]:
+        return in_turns(calls, self._clock, seconds=self._config.seconds, least=least, most=most)
 
-    def _time_without_jit(self, compiled: CompiledVariant) -> tuple[float, list[float]]:
-        """Return the seconds of the first step, and those of each later one."""
-        loop, clock = self._loop(compiled), self._clock
+    def _time_without_jit(self, compiled: CompiledVariant) -> list[float]:
+        """Return the seconds of each step after the first one."""
+        loop = self._loop(compiled)
         with jax.disable_jit():
-            first = _timed(loop.step_without_jit, clock)
-            (rest,) = in_turns([loop.step_without_jit], clock, seconds=self._config.seconds, most=self._config.steps)
-        return first, rest
+            with self._compiler.guard(_WITHOUT_JIT):
+                loop.step_without_jit()  # compiles each operation by itself, or reads it from the cache
+            (taken,) = self._in_turns([loop.step_without_jit], least=_LEAST_STEPS, most=self._config.steps)
+        return taken
 
     def _loop(self, compiled: CompiledVariant) -> "_Loop":
         program = compiled.program
@@ -312,11 +319,13 @@ def random_state(program: Program) -> TrainState:
     return jax.tree.map(draw, abstract_state(program))
 
 
-def _function_time(compiled: CompiledVariant, name: str, seconds: float) -> FunctionTime:
+def _function_time(compiled: CompiledVariant, name: str, rounds: tuple[float, ...]) -> FunctionTime:
     cost, touched = compiled.functions[name].cost, compiled.touched_bytes(name)
+    seconds = statistics.median(rounds)
     return FunctionTime(
         function=name,
         variant=compiled.variant,
+        rounds=rounds,
         seconds=seconds,
         examples_per_second=compiled.variant.batch_size / seconds,
         flops_per_second=cost.flops / seconds,

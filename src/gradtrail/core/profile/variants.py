@@ -27,7 +27,8 @@ class ProfileConfig:
         smallest_batch_size: lower bound of the powers of two that are compared.
         largest_batch_size: upper bound, included.
         steps: training steps that are timed in each way of running them, at most.
-        seconds: longest that a timing may take; it has two calls at least, and fewer of `steps` where they do not fit.
+        seconds: longest that a timing may take; it has six rounds at least, without jit two steps, and fewer of `steps`
+            where they do not fit.
     """
 
     precisions: tuple[Precision, ...]

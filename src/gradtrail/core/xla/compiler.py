@@ -138,7 +138,7 @@ class Compiler:
 
     def __init__(self, clock: Callable[[], float], guard: Guard | None = None, log: CompileLog | None = None):
         self.clock = clock
-        self._guard = guard or (lambda _: contextlib.nullcontext())
+        self.guard = guard or (lambda _: contextlib.nullcontext())
         self._log = log or CompileLog()
         self._suffix = ""
         self.functions: dict[str, CompiledFunction] = {}
@@ -146,7 +146,7 @@ class Compiler:
 
     def for_variant(self, label: str) -> "Compiler":
         """Return a compiler with the same account, and `functions` of its own, for a variant of the same functions."""
-        variant = Compiler(self.clock, self._guard, self._log)
+        variant = Compiler(self.clock, self.guard, self._log)
         variant._suffix, variant.compiled = f" ({label})", self.compiled
         return variant
 
@@ -214,7 +214,7 @@ class Compiler:
         lowered = traced.lower()
         lowered_at = self.clock()
         stablehlo = lowered.as_text()
-        with self._guard(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
+        with self.guard(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
             begun = self.clock()
             compiled = lowered.compile()
             ended = self.clock()

@@ -46,8 +46,8 @@ def draw_steps(steps: StepTimes, title: str) -> Figure:
         figure,
         f"Lines extrapolate medians: of {steps.steps_without_jit} steps without jit, and of rounds of "
         f"{steps.steps_with_jit} steps with jit. Lines with jit start after {_seconds(steps.compile_seconds)} of "
-        f"tracing, lowering and compiling. The first step without jit ({_seconds(steps.first_without_jit)}), which "
-        "compiles each operation by itself, is left out.",
+        "tracing, lowering and compiling. The first step without jit, which compiles each operation by itself, is left "
+        "out.",
     )
     return figure
 

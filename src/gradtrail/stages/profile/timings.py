@@ -15,15 +15,18 @@ import numpy as np
 import pandas as pd
 
 from gradtrail.core.profile.benchmark import Bench, FunctionTime, MachineRates, StepTimes, measure_rates
+from gradtrail.core.profile.paired import paired_ratio
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
+from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.common.setup import cache_disabled
 from gradtrail.stages.profile import time_figures
 from gradtrail.stages.profile.tables import doubling_table, of_configured
 from gradtrail.support.memory import available_bytes, release_memory
 
 _MIB = 2**20
+_NO_NUMBERS = ("function", "variant", "rounds")  # of a `FunctionTime`
+_REFERENCE = "float32"
 DOUBLED = ("seconds", "examples_per_second", "temporary_mib", "total_mib")
 
 
@@ -36,12 +39,14 @@ class Timings:
         times: a row for each function of the configured variant, of `time_table`.
         steps: of the configured training step in three ways.
         rates: the highest of the machine, measured before and after the functions.
+        precisions: metrics of `precision_ratios`.
     """
 
     functions: pd.DataFrame
     times: pd.DataFrame
     steps: StepTimes
     rates: MachineRates
+    precisions: dict[str, float]
 
 
 def wanted(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
@@ -54,7 +59,7 @@ def take(
     compiled: Sequence[CompiledVariant],
     num_classes: int,
     *,
-    clock: Callable[[], float],
+    compiler: Compiler,
     advance: Callable[..., object],
 ) -> Timings:
     """Time all variants that fit into memory; warn of each that does not.
@@ -63,22 +68,27 @@ def take(
         config: how many steps to time, and for how long at most.
         compiled: the configured variant first.
         num_classes: of the data set.
-        clock: returns seconds.
+        compiler: that compiled them.
         advance: called with a `message` after each of two pieces of work.
     """
-    bench = Bench(config, num_classes, clock)
-    rates = [measure_rates(clock)]
-    times = bench.time_functions([each for each in compiled if _fits(each)])
-    rates.append(measure_rates(clock))
-    advance(message="timed all variants")
-    release_memory()
-    with cache_disabled():  # without jit each of hundreds of operations compiles faster than the cache stores it
+    bench = Bench(config, num_classes, compiler)
+    with compiler.planned():  # steps without jit compile each operation: that is what is timed
+        rates = [measure_rates(compiler.clock)]
+        times = bench.time_functions([each for each in compiled if _fits(each)])
+        rates.append(measure_rates(compiler.clock))
+        advance(message="timed all variants")
         steps = bench.time_steps(compiled[0])
     release_memory()
     advance(message="timed the same steps in three ways")
     roof = _highest(rates)
     table = function_table(times, compiled, roof)
-    return Timings(functions=table, times=time_table(compiled[0], table), steps=steps, rates=roof)
+    return Timings(
+        functions=table,
+        times=time_table(compiled[0], table),
+        steps=steps,
+        rates=roof,
+        precisions=precision_ratios(times, compiled[0].variant),
+    )
 
 
 def function_table(
@@ -89,7 +99,7 @@ def function_table(
     rows = []
     for time in times:
         function = functions[time.variant, time.function]
-        measured = {key: value for key, value in dataclasses.asdict(time).items() if key not in ("function", "variant")}
+        measured = {key: value for key, value in dataclasses.asdict(time).items() if key not in _NO_NUMBERS}
         rows.append(
             {"function": time.function, **dataclasses.asdict(time.variant), **measured}
             | {"share_of_matmul_rate": time.flops_per_second / rates.flops_per_second}
@@ -99,10 +109,29 @@ def function_table(
     return pd.DataFrame(rows)
 
 
+def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict[str, float]:
+    """Return the time of a training step in each other precision over that in float32, as metrics with 95 % intervals.
+
+    Empty where float32 is not among the precisions, or rounds are too few for an interval.
+    """
+    rounds: dict[str, tuple[float, ...]] = {
+        time.variant.precision: time.rounds
+        for time in times
+        if time.function == "train_step"
+        and dataclasses.replace(time.variant, precision=configured.precision) == configured
+    }
+    found: dict[str, float] = {}
+    for precision in rounds.keys() - {_REFERENCE}:
+        if ratio := paired_ratio(rounds[precision], rounds.get(_REFERENCE, ())):
+            name = f"{precision}_over_{_REFERENCE}"
+            found |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    return found
+
+
 def step_table(steps: StepTimes) -> pd.DataFrame:
     """Return a row for each way to run the same training steps."""
     rows = [
-        ("without jit", steps.without_jit, steps.first_without_jit, steps.steps_without_jit),
+        ("without jit", steps.without_jit, 0.0, steps.steps_without_jit),
         ("jit, one by one", steps.one_by_one, steps.compile_seconds, steps.steps_with_jit),
         ("jit, in a loop on the device", steps.scanned, steps.compile_seconds, steps.steps_with_jit),
     ]
@@ -132,13 +161,13 @@ def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame
     return pd.DataFrame(rows)
 
 
-def metrics(steps: StepTimes) -> dict[str, float]:
-    """Return what compiling and looping gain as metrics; infinite ones are left out. Variants are in the tables."""
-    found = {
+def metrics(timings: Timings) -> dict[str, float]:
+    """Return what compiling, looping and precisions gain as metrics; infinite ones are left out."""
+    steps = timings.steps
+    found = timings.precisions | {
         "jit/seconds_per_step": steps.one_by_one,
         "jit/seconds_per_step_without": steps.without_jit,
         "jit/steps_timed_without": steps.steps_without_jit,
-        "jit/first_step_seconds_without": steps.first_without_jit,
         "jit/speedup": steps.jit_speedup,
         "jit/compile_seconds": steps.compile_seconds,
         "jit/steps_until_it_pays": steps.steps_until_it_pays,

@@ -43,7 +43,8 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     about = {"model_id": model.model_id, "run_id": train.info.run_id} | _dataset(child) if model else {}
     metrics = [Metric(name, value, now, 0, **about) for name, value in new.items()]
     described = child.data.tags if stage == "gradients" else train.data.tags
-    words = note(train.info.run_id, train.data.tags, train.data.metrics | chosen, summary_in(described.get(NOTE, "")))
+    found, summary = train.data, summary_in(described.get(NOTE, ""))
+    words = note(train.info.run_id, found.tags, found.params, found.metrics | chosen, summary)
     tags = [RunTag(NOTE, words)] if train.data.tags.get(NOTE) != words else []
     if metrics or tags:
         client.log_batch(train.info.run_id, metrics=metrics, tags=tags)

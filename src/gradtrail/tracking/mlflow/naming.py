@@ -37,10 +37,16 @@ FIGURES = {  # stage → its main figure, and what it shows
     "gradients": ("histograms.png", "Norms of the gradients"),
     "profile": ("costs.png", "Costs of the compiled functions"),
 }
+_REFERENCE, _OTHERS = "float32", ("bfloat16", "float16")
+_OVER = f"_over_{_REFERENCE}"  # of a metric of `profile`: the ratio of the times of a training step
+_LEAST_FACTOR = 1.05  # of two precisions, that is worth a sentence
 _HEADLINES = {  # stage → what its training's run shows of it; of a stage that is not here, every metric
     "evaluate": ("accuracy", "accuracy_low", "accuracy_high", "loss", "expected_calibration_error", "num_mistakes"),
     "gradients": ("noise_scale_typical", "coherence_within_classes", "grad_norm_median", "norm_held_by_largest"),
-    "profile": ("train_step_flops", "train_step_total_bytes", "predict_flops"),
+    "profile": (
+        *("train_step_flops", "train_step_total_bytes", "predict_flops"),
+        *(f"{name}{_OVER}{end}" for name in _OTHERS for end in ("", "_low", "_high")),
+    ),
     "report": (),
 }
 _ONLY_IN_FILES = {"planned_steps", "dataset", "dataset_digest"}  # of what a metrics file has
@@ -172,17 +178,20 @@ def is_headline(name: str, stage: str) -> bool:
     return stage not in _HEADLINES or key in _HEADLINES[stage]
 
 
-def note(run_id: str, tags: Mapping[str, str], metrics: Mapping[str, float], summary: str) -> str:
+def note(
+    run_id: str, tags: Mapping[str, str], params: Mapping[str, str], metrics: Mapping[str, float], summary: str
+) -> str:
     """Return the description of a run.
 
     Args:
         run_id: of the run.
         tags: of the run.
+        params: of the run.
         metrics: of the run; for a training with the headline metrics of the runs below it.
         summary: of the gradients, as the stage wrote it or as `summary_in` finds it; empty for none.
     """
     parts = [_result(metrics), _training(metrics)] if tags["stage"] == "train" else []
-    parts += [_figure(run_id, tags), _demoted(summary), _lineage(run_id, tags)]
+    parts += [_precision(params, metrics), _figure(run_id, tags), _demoted(summary), _lineage(run_id, tags)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -213,6 +222,41 @@ def _training(metrics: Mapping[str, float]) -> str:
         "Gradient noise scale {gradients/noise_scale_typical:,.0f} examples.": ("gradients/noise_scale_typical",),
     }
     return " ".join(form.format(**metrics) for form, names in parts.items() if all(name in metrics for name in names))
+
+
+def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int) -> str:
+    """Say whether a training loses time by its precision, or could gain some by another; empty where it does neither.
+
+    Args:
+        metrics: of `profile`, with the prefix of the stage: the ratios of the times of a training step.
+        precision: of the training.
+        batch_size: of the training.
+    """
+    if precision != _REFERENCE:
+        return _compared(metrics, precision, batch_size, "slower")
+    said = (_compared(metrics, other, batch_size, "faster") for other in _OTHERS)
+    return " ".join(each for each in said if each)
+
+
+def _compared(metrics: Mapping[str, float], precision: str, batch_size: int, word: str) -> str:
+    """Say that a precision is slower, or faster, than float32; empty where that is not clear or hardly matters."""
+    name = metric_name("profile", f"{precision}{_OVER}")
+    if f"{name}_high" not in metrics:
+        return ""
+    value, low, high = (metrics[f"{name}{end}"] for end in ("", "_low", "_high"))
+    if word == "faster":
+        value, low, high = 1 / value, 1 / high, 1 / low
+    if low <= 1 or value < _LEAST_FACTOR:
+        return ""
+    return (
+        f"{precision} is {value:.2f} × {word} than {_REFERENCE} on this machine at batch size {batch_size} "
+        f"(95 % interval {low:.2f} to {high:.2f})."
+    )
+
+
+def _precision(params: Mapping[str, str], metrics: Mapping[str, float]) -> str:
+    batch = params.get("train.batch_size", "")
+    return precision_note(metrics, params.get("train.precision", ""), int(batch)) if batch.isdecimal() else ""
 
 
 def _figure(run_id: str, tags: Mapping[str, str]) -> str:

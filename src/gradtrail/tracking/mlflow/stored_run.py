@@ -151,7 +151,7 @@ class StoredRun:
         """Write the description of the run; a training keeps the summary that its gradients' run added."""
         data = self.client.get_run(self.run_id).data
         words = summary.read_text(encoding="utf-8") if summary.is_file() else summary_in(data.tags.get(NOTE, ""))
-        self.set_tags({NOTE: note(self.run_id, data.tags, data.metrics, words)})
+        self.set_tags({NOTE: note(self.run_id, data.tags, data.params, data.metrics, words)})
 
     def _log_dataset(self, stage: Identity, metrics: Mapping[str, Any]) -> None:
         source = json.dumps({"uri": "data/raw" if stage.experiment == "data" else "data/processed"})

@@ -49,7 +49,8 @@ def _memory(sources: Sources) -> str:
     held, between = (sources.cost("profile", _STEP, name) for name in ("total_bytes", "temporary_bytes"))
     return (
         f"A training step takes {size(held)} of memory including arguments and results, {size(between)} of it "
-        "temporary. Measured times differ from run to run and are logged to MLflow only."
+        "temporary. Measured times differ from run to run and are logged to MLflow only; there the description of the "
+        "`profile` run says whether another precision pays on the machine."
     )
 
 

@@ -1,0 +1,39 @@
+"""Writes what a benchmark measured to `benchmarks/results/<benchmark>-<machine>.json`: a file for each kind of machine.
+
+A new run takes the place of the last one on such a machine; commit it to compare machines, or `git restore` it.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from gradtrail.tracking.lineage.environment import environment, machine_key
+
+FOLDER = Path(__file__).with_name("results")
+_PEERS = ("torch", "opacus", "mlflow", "dvc")
+
+
+def record(benchmark: str, results: Mapping[str, Any], options: argparse.Namespace | None = None) -> None:
+    """Write results as JSON, with the date, the load, the processor, the versions and the benchmark's options."""
+    about = environment()
+    for package in _PEERS:
+        with contextlib.suppress(PackageNotFoundError):
+            about["packages"][package] = version(package)
+    content = {
+        "benchmark": benchmark,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "load_averages": os.getloadavg(),
+        "environment": about,
+        "options": vars(options) if options else {},
+        "results": results,
+    }
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{benchmark}-{machine_key()}.json"
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    print(f"written to {path.relative_to(FOLDER.parents[1])}")
