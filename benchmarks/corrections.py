@@ -11,26 +11,22 @@ trained on what became of the labels. Recovered: the share of the test accuracy 
 
 import argparse
 import dataclasses
-import functools
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record import record
+from benchmarks.relabelled import Trainer
 from gradtrail.core.audit import ensemble, planting
 from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.audit.scores import fit_temperature, label_scores
-from gradtrail.core.common.split import Split
-from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
-from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.history import History, on_host
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.audit.tables import choose_score, detection_table
 from gradtrail.stages.common import dataset
@@ -41,47 +37,19 @@ SHARES = {"audit": (0.5, 0.9, 1.0, 1.05, 1.15, 1.3), "single score": (1.0, 1.15,
 GOAL = 0.95  # of the accuracy lost
 
 
-class Trainer:
-    """Trains the network of `params.yaml` on any labels of the training split, with one compilation."""
-
-    def __init__(self, train: Split, test: Split, num_classes: int, seeds: int):
-        config = dataclasses.replace(load_section("train", TrainConfig), keep_epochs=())
-        self._config = config
-        self._train, self._test, self._seeds = train, test, range(seeds)
-        compiler, model = Compiler(time.perf_counter), Model(config.model_config(train.images.shape[1:], num_classes))
-        program = loop.make_program(config, model, len(train), jax.local_devices())
-        self._engine = loop.compile_engine(program, compiler=compiler)
-        predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
-        self._evaluate = functools.partial(inference.validate, predict, images=test.images, labels=test.labels)
-
-    def accuracy(self, labels: np.ndarray) -> float:
-        """Return the mean test accuracy over the seeds."""
-        return float(
-            np.mean([self._evaluate(self.history(labels, seed).final.params)["accuracy"] for seed in self._seeds])
-        )
-
-    def history(self, labels: np.ndarray, seed: int = 0) -> History:
-        """Return the history of a training."""
-        examples = loop.on_device(self._train.images, labels, self._engine.mesh)
-        state = self._engine.init(loop.keys_of(dataclasses.replace(self._config, seed=seed).seeds_of(seed)))
-        history = History((), on_host(state.params))
-        for chunk in loop.train(self._engine, state, examples, steps_per_call=self._engine.steps_per_epoch):
-            params = on_host(self._engine.evaluation_params(chunk.state))
-            history.add(chunk, params, {"loss": 0.0, "accuracy": 0.0})
-        return history
-
-
-def recovered(trainer: Trainer, true: np.ndarray, given: np.ndarray, orders: Mapping[str, np.ndarray]) -> list[dict]:
+def recovered(
+    accuracy_of: Callable[[np.ndarray], float], true: np.ndarray, given: np.ndarray, orders: Mapping[str, np.ndarray]
+) -> list[dict]:
     """Return a row for each order of looking at labels, and number of them."""
     is_wrong = given != true
-    clean, noisy = trainer.accuracy(true), trainer.accuracy(given)
+    clean, noisy = accuracy_of(true), accuracy_of(given)
     rows = [{"order": "none", "looked": 0, "found": 0.0, "accuracy": noisy, "recovered": 0.0}]
     for name, order in orders.items():
         for share in SHARES[name]:
             looked = order[: round(share * is_wrong.sum())]
             labels = given.copy()
             labels[looked] = true[looked]
-            accuracy = trainer.accuracy(labels)
+            accuracy = accuracy_of(labels)
             found = float(is_wrong[looked].sum() / is_wrong.sum())
             back = (accuracy - noisy) / (clean - noisy)
             rows.append({"order": name, "looked": share, "found": found, "accuracy": accuracy, "recovered": back})
@@ -101,19 +69,23 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     with progress_bar("audit", visits, unit="steps") as bar:
         _, planted = planting.judge_all(judges, {"train": train}, config, steps_per_call=100, advance=bar.advance)
     chosen = choose_score(detection_table(planted))
-    trainer = Trainer(train, splits["test"], info.num_classes, seeds)
+    trainer = Trainer(load_section("train", TrainConfig), train, info.num_classes)
+
+    def accuracy_of(labels: np.ndarray) -> float:
+        said = [trainer.probabilities(trainer.history(labels, seed), splits["test"]) for seed in range(seeds)]
+        return float(np.mean([np.mean(each.argmax(axis=1) == splits["test"].labels) for each in said]))
+
     found = {}
     for kind, one in planted.items():
         logits = one.judgement.logits
         score = label_scores(logits, one.labels, fit_temperature(logits, one.labels))[chosen]
-        dynamics = trainer.history(one.labels).dynamics
-        alone = 1 - dynamics.mean_probability
+        alone = 1 - trainer.history(one.labels, 0).dynamics.mean_probability
         orders = {
             "audit": np.argsort(-score, kind="stable"),
             "single score": np.argsort(-alone, kind="stable"),
             "random": np.random.default_rng(0).permutation(len(train)),
         }
-        found[kind] = recovered(trainer, train.labels, one.labels, orders)
+        found[kind] = recovered(accuracy_of, train.labels, one.labels, orders)
     return found
 
 
@@ -152,6 +124,7 @@ def main() -> None:
             many = needed(rows, order)
             said = f"{many:.2f} × the wrong labels" if many else f"more than {SHARES[order][-1]:.2f} × the wrong labels"
             console.print(f"{order}: {GOAL:.0%} recovered after {said}")
+    record("corrections", found, options)
 
 
 if __name__ == "__main__":
