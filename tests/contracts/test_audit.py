@@ -1,5 +1,6 @@
 """The audit is a pipeline beside the main one: run by itself, tracked and rebuilt like every stage."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
         assert outputs(run["tags"])[out] == digest(project.folder / out)
         assert run["params"]["audit.rounds"] == "2"
         assert "mlflow.parentRunId" not in run["tags"], "it reads no training"
+        (source,) = {one.dataset.source for one in project.client().get_run(run["id"]).inputs.dataset_inputs}
+        assert json.loads(source) == {"uri": "data/processed"}
         project.empty_store()
         assert "audit" in project.sync()
     assert "audit" in project.gradtrail("show", project.runs_of("audit")[0]["id"])

@@ -154,7 +154,8 @@ class StoredRun:
         self.set_tags({NOTE: note(self.run_id, data.tags, data.metrics, words)})
 
     def _log_dataset(self, stage: Identity, metrics: Mapping[str, Any]) -> None:
-        source = json.dumps({"uri": "data/raw" if stage.experiment == "data" else "data/processed"})
+        is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
+        source = json.dumps({"uri": "data/processed" if is_split else "data/raw"})
         dataset = Dataset(metrics["dataset"], metrics["dataset_digest"][:DIGEST_LENGTH], "local", source)
         context = "training" if stage.name == "train" else stage.name
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
