@@ -25,9 +25,9 @@ def speak_for_stage(found: dict[str, Any]) -> None:
     _stage_process.update(found)
 
 
-def stage_process_tags() -> dict[str, str] | None:
-    """Return the tags that identify the process of the stage that this one speaks for; None if for none."""
-    return _stage_process.get("tags")
+def of_stage_process(what: str) -> Any:
+    """Return `tags`, `origin` or `diff` of the process of the stage that this one speaks for; None if for none."""
+    return _stage_process.get(what)
 
 
 def environment() -> dict[str, Any]:
