@@ -31,7 +31,7 @@ def judged(train: Split, *, labelling: int = 0, steps_per_call: int = 100) -> di
         CONFIG,
         labelling=labelling,
         steps_per_call=steps_per_call,
-        advance=lambda _: None,
+        advance=lambda *_, **__: None,
     )
 
 
@@ -68,11 +68,18 @@ def test_folds_are_equally_large_and_drawn_anew_in_each_round() -> None:
 
 def test_progress_ends_at_the_announced_number_of_visits() -> None:
     seen: list[int] = []
+    said: list[str] = []
+
+    def advance(visits: int, message: str = "") -> None:
+        seen.append(visits)
+        said.extend([message] if message else [])
+
     train = random_split(12)
     model = Model(CONFIG.train_config().model_config(SHAPE, NUM_CLASSES))
     own = compile_judges(model, CONFIG, len(train), compiler=new_compiler())
-    judge(own, train, {"test": TEST}, CONFIG, labelling=0, steps_per_call=1, advance=seen.append)
+    judge(own, train, {"test": TEST}, CONFIG, labelling=0, steps_per_call=1, advance=advance)
     assert sum(seen) == num_visits(train, {"test": TEST}, CONFIG)
+    assert said == [f"network {number} of 6" for number in range(1, 7)]
 
 
 def test_a_batch_that_is_too_large_is_one_line_with_the_key_of_the_audit() -> None:
@@ -92,4 +99,4 @@ def test_a_training_that_diverges_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     broken_steps = dataclasses.replace(run_steps, call=nan_after)
     broken = dataclasses.replace(judges(), engine=dataclasses.replace(judges().engine, run_steps=broken_steps))
     with pytest.raises(FloatingPointError, match=r"epoch 1; lower audit\.learning_rate"):
-        judge(broken, TRAIN, {}, CONFIG, labelling=0, steps_per_call=100, advance=lambda _: None)
+        judge(broken, TRAIN, {}, CONFIG, labelling=0, steps_per_call=100, advance=lambda *_, **__: None)

@@ -118,7 +118,7 @@ def judge(
     *,
     labelling: int,
     steps_per_call: int,
-    advance: Callable[[int], None],
+    advance: Callable[..., object],
 ) -> dict[str, Judgement]:
     """Train all networks on the labels of `train` and let them judge every example that they have not seen.
 
@@ -130,7 +130,8 @@ def judge(
         labelling: number of the set of labels; another one gives other initial weights and orders of the examples, and
             the same folds.
         steps_per_call: steps of a training between two signs of progress; changes no bit of the result.
-        advance: called with the number of examples that a network has trained on or judged.
+        advance: called with the number of examples that a network has trained on or judged, and with 0 and a `message`
+            after each network.
 
     Returns:
         For `train` a judgement by `config.rounds` networks, for each other split by all of them.
@@ -160,6 +161,8 @@ def judge(
                 for name, split in others.items():
                     rows = _rows(judges.grad_norms, params, split.images, split.labels)
                     norms[name] += rows["grad_norm"] / np.float32(config.folds)
+            which = f", planted labels {labelling}" if labelling else ""
+            advance(0, message=f"network {round_ * config.folds + fold + 1} of {config.num_networks}{which}")
         found["train"].append(of_round)
     return {name: Judgement(logits=np.stack(logits), grad_norm=norms[name]) for name, logits in found.items()}
 
@@ -170,7 +173,7 @@ def _train(
     kept: Int[np.ndarray, " kept"],
     seed: int,
     steps_per_call: int,
-    advance: Callable[[int], None],
+    advance: Callable[..., object],
 ) -> Params:
     """Train a network on the examples at `kept`; return its parameters."""
     examples = loop.on_device(train.images[kept], train.labels[kept], engine.mesh)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -48,7 +48,7 @@ def judge_all(
     config: AuditConfig,
     *,
     steps_per_call: int,
-    advance: Callable[[int], None],
+    advance: Callable[..., object],
 ) -> tuple[dict[str, Judgement], dict[NoiseKind, Planted]]:
     """Return the judgements of each split with its given labels, and of the training split with planted ones.
 
@@ -60,8 +60,9 @@ def judge_all(
     others = {name: split for name, split in splits.items() if name != "train"}
 
     def judge_labels(labels: np.ndarray, others: Mapping[str, Split], labelling: int) -> dict[str, Judgement]:
-        steps = {"steps_per_call": steps_per_call, "advance": advance}
-        return judge(judges, dataclasses.replace(train, labels=labels), others, config, labelling=labelling, **steps)
+        with_labels = dataclasses.replace(train, labels=labels)
+        options: dict[str, Any] = {"steps_per_call": steps_per_call, "advance": advance}
+        return judge(judges, with_labels, others, config, labelling=labelling, **options)
 
     given = judge_labels(train.labels, others, 0)
     mean = probabilities(given["train"].logits, 1.0).mean(axis=0)

@@ -69,7 +69,7 @@ class TrackedRun:
         with self.best_effort(), tempfile.TemporaryDirectory() as folder:
             origin, diff = origin_tags(), Path(folder) / "git.diff"
             is_written = origin.get("git.dirty") == "true" and write_diff(diff)
-            found = {"environment": environment(), "tags": process_tags(), "origin": origin}
+            found: dict[str, Any] = {"environment": environment(), "tags": process_tags(), "origin": origin}
             found |= {"diff": str(self._tracker.keep(diff))} if is_written else {}
             entry = dataclasses.asdict(self.stage.entry(self.stage.name))
             self._send(do="open", stage=self.stage.name, entry=entry, stage_process=found)
