@@ -108,7 +108,7 @@ def choose(name: str) -> Recipe:
 
 def collect_results() -> list[Result]:
     """Return the results of each recipe, from the runs in MLflow."""
-    from gradtrail.tracking.lineage.in_force import in_force
+    from gradtrail.stages.common.in_force import in_force
     from gradtrail.tracking.mlflow.client import experiment_id, open_store
     from gradtrail.tracking.mlflow.tags import shown
 

@@ -12,10 +12,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from gradtrail.stages.common.dataset import DIGEST_LENGTH
+from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.stage import Stage
 from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, of_stage_process
-from gradtrail.tracking.lineage.in_force import in_force
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, log_small_figure, noise_curves, read_tables
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock

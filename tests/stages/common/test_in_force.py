@@ -2,9 +2,9 @@
 
 from factories import ROOT
 
+from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.tracking.lineage.in_force import in_force
 
 TRAIN = flatten({"train": read_yaml(ROOT / "params.yaml")["train"]})
 
