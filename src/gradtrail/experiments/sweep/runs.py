@@ -41,6 +41,7 @@ class CompletedRun:
         machine: kind of machine that trained; None where it is not known.
         dataset: name of the data set and the first digits of its digest.
         run_id: MLflow's id of the training's run.
+        accuracy_corrected: on the test split with corrected labels; None where none were.
     """
 
     planned: PlannedRun
@@ -53,6 +54,7 @@ class CompletedRun:
     machine: str | None
     dataset: str
     run_id: str
+    accuracy_corrected: float | None = None
 
 
 class RunFinder:
@@ -126,4 +128,5 @@ def _completed(planned: PlannedRun, train: Run, evaluation: Run) -> CompletedRun
         machine=tags.get("machine"),
         dataset=f"{tags['dataset']} {tags['dataset_digest'][:8]}",
         run_id=train.info.run_id,
+        accuracy_corrected=evaluation.data.metrics.get("eval/accuracy_corrected_labels"),
     )
