@@ -223,7 +223,8 @@ def test_its_commands_work_as_they_are_typed(page: Path, project: Project) -> No
             serve(command.partition("#")[0], project)
         elif "dvc queue start" in command:  # its workers inherit the output, and a pipe would wait for the last of them
             project.run("bash", "-c", f"({command}) > /dev/null 2>&1", env=own_code(project))
-            assert "Failed" not in project.wait_for_queue()
+            status = project.wait_for_queue(seconds=1800)
+            assert not any(state in status for state in ("Failed", "Queued", "Running")), status
         else:
             project.run("bash", "-c", command, env={"SEEDS": "0"} | own_code(project))
 
