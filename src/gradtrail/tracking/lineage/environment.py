@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib", "pillow", "pandas", "pyarrow")
 _VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # of instruction sets, the one that says most first
 _stage_process: dict[str, Any] = {}  # what a tracker was told of its stage's process
 _SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
