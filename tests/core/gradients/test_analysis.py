@@ -155,7 +155,7 @@ def test_class_structure_is_that_of_the_scored_weights(found: GradientAnalysis) 
 
 def test_every_pass_reports_the_examples_it_has_done(found: GradientAnalysis) -> None:
     assert sum(VISITS) == num_visits(TRAJECTORY, SPLITS)
-    assert [f"gradients at epoch {epoch}" for epoch in sorted(TRAJECTORY.params)] == SAID
+    assert [f"epoch {epoch}" for epoch in sorted(TRAJECTORY.params)] == SAID
 
 
 def test_size_of_the_microbatch_does_not_matter_and_curvature_comes_on_demand(found: GradientAnalysis) -> None:

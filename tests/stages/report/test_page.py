@@ -211,7 +211,7 @@ def test_corrections_are_told_with_what_noise_is_left_and_the_second_accuracy(fo
         "Label noise changed 5,500 of the training labels (10.0%). Corrections were applied to 5,500 train, 2 "
         "validation, 3 test labels; 0 that noise changed are still wrong."
     ) in words
-    assert "Test accuracy, corrected labels 98.62% 98.37% to 98.83% (95% interval)" in words
+    assert "Accuracy, corrected labels 98.62% 98.37% to 98.83%" in words
     assert "With the 3 corrected test labels in place of the given ones the accuracy is 98.62% (95% interval:" in words
 
 

@@ -131,7 +131,7 @@ def analyze(
         if epoch == trajectory.scored:
             classes = _class_structure(chunks, products, squares, num_classes)
             aligned = _align(passes, params, splits, chunks, by_epoch[epoch], num_classes, advance)
-        advance(0, message=f"gradients at epoch {epoch}")
+        advance(0, message=f"epoch {epoch}")
     scores = {name: _followed(by_epoch, trajectory, name) | aligned[name] for name in splits}
     return GradientAnalysis(
         scores=scores,

@@ -85,18 +85,17 @@ def _written(value: Any) -> str:
 
 
 def _tiles(sources: Sources) -> list[Tile]:
+    """Return six tiles, which fill the row: the accuracy by corrected labels takes the place of the model's size."""
+    is_corrected = CORRECTED in sources.metrics["evaluate"]
     raw = sources.metric("evaluate", "expected_calibration_error_uncalibrated")
     wrong, total = (count(sources.metric("evaluate", key)) for key in ("num_mistakes", "num_examples"))
     return [
-        *(
-            Tile(
-                name=f"Test accuracy{labels}",
-                value=percent(sources.metric("evaluate", name)),
-                note=f"{interval(sources, name)} (95% interval)",
-            )
-            for name, labels in (("accuracy", ""), (CORRECTED, ", corrected labels"))
-            if name in sources.metrics["evaluate"]
+        Tile(
+            name="Test accuracy",
+            value=percent(sources.metric("evaluate", "accuracy")),
+            note=f"{interval(sources)} (95% interval)",
         ),
+        *([_corrected(sources)] if is_corrected else []),
         Tile(name="Test loss", value=f"{sources.metric('evaluate', 'loss'):.4f}", note="nats per example, calibrated"),
         Tile(name="Mistakes", value=wrong, note=f"of {total} test examples"),
         Tile(
@@ -110,8 +109,20 @@ def _tiles(sources: Sources) -> list[Tile]:
             note=f"epoch {sources.metric('train', 'best_epoch'):g}; last epoch "
             f"{percent(sources.metric('train', 'validation_accuracy'))}",
         ),
-        Tile(name="Parameters", value=count(sources.metric("train", "num_parameters")), note=model_name(sources)),
+        *([] if is_corrected else [_size(sources)]),
     ]
+
+
+def _corrected(sources: Sources) -> Tile:
+    return Tile(
+        name="Accuracy, corrected labels",
+        value=percent(sources.metric("evaluate", CORRECTED)),
+        note=interval(sources, CORRECTED),
+    )
+
+
+def _size(sources: Sources) -> Tile:
+    return Tile(name="Parameters", value=count(sources.metric("train", "num_parameters")), note=model_name(sources))
 
 
 def _loss(sources: Sources) -> Chart:
