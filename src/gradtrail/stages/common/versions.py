@@ -9,8 +9,8 @@ from gradtrail.support.errors import UserError
 
 PATH = Path("versions.yaml")
 _HEADER = (
-    "# The packages that the bytes of results depend on, as requirements.lock has them: a DVC param of each stage that\n"
-    "# uses them, so that an upgrade re-runs it. `gradtrail versions` writes what is installed.\n"
+    "# The packages that the bytes of results depend on, as requirements.lock has them: a DVC param of each stage\n"
+    "# that uses them, so that an upgrade re-runs it. `gradtrail versions` writes what is installed.\n"
 )
 
 
