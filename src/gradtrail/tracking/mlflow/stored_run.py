@@ -158,7 +158,12 @@ class StoredRun:
     def _log_dataset(self, stage: Identity, metrics: Mapping[str, Any]) -> None:
         is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
         source = json.dumps({"uri": "data/processed" if is_split else "data/raw"})
-        dataset = Dataset(metrics["dataset"], metrics["dataset_digest"][:DIGEST_LENGTH], "local", source)
+        name = metrics["dataset"]
+        if (
+            is_split and stage.experiment == "data"
+        ):  # MLflow keeps the first source of a name and digest, that of `fetch`
+            name = f"{name} splits"
+        dataset = Dataset(name, metrics["dataset_digest"][:DIGEST_LENGTH], "local", source)
         context = "training" if stage.name == "train" else stage.name
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
