@@ -23,7 +23,7 @@ def main(stage: Stage) -> None:
         splits = prepare(raw.images, raw.labels, raw.test_images, raw.test_labels, config, num_classes=info.num_classes)
         if config.corrections:
             sizes = {"train": len(raw.labels), "test": len(raw.test_labels)}
-            rows = corrections.read_corrections(corrections.PATH)
+            rows = corrections.read_applied(corrections.PATH, config.corrections)
             splits = corrections.apply_corrections(splits, rows, sizes, info.num_classes, corrections.PATH)
 
         with stage.writing_outs() as new:

@@ -261,8 +261,8 @@ def warm() -> dict[str, str]:
 
 
 def besides_progress(lines: Iterable[str]) -> list[str]:
-    """Return what a stage printed, but for its epochs and the line with which it ends."""
-    return [line for line in lines if not re.match(r"train: epoch |\w+: .*\d s$", line)]
+    """Return what a stage printed, but for its progress and the line with which it ends: those say how long it took."""
+    return [line for line in lines if not re.match(r"\w+: .*\d s\)?$", line)]
 
 
 def environment() -> dict[str, str]:

@@ -1,6 +1,8 @@
 """The audit is a pipeline beside the main one: run by itself, tracked and rebuilt like every stage."""
 
+import contextlib
 import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,11 @@ def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
         assert outputs(run["tags"])[out] == digest(project.folder / out)
         assert run["params"]["audit.rounds"] == "2"
         assert "mlflow.parentRunId" not in run["tags"], "it reads no training"
+        with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store:
+            of_run = (
+                "select dataset_source from datasets join inputs on source_id = dataset_uuid where destination_id = ?"
+            )
+            assert store.execute(of_run, (run["id"],)).fetchall() == [('{"uri": "data/processed"}',)]
         project.empty_store()
         assert "audit" in project.sync()
     assert "audit" in project.gradtrail("show", project.runs_of("audit")[0]["id"])

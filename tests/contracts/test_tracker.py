@@ -45,7 +45,8 @@ def wait_until(found: Callable[[], bool]) -> None:
 def start(project: Project) -> tuple[subprocess.Popen[str], psutil.Process]:
     """Start the stage; return its process and that of its tracker, once its run is open."""
     stage = project.start_stage("train")
-    wait_until(lambda: "RUNNING" in statuses(project))
+    runs = project.runs_of
+    wait_until(lambda: any(run["status"] == "RUNNING" and "attempts" in run["tags"] for run in runs("train")))
     (tracker,) = project.processes(MODULE)
     return stage, tracker
 

@@ -7,9 +7,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from gradtrail.stages.common.in_force import in_force
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
-from gradtrail.tracking.lineage.in_force import in_force
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
 

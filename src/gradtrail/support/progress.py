@@ -1,7 +1,7 @@
 """Progress bars on stderr, and the console for tables on stdout.
 
 A bar is drawn only on a terminal. `ProgressBar.print` always writes a line: above the bar on a terminal, by itself in a
-pipe or a log; `ProgressBar.log` only where there is no bar.
+pipe or a log; `ProgressBar.log`, and `ProgressBar.advance` with a message, only where there is no bar.
 """
 
 import contextlib
@@ -56,9 +56,12 @@ class ProgressBar:
         self._task = task
 
     def advance(self, amount: float = 1.0, *, message: str | None = None) -> None:
-        """Add `amount`, in the bar's unit; show `message`, if given, behind the bar."""
+        """Add `amount`, in the bar's unit; show `message`, if given, behind the bar; without one, in a line."""
         self._progress.update(self._task, advance=amount)
         self._show(message)
+        if message is not None:
+            (task,) = self._progress.tasks
+            self.log(f"{task.description}: {message} ({task.percentage:.0f} %, {task.elapsed or 0.0:.1f} s)")
 
     def update(self, completed: float, *, message: str | None = None) -> None:
         """Set the completed amount, in the bar's unit; show `message`, if given, behind the bar."""

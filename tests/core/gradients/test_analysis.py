@@ -60,11 +60,17 @@ def passes(largest: int = 16, *, curvature: bool = False) -> GradientPasses:
 
 
 VISITS: list[int] = []
+SAID: list[str] = []
+
+
+def advance(visits: int, message: str = "") -> None:
+    VISITS.append(visits)
+    SAID.extend([message] if message else [])
 
 
 @pytest.fixture(scope="module")
 def found() -> GradientAnalysis:
-    return analyze(passes(), TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES, advance=VISITS.append)
+    return analyze(passes(), TRAJECTORY, SPLITS, gradients_config(), NUM_CLASSES, advance=advance)
 
 
 @functools.cache
@@ -149,6 +155,7 @@ def test_class_structure_is_that_of_the_scored_weights(found: GradientAnalysis) 
 
 def test_every_pass_reports_the_examples_it_has_done(found: GradientAnalysis) -> None:
     assert sum(VISITS) == num_visits(TRAJECTORY, SPLITS)
+    assert [f"epoch {epoch}" for epoch in sorted(TRAJECTORY.params)] == SAID
 
 
 def test_size_of_the_microbatch_does_not_matter_and_curvature_comes_on_demand(found: GradientAnalysis) -> None:

@@ -42,13 +42,12 @@ def opened(address: str, *, phone: bool = False, dark: bool = False) -> Iterator
 @contextlib.contextmanager
 def served(review: Review) -> Iterator[str]:
     with server.open_port(0) as listening:
-        running = make_server(
-            server.HOST, 0, server.make_app(review), threaded=True, request_handler=server.Quiet, fd=listening.fileno()
-        )
+        app, quiet = server.make_app(review, "secret"), server.Quiet
+        running = make_server(server.HOST, 0, app, threaded=True, request_handler=quiet, fd=listening.fileno())
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         try:
-            yield f"http://{server.HOST}:{listening.getsockname()[1]}/"
+            yield f"http://{server.HOST}:{listening.getsockname()[1]}/?token=secret"
         finally:
             running.shutdown()
             thread.join()

@@ -34,10 +34,12 @@ def client(tmp_path: Path) -> FlaskClient:
     return new_client(tmp_path)
 
 
-def new_client(folder: Path) -> FlaskClient:
-    app = server.make_app(new_review(folder))
+def new_client(folder: Path, link: str = "/?token=secret") -> FlaskClient:
+    app = server.make_app(new_review(folder), "secret")
     app.testing = True  # a bug is raised, not answered
-    return app.test_client()
+    client = app.test_client()
+    client.get(link)
+    return client
 
 
 def test_the_page_has_what_it_names_and_loads_nothing_else(client: FlaskClient) -> None:
@@ -87,6 +89,21 @@ def test_other_pages_are_refused(client: FlaskClient, tmp_path: Path, headers: d
     answer = client.post("/api/decide", json={"index": 0, "new": 0, "reason": ""}, headers=headers)
     assert answer.status_code in (400, 403)
     assert not (tmp_path / "corrections.csv").exists()
+
+
+@pytest.mark.parametrize("link", ["/", "/?token=", "/?token=secre", "/?token=sécret", "/page.js?token=secret"])
+def test_who_has_not_the_link_is_refused(tmp_path: Path, link: str) -> None:
+    client = new_client(tmp_path, link)
+    for path in ("/", "/page.js", "/api/state", "/api/images/0", "/nothing"):
+        assert client.get(path).status_code == 403
+    assert client.post("/api/decide", json={"index": 0, "new": 0, "reason": ""}).status_code == 403
+    assert not (tmp_path / "corrections.csv").exists()
+
+
+def test_the_link_leads_to_the_page_and_leaves_the_token_in_a_cookie_that_no_script_reads(client: FlaskClient) -> None:
+    answer = client.get("/?token=secret", follow_redirects=False)
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
+    assert re.fullmatch(r"review-\w{8}=secret; HttpOnly; Path=/; SameSite=Lax", answer.headers["Set-Cookie"])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +195,7 @@ def test_a_taken_port_is_one_line() -> None:
 
 @contextlib.contextmanager
 def started(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `gradtrail review` in a folder; yield it with the address that it printed."""
+    """Run `gradtrail review` in a folder; yield it with the link that it printed."""
     command = [sys.executable, "-m", "gradtrail", "review", "--port", "0", "--reviewer", "Ann"]
     env = environment() | {"PYTHONPATH": str(SRC)}
     with subprocess.Popen(
@@ -187,7 +204,7 @@ def started(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         try:
             assert process.stdout
             line = process.stdout.readline()
-            found = re.search(r"http://127\.0\.0\.1:\d+/", line)
+            found = re.search(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{40,}", line)
             assert found, line
             yield process, found.group()
         finally:
@@ -202,12 +219,14 @@ def test_ctrl_c_and_sigterm_end_it_and_a_kill_loses_nothing(tmp_path: Path, numb
         (tmp_path / part).mkdir(parents=True)
     (tmp_path / "dvc.yaml").touch()
     decision = {"index": 0, "new": 1, "reason": ""}
-    with started(tmp_path) as (process, address):
-        assert requests.post(f"{address}api/decide", json=decision, timeout=60).status_code == 200
+    with started(tmp_path) as (process, link), requests.Session() as session:
+        address = session.get(link, timeout=60).url
+        assert session.post(f"{address}api/decide", json=decision, timeout=60).status_code == 200
         os.kill(process.pid, signal.SIGKILL)
     assert len(read_corrections(tmp_path / "labels" / "corrections.csv")) == 1
-    with started(tmp_path) as (process, address):
-        assert requests.get(f"{address}api/state", timeout=60).json()["progress"]["decided"] == 1
+    with started(tmp_path) as (process, link), requests.Session() as session:
+        address = session.get(link, timeout=60).url
+        assert session.get(f"{address}api/state", timeout=60).json()["progress"]["decided"] == 1
         os.kill(process.pid, number)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0

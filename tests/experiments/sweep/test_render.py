@@ -157,6 +157,16 @@ def test_of_two_kinds_of_machine_the_note_names_both() -> None:
     assert times_note(list(found.values())).endswith("from 2 kinds of machine: AuthenticAMD-26, GenuineIntel-6.")
 
 
+def test_the_accuracy_by_corrected_labels_is_a_column_of_its_own_where_it_is_known() -> None:
+    baseline, other = completed("plain", PLAIN), completed("other", PLAIN)
+    known = [replace(run, accuracy_corrected=run.accuracy + 0.01) for run in other]
+    table = as_table(list(of(baseline, known).values()), "t")
+    column = next(column for column in table.columns if column.header == "corrected labels, %")
+    assert list(column.cells) == ["", "91.17 ± 0.76"]
+    without = as_table(list(of(baseline, other).values()), "t")
+    assert "corrected labels, %" not in [column.header for column in without.columns]
+
+
 def test_without_times_there_is_no_column_for_them() -> None:
     summaries = list(of(completed("plain", PLAIN, seconds=None), completed("same", SAME, seconds=None)).values())
     text = as_markdown(summaries, "", "")
@@ -208,6 +218,7 @@ def test_the_frame_has_a_row_per_run() -> None:
         "variant": "plain",
         "seed": 1,
         "test_accuracy": 0.91,
+        "test_accuracy_corrected_labels": None,
         "test_loss": pytest.approx(0.09),
         "train_seconds": 2.0,
         "compile_seconds": 0.5,

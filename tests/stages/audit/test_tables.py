@@ -29,7 +29,7 @@ def planted() -> dict[NoiseKind, Planted]:
     train = SPLITS["train"]
     labels = train.labels.copy()
     labels[:30] = (labels[:30] + 1) % NUM_CLASSES
-    one = Planted(labels=labels, is_wrong=labels != train.labels, judgement=judgement(train.labels))
+    one = Planted(labelling=1, labels=labels, is_wrong=labels != train.labels, judgement=judgement(train.labels))
     return dict.fromkeys(KINDS, one)
 
 

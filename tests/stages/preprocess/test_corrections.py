@@ -20,6 +20,7 @@ from gradtrail.stages.preprocess.corrections import (
     Correction,
     apply_corrections,
     disagreements,
+    read_applied,
     read_corrections,
     write_corrections,
 )
@@ -188,6 +189,14 @@ def test_corrections_change_the_labels_they_name_and_those_of_the_test_split_bes
         np.testing.assert_array_equal(found[name].labels, split.labels if name == "test" else expected)
         np.testing.assert_array_equal(found[name].true_labels, found[name].labels)
         np.testing.assert_array_equal(found[name].images, split.images)
+
+
+def test_those_of_the_test_split_can_be_read_alone(tmp_path: Path) -> None:
+    rows = [correction(split="train", example_id=1), correction(split="test", example_id=2)]
+    write_corrections(tmp_path / "a.csv", rows)
+    assert {row.example_id for row in read_applied(tmp_path / "a.csv", True)} == {1, 2}
+    assert [row.example_id for row in read_applied(tmp_path / "a.csv", "test")] == [2]
+    assert read_applied(tmp_path / "a.csv", False) == []
 
 
 def test_without_corrections_nothing_changes() -> None:

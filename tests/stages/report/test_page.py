@@ -21,6 +21,7 @@ from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.stages.report import inputs
 from gradtrail.stages.report import page as report
 from gradtrail.stages.report.components import Table, flops, size
+from gradtrail.stages.report.sections.overview import params_in_force
 from gradtrail.support.errors import UserError
 
 VOID = {"meta", "link", "img", "br", "hr", "input", "col", "wbr"}
@@ -39,6 +40,12 @@ def folder(tmp_path: Path) -> Path:
 def load_params(folder: Path) -> dict[str, Any]:
     params: dict[str, Any] = YAML(typ="safe", pure=True).load(folder / "params.yaml")
     return params
+
+
+def set_param(folder: Path, section: str, key: str, value: Any) -> None:
+    params = load_params(folder)
+    params[section][key] = value
+    (folder / "params.yaml").write_text(json.dumps(params))
 
 
 def render(folder: Path, title: str = "A title") -> str:
@@ -165,8 +172,8 @@ def test_the_numbers_are_those_of_the_metrics_files(folder: Path) -> None:
         "Calibration error 0.0978 uncalibrated: 0.1200",
         "Best validation accuracy 98.56% epoch 2; last epoch 98.54%",
         "Parameters 235,146 mlp-256-128",
-        "model mlp-256-128 dropout 0 optimizer adamw learning rate 0.005",
-        "schedule warmup_cosine warmup fraction 0.1 end fraction 0 epochs 10 batch size 128 label smoothing 0.1",
+        "model mlp-256-128 seed 0 epochs 10 batch size 128 dropout 0 precision float32 optimizer adamw learning",
+        "schedule warmup_cosine warmup fraction 0.1 end fraction 0 clip norm 1 label smoothing 0.1",
         "The typical gradient noise scale is 382,509 examples, at batch size 128.",
         "9,859 of 10,000 test examples are classified correctly and 141 are not",
         "The most frequent mistake is label 5 predicted as 3 (2 times)",
@@ -179,7 +186,7 @@ def test_the_numbers_are_those_of_the_metrics_files(folder: Path) -> None:
 
 
 def test_sentences_follow_the_metrics(folder: Path) -> None:
-    write_metrics(folder, "preprocess", METRICS["preprocess"] | {"noisy_labels": 5500})
+    set_param(folder, "preprocess", "label_noise", 0.1)
     write_metrics(folder, "train", METRICS["train"] | {"steps": 430, "epochs": 1, "accuracy": 0.9})
     write_metrics(folder, "evaluate", METRICS["evaluate"] | {"accuracy": 0.8})
     words = Reader(render(folder)).words
@@ -187,6 +194,44 @@ def test_sentences_follow_the_metrics(folder: Path) -> None:
     assert "for one epoch (430 of 1,290 planned steps)" in words
     assert "8.5 percentage points below the validation accuracy" in words
     assert "the model is overconfident" in words
+
+
+def test_corrections_are_told_with_what_noise_is_left_and_the_second_accuracy(folder: Path) -> None:
+    for key, value in (("label_noise", 0.1), ("corrections", True)):
+        set_param(folder, "preprocess", key, value)
+    of_splits = {
+        f"{split}_corrected_labels": number for split, number in (("train", 5500), ("validation", 2), ("test", 3))
+    }
+    write_metrics(folder, "preprocess", METRICS["preprocess"] | of_splits)
+    corrected = {"": 0.9862, "_low": 0.9837, "_high": 0.9883}
+    found = {f"accuracy_corrected_labels{end}": value for end, value in corrected.items()}
+    write_metrics(folder, "evaluate", METRICS["evaluate"] | found)
+    words = Reader(render(folder)).words
+    assert (
+        "Label noise changed 5,500 of the training labels (10.0%). Corrections were applied to 5,500 train, 2 "
+        "validation, 3 test labels; 0 that noise changed are still wrong."
+    ) in words
+    assert "Accuracy, corrected labels 98.62% 98.37% to 98.83%" in words
+    assert "With the 3 corrected test labels in place of the given ones the accuracy is 98.62% (95% interval:" in words
+
+
+def test_the_params_in_force_are_shown_and_what_is_off_is_not(folder: Path) -> None:
+    shown = params_in_force(inputs.read_sources(folder))
+    assert shown["model"] == "mlp-256-128"
+    assert shown["weight decay"] == "0.1"
+    assert shown["warmup fraction"] == "0.1"
+    assert not {"momentum", "hidden", "patience", "shift", "label noise", "augmentation: shift"} & shown.keys()
+    for key, value in (("optimizer", "schedule_free"), ("precision", "float16"), ("augmentation", {"shift": 2.0})):
+        set_param(folder, "train", key, value)
+    set_param(folder, "preprocess", "label_noise", 0.1)
+    shown = params_in_force(inputs.read_sources(folder))
+    assert {name: shown[name] for name in ("augmentation: shift", "loss scaling: initial", "label noise")} == {
+        "augmentation: shift": "2",
+        "loss scaling: initial": "32768",
+        "label noise": "0.1",
+    }
+    assert shown["warmup fraction"] == "0.05", "of the optimizer"
+    assert shown["warmup cosine: warmup fraction"] == "0.1"
 
 
 def test_with_label_noise_the_scores_that_find_it_are_shown(folder: Path) -> None:

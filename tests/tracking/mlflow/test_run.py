@@ -3,6 +3,8 @@
 import contextlib
 import json
 import queue
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from gradtrail.stages.common.pipeline_file import Entry
 from gradtrail.tracking import tracker_process
 from gradtrail.tracking.lineage import environment
-from gradtrail.tracking.mlflow import client, run, stored_run, tracker
+from gradtrail.tracking.mlflow import client, run, stored_run, tags, tracker
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -140,18 +142,59 @@ def test_a_fault_costs_one_report_and_a_bug_is_not_called_the_stores(
         assert line.startswith("warning: MLflow's store failed (ConnectionError: the server is gone); the results")
 
 
-def test_a_bug_in_the_stages_part_costs_one_report_too(
+def test_a_bug_in_the_stages_part_costs_one_report_too_and_the_run_is_closed_with_what_was_logged(
     stage: Any, stored: FakeStoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tracked(stage) as tracked_run:
+        tracked_run.metrics({"accuracy": 1.0})
         tracked_run.checkpoint(None, {})  # type: ignore[arg-type]
         assert not tracked_run.is_open
         tracked_run.metrics({"loss": 1.0})
         tracked_run.outs()
-    assert stored.calls == []
+    assert stored.calls == ["log_points", "set_terminated"]
+    assert list(stored.points) == ["train/accuracy"]
+    assert stored.statuses == ["FAILED"]
     *traceback, line = capsys.readouterr().err.splitlines()
     assert traceback[0].startswith("Traceback")
     assert line.startswith("warning: logging to MLflow failed because of the bug above; the results are unaffected")
+
+
+def test_a_run_that_cannot_even_be_opened_costs_one_report_and_is_not_closed(
+    stage: Any, stored: FakeStoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.entry = lambda _: 1 / 0
+    with tracked(stage) as tracked_run:
+        tracked_run.metrics({"loss": 1.0})
+    assert stored.calls == []
+    assert capsys.readouterr().err.count("warning:") == 1
+
+
+def test_the_commit_and_the_changes_are_those_that_the_stage_began_with(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The tracker looks seconds later, here at the end."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".gitignore").write_text("/.gradtrail/\n")
+    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm first"):
+        subprocess.run(("git", *command.split()), check=True)
+    read: list[str] = []
+
+    def open_run(*_: object) -> FakeStoredRun:
+        diff = environment.of_stage_process("diff")
+        read.extend([tags.origin_tags()["git.dirty"], Path(diff).read_text() if diff else ""])
+        return FakeStoredRun()
+
+    monkeypatch.setattr(client, "open_store", lambda: None)
+    monkeypatch.setattr(stored_run, "open_run", open_run)
+    monkeypatch.setattr(TrackerInProcess, "keep", lambda _, path: shutil.copy(path, tmp_path.parent / "git.diff"))
+    for text in ("first", "second"):
+        monkeypatch.setattr(environment, "_stage_process", {})  # this process is the stage's, then the tracker's
+        with tracked(stage):
+            (tmp_path / "code.py").write_text(f"{text}\n")
+    assert read[:2] == ["false", ""]
+    assert read[2] == "true"
+    assert "+first" in read[3]
+    assert "second" not in read[3]
 
 
 @pytest.mark.parametrize(

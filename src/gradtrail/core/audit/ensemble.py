@@ -15,8 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from gradtrail.core.audit.config import AuditConfig
+from gradtrail.core.audit.streams import Stream, stream
 from gradtrail.core.common import batching
 from gradtrail.core.common.split import Split
+from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.norms import squared_grad_norms
 from gradtrail.core.train import loop
@@ -25,7 +27,6 @@ from gradtrail.core.train.loop import Engine
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 BATCH_SIZE = 250  # examples that are judged at once: a CPU's caches hold no more
-_FOLDS, _TRAINING = range(2)  # independent streams of random numbers from one seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +71,16 @@ def training_size(num_examples: int, folds: int) -> int:
 
 def folds_of(num_examples: int, config: AuditConfig, round_: int) -> Int[np.ndarray, " examples"]:
     """Draw the fold of each example, 0 to folds - 1; sizes differ by one at most."""
-    rng = np.random.default_rng((config.seed, _FOLDS, round_))
+    rng = np.random.default_rng(stream(config.seed, Stream.FOLDS, round_))
     return rng.permutation(num_examples) % config.folds
 
 
 def compile_judges(model: Model, config: AuditConfig, num_examples: int, *, compiler: Compiler) -> Judges:
-    """Compile the training of a network on a part of `num_examples`, and what it judges with."""
+    """Compile the training of a network on a part of `num_examples`, and what it judges with.
+
+    Raises:
+        ConfigError: a training cannot be made with these examples; one line that names the key.
+    """
 
     def logits(params: Params, images: Array) -> dict[str, Array]:
         return {"logits": model.apply(params, images)}
@@ -85,7 +90,10 @@ def compile_judges(model: Model, config: AuditConfig, num_examples: int, *, comp
         return {"grad_norm": jnp.sqrt(sum(squares.values(), start=jnp.float32(0)))}
 
     size = training_size(num_examples, config.folds)
-    program = loop.make_program(config.train_config(), model, size, jax.local_devices())
+    try:
+        program = loop.make_program(config.train_config(), model, size, jax.local_devices())
+    except ConfigError as error:  # names the key of a training; that of an audit is called the same
+        raise ConfigError(str(error).replace("train.", "audit.", 1)) from None
     images = jax.ShapeDtypeStruct((BATCH_SIZE, *model.config.image_shape), jnp.uint8)
     labels = jax.ShapeDtypeStruct((BATCH_SIZE,), jnp.int32)
     params = model.abstract_params()
@@ -109,9 +117,9 @@ def judge(
     others: Mapping[str, Split],
     config: AuditConfig,
     *,
-    stream: int,
+    labelling: int,
     steps_per_call: int,
-    advance: Callable[[int], None],
+    advance: Callable[..., object],
 ) -> dict[str, Judgement]:
     """Train all networks on the labels of `train` and let them judge every example that they have not seen.
 
@@ -120,9 +128,11 @@ def judge(
         train: the training split.
         others: further splits, by name; none of their examples may be in `train`.
         config: number of networks and the seed.
-        stream: another one gives other initial weights and orders of the examples; the folds are the same.
+        labelling: number of the set of labels; another one gives other initial weights and orders of the examples, and
+            the same folds.
         steps_per_call: steps of a training between two signs of progress; changes no bit of the result.
-        advance: called with the number of examples that a network has trained on or judged.
+        advance: called with the number of examples that a network has trained on or judged, and with 0 and a `message`
+            after each network.
 
     Returns:
         For `train` a judgement by `config.rounds` networks, for each other split by all of them.
@@ -137,9 +147,8 @@ def judge(
         of_round = np.zeros((len(train), judges.num_classes), np.float32)
         for fold in range(config.folds):
             kept = np.flatnonzero(fold_of != fold)[: training_size(len(train), config.folds)]
-            seed = np.random.SeedSequence((config.seed, _TRAINING, stream, round_, fold)).generate_state(1)[0]
-            seeds = MemberSeeds.from_one(int(seed))
-            params = _train(judges.engine, train, kept, seeds, steps_per_call, advance)
+            (seed,) = stream(config.seed, Stream.TRAINING, labelling, round_, fold).generate_state(1)
+            params = _train(judges.engine, train, kept, MemberSeeds.from_one(int(seed)), steps_per_call, advance)
             own = np.flatnonzero(fold_of == fold)
             of_round[own] = _rows(judges.logits, params, train.images[own])["logits"]
             advance(len(own))
@@ -153,6 +162,8 @@ def judge(
                 for name, split in others.items():
                     rows = _rows(judges.grad_norms, params, split.images, split.labels)
                     norms[name] += rows["grad_norm"] / np.float32(config.folds)
+            which = f", planted labels {labelling}" if labelling else ""
+            advance(0, message=f"network {round_ * config.folds + fold + 1} of {config.num_networks}{which}")
         found["train"].append(of_round)
     return {name: Judgement(logits=np.stack(logits), grad_norm=norms[name]) for name, logits in found.items()}
 
@@ -163,7 +174,7 @@ def _train(
     kept: Int[np.ndarray, " kept"],
     seeds: MemberSeeds,
     steps_per_call: int,
-    advance: Callable[[int], None],
+    advance: Callable[..., object],
 ) -> Params:
     """Train a network on the examples at `kept`; return its parameters."""
     examples = loop.on_device(train.images[kept], train.labels[kept], engine.mesh)

@@ -1,6 +1,6 @@
 """What an audit finds: a score, a proposal and a probability of being wrong for every label; NumPy on the host."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,10 +8,10 @@ from jaxtyping import Float, Int
 
 from gradtrail.core.audit.calibration import Rate, confident_rate, density_ratio, positions, probability_wrong
 from gradtrail.core.audit.ensemble import Judgement
-from gradtrail.core.audit.noise import draw_confused, draw_uniform
+from gradtrail.core.audit.noise import Seed, draw_confused, draw_uniform
 from gradtrail.core.audit.planting import NoiseKind, Planted
 from gradtrail.core.audit.scores import fit_temperature, label_scores, probabilities
-from gradtrail.core.data.preprocessing import Seed
+from gradtrail.core.audit.streams import Stream, stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,8 @@ def find(
     labels: Mapping[str, Int[np.ndarray, " examples"]],
     chosen: str,
     *,
-    seed: Seed,
+    seed: int,
+    labelling: int = 0,
 ) -> dict[str, Findings]:
     """Return what the judgements say of the labels of each split.
 
@@ -50,14 +51,16 @@ def find(
         labels: given class of each example of each split.
         chosen: the score that `probability_wrong` follows.
         seed: of the wrong labels that are drawn for comparison.
+        labelling: number of the set of labels: others are drawn for another one.
     """
     temperature = fit_temperature(judged["train"].logits, labels["train"])
     found: dict[str, Findings] = {}
     ratio: np.ndarray | None = None
-    for name, judgement in judged.items():
+    for place, (name, judgement) in enumerate(judged.items()):
         scores = label_scores(judgement.logits, labels[name], temperature)
         mean = probabilities(judgement.logits, temperature).mean(axis=0)
-        wrong = _wrong_scores(judgement, mean, labels[name], temperature, chosen, seed)
+        seeds = [stream(seed, Stream.COMPARED_LABELS, labelling, place, kind) for kind in range(2)]
+        wrong = _wrong_scores(judgement, mean, labels[name], temperature, chosen, seeds)
         places = positions(scores[chosen], wrong)
         ratio = density_ratio(places) if ratio is None else ratio
         rate = confident_rate(mean, labels[name])
@@ -71,10 +74,10 @@ def find(
     return found
 
 
-def find_planted(planted: Mapping[NoiseKind, Planted], chosen: str, *, seed: Seed) -> dict[NoiseKind, Findings]:
+def find_planted(planted: Mapping[NoiseKind, Planted], chosen: str, *, seed: int) -> dict[NoiseKind, Findings]:
     """Return what is found where labels were planted, which is not made use of: to compare it with the truth."""
     return {
-        kind: find({"train": one.judgement}, {"train": one.labels}, chosen, seed=seed)["train"]
+        kind: find({"train": one.judgement}, {"train": one.labels}, chosen, seed=seed, labelling=one.labelling)["train"]
         for kind, one in planted.items()
     }
 
@@ -85,13 +88,13 @@ def _wrong_scores(
     labels: Int[np.ndarray, " examples"],
     temperature: float,
     chosen: str,
-    seed: Seed,
+    seeds: Sequence[Seed],
 ) -> Float[np.ndarray, " planted"]:
     """Return the scores of two wrong labels for each example whose given label is the prediction: one of each kind."""
     agreed = np.flatnonzero(np.argmax(mean, axis=1) == labels)
     logits, correct = judgement.logits[:, agreed], labels[agreed]
     drawn = (
-        draw_uniform(correct, mean.shape[1], seed=seed),
-        draw_confused(mean[agreed], correct, seed=seed),
+        draw_uniform(correct, mean.shape[1], seed=seeds[0]),
+        draw_confused(mean[agreed], correct, seed=seeds[1]),
     )
     return np.concatenate([label_scores(logits, wrong, temperature)[chosen] for wrong in drawn])

@@ -1,9 +1,11 @@
 """Wrong labels that are planted, to measure what finds them; NumPy on the host."""
 
+from typing import TypeAlias
+
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.data.preprocessing import Seed
+Seed: TypeAlias = int | np.random.SeedSequence
 
 
 def draw_confused(

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -12,11 +12,11 @@ from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.audit.ensemble import Judgement, Judges, judge, num_visits
 from gradtrail.core.audit.noise import draw_confused, draw_uniform, plant
 from gradtrail.core.audit.scores import probabilities
+from gradtrail.core.audit.streams import Stream, stream
 from gradtrail.core.common.split import Split
 
 NoiseKind = Literal["uniform", "confused"]
 KINDS: tuple[NoiseKind, ...] = ("uniform", "confused")
-_DRAWN, _CHOSEN = range(2, 4)  # independent streams of random numbers; `ensemble` has the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +24,13 @@ class Planted:
     """A copy of the training labels with wrong ones among them, and what networks trained on it say.
 
     Attributes:
+        labelling: number of this set of labels; the given ones are 0.
         labels: int32.
         is_wrong: where they differ from the given ones.
         judgement: by as many networks as judge the given labels.
     """
 
+    labelling: int
     labels: Int[np.ndarray, " examples"]
     is_wrong: Bool[np.ndarray, " examples"]
     judgement: Judgement
@@ -46,7 +48,7 @@ def judge_all(
     config: AuditConfig,
     *,
     steps_per_call: int,
-    advance: Callable[[int], None],
+    advance: Callable[..., object],
 ) -> tuple[dict[str, Judgement], dict[NoiseKind, Planted]]:
     """Return the judgements of each split with its given labels, and of the training split with planted ones.
 
@@ -57,22 +59,25 @@ def judge_all(
     train = splits["train"]
     others = {name: split for name, split in splits.items() if name != "train"}
 
-    def judge_labels(labels: np.ndarray, others: Mapping[str, Split], stream: int) -> dict[str, Judgement]:
-        relabelled = dataclasses.replace(train, labels=labels)
-        return judge(judges, relabelled, others, config, stream=stream, steps_per_call=steps_per_call, advance=advance)
+    def judge_labels(labels: np.ndarray, others: Mapping[str, Split], labelling: int) -> dict[str, Judgement]:
+        with_labels = dataclasses.replace(train, labels=labels)
+        options: dict[str, Any] = {"steps_per_call": steps_per_call, "advance": advance}
+        return judge(judges, with_labels, others, config, labelling=labelling, **options)
 
     given = judge_labels(train.labels, others, 0)
     mean = probabilities(given["train"].logits, 1.0).mean(axis=0)
     planted: dict[NoiseKind, Planted] = {}
-    for stream, kind in enumerate(KINDS, start=1):
-        seed = (config.seed, _DRAWN, stream)
+    for labelling, kind in enumerate(KINDS, start=1):
+        seed = stream(config.seed, Stream.PLANTED_LABELS, labelling)
         is_uniform = kind == "uniform"
         wrong = (
             draw_uniform(train.labels, judges.num_classes, seed=seed)
             if is_uniform
             else draw_confused(mean, train.labels, seed=seed)
         )
-        labels = plant(train.labels, wrong, config.noise_rate, seed=(config.seed, _CHOSEN, stream))
-        judgement = judge_labels(labels, {}, stream)["train"]
-        planted[kind] = Planted(labels=labels, is_wrong=labels != train.labels, judgement=judgement)
+        places = stream(config.seed, Stream.PLANTED_PLACES, labelling)
+        labels = plant(train.labels, wrong, config.noise_rate, seed=places)
+        judgement = judge_labels(labels, {}, labelling)["train"]
+        is_wrong = labels != train.labels
+        planted[kind] = Planted(labelling=labelling, labels=labels, is_wrong=is_wrong, judgement=judgement)
     return given, planted

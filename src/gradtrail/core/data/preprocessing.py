@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Int, Integer, UInt8
@@ -79,14 +79,15 @@ class PreprocessConfig:
         validation_fraction: share of the training set that is held out, stratified by class.
         subset_fraction: share of every split that is used, for quick runs; 1 for all.
         label_noise: share of the training labels that are replaced by wrong ones; validation and test are unchanged.
-        corrections: whether the labels that people corrected are applied, after the noise.
+        corrections: whether the labels that people corrected are applied, after the noise; `test`: only those of the
+            test split, whose labels stand beside the given ones.
     """
 
     seed: int
     validation_fraction: float
     subset_fraction: float
     label_noise: float
-    corrections: bool
+    corrections: bool | Literal["test"]
 
     def __post_init__(self) -> None:
         check_fields(

@@ -44,9 +44,18 @@ class Bins:
 
     @property
     def expected_calibration_error(self) -> float:
-        """Mean of |accuracy - confidence| weighted by count (Guo et al., arXiv 1706.04599, equation 3)."""
-        gaps = np.abs(self.accuracy - self.confidence)
-        return float(np.nansum(self.count * gaps) / self.count.sum())
+        """That of these bins; see `calibration_error`."""
+        return calibration_error(np.nan_to_num(self.count * (self.confidence - self.accuracy)), int(self.count.sum()))
+
+
+def calibration_error(gaps: Float[np.ndarray, " bins"], num_examples: int) -> float:
+    """Return the mean of |accuracy - confidence| weighted by count (Guo et al., arXiv 1706.04599, equation 3).
+
+    Args:
+        gaps: of each bin, the sum of the confidences minus the number of correct predictions.
+        num_examples: in all bins, at least 1.
+    """
+    return float(np.abs(gaps).sum() / num_examples)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -149,20 +158,19 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
         `loss`, the mean cross-entropy in nats; `brier`; `expected_calibration_error` in bins of equal width, and
         `expected_calibration_error_equal_mass`.
     """
-    confidence = probabilities.max(axis=1).astype(np.float64)
+    size, confidence = len(labels), probabilities.max(axis=1).astype(np.float64)
     gap = confidence - (probabilities.argmax(axis=1) == labels)
     means = np.stack([loss.astype(np.float64), brier_score(probabilities, labels)])
     bins = [bins_of_equal_width(confidence, num_bins), bins_of_equal_mass(confidence, num_bins)]
 
     def measured(count: np.ndarray) -> list[float]:
-        errors = [np.abs(np.bincount(each, weights=gap * count, minlength=num_bins)).sum() for each in bins]
-        return [*np.sum(means * count, axis=1), *errors]
+        gaps = [np.bincount(each, weights=gap * count, minlength=num_bins) for each in bins]
+        return [*np.sum(means * count, axis=1) / size, *(calibration_error(each, size) for each in gaps)]
 
     draw = np.random.default_rng(0)
-    size = len(labels)
-    values = np.array(measured(np.ones(size))) / size
+    values = np.array(measured(np.ones(size)))
     drawn = [measured(np.bincount(draw.integers(size, size=size), minlength=size)) for _ in range(_DRAWS)]
-    low, high = np.quantile(np.array(drawn) / size, [0.025, 0.975], axis=0)
+    low, high = np.quantile(np.array(drawn), [0.025, 0.975], axis=0)
     names = ("loss", "brier", "expected_calibration_error", "expected_calibration_error_equal_mass")
     ends = zip(names, values, np.clip(2 * values - high, 0, values), np.maximum(2 * values - low, values), strict=True)
     return {name: Interval(value=float(a), low=float(b), high=float(c)) for name, a, b, c in ends}

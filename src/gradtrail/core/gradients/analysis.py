@@ -88,7 +88,7 @@ def analyze(
     config: GradientsConfig,
     num_classes: int,
     *,
-    advance: Callable[[int], None] = lambda _: None,
+    advance: Callable[..., object] = lambda *_, **__: None,
 ) -> GradientAnalysis:
     """Run all passes over the splits at each kept epoch.
 
@@ -98,7 +98,8 @@ def analyze(
         splits: `train` and `test` among them.
         config: which test examples, how many bootstrap samples and iterations.
         num_classes: of the labels.
-        advance: called with the number of examples that a pass has processed; `num_visits` in all.
+        advance: called with the number of examples that a pass has processed, `num_visits` in all, and with 0 and a
+            `message` after each epoch.
 
     Raises:
         ConfigError: one line; an example of `config.test_examples` is not in the test split.
@@ -130,6 +131,7 @@ def analyze(
         if epoch == trajectory.scored:
             classes = _class_structure(chunks, products, squares, num_classes)
             aligned = _align(passes, params, splits, chunks, by_epoch[epoch], num_classes, advance)
+        advance(0, message=f"epoch {epoch}")
     scores = {name: _followed(by_epoch, trajectory, name) | aligned[name] for name in splits}
     return GradientAnalysis(
         scores=scores,
@@ -203,7 +205,7 @@ def _align(
     chunks: ChunkGradients,
     scores: Mapping[str, Scores],
     num_classes: int,
-    advance: Callable[[int], None],
+    advance: Callable[..., object],
 ) -> dict[str, Scores]:
     """Return the cosine of each example's gradient with the mean training gradient, of all and of its class."""
     found = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}

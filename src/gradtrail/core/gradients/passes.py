@@ -45,7 +45,7 @@ class Pass:
     function: CompiledFunction
     batch_size: int
 
-    def __call__(self, whole: Any, *arrays: np.ndarray, advance: Callable[[int], None]) -> dict[str, np.ndarray]:
+    def __call__(self, whole: Any, *arrays: np.ndarray, advance: Callable[..., object]) -> dict[str, np.ndarray]:
         """Return a row for each row of `arrays`; `advance` is called with the number of rows of each batch."""
 
         def call(*batch: np.ndarray) -> dict[str, Array]:
@@ -206,7 +206,7 @@ def chunk_gradients(
     split: Split,
     num_classes: int,
     *,
-    advance: Callable[[int], None],
+    advance: Callable[..., object],
 ) -> ChunkGradients:
     """Sum the gradients of each class over chunks of its examples, see `chunks_per_class`.
 

@@ -1,6 +1,8 @@
-"""The page's server: on loopback alone, for one person, and for this page alone."""
+"""The page's server: on loopback alone, for whoever has the link that is printed, and for this page alone."""
 
+import hmac
 import re
+import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +44,14 @@ class Decision:
     reason: str
 
 
-def make_app(review: Review) -> Flask:
-    """Return the application. No part of a request becomes a path: its three files are read here."""
+def make_app(review: Review, token: str) -> Flask:
+    """Return the application. No part of a request becomes a path: its three files are read here.
+
+    Args:
+        review: what the page shows and changes.
+        token: whoever opens `/?token=…` gets a cookie with it, and nobody without the cookie is answered.
+    """
+    cookie = f"review-{secrets.token_hex(4)}"  # a name of its own: a browser sends the cookies of all ports
     app = Flask(__name__, static_folder=None, template_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = _MAX_BODY_BYTES
     for path, (name, kind) in _FILES.items():
@@ -68,7 +76,17 @@ def make_app(review: Review) -> Flask:
         request.get_json()  # which a form of another page cannot send
         return review.undo()
 
+    def refuse_other_people() -> Response | tuple[Response, int] | None:
+        if request.path == "/" and _are_equal(request.args.get("token", ""), token):
+            answer = Response(status=303, headers={"Location": "/"})
+            answer.set_cookie(cookie, token, httponly=True, samesite="Lax")
+            return answer
+        if not _are_equal(request.cookies.get(cookie, ""), token):
+            return jsonify(error="open the link that `gradtrail review` printed"), 403
+        return None
+
     app.before_request(_refuse_other_pages)
+    app.before_request(refuse_other_people)
     app.after_request(_add_headers)
     app.register_error_handler(UserError, lambda error: (jsonify(error=str(error)), 400))
     app.register_error_handler(HTTPException, lambda error: (jsonify(error=error.name), error.code or 500))
@@ -82,6 +100,10 @@ def _refuse_other_pages() -> tuple[Response, int] | None:
     if not _OWN_HOST.fullmatch(host) or origin not in (None, f"http://{host}"):
         return jsonify(error="only the page of `gradtrail review` may ask, on this machine"), 403
     return None
+
+
+def _are_equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(), token.encode())
 
 
 def _add_headers(response: Response) -> Response:
@@ -111,10 +133,11 @@ def open_port(port: int) -> socket.socket:
 def serve(review: Review, listening: socket.socket) -> None:
     """Serve the page until Ctrl-C or SIGTERM."""
     port = listening.getsockname()[1]
-    server = make_server(HOST, port, make_app(review), threaded=True, request_handler=Quiet, fd=listening.fileno())
-    print(
-        f"reviewing {len(review.suspects)} labels as {review.reviewer}: http://{HOST}:{port}/ (Ctrl-C ends)", flush=True
-    )
+    token = secrets.token_urlsafe()
+    app = make_app(review, token)
+    server = make_server(HOST, port, app, threaded=True, request_handler=Quiet, fd=listening.fileno())
+    link = f"http://{HOST}:{port}/?token={token}"
+    print(f"reviewing {len(review.suspects)} labels as {review.reviewer}: {link} (Ctrl-C ends)", flush=True)
     with stopping_on_sigterm("stopped"):
         server.serve_forever()  # returns on KeyboardInterrupt, which SIGTERM raises too
     print(f"\n{review.summary()}")

@@ -51,7 +51,8 @@ _CAPTION = (
     "Test accuracy: mean ± standard deviation over the seeds. Difference to the first row over the seeds that both "
     "have, with its simultaneous 95 % confidence interval; significant: the interval excludes 0. p: two-sided paired "
     "t-test, adjusted by Bonferroni for the number of variants. Training times are medians; × baseline: geometric mean "
-    "of the ratios of comparable seeds, with its simultaneous 95 % confidence interval."
+    "of the ratios of comparable seeds, with its simultaneous 95 % confidence interval. Corrected labels: accuracy "
+    "with corrected test labels, of runs that read them (`preprocess.corrections`)."
 )
 
 

@@ -119,7 +119,7 @@ def choose(name: str) -> Recipe:
 
 def collect_results() -> list[Result]:
     """Return the results of each recipe, from the runs in MLflow."""
-    from gradtrail.tracking.lineage.in_force import in_force
+    from gradtrail.stages.common.in_force import in_force
     from gradtrail.tracking.mlflow.client import experiment_id, open_store
     from gradtrail.tracking.mlflow.tags import shown
 
@@ -140,7 +140,7 @@ def collect_results() -> list[Result]:
 
 def _by_seed(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, str], Mapping[str, float]]]:
     """Yield params and metrics of a training, or of each of its members as if it had been trained alone."""
-    from gradtrail.tracking.lineage.in_force import in_force
+    from gradtrail.stages.common.in_force import in_force
     from gradtrail.tracking.mlflow.links import PARENT
 
     if MEMBERS not in train.data.params or train.data.params[MEMBERS] == "1":

@@ -153,6 +153,7 @@ def as_frame(runs: Sequence[CompletedRun]) -> pd.DataFrame:
                 "variant": run.planned.label,
                 "seed": run.planned.seed,
                 "test_accuracy": run.accuracy,
+                "test_accuracy_corrected_labels": run.accuracy_corrected,
                 "test_loss": run.loss,
                 "train_seconds": run.seconds,
                 "compile_seconds": run.compile_seconds,
@@ -231,8 +232,10 @@ def _rows(summaries: Sequence[Summary]) -> list[list[str]]:
 
 
 def _columns(summaries: Sequence[Summary]) -> dict[str, Callable[[Summary], str]]:
-    """Return the columns, title → cell of a variant; times only if any run was timed."""
+    """Return the columns, title → cell of a variant; corrected labels and times only if any run has them."""
     columns = dict(_COLUMNS)
+    if any(map(_corrected, summaries)):
+        columns |= {"corrected labels, %": lambda summary: _mean_and_spread(_corrected(summary))}
     if any(summary.seconds is not None for summary in summaries):
         columns |= {"training, s": lambda summary: _number(summary.seconds, ".1f")}
     if any(_time_ratio(summary) for summary in summaries):
@@ -242,7 +245,14 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, Callable[[Summary], str]
     return columns
 
 
+def _corrected(summary: Summary) -> list[float]:
+    """Return the accuracies by corrected test labels, of the runs that know them."""
+    return [run.accuracy_corrected for run in summary.runs if run.accuracy_corrected is not None]
+
+
 def _mean_and_spread(accuracies: Sequence[float]) -> str:
+    if not accuracies:
+        return ""
     spread = f" ± {100 * statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
     return f"{100 * statistics.mean(accuracies):.2f}{spread}"
 

@@ -43,6 +43,7 @@ class CompletedRun:
         machine: kind of machine that trained; None where it is not known.
         dataset: name of the data set and the first digits of its digest.
         run_id: MLflow's id of the training's run.
+        accuracy_corrected: on the test split with corrected labels; None where none were.
     """
 
     planned: PlannedRun
@@ -55,6 +56,7 @@ class CompletedRun:
     machine: str | None
     dataset: str
     run_id: str
+    accuracy_corrected: float | None = None
 
 
 class RunFinder:
@@ -95,14 +97,11 @@ class RunFinder:
             return {}
         train, evaluation = runs[TRAIN], runs[STAGE]
         if len(training.seeds) == 1:
-            metrics = evaluation.data.metrics
-            return {run: _of_seed(run, train, metrics["eval/accuracy"], metrics["eval/loss"], 1) for run in wanted}
-        members = self._read_table(evaluation)
-        return {
-            run: _of_seed(run, train, members[run.seed]["accuracy"], members[run.seed]["loss"], len(training.seeds))
-            for run in wanted
-            if run.seed in members
-        }
+            metrics = {key.removeprefix("eval/"): value for key, value in evaluation.data.metrics.items()}
+            return {run: _of_seed(run, train, metrics, members=1) for run in wanted}
+        of_each = self._read_table(evaluation)
+        found = (run for run in wanted if run.seed in of_each)
+        return {run: _of_seed(run, train, of_each[run.seed], members=len(training.seeds)) for run in found}
 
     def _chain(self, names: Sequence[str], params: Mapping[str, Any], outs: Mapping[str, str]) -> dict[str, Run] | None:
         """Return a run of each stage with these params, each of which read what the ones before it wrote; None if none.
@@ -144,12 +143,12 @@ class RunFinder:
         return read_yaml(PARAMS)
 
 
-def _of_seed(planned: PlannedRun, train: Run, accuracy: float, loss: float, members: int) -> CompletedRun:
+def _of_seed(planned: PlannedRun, train: Run, metrics: Mapping[str, float], *, members: int) -> CompletedRun:
     tags, seconds = train.data.tags, train.data.metrics.get("train/seconds")
     return CompletedRun(
         planned=planned,
-        accuracy=accuracy,
-        loss=loss,
+        accuracy=metrics["accuracy"],
+        loss=metrics["loss"],
         seconds=None if seconds is None else seconds / members,
         compile_seconds=train.data.metrics.get("train/compile_total_seconds"),
         began=train.info.start_time / 1000,
@@ -157,4 +156,5 @@ def _of_seed(planned: PlannedRun, train: Run, accuracy: float, loss: float, memb
         machine=tags.get("machine"),
         dataset=f"{tags['dataset']} {tags['dataset_digest'][:8]}",
         run_id=train.info.run_id,
+        accuracy_corrected=metrics.get("accuracy_corrected_labels"),
     )

@@ -1,4 +1,4 @@
-"""The package versions that results depend on: `versions.yaml`, a DVC param of every stage that computes."""
+"""The package versions that the bytes of results depend on: `versions.yaml`, a DVC param of stages that use them."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -9,8 +9,8 @@ from gradtrail.support.errors import UserError
 
 PATH = Path("versions.yaml")
 _HEADER = (
-    "# The packages that results depend on, as requirements.lock has them: a DVC param of every stage that computes,\n"
-    "# so that an upgrade re-runs it. `gradtrail versions` writes what is installed.\n"
+    "# The packages that the bytes of results depend on, as requirements.lock has them: a DVC param of each stage\n"
+    "# that uses them, so that an upgrade re-runs it. `gradtrail versions` writes what is installed.\n"
 )
 
 

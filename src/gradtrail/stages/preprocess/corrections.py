@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -134,6 +135,11 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
         if given.get(row.example, row.old) != row.old:
             found = given[row.example]
             raise UserError(f"{path}: {row}: old is {row.old}, but the label is {found}; planted noise counts")
+
+
+def read_applied(path: Path, which: bool | Literal["test"]) -> list[Correction]:
+    """Read the corrections that `preprocess.corrections` names: all, those of the test split, or none."""
+    return [row for row in read_corrections(path) if which is True or row.split == which] if which else []
 
 
 def apply_corrections(

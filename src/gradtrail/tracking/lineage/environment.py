@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib", "pillow", "pandas", "pyarrow")
 _VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # of instruction sets, the one that says most first
 _stage_process: dict[str, Any] = {}  # what a tracker was told of its stage's process
 _SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
@@ -25,9 +25,9 @@ def speak_for_stage(found: dict[str, Any]) -> None:
     _stage_process.update(found)
 
 
-def stage_process_tags() -> dict[str, str] | None:
-    """Return the tags that identify the process of the stage that this one speaks for; None if for none."""
-    return _stage_process.get("tags")
+def of_stage_process(what: str) -> Any:
+    """Return `tags`, `origin` or `diff` of the process of the stage that this one speaks for; None if for none."""
+    return _stage_process.get(what)
 
 
 def environment() -> dict[str, Any]:

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import SEED
 from gradtrail.stages.common.pipeline_file import TRAIN
-from gradtrail.tracking.lineage.in_force import in_force
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.tags import shown, stage_params
 
@@ -41,7 +41,10 @@ _REFERENCE, _OTHERS = "float32", ("bfloat16", "float16")
 _OVER = f"_over_{_REFERENCE}"  # of a metric of `profile`: the ratio of the times of a training step
 _LEAST_FACTOR = 1.05  # of two precisions, that is worth a sentence
 _HEADLINES = {  # stage → what its training's run shows of it; of a stage that is not here, every metric
-    "evaluate": ("accuracy", "accuracy_low", "accuracy_high", "loss", "expected_calibration_error", "num_mistakes"),
+    "evaluate": (
+        *("accuracy", "accuracy_low", "accuracy_high", "accuracy_corrected_labels", "loss"),
+        *("expected_calibration_error", "num_mistakes"),
+    ),
     "gradients": ("noise_scale_typical", "coherence_within_classes", "grad_norm_median", "norm_held_by_largest"),
     "profile": (
         *("train_step_flops", "train_step_total_bytes", "predict_flops"),

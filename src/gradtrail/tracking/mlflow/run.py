@@ -21,7 +21,7 @@ from gradtrail.stages.common.stage import Stage
 from gradtrail.support.signals import stop_request
 from gradtrail.tracking.lineage.environment import environment
 from gradtrail.tracking.lineage.state import Identity, state_lock
-from gradtrail.tracking.mlflow.tags import process_tags
+from gradtrail.tracking.mlflow.tags import origin_tags, process_tags, write_diff
 from gradtrail.tracking.mlflow.tracker import report_fault
 from gradtrail.tracking.tracker_process import TrackerProcess, started_tracker
 
@@ -54,24 +54,27 @@ class TrackedRun:
     def __init__(self, stage: Identity, tracker: Tracker | None):
         self.stage = stage
         self._tracker = tracker
+        self._is_broken = False
         self._at_end: list[Callable[[], object]] = []
 
     @property
     def is_open(self) -> bool:
         """Whether the store gets what is logged: no longer after a fault."""
-        return self._tracker is not None and self._tracker.is_alive
+        return self._tracker is not None and not self._is_broken and self._tracker.is_alive
 
     def open(self) -> None:
-        """Find or create the run of the state, and count the attempt."""
+        """Find or create the run of the state, and count the attempt; read what it runs before someone edits it."""
         if self._tracker is None:
             return
-        with self.best_effort():
-            self._send(
-                do="open",
-                stage=self.stage.name,
-                entry=dataclasses.asdict(self.stage.entry(self.stage.name)),
-                stage_process={"environment": environment(), "tags": process_tags()},
-            )
+        with self.best_effort(), tempfile.TemporaryDirectory() as folder:
+            origin, diff = origin_tags(), Path(folder) / "git.diff"
+            is_written = origin.get("git.dirty") == "true" and write_diff(diff)
+            found: dict[str, Any] = {"environment": environment(), "tags": process_tags(), "origin": origin}
+            found |= {"diff": str(self._tracker.keep(diff))} if is_written else {}
+            entry = dataclasses.asdict(self.stage.entry(self.stage.name))
+            self._send(do="open", stage=self.stage.name, entry=entry, stage_process=found)
+        if self._is_broken:
+            self._tracker = None
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Log metrics under the stage's prefix; a point that the run has already is left as it is.
@@ -121,25 +124,26 @@ class TrackedRun:
             action()
 
     def finish(self, status: str) -> None:
-        """Close the run, when everything is logged, and wait for that."""
+        """Close the run, when everything is logged, and wait for that; as FAILED where not all of it was."""
         if self._tracker is None:
             return
         with self.best_effort():
-            self._send(do="finish", status=status)
+            self._tracker.send(do="finish", status="FAILED" if self._is_broken else status)
             self._tracker.wait()
 
     def _send(self, **message: Any) -> None:
-        if self._tracker is not None:
+        if self._tracker is not None and not self._is_broken:
             self._tracker.send(**message)
 
     @contextlib.contextmanager
     def best_effort(self) -> Iterator[None]:
-        """Run a block that only logs: an exception in it is reported, and ends the logging, not the stage."""
+        """Run a block that only logs: the first exception is reported, and ends the logging, not the stage."""
         try:
             yield
         except Exception as error:  # a bug too: the work counts for more
-            self._tracker = None
-            report_fault(error)
+            if not self._is_broken:
+                report_fault(error)
+            self._is_broken = True
 
 
 @contextlib.contextmanager

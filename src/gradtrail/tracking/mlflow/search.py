@@ -6,7 +6,7 @@ from typing import Protocol
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
-from gradtrail.tracking.lineage.in_force import in_force
+from gradtrail.stages.common.in_force import in_force
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import experiment_id
 from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, shown

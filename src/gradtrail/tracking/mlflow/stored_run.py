@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,11 +12,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
 from gradtrail.stages.common.dataset import DIGEST_LENGTH
+from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.stage import Stage
-from gradtrail.support.git import GitError
-from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key
-from gradtrail.tracking.lineage.in_force import in_force
+from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, of_stage_process
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, log_small_figure, noise_curves, read_tables
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
@@ -35,7 +33,6 @@ from gradtrail.tracking.mlflow.tags import (
     shown,
     stage_params,
     state_tags,
-    working_diff,
 )
 
 REBUILT, REPLACED = "rebuilt", "replaced_by"
@@ -62,6 +59,7 @@ class StoredRun:
         self._outs = dict(outs or {})
         self._logged: dict[str, set[int]] = {}
         self._given: dict[str, dict[int, float]] = {}
+        self._given_files: list[tuple[Path, str]] = []
 
     def log_points(self, points: Mapping[str, Mapping[int, float]]) -> None:
         """Log metrics, name → step → value; a point that the run has already is left as it is."""
@@ -118,9 +116,11 @@ class StoredRun:
     def _start_anew(self, stage: Identity) -> None:
         """Replace the run by a new one, with what this attempt has logged so far."""
         print(f"{stage.name}: an earlier attempt wrote other bytes; a new run takes its place", file=sys.stderr)
-        replaced, given, made = self.run_id, self._given, open_run(self.client, stage, anew=True)
+        replaced, made = self.run_id, open_run(self.client, stage, anew=True)
         self.run_id, self.attempt, self._outs, self._logged = made.run_id, 1, {}, {}
-        self.log_points(given)
+        self.log_points(self._given)
+        for path, under in self._given_files:
+            self.log_files(path, under)
         self.client.set_terminated(replaced)
         remove_run(self.client, self.client.get_run(replaced), REPLACED, by=self.run_id)
 
@@ -131,7 +131,9 @@ class StoredRun:
         close_dead_runs(self.client, runs.running())
 
     def log_files(self, path: Path, under: str) -> None:
-        """Log a file, or the files of a folder, as artifacts."""
+        """Log a file, or the files of a folder, as artifacts; they must stay there until the outs are logged."""
+        if self._outs:
+            self._given_files.append((path, under))
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
         log(self.run_id, str(path), under)
 
@@ -154,8 +156,14 @@ class StoredRun:
         self.set_tags({NOTE: note(self.run_id, data.tags, data.params, data.metrics, words)})
 
     def _log_dataset(self, stage: Identity, metrics: Mapping[str, Any]) -> None:
-        source = json.dumps({"uri": "data/raw" if stage.experiment == "data" else "data/processed"})
-        dataset = Dataset(metrics["dataset"], metrics["dataset_digest"][:DIGEST_LENGTH], "local", source)
+        is_split = any(dep.startswith("data/processed") for dep in stage.spec.deps)
+        source = json.dumps({"uri": "data/processed" if is_split else "data/raw"})
+        name = metrics["dataset"]
+        if (
+            is_split and stage.experiment == "data"
+        ):  # MLflow keeps the first source of a name and digest, that of `fetch`
+            name = f"{name} splits"
+        dataset = Dataset(name, metrics["dataset_digest"][:DIGEST_LENGTH], "local", source)
         context = "training" if stage.name == "train" else stage.name
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
@@ -193,8 +201,8 @@ def open_run(
         client.log_dict(
             run.info.run_id, environment(), "environment.json" if attempt == 1 else f"environment-{attempt}.json"
         )
-    if origin is None and tags.get("git.dirty") == "true":
-        _log_diff(client, run.info.run_id)
+        if diff := of_stage_process("diff"):
+            client.log_artifact(run.info.run_id, diff)
     return StoredRun(client, run.info.run_id, attempt, outputs(run.data.tags))
 
 
@@ -250,18 +258,6 @@ def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run
     for run in dead:
         client.set_terminated(run.info.run_id, "KILLED")
     return dead, [run for run in runs if run not in dead]
-
-
-def _log_diff(client: MlflowClient, run_id: str) -> None:
-    """Log the changes since the commit, byte for byte: a source file need not be UTF-8."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "git.diff"
-        try:
-            path.write_bytes(working_diff())
-        except GitError as error:
-            print(f"warning: {error}; the run in MLflow has no git.diff", file=sys.stderr)
-        else:
-            client.log_artifact(run_id, str(path))
 
 
 def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:

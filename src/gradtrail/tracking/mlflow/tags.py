@@ -18,7 +18,7 @@ import psutil
 from gradtrail.stages.common.overrides import PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
-from gradtrail.tracking.lineage.environment import stage_process_tags
+from gradtrail.tracking.lineage.environment import of_stage_process
 from gradtrail.tracking.lineage.state import Identity
 
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an artifact `git.diff` begin that are no diff
@@ -79,7 +79,8 @@ def weights_of(tags: Mapping[str, str]) -> str | None:
 
 def process_tags() -> dict[str, str]:
     """Return tags that identify the process that works on a run: this one, or the stage's that it speaks for."""
-    if found := stage_process_tags():
+    found: dict[str, str] | None = of_stage_process("tags")
+    if found:
         return found
     tags = {"process": f"{socket.gethostname()}:{os.getpid()}", "process.boot": _tick_of_start(os.getpid())}
     return tags | {"process.started": str(int(psutil.Process().create_time()))}
@@ -123,8 +124,12 @@ def _tick_of_start(process: int) -> str:
 def origin_tags() -> dict[str, str]:
     """Return the commit and experiment of the working folder, and whether it has changes that matter.
 
-    Where git fails, a warning says why, and the tags name no commit.
+    A process that speaks for a stage returns what the stage read as it began. Where git fails, a warning says why, and
+    the tags name no commit.
     """
+    found: dict[str, str] | None = of_stage_process("origin")
+    if found is not None:
+        return found
     names = {"dvc.exp_name": "DVC_EXP_NAME", "dvc.exp_baseline": "DVC_EXP_BASELINE_REV"}
     tags = {tag: os.environ[name] for tag, name in names.items() if os.environ.get(name)}
     try:
@@ -134,6 +139,16 @@ def origin_tags() -> dict[str, str]:
     except GitError as error:
         print(f"warning: {error}; the run in MLflow names no commit", file=sys.stderr)
     return tags
+
+
+def write_diff(path: Path) -> bool:
+    """Write the changes since the commit, byte for byte: a source file need not be UTF-8; return whether git could."""
+    try:
+        path.write_bytes(working_diff())
+    except GitError as error:
+        print(f"warning: {error}; the run in MLflow has no git.diff", file=sys.stderr)
+        return False
+    return True
 
 
 def working_diff() -> bytes:

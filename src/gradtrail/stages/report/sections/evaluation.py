@@ -5,6 +5,7 @@ from collections import Counter
 from gradtrail.stages.report.components import Section, Table, count, percent
 from gradtrail.stages.report.inputs import Sources
 
+CORRECTED = "accuracy_corrected_labels"  # metric of runs with corrected test labels
 _CONFUSIONS = 10  # that the page lists
 _WELL_CALIBRATED = 0.005  # difference of confidence and accuracy that does not count
 
@@ -38,9 +39,9 @@ def _confused(sources: Sources) -> list[tuple[tuple[str, str], int]]:
     return sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
 
 
-def interval(sources: Sources) -> str:
-    """Return the interval of the test accuracy, such as `98.34% to 98.80%`."""
-    return " to ".join(percent(sources.metric("evaluate", f"accuracy_{end}")) for end in ("low", "high"))
+def interval(sources: Sources, name: str = "accuracy") -> str:
+    """Return the interval of an accuracy on the test split, such as `98.34% to 98.80%`."""
+    return " to ".join(percent(sources.metric("evaluate", f"{name}_{end}")) for end in ("low", "high"))
 
 
 def verdict(sources: Sources) -> str:
@@ -57,7 +58,18 @@ def _how_good(sources: Sources) -> str:
         f"With the {sources.param('evaluate.weights')} weights (epoch {sources.metric('evaluate', 'epoch'):g}), "
         f"{count(total - wrong)} of {count(total)} test examples are classified correctly and {count(wrong)} are not: "
         f"an accuracy of {percent(sources.metric('evaluate', 'accuracy'))} (95% interval: {interval(sources)}). The "
-        f"test loss is {sources.metric('evaluate', 'loss'):.3g} nats per example."
+        f"test loss is {sources.metric('evaluate', 'loss'):.3g} nats per example.{_by_corrected_labels(sources)}"
+    )
+
+
+def _by_corrected_labels(sources: Sources) -> str:
+    """Return a sentence on the second accuracy; nothing where no test label was corrected."""
+    if CORRECTED not in sources.metrics["evaluate"]:
+        return ""
+    accuracy, number = sources.metric("evaluate", CORRECTED), sources.metric("preprocess", "test_corrected_labels")
+    return (
+        f" With the {count(number)} corrected test labels in place of the given ones the accuracy is "
+        f"{percent(accuracy)} (95% interval: {interval(sources, CORRECTED)})."
     )
 
 

@@ -6,16 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradtrail.stages.common.in_force import in_force
+from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.report.charts import Chart, Series, Stop
 from gradtrail.stages.report.components import Tile, count, percent
 from gradtrail.stages.report.inputs import CsvTable, Sources
-from gradtrail.stages.report.sections.evaluation import interval, verdict
+from gradtrail.stages.report.sections.evaluation import CORRECTED, interval, verdict
 from gradtrail.stages.report.sections.training import model_name
 
 _LARGEST_MATRIX = 30  # classes; a larger one is a figure
 _LEVELS = 9  # shades of a cell
 _SMOOTHED, _PLAIN = "training (with label smoothing)", "training (cross-entropy)"
-_BLOCKS = {"model": ("dropout",), "optimizer": None, "schedule": None}  # of `train`, and which keys; None for all
+_IN_NAME = ("hidden", "channels")  # params that the name of a model tells of
+_LEFT_OUT = {"model", "keep_epochs", *_IN_NAME}
+_OFF = {  # params that are shown only where they have another value
+    "accumulation_steps": 1,
+    "shards": 1,
+    "average_decay": None,
+    "patience": None,
+    "remat": False,
+    "label_noise": 0,
+    "corrections": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +63,19 @@ def make_overview(sources: Sources) -> Overview:
 
 
 def params_in_force(sources: Sources) -> dict[str, str]:
-    """Return the params that had an effect on the training, name → value; those of kinds not chosen had none."""
-    train = sources.params["train"]
-    found = {name: sources.param(f"train.{name}") for name in ("model", "optimizer", "schedule")}
+    """Return the params that had an effect on the training, name → value; those of kinds not chosen had none.
+
+    What is off is left out. A name that says too little, or that two blocks have, begins with that of its block.
+    """
+    kinds = [sources.param(f"train.{name}") for name in ("model", "optimizer", "schedule")]
+    data = {f"preprocess.{name}": sources.param(f"preprocess.{name}") for name in ("label_noise", "corrections")}
     shown = {"model": model_name(sources)}
-    shown |= _block(train, found["model"], ("dropout",)) | {"optimizer": found["optimizer"]}
-    shown |= _block(train, found["optimizer"]) | {"schedule": found["schedule"]} | _block(train, found["schedule"])
-    shown |= {name: sources.param(f"train.{name}") for name in ("epochs", "batch_size", "label_smoothing")}
-    shown |= {name: sources.param(f"train.{name}") for name in ("clip_norm", "precision", "seed")}
-    optional = {name: sources.param(f"train.{name}") for name in ("average_decay", "patience", "remat")}
-    optional |= {f"augmentation: {name}": value for name, value in (train.get("augmentation") or {}).items()}
-    optional |= {"label_noise": sources.param("preprocess.label_noise")}
-    shown |= {name: value for name, value in optional.items() if value}
+    for key, value in in_force(flatten({"train": sources.params["train"]}) | data).items():
+        _, *block, name = key.split(".")
+        is_off = not value if block == ["augmentation"] else name in _OFF and value == _OFF[name]
+        if not is_off and name not in _LEFT_OUT:
+            shown[name if not block or (block[0] in kinds and name not in shown) else f"{block[0]}: {name}"] = value
     return {name.replace("_", " "): _written(value) for name, value in shown.items()}
-
-
-def _block(train: Mapping[str, Any], kind: str, names: Sequence[str] | None = None) -> dict[str, Any]:
-    block = train.get(kind)
-    return {} if not isinstance(block, dict) else {key: block[key] for key in (names or block) if key in block}
 
 
 def _written(value: Any) -> str:
@@ -78,6 +85,8 @@ def _written(value: Any) -> str:
 
 
 def _tiles(sources: Sources) -> list[Tile]:
+    """Return six tiles, which fill the row: the accuracy by corrected labels takes the place of the model's size."""
+    is_corrected = CORRECTED in sources.metrics["evaluate"]
     raw = sources.metric("evaluate", "expected_calibration_error_uncalibrated")
     wrong, total = (count(sources.metric("evaluate", key)) for key in ("num_mistakes", "num_examples"))
     return [
@@ -86,6 +95,7 @@ def _tiles(sources: Sources) -> list[Tile]:
             value=percent(sources.metric("evaluate", "accuracy")),
             note=f"{interval(sources)} (95% interval)",
         ),
+        *([_corrected(sources)] if is_corrected else []),
         Tile(name="Test loss", value=f"{sources.metric('evaluate', 'loss'):.4f}", note="nats per example, calibrated"),
         Tile(name="Mistakes", value=wrong, note=f"of {total} test examples"),
         Tile(
@@ -99,8 +109,20 @@ def _tiles(sources: Sources) -> list[Tile]:
             note=f"epoch {sources.metric('train', 'best_epoch'):g}; last epoch "
             f"{percent(sources.metric('train', 'validation_accuracy'))}",
         ),
-        Tile(name="Parameters", value=count(sources.metric("train", "num_parameters")), note=model_name(sources)),
+        *([] if is_corrected else [_size(sources)]),
     ]
+
+
+def _corrected(sources: Sources) -> Tile:
+    return Tile(
+        name="Accuracy, corrected labels",
+        value=percent(sources.metric("evaluate", CORRECTED)),
+        note=interval(sources, CORRECTED),
+    )
+
+
+def _size(sources: Sources) -> Tile:
+    return Tile(name="Parameters", value=count(sources.metric("train", "num_parameters")), note=model_name(sources))
 
 
 def _loss(sources: Sources) -> Chart:

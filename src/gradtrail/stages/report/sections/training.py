@@ -77,10 +77,17 @@ def _splits(sources: Sources, sizes: dict[str, float]) -> str:
 
 
 def _labels(sources: Sources, num_train: float) -> str:
-    noisy = sources.metric("preprocess", "noisy_labels")
-    if noisy == 0:
-        return "No label noise was added."
-    return f"Label noise changed {count(noisy)} of the training labels ({percent(noisy / num_train, 1)})."
+    planted = round(float(sources.param("preprocess.label_noise")) * num_train)
+    noise = "No label noise was added."
+    if planted:
+        noise = f"Label noise changed {count(planted)} of the training labels ({percent(planted / num_train, 1)})."
+    if not sources.param("preprocess.corrections"):
+        return noise
+    corrected = [f"{count(sources.metric('preprocess', f'{split}_corrected_labels'))} {split}" for split in SPLITS]
+    left = f"; {count(sources.metric('preprocess', 'noisy_labels'))} that noise changed are still wrong"
+    if sources.param("preprocess.corrections") == "test":
+        return f"{noise} Corrections of {corrected[-1]} labels count for the second accuracy alone."
+    return f"{noise} Corrections were applied to {', '.join(corrected)} labels{left if planted else ''}."
 
 
 def _samples(sources: Sources) -> Figure:

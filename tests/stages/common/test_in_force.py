@@ -2,9 +2,9 @@
 
 from factories import ROOT
 
+from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.tracking.lineage.in_force import in_force
 
 TRAIN = flatten({"train": read_yaml(ROOT / "params.yaml")["train"]})
 
@@ -20,12 +20,19 @@ def test_the_blocks_of_the_chosen_kinds_are_in_force() -> None:
     assert blocks(precision="float16") == blocks() | {"loss_scaling"}
 
 
+def test_what_members_vary_in_counts_where_there_are_several() -> None:
+    assert "train.vary" not in in_force(TRAIN)
+    assert "train.vary" not in in_force({key: str(value) for key, value in TRAIN.items()})
+    for members in (2, "2"):
+        assert "train.vary" in in_force(TRAIN | {"train.members": members})
+
+
 def test_the_linear_model_has_no_block_though_a_schedule_has_that_name() -> None:
     assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", "augmentation"}
 
 
 def test_what_belongs_to_no_block_is_in_force_and_all_is_where_no_model_is_chosen() -> None:
-    assert {key for key in TRAIN if key.count(".") == 1} <= in_force(TRAIN).keys()
+    assert {key for key in TRAIN if key.count(".") == 1} - {"train.vary"} <= in_force(TRAIN).keys()
     assert in_force({"train.cnn.dropout": 1, "evaluate.weights": "best"}) == {
         "train.cnn.dropout": 1,
         "evaluate.weights": "best",
