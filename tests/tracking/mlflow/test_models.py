@@ -20,6 +20,7 @@ from factories import SHAPE, dataset_info, model_config
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric, Run
 
+from gradtrail.core.evaluate.calibration import calibrate
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.stages.artifacts.members import member_folder, write_seeds
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, write_weights
@@ -133,6 +134,28 @@ def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
     assert link_evaluation(client, evaluation, run).model_id == model.model_id
     assert [found.model_id for found in client.get_run(evaluation.info.run_id).inputs.model_inputs] == [model.model_id]
     assert client.get_run(run.info.run_id).data.metrics == {"eval/accuracy": 0.5}
+
+
+def test_an_evaluated_model_answers_with_calibrated_probabilities(client: MlflowClient, weights: Path) -> None:
+    train, evaluation = new_run(client), new_run(client, evaluate__weights="best")
+    log_models(client, train, weights, kept_epochs=False)
+    models = {model.tags["weights"]: model for model in models_of(client, train)}
+    assert all("which are not calibrated" in model.tags[NOTE] for model in models.values())
+
+    def answers(name: str) -> np.ndarray:
+        folder = mlflow.artifacts.download_artifacts(models[name].artifact_location)
+        return mlflow.pyfunc.load_model(folder).predict(IMAGES)["probabilities"]
+
+    before = {name: answers(name) for name in ("final", "best")}
+    client.log_metric(evaluation.info.run_id, "eval/temperature", 0.5)
+    for _ in range(2):
+        link_evaluation(client, client.get_run(evaluation.info.run_id), train)
+    models = {model.tags["weights"]: model for model in models_of(client, train)}
+    np.testing.assert_array_equal(answers("final"), before["final"])
+    np.testing.assert_allclose(answers("best"), calibrate(before["best"], 0.5), rtol=1e-6)
+    assert np.abs(answers("best") - before["best"]).max() > 0.01
+    assert models["best"].tags["temperature"] == "0.5"
+    assert "which are calibrated, by a temperature of 0.5." in models["best"].tags[NOTE]
 
 
 def test_the_last_headline_is_the_one_that_shows_though_the_clock_was_set_back(

@@ -2,7 +2,8 @@
 
 A model belongs to the run of its training, and carries the params, the data set and the digest of its weights, and the
 validation metrics of its epoch. The weights that `evaluate.weights` names also get the metrics of the evaluation, once
-there is one; weights that were not evaluated have none. Of a training with several members a model is their ensemble.
+there is one, and its temperature: from then on the model answers with calibrated probabilities. Weights that were not
+evaluated have neither. Of a training with several members a model is their ensemble.
 """
 
 import json
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights"  # tag of a logged model: final, best or a kept epoch
 _DIGEST = "weights_digest"
+CALIBRATION, TEMPERATURE = "calibration.json", "temperature"  # in a model that was evaluated, which `pyfunc.py` reads
 EXAMPLE = "images.json"  # in a model: one image, in the form that `mlflow models predict` and a server take
+_UNCALIBRATED = "not calibrated: no evaluation fitted a temperature yet"
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 _LOADER = "gradtrail.tracking.mlflow.pyfunc"
@@ -71,13 +74,30 @@ def delete_models(client: MlflowClient, run: Run) -> None:
 
 
 def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> LoggedModel | None:
-    """Log the model that was evaluated as an input of the evaluation's run; return it, None where none was logged."""
+    """Log the model that was evaluated as an input of the evaluation's run, and let it use the temperature.
+
+    Returns:
+        The model; None where none was logged.
+    """
     weights = evaluation.data.params.get("evaluate.weights")
     model = next((model for model in models_of(client, train) if model.tags[WEIGHTS] == weights), None)
     known = evaluation.inputs.model_inputs if evaluation.inputs else []
     if model and model.model_id not in {found.model_id for found in known}:
         client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
+    metrics = evaluation.data.metrics
+    temperature = metrics.get("eval/ensemble_temperature", metrics.get("eval/temperature"))
+    if model and temperature is not None and TEMPERATURE not in model.tags:
+        _calibrate(client, model, temperature)
     return model
+
+
+def _calibrate(client: MlflowClient, model: LoggedModel, temperature: float) -> None:
+    """Add the file with the temperature to a logged model, and say so."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / CALIBRATION).write_text(json.dumps({TEMPERATURE: temperature}), encoding="utf-8")
+        client.log_model_artifacts(model.model_id, folder)
+    words = model.tags.get(NOTE, "").replace(_UNCALIBRATED, f"calibrated, by a temperature of {temperature:.3g}")
+    client.set_logged_model_tags(model.model_id, {TEMPERATURE: f"{temperature:.6g}", NOTE: words})
 
 
 def save(path: Path, weights: Mapping[int, Path], about: "WeightsInfo", ids: Mapping[str, str]) -> None:
@@ -181,7 +201,7 @@ model = mlflow.pyfunc.load_model(folder)
 model.predict(json.load(open(f"{{folder}}/{EXAMPLE}"))["inputs"])
 ```
 
-It takes an {_input(about)}, bright ink on 0, and returns `label` and `probabilities`.
+It takes an {_input(about)}, bright ink on 0, and returns `label` and `probabilities`, which are {_UNCALIBRATED}.
 """
 
 

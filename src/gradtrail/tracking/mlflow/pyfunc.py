@@ -1,9 +1,10 @@
 """A trained network as MLflow serves it: `mlflow.pyfunc.load_model` and `mlflow models predict` import this module.
 
 A logged model contains this module, those that it imports, and a weights file, or a folder with that of each member of
-an ensemble: it needs no repository and no pickle.
+an ensemble: it needs no repository and no pickle. The evaluation adds `calibration.json`, with the temperature.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from jaxtyping import Float, UInt8
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
-from gradtrail.core.evaluate.calibration import pooled
+from gradtrail.core.evaluate.calibration import calibrate, pooled
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.stages.artifacts.weights import read_weights
 
 _LARGEST_BATCH = 256
+_CALIBRATION, _TEMPERATURE = "calibration.json", "temperature"  # which `models.py` adds
 Images = UInt8[np.ndarray, "images height width"] | Float[np.ndarray, "images height width"]
 
 
@@ -28,9 +30,11 @@ class ServedModel:
     Args:
         model: the network.
         members: its parameters, as arrays on the host, or those of each member.
+        temperature: that calibrates the probabilities; 1 leaves them as they are.
     """
 
-    def __init__(self, model: Model, members: Sequence[Params]):
+    def __init__(self, model: Model, members: Sequence[Params], temperature: float = 1.0):
+        self._temperature = temperature
         self._shape = model.config.image_shape
         self._num_classes = model.config.num_classes
         self._members = jax.device_put([*members])
@@ -45,7 +49,7 @@ class ServedModel:
             params: MLflow's inference parameters; there are none.
 
         Returns:
-            `label` (images), int64, and `probabilities` (images, classes), float32.
+            `label` (images), int64, and `probabilities` (images, classes), float32, calibrated once evaluated.
 
         Raises:
             MlflowException: another shape, type or range; one line.
@@ -54,7 +58,10 @@ class ServedModel:
         starts = range(0, len(images), _LARGEST_BATCH)
         parts = [self._batch(images[start : start + _LARGEST_BATCH]) for start in starts]
         probabilities = np.concatenate([np.zeros((0, self._num_classes), np.float32), *parts])
-        return {"label": probabilities.argmax(axis=1), "probabilities": probabilities}
+        labels = probabilities.argmax(axis=1)  # of these: rounding may make two calibrated ones equal
+        if self._temperature != 1:
+            probabilities = calibrate(probabilities, self._temperature)
+        return {"label": labels, "probabilities": probabilities}
 
     def _batch(self, images: Images) -> Float[np.ndarray, "images classes"]:
         """Return the probabilities; padding to a power of two keeps the number of compiled sizes small."""
@@ -94,7 +101,13 @@ def _refusal(found: str, shape: tuple[int, int]) -> MlflowException:
 
 
 def _load_pyfunc(path: str) -> ServedModel:
-    """Load the model from its weights file, or from a folder of several: what MLflow calls."""
+    """Load the model from its weights file, or from a folder of several: what MLflow calls.
+
+    Args:
+        path: in the folder `data` of the model.
+    """
     files = sorted(Path(path).iterdir()) if Path(path).is_dir() else [Path(path)]
     networks = [read_weights(file) for file in files]
-    return ServedModel(networks[0][0], [params for _, params, _ in networks])
+    calibration = Path(path).parents[1] / _CALIBRATION
+    temperature = json.loads(calibration.read_text(encoding="utf-8"))[_TEMPERATURE] if calibration.is_file() else 1.0
+    return ServedModel(networks[0][0], [params for _, params, _ in networks], temperature)
