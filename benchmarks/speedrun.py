@@ -101,16 +101,15 @@ def run(recipe: str, num_seeds: int) -> Speedrun:
 
 def as_table(found: Speedrun) -> Table:
     """Return the table for a terminal."""
-    table = Table(title=", ".join(f"{name} {value}" for name, value in machine().items()))
-    table.add_column("recipe")
+    about = ", ".join(f"{name} {value}" for name, value in machine().items())
+    table = Table(title=about, caption=f"{found.epochs} epochs. Load {found.load:.1f}.")
+    table.add_column("recipe", no_wrap=True)
     cells = {
-        "epochs": f"{found.epochs}",
         "seeds": f"{len(found.accuracies)}",
-        "test accuracy": f"{statistics.mean(found.accuracies):.2%} ± {statistics.stdev(found.accuracies):.2%}",
-        "seconds of\ntraining": f"{statistics.median(found.seconds):.2f}",
-        "processor\nseconds": f"{statistics.median(found.processor_seconds):.2f}",
-        "seconds of\ncompiling": f"{found.compile_seconds:.1f}",
-        "load": f"{found.load:.1f}",
+        "test\naccuracy": f"{statistics.mean(found.accuracies):.2%} ± {statistics.stdev(found.accuracies):.2%}",
+        "training,\nseconds": f"{statistics.median(found.seconds):.2f}",
+        "of all\ncores": f"{statistics.median(found.processor_seconds):.2f}",
+        "compiling,\nseconds": f"{found.compile_seconds:.1f}",
     }
     for name in cells:
         table.add_column(name, justify="right", no_wrap=True)
