@@ -78,10 +78,11 @@ results: env ## the results of the recipes that were run, as a Markdown table
 compare: env ## compare ways of training over seeds: NAME=precision, SEEDS=0,1,2, JOBS=1; without NAME list the comparisons
 	@$(BIN)/gradtrail compare $(NAME) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
-bench: env ## time and memory of each stage, training and per-example gradients beside their peers, checkpoints, tracking, audit, corrections, label smoothing
+bench: env ## what everything costs, beside its peers; a table and a JSON file each, in half an hour
 	@$(BIN)/python -m benchmarks.pipeline
 	@$(BIN)/python -m benchmarks.training
 	@$(BIN)/python -m benchmarks.per_example_gradients
+	@$(BIN)/python -m benchmarks.speedrun
 	@$(BIN)/python -m benchmarks.checkpoints
 	@$(BIN)/python -m benchmarks.tracking
 	@$(BIN)/python -m benchmarks.audit

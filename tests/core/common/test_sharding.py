@@ -26,7 +26,7 @@ import dataclasses, json
 
 import jax
 import numpy as np
-from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
+from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_config, seed_keys
 
 from gradtrail.core.data.augmentation import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
@@ -50,8 +50,8 @@ def trained(config):
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
     engine = compile_engine(make_program(config, model, len(SPLIT), jax.devices()), compiler=new_compiler())
     examples = on_device(SPLIT.images, SPLIT.labels, engine.mesh)
-    initial = jax.device_get(engine.init(jax.random.key(0)).params)
-    *_, chunk = train(engine, engine.init(jax.random.key(0)), examples, steps_per_call=2)
+    initial = jax.device_get(engine.init(seed_keys(0)).params)
+    *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=2)
     evaluated = engine.evaluation_params(chunk.state)
     arrays = jax.tree.leaves((chunk.state, chunk.records, evaluated, examples))
     return {

@@ -312,3 +312,23 @@ def test_more_stacks_than_the_image_can_be_halved_are_refused(image_shape: tuple
     halved = f"^cnn.channels: {stacks} stacks, .* leave nothing of {image_shape[0]} × {image_shape[1]} pixels"
     with pytest.raises(ConfigError, match=halved):
         Model(network(image_shape, channels=(4,) * stacks))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "expected"),
+    [(128, 32), (100, 25), (31, 31), (64, 32), (96, 32), (37, 37), (127, 127), (1, 1)],
+    ids=str,
+)
+def test_a_tile_is_the_largest_divisor_whose_patches_stay_in_the_cache(num_rows: int, expected: int) -> None:
+    """Of 32 channels of 14 × 14 pixels, 37 examples; a prime number of rows is worked whole, not one by one."""
+    config = network((28, 28), channels=(32, 64), kernel_size=3, convolutions=1)
+    assert config.largest_patches() == 9 * 32 * 14 * 14
+    assert Model(config).tile_size(num_rows) == expected
+
+
+def test_stacked_convolutions_count_their_widest_inputs_and_without_any_nothing_is_tiled() -> None:
+    assert network((28, 28), channels=(32, 64), kernel_size=3, convolutions=2).largest_patches() == 9 * 32 * 28 * 28
+    assert perceptron(16).largest_patches() == 0
+    assert Model(perceptron(16)).tile_size(4096) == 4096
+    large = network((256, 256), channels=(64,), kernel_size=5, convolutions=2)
+    assert Model(large).tile_size(8) == 1, "one example alone has more"

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, random_split, run_keys, seed_keys, train_config
+from factories import CNN, NUM_CLASSES, SHAPE, random_split, run_keys, seed_keys, train_config
 
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.sharding import make_mesh, replicated
@@ -133,6 +133,21 @@ def test_the_norm_of_the_parts_is_the_root_mean_square_of_their_own_mean_gradien
     alone = dataclasses.replace(config, accumulation_steps=1, batch_size=2)
     norms = [run(alone, part[None])[1].grad_norm[0] for part in ORDER[0].reshape(2, 2)]
     np.testing.assert_allclose(records.part_grad_norm, [np.sqrt(np.mean(np.square(norms)))], rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_tiles_change_rounding_alone(accumulation_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norms of the parts are of whole parts, in however many tiles these are worked."""
+    config = dataclasses.replace(NOISY, model="cnn", cnn=CNN, accumulation_steps=accumulation_steps)
+    whole = run(config)
+    monkeypatch.setattr(Model, "tile_size", lambda *_: 1)
+    compiled.cache_clear()
+    in_tiles = run(config)
+    compiled.cache_clear()
+    assert not same_bits(in_tiles[0][-1].params, whole[0][-1].params), "else there were no tiles"
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), in_tiles[1], whole[1])
+    for found, expected in zip(in_tiles[0], whole[0], strict=True):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found.params, expected.params)
 
 
 # The moving average

@@ -21,10 +21,10 @@ def convolve(
 ) -> Float[Array, "features height width batch"]:
     """Convolve with stride 1 and zero padding; float32, operands rounded to `precision`, sums in float32.
 
-    As for `precision.matmul`, the same holds for the backward pass, and a low precision has a reverse-mode derivative
-    only.
+    The same holds for the backward pass. It has reverse-mode derivatives only, in float32 forward-mode ones of those
+    too.
     """
-    return _convolve(inputs, kernel) if precision == "float32" else _low_convolve(inputs, kernel, precision)
+    return _convolve(inputs, kernel, precision)
 
 
 def patches(
@@ -102,34 +102,32 @@ def _spread(pooled: Array) -> Array:
     return jnp.repeat(jnp.repeat(pooled, 2, axis=1), 2, axis=2)
 
 
-def _convolve(inputs: Array, kernel: Array) -> Array:
-    matrix = jax.lax.optimization_barrier(patches(inputs, len(kernel)))
-    return (_as_matrix(kernel).T @ matrix).reshape(-1, *inputs.shape[1:])
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _low_convolve(inputs: Array, kernel: Array, precision: Precision) -> Array:
-    return _low_convolve_forward(inputs, kernel, precision)[0]
+def _convolve(inputs: Array, kernel: Array, precision: Precision) -> Array:
+    return _convolve_forward(inputs, kernel, precision)[0]
 
 
-def _low_convolve_forward(inputs: Array, kernel: Array, precision: Precision) -> tuple[Array, tuple[Array, Array]]:
-    inputs, kernel = inputs.astype(precision), kernel.astype(precision)
-    outputs = contract(transposed(_as_matrix(kernel)), _low_patches(inputs, len(kernel)), 1, 0)
+def _convolve_forward(inputs: Array, kernel: Array, precision: Precision) -> tuple[Array, tuple[Array, Array]]:
+    inputs, kernel = _operand(inputs, precision), _operand(kernel, precision)
+    outputs = contract(transposed(_as_matrix(kernel)), _fast_patches(inputs, len(kernel)), 1, 0)
     return outputs.reshape(-1, *inputs.shape[1:]), (inputs, kernel)
 
 
-def _low_convolve_backward(
-    precision: Precision, residuals: tuple[Array, Array], cotangent: Array
-) -> tuple[Array, Array]:
+def _convolve_backward(precision: Precision, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     inputs, kernel = residuals
     size = len(kernel)
-    cotangent = cotangent.astype(precision).reshape(kernel.shape[-1], -1)
-    of_kernel = contract(_low_patches(inputs, size), cotangent, 1, 1).reshape(kernel.shape)
+    cotangent = _operand(cotangent, precision).reshape(kernel.shape[-1], -1)
+    of_kernel = contract(_fast_patches(inputs, size), cotangent, 1, 1).reshape(kernel.shape)
     of_patches = contract(_as_matrix(kernel), cotangent, 1, 0)
     return _sum_patches(of_patches, inputs.shape, size), of_kernel
 
 
-_low_convolve.defvjp(_low_convolve_forward, _low_convolve_backward)
+_convolve.defvjp(_convolve_forward, _convolve_backward)
+
+
+def _operand(array: Array, precision: Precision) -> Array:
+    """Round to a low precision; float64, of exact gradients, stays as it is in place of float32."""
+    return array if precision == "float32" else array.astype(precision)
 
 
 def _sum_patches(columns: Array, shape: tuple[int, ...], size: int) -> Array:
@@ -139,8 +137,10 @@ def _sum_patches(columns: Array, shape: tuple[int, ...], size: int) -> Array:
     return summed
 
 
-def _low_patches(inputs: Array, size: int) -> Array:
+def _fast_patches(inputs: Array, size: int) -> Array:
     """Copy 16-bit floats as integers: XLA's CPU backend would convert each to float32 and back."""
+    if inputs.dtype.itemsize > 2:
+        return jax.lax.optimization_barrier(patches(inputs, size))
     moved = patches(jax.lax.bitcast_convert_type(inputs, jnp.uint16), size)
     return jax.lax.optimization_barrier(jax.lax.bitcast_convert_type(moved, inputs.dtype))
 

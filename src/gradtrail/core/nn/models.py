@@ -29,6 +29,7 @@ AbstractParams: TypeAlias = PyTree[Float[jax.ShapeDtypeStruct, "..."]]
 ModelKind = Literal["linear", "mlp", "cnn"]
 NormKind = Literal["none", "group", "layer"]
 WeightsKind = Literal["final", "best"]
+_PATCHES_BYTES = 8 * 2**20  # of a tile's largest convolution; half and twice as much take longer or no less
 _MAX_LAYERS = 256  # more would compile for minutes
 _MAX_KERNEL = 31  # likewise: a program has one copy for each of its pixels
 
@@ -143,6 +144,17 @@ class ModelConfig:
         """Probability of dropout; 0 for none."""
         return self.mlp.dropout if self.mlp else self.cnn.dropout if self.cnn else 0.0
 
+    def largest_patches(self) -> int:
+        """Return the number of scalars in one example's patches of the convolution that has the most; 0 without any."""
+        if not self.cnn:
+            return 0
+        found, num_inputs, (height, width) = 0, 1, self.image_shape
+        for num_outputs in self.cnn.channels:
+            widest = num_inputs if self.cnn.convolutions == 1 else max(num_inputs, num_outputs)
+            found = max(found, self.cnn.kernel_size**2 * widest * height * width)
+            num_inputs, height, width = num_outputs, height // 2, width // 2
+        return found
+
     @property
     def _hidden(self) -> tuple[int, ...]:
         return self.mlp.hidden if self.mlp else self.cnn.hidden if self.cnn else ()
@@ -256,6 +268,16 @@ class Model:
             return network(pixels, key, identity_tap)
         names = {id(layer): name for name, layer in _layers(network).items()}
         return network(pixels, key, lambda layer, inputs: tap(names[id(layer)], layer, inputs))
+
+    def tile_size(self, num_rows: int) -> int:
+        """Return how many of a batch's examples a CPU had best work at a time, so that patches stay in its cache.
+
+        The largest divisor of `num_rows` whose patches, as float32, take no more than 8 MiB; the whole batch where
+        only tiles below a quarter of that would divide it, or nothing is convolved. It depends on shapes alone.
+        """
+        most = _PATCHES_BYTES // (4 * max(1, self.config.largest_patches()))
+        tile = max(size for size in range(1, max(1, min(num_rows, most)) + 1) if num_rows % size == 0)
+        return tile if 4 * tile >= min(num_rows, most) else num_rows
 
     def layers(self) -> dict[str, Layer]:
         """Return the layers that have parameters by name, such as `layers/0`, with abstract arrays."""

@@ -173,6 +173,7 @@ class BatchGradient:
 _NOISE = 2**32 - 1  # folded into the key for dropout and augmentation; the order of an epoch folds in its number
 
 Step = Callable[[TrainState, Examples, Int[Array, " batch"]], tuple[TrainState, StepRecord]]
+Gradient = Callable[[Shared, Rows], tuple[BatchGradient, RowRecord]]
 
 
 def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Array], TrainState]:
@@ -202,7 +203,8 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
     """
     optimizer = make_optimizer(config.optimizer_config(), num_steps)
     rate = learning_rate(config.optimizer_config(), num_steps)
-    gradient = data_parallel(_make_gradient(config, model), mesh)
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    gradient = data_parallel(_make_gradient(config, model, in_tiles=on_cpu), mesh)
     num_parts = config.accumulation_steps * mesh.size
     augments = config.augmentation.enabled
 
@@ -267,11 +269,16 @@ def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
     )
 
 
-def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows], tuple[BatchGradient, RowRecord]]:
-    """Return the gradient of a batch, or of a device's share of it, computed in `accumulation_steps` parts."""
-    in_parts = config.accumulation_steps > 1
+def _make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradient:
+    """Return the gradient of a batch, or of a device's share of it, computed in `accumulation_steps` parts.
 
-    def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+    Args:
+        config: the training.
+        model: the network.
+        in_tiles: whether each part is worked in tiles of `Model.tile_size`.
+    """
+
+    def tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
             (images, labels), mask = batching.gather((shared.examples.images, shared.examples.labels), rows.indices)
             if rows.augmentation is not None:
@@ -289,20 +296,33 @@ def _make_gradient(config: TrainConfig, model: Model) -> Callable[[Shared, Rows]
             return mean_loss if shared.scale is None else mean_loss * shared.scale, (metrics, record)
 
         grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
-        squared_norms = squared_norm(grads) if in_parts else None
-        return BatchGradient(**metrics, grads=grads, squared_norms=squared_norms), record
+        return BatchGradient(**metrics, grads=grads, squared_norms=None), record
 
-    def accumulated(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+    def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        num_rows = len(rows.indices)
+        found, record = _summed(tile, num_rows // model.tile_size(num_rows) if in_tiles else 1)(shared, rows)
+        squared_norms = squared_norm(found.grads) if config.accumulation_steps > 1 else None
+        return dataclasses.replace(found, squared_norms=squared_norms), record
+
+    return _summed(part, config.accumulation_steps)
+
+
+def _summed(gradient: Gradient, num_parts: int) -> Gradient:
+    """Return `gradient` of a batch in equal parts, one after the other."""
+    if num_parts == 1:
+        return gradient
+
+    def summed(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-            found, record = part(shared, rows)
+            found, record = gradient(shared, rows)
             return jax.tree.map(jnp.add, total, found), record
 
-        parts = jax.tree.map(lambda leaf: leaf.reshape(config.accumulation_steps, -1), rows)
-        one, _ = jax.eval_shape(part, shared, jax.tree.map(lambda leaf: leaf[0], parts))
+        parts = jax.tree.map(lambda leaf: leaf.reshape(num_parts, -1), rows)
+        one, _ = jax.eval_shape(gradient, shared, jax.tree.map(lambda leaf: leaf[0], parts))
         total, records = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, one), parts)
         return total, jax.tree.map(jnp.ravel, records)
 
-    return accumulated if in_parts else part
+    return summed
 
 
 def _root_mean_square(
