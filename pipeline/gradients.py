@@ -4,6 +4,7 @@ from gradtrail.tracking.tracker_process import start_tracker
 
 start_tracker(__name__)
 
+import itertools
 from pathlib import Path
 
 import jax
@@ -16,8 +17,9 @@ from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.common import dataset
+from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.gradients import figures, inputs, summary, tables
+from gradtrail.stages.gradients import figures, inputs, members, summary, tables
 from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.compile_report import compiling
@@ -28,11 +30,12 @@ def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
     info = dataset.read_info(Path("data/processed"))
     splits = dataset.read_splits(Path("data/processed"), info)
-    model, about, trajectory = inputs.read_trajectory(Path("models"), Path("results/train"), config.weights, info)
-    dynamics = inputs.read_dynamics(Path("results/train"), splits["train"])
+    given = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
+    first = next(given)
+    model, about, trajectory = first.model, first.about, first.trajectory
     summary.warn_of_unknown_layers(model)
 
-    with tracked(stage) as run, compiling(run) as compiler:
+    with tracked(stage) as run, compiling(run) as compiler, scratch_folder(stage.folder, stage.name) as scratch:
         passes = compile_passes(
             model,
             about.label_smoothing,
@@ -44,23 +47,31 @@ def main(stage: Stage) -> None:
         exact = compile_exact(model, about.label_smoothing, sample_size(splits), compiler=compiler)
         sums = chunk_bytes(num_parameters(trajectory.params[trajectory.scored]), info.num_classes)
         require_memory_for_model("gradients", [*passes.functions, exact], host_bytes=sums)
-        with progress_bar("gradients", num_visits(trajectory, splits), unit="steps") as bar:
-            analysis = analyze(passes, trajectory, splits, config, info.num_classes, advance=bar.advance)
-        scores = tables.score_table(splits, analysis.scores, dynamics)
-        found = tables.make_tables(scores, analysis, config)
-        metrics = tables.measure(found, analysis)
-        weights = trajectory.params[trajectory.scored]
-        errors = float64_errors(exact, weights, splits, analysis.scores, label_smoothing=about.label_smoothing)
-        summary.warn_of_errors(errors, model.config.precision)
+        analyzed = members.Members(scratch)
+        for member in itertools.chain([first], given):
+            title = f"gradients {member.name}".strip()
+            trajectory = member.trajectory
+            with progress_bar(title, num_visits(trajectory, splits), unit="steps") as bar:
+                analysis = analyze(passes, trajectory, splits, config, info.num_classes, advance=bar.advance)
+            weights = trajectory.params[trajectory.scored]
+            errors = float64_errors(exact, weights, splits, analysis.scores, label_smoothing=about.label_smoothing)
+            scores = tables.score_table(splits, analysis.scores, member.dynamics)
+            analyzed.add(member.seed, tables.make_tables(scores, analysis, config), analysis, errors)
+        summary.warn_of_errors(analyzed.errors, model.config.precision)
+        found = analyzed.tables(config)
 
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
-            title = f"{model.config.name}, {config.weights} weights (epoch {about.epoch}) on {info.label}"
-            tables.write_tables(results, found, errors)
-            figures.draw(results, found, analysis, splits, title, trajectory.batch_size)
-            words = summary.in_words(title, found, analysis, metrics | errors, config, trajectory.batch_size)
+            title = f"{model.config.name}, {about.title(config.weights, len(analyzed.seeds))} on {info.label}"
+            tables.write_tables(results, found, analyzed.errors)
+            analyzed.write(results)
+            figures.draw(results, found, analyzed.first, splits, title, trajectory.batch_size)
+            metrics = tables.measure(found, analyzed.first) | analyzed.errors
+            words = summary.in_words(
+                title, found, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
+            )
             (results / "summary.md").write_text(words, encoding="utf-8")
-            stage.write_metrics(new, {**info.as_metrics(), **metrics})
+            stage.write_metrics(new, {**info.as_metrics(), **analyzed.metrics()})
             stage.write_costs(new, static_costs(passes.functions))
 
         run.outs()

@@ -7,13 +7,14 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
-from factories import dataset_info, make_engine, model_config, random_split, train_config
+from factories import dataset_info, make_engine, model_config, random_split, seed_keys, train_config
 
-from gradtrail.core.nn.models import Model
+from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
+from gradtrail.stages.artifacts.members import member_folder, write_seeds
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
-from gradtrail.stages.gradients.inputs import read_dynamics, read_trajectory
+from gradtrail.stages.gradients.inputs import read_dynamics, read_members, read_trajectory
 from gradtrail.stages.train import tables
 from gradtrail.support.errors import UserError
 
@@ -25,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `train` writes, after three epochs of which 0 and 2 are kept."""
     folder = tmp_path_factory.mktemp("trained")
     engine, examples = make_engine(train_config(epochs=3), SPLIT)
-    state = engine.init(jax.random.key(0))
+    state = engine.init(seed_keys(0))
     history = History((0, 2), on_host(state.params))
     for chunk in train(engine, state, examples, steps_per_call=100):
         if chunk.ends_epoch:
@@ -94,3 +95,38 @@ def test_weights_of_another_model_among_the_kept_ones_are_refused(folder: Path) 
     write_weights(folder / "models/epochs/002.safetensors", Model(config).init(key=jax.random.key(0)), info)
     with pytest.raises(UserError, match=r"weights of linear, but final\.safetensors holds mlp-5"):
         read_trajectory(folder / "models", folder / "results", "final", dataset_info())
+
+
+def as_members(trained: Path, folder: Path, seeds: tuple[int, ...]) -> Path:
+    """Return a folder with as many members, all with the files of one training."""
+    for name in ("models", "results"):
+        for seed in seeds:
+            shutil.copytree(trained / name, member_folder(folder / name, seed))
+    write_seeds(folder / "models", seeds)
+    return folder
+
+
+def test_members_are_read_one_after_the_other(trained: Path, folder: Path, tmp_path: Path) -> None:
+    both = as_members(trained, tmp_path / "both", (3, 4))
+    given = read_members(both / "models", both / "results", "final", dataset_info(), SPLIT)
+    first = next(given)
+    (member_folder(both / "models", 4) / "final.safetensors").unlink()
+    assert (first.seed, first.name, first.about.epoch) == (3, "seed 3", 3)
+    with pytest.raises(UserError, match=r"seed_4/final\.safetensors: no such file"):
+        next(given)
+    write_seeds(folder / "models", [3])
+    (alone,) = read_members(folder / "models", folder / "results", "final", dataset_info(), SPLIT)
+    assert (alone.seed, alone.name) == (3, "")
+    np.testing.assert_array_equal(alone.dynamics["mean_probability"], first.dynamics["mean_probability"])
+
+
+def test_members_of_two_models_are_refused(trained: Path, tmp_path: Path) -> None:
+    both = as_members(trained, tmp_path / "both", (3, 4))
+    other = model_config(mlp=MLPConfig(hidden=(5, 5), dropout=0.0))
+    models = member_folder(both / "models", 4)
+    shutil.rmtree(models / "epochs")
+    info = WeightsInfo(model=other, label_smoothing=0.1, dataset=dataset_info(), epoch=3)
+    write_weights(models / "final.safetensors", Model(other).init(key=jax.random.key(0)), info)
+    given = read_members(both / "models", both / "results", "final", dataset_info(), SPLIT)
+    with pytest.raises(UserError, match=r"seed_4: weights of mlp-5-5, but the first member is "):
+        list(given)

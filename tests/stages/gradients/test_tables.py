@@ -127,7 +127,7 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
 def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> None:
     found = tables(wrong=wrong)
     metrics = score_tables.measure(found, ANALYSIS)
-    words = summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, batch_size)
+    words = summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, batch_size, (0,))
     train = found.train
     assert words.startswith("# Summary of per-example gradients: a title\n\n## Largest gradients\n")
     assert f"The largest norms are those of #{train.loc[train['grad_norm'].idxmax(), 'example_id']} (label " in words
@@ -143,7 +143,7 @@ def test_where_no_noise_scale_is_finite_the_summary_says_so() -> None:
     found = tables()
     metrics = score_tables.measure(found, ANALYSIS)
     endless = dataclasses.replace(ANALYSIS, noise_scales={2: ANALYSIS.noise_scales[2]})
-    words = summary.in_words("a title", found, endless, metrics, CONFIG, 3)
+    words = summary.in_words("a title", found, endless, metrics, CONFIG, 3, (0,))
     assert "The gradient noise scale is unbounded at every epoch" in words
     assert score_tables.typical_noise_scale(endless) is None
 
@@ -162,7 +162,7 @@ def test_the_summary_explains_a_negative_share(share: list[float], said: str) ->
     classes = dataclasses.replace(ANALYSIS.classes, share=np.array(share))
     found = tables()
     metrics = score_tables.measure(found, ANALYSIS)
-    words = summary.in_words("a title", found, dataclasses.replace(ANALYSIS, classes=classes), metrics, CONFIG, 3)
+    words = summary.in_words("a title", found, dataclasses.replace(ANALYSIS, classes=classes), metrics, CONFIG, 3, (0,))
     assert said in words
 
 
@@ -170,9 +170,9 @@ def test_the_summary_names_the_errors_the_largest_first_and_none_where_none_is_k
     found = tables()
     metrics = score_tables.measure(found, ANALYSIS)
     errors = {"float64_error/el2n": 2.1e-7, "float64_error/grad_norm": 1.3e-06}
-    words = summary.in_words("a title", found, ANALYSIS, metrics | errors, CONFIG, 3)
+    words = summary.in_words("a title", found, ANALYSIS, metrics | errors, CONFIG, 3, (0,))
     assert words.endswith("The largest relative errors are 1.3e-06 of grad_norm, 2.1e-07 of el2n.\n")
-    assert "float64" not in summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, 3)
+    assert "float64" not in summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, 3, (0,))
 
 
 @pytest.mark.parametrize(("error", "precision"), [(2e-3, "float32"), (0.2, "float16"), (float("nan"), "bfloat16")])

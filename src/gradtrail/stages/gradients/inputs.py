@@ -1,6 +1,7 @@
 """Reads what the gradient analysis takes from a training: kept weights, learning rates, and learning dynamics."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.nn.models import Model, Params, WeightsKind
+from gradtrail.stages.artifacts.members import read_folders
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError, one_line
@@ -26,10 +28,52 @@ _STEPS = {"num_examples": pa.int32(), "learning_rate": pa.float32()}
 _MAX_ROWS = 2**24  # any number of equal rows takes a few bytes on disk
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemberInputs:
+    """What the analysis takes from the training of one member.
+
+    Attributes:
+        name: in messages; empty where it is the only one.
+        about: the metadata of the weights to score.
+        dynamics: see `read_dynamics`.
+    """
+
+    seed: int
+    name: str
+    model: Model
+    about: WeightsInfo
+    trajectory: Trajectory
+    dynamics: Mapping[str, np.ndarray]
+
+
+def read_members(
+    models: Path, results: Path, scored: WeightsKind, dataset: DatasetInfo, train: Split
+) -> Iterator[MemberInputs]:
+    """Read the inputs of one member after the other, as they are asked for.
+
+    Raises:
+        UserError: as `read_trajectory` and `read_dynamics`, or the members are not of one model.
+    """
+    of_results, first = read_folders(results, models), None
+    for seed, folder in read_folders(models, models).items():
+        model, about, trajectory = read_trajectory(folder, of_results[seed], scored, dataset)
+        if first and model.config != first.config:
+            raise UserError(f"{folder}: weights of {model.config.name}, but the first member is {first.config.name}")
+        first = first or model
+        yield MemberInputs(
+            seed=seed,
+            name=f"seed {seed}" if len(of_results) > 1 else "",
+            model=model,
+            about=about,
+            trajectory=trajectory,
+            dynamics=read_dynamics(of_results[seed], train),
+        )
+
+
 def read_trajectory(
     models: Path, results: Path, scored: WeightsKind, dataset: DatasetInfo
 ) -> tuple[Model, WeightsInfo, Trajectory]:
-    """Read the weights to score and those of the kept epochs, and the learning rates.
+    """Read the weights to score and those of the kept epochs, and the learning rates, of one member.
 
     Raises:
         UserError: a file is missing or damaged, or the weights are not those of one model trained on `dataset`.

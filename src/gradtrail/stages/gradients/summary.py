@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -25,16 +25,18 @@ def in_words(
     metrics: dict[str, float],
     config: GradientsConfig,
     batch_size: int,
+    seeds: Sequence[int],
 ) -> str:
     """Return the summary in Markdown.
 
     Args:
         title: which model, weights and data set.
         tables: the stage's tables.
-        analysis: that the tables were made from.
-        metrics: the stage's metrics.
+        analysis: that the tables were made from; of several members, that of the first.
+        metrics: of these tables.
         config: the section `gradients` of `params.yaml`.
         batch_size: of the training.
+        seeds: of the members.
     """
     sections = {
         "Largest gradients": _largest(tables, metrics, config),
@@ -46,7 +48,8 @@ def in_words(
     if errors := {name.removeprefix(ERROR): value for name, value in metrics.items() if name.startswith(ERROR)}:
         sections["Numerical errors"] = _errors(errors)
     body = "\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items())
-    return f"# Summary of per-example gradients: {title}\n\n{body}\n"
+    parts = [f"# Summary of per-example gradients: {title}", *_members(seeds), body]
+    return "\n\n".join(parts) + "\n"
 
 
 def warn_of_unknown_layers(model: Model) -> None:
@@ -69,6 +72,17 @@ def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
             f"relative; up to {LIMITS[precision]:g} is usual for {precision}",
             file=sys.stderr,
         )
+
+
+def _members(seeds: Sequence[int]) -> list[str]:
+    """Return what is a mean over several members and what is not."""
+    if len(seeds) == 1:
+        return []
+    return [
+        f"Scores are means over {len(seeds)} networks, with the seeds {seeds[0]} to {seeds[-1]}, and the prediction is "
+        f"that of most of them. Noise scale, classes and influences are those of the network with seed {seeds[0]}. An "
+        "example counts as never correct if no network got it right, and as forgotten if at least one forgot it."
+    ]
 
 
 def _largest(tables: Tables, metrics: dict[str, float], config: GradientsConfig) -> str:
