@@ -80,6 +80,15 @@ def test_it_shows_what_differs_and_marks_the_best() -> None:
     assert "status" not in lines[2]
 
 
+def test_the_seeds_of_members_are_a_range() -> None:
+    several = run(5, 0.94, **MLP, train__seed="0", train__members="5", train__vary="['order']")
+    lines = printed([RUNS[0], several])
+    assert "seed" in lines[2]
+    assert "vary" not in lines[2], "only one run has it"
+    (best,) = (line for line in lines if "* " in line)
+    assert " 0–4 " in best
+
+
 def test_where_there_is_little_room_no_number_is_cut_off() -> None:
     assert "train, s" in printed(RUNS[:2])[2]
     narrow = printed(RUNS[:2], width=70)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gradtrail.stages.common.in_force import in_force
+from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.mlflow.client import open_store
@@ -105,7 +106,8 @@ def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
     best = max((run.data.metrics[ACCURACY] for run in runs if ACCURACY in run.data.metrics), default=None)
     for run in runs:
         is_best = best is not None and run.data.metrics.get(ACCURACY) == best
-        cells = [run.info.run_id[:_SHORT], _title(run), *(run.data.params.get(param, "") for param in differing)]
+        params = _with_seeds(run.data.params)
+        cells = [run.info.run_id[:_SHORT], _title(run), *(params.get(param, "") for param in differing)]
         cells += [_accuracy(run, is_best=is_best), *(_metric(run, name) for name in titles)]
         table.add_row(*cells, *([run.info.status] if is_open else []), style="bold green" if is_best else None)
     return table
@@ -113,9 +115,15 @@ def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
 
 def _differing(runs: Sequence[Run]) -> list[str]:
     """Return the params that differ between runs; a param of a kind counts only for runs of that kind."""
-    used = [in_force(run.data.params) for run in runs]
+    used = [in_force(_with_seeds(run.data.params)) for run in runs]
     names = dict.fromkeys(name for params in used for name in params)
     return [name for name in names if len({params[name] for params in used if name in params}) > 1]
+
+
+def _with_seeds(params: Mapping[str, str]) -> dict[str, str]:
+    """Return the params of a run, with the seeds of all its members as its seed, such as `0–4`."""
+    first, members = params.get(SEED), int(params.get(MEMBERS, 1))
+    return {**params, SEED: f"{first}–{int(first) + members - 1}"} if first and members > 1 else dict(params)
 
 
 def _fits(run: Run, where: Mapping[str, str]) -> bool:

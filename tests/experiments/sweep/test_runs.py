@@ -92,7 +92,7 @@ def played(name: str, accuracy: float, status: str, number: int) -> Run:
         put_into_cache(Path(out))
     else:
         Path(out).write_text(content)
-    tags = state_tags(Identity(name)) | output_tags({out: digest(Path(out))}) | {"dataset": "words"}
+    tags = state_tags(Identity(name)) | output_tags(Identity(name), {out: digest(Path(out))}) | {"dataset": "words"}
     tags |= {"dataset_digest": hashlib.sha256(b"").hexdigest()}
     metrics = {
         "train": {"train/seconds": float(number), "eval/accuracy": 0.1},
@@ -239,7 +239,7 @@ def test_a_newer_training_with_other_outs_does_not_hide_a_complete_older_one() -
     store.run(0.91)
     older = store.runs[1].info.run_id
     store.runs.append(played("train", 0.0, "FINISHED", 9))
-    store.runs[-1].data.tags.update(output_tags({"models.txt": "0" * 32}))
+    store.runs[-1].data.tags.update(output_tags(Identity("train"), {"models.txt": "0" * 32}))
     found = completed(store)[PlannedRun("low", 0)]
     assert (found.run_id, found.accuracy) == (older, 0.91)
     store.runs.append(played("evaluate", 0.95, "FINISHED", 10))

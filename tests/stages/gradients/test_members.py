@@ -112,6 +112,6 @@ def test_the_summary_says_what_is_a_mean(seeds: tuple[int, ...], tmp_path: Path)
     found = members.tables(CONFIG)
     metrics = tables.measure(found, members.first)
     words = summary.in_words("a title", found, members.first, metrics, CONFIG, 3, members.seeds)
-    said = "Scores are means over 3 networks, with the seeds 4 to 6, and the prediction is that of most of them. "
+    said = "Scores are means over 3 networks, seeds 4 to 6, and the prediction is that of most of them. "
     assert (said in words) == (len(seeds) > 1)
     assert ("influences are those of the network with seed 4." in words) == (len(seeds) > 1)

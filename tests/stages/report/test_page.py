@@ -234,6 +234,56 @@ def test_the_params_in_force_are_shown_and_what_is_off_is_not(folder: Path) -> N
     assert shown["warmup cosine: warmup fraction"] == "0.1"
 
 
+def with_members(folder: Path) -> None:
+    """Make the folder that of a training with three members."""
+    evaluated = METRICS["evaluate"] | {"members": 3, "accuracy_sd": 0.0009, "loss_sd": 0.002, "num_mistakes": 141.3}
+    evaluated |= {"ensemble_accuracy": 0.988, "ensemble_accuracy_low": 0.9857, "ensemble_accuracy_high": 0.99}
+    evaluated |= {"ensemble_loss": 0.041, "ensemble_temperature": 0.5, "ensemble_expected_calibration_error": 0.0025}
+    write_metrics(folder, "evaluate", evaluated | {"ensemble_expected_calibration_error_uncalibrated": 0.11})
+    trained = METRICS["train"] | {"members": 3, "best_epoch": 2.67, "validation_accuracy_sd": 0.0011}
+    write_metrics(folder, "train", trained)
+    members = "seed,accuracy,loss,expected_calibration_error,temperature"
+    rows = "".join(f"\n{seed},0.98{seed},0.05,0.01,0.6" for seed in range(3))
+    (folder / "results/evaluate/members.csv").write_text(members + rows)
+    ends = "validation_loss_low,validation_loss_high,validation_accuracy_low,validation_accuracy_high"
+    (folder / "results/train/epochs.csv").write_text(
+        f"epoch,loss,cross_entropy,accuracy,validation_loss,validation_accuracy,{ends}\n"
+        "1,0.8,0.4,0.9,0.3,0.96,0.25,0.35,0.95,0.97\n3,0.5,0.1,0.99,0.2,0.98,,,,"
+    )
+    set_param(folder, "train", "members", 3)
+    set_param(folder, "train", "vary", ["order", "dropout"])
+
+
+def test_of_several_members_there_are_means_and_the_ensemble(folder: Path) -> None:
+    with_members(folder)
+    page = render(folder)
+    words = Reader(page).words
+    for said in (
+        "Test accuracy 98.59% ± 0.09% (sd), mean over 3 seeds",
+        "Accuracy of the ensemble 98.80% 98.57% to 99.00% (95% interval)",
+        "Test loss of the ensemble 0.0410 nats; of one network 0.1414 ± 0.0020 (sd)",
+        "Calibration error 0.0025 of the ensemble; uncalibrated: 0.1100",
+        "Validation accuracy 98.54% ± 0.11% (sd); best epochs 98.56%",
+        "Parameters 235,146 mlp-256-128, each of 3",
+        "It classifies 9,880 of 10,000 test examples correctly",
+        "Probabilities are calibrated by a temperature of 0.5,",
+        "The expected calibration error is 0.0025, and 0.1100 without",
+        "each of the 3 seeds 0 to 2; metrics are means over them",
+        "was reached on average in epoch 2.7.",
+        "Members of the ensemble seed test accuracy test loss calibration error temperature 0 98.00% 0.0500 0.0100 0.6",
+        "ensemble 98.80% 0.0410 0.0025 0.5",
+        "members 3 vary order, dropout epochs 10",
+    ):
+        assert said in words, said
+    assert page.count('class="band validation"') == 2
+
+
+def test_of_a_single_member_nothing_is_said_of_members(folder: Path) -> None:
+    page = render(folder)
+    assert "ensemble" not in Reader(page).words
+    assert 'class="band' not in page
+
+
 def test_with_label_noise_the_scores_that_find_it_are_shown(folder: Path) -> None:
     stem = folder / "results/gradients/label_error_scores"
     stem.with_suffix(".csv").write_text("score,epoch,auroc,average_precision\nel2n,2,0.99,0.951\n")

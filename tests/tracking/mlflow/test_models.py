@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric, Run
 
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.stages.artifacts.members import member_folder, write_seeds
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, write_weights
 from gradtrail.tracking.gc.runs import as_garbage, ownerless_artifacts
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 from gradtrail.tracking.mlflow.links import copy_headlines
 from gradtrail.tracking.mlflow.models import link_evaluation, log_models, models_of
+from gradtrail.tracking.mlflow.naming import NOTE
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, *SHAPE), np.uint8)
 
@@ -54,13 +57,13 @@ def weights(tmp_path: Path) -> Path:
 
 
 @functools.cache
-def initial_params(epoch: int) -> Params:
-    return Model(model_config()).init(key=jax.random.key(epoch))
+def initial_params(seed: int) -> Params:
+    return Model(model_config()).init(key=jax.random.key(seed))
 
 
-def write(path: Path, epoch: int) -> None:
+def write(path: Path, epoch: int, seed: int | None = None) -> None:
     info = WeightsInfo(model=model_config(), label_smoothing=0.1, dataset=dataset_info(), epoch=epoch)
-    write_weights(path, initial_params(epoch), info)
+    write_weights(path, initial_params(epoch if seed is None else seed), info)
 
 
 def names(client: MlflowClient, run: Run) -> list[str]:
@@ -145,6 +148,38 @@ def test_the_last_headline_is_the_one_that_shows_though_the_clock_was_set_back(
         shown = client.get_run(run.info.run_id)
         assert shown.data.metrics == {"eval/accuracy": value}
         assert not copy_headlines(client, evaluation, shown), "nothing is left to copy"
+
+
+@pytest.fixture
+def ensemble(weights: Path) -> Path:
+    """A folder with three members, the second of which was best after another epoch."""
+    for seed in (4, 5, 12):
+        for name, epoch in (("final", 2), ("best", int(seed == 5)), ("epochs/000", 0)):
+            write(member_folder(weights, seed) / f"{name}.safetensors", epoch, seed)
+    shutil.copytree(member_folder(weights, 4), weights, dirs_exist_ok=True)
+    write_seeds(weights, (4, 5, 12))
+    return weights
+
+
+def test_the_model_of_several_members_is_their_ensemble(client: MlflowClient, ensemble: Path) -> None:
+    run = new_run(client)
+    client.log_batch(run.info.run_id, metrics=[Metric("train/validation_accuracy", 0.5, 5, epoch) for epoch in (1, 2)])
+    for _ in range(2):
+        log_models(client, run, ensemble, kept_epochs=False)
+    models = {model.tags["weights"]: model for model in models_of(client, run)}
+    assert sorted(models) == names(client, run) == ["best", "final"]
+    assert {name: model.tags["epoch"] for name, model in models.items()} == {"final": "2", "best": "0, 1"}
+    assert [metric.value for metric in models["final"].metrics] == [0.5]
+    assert not models["best"].metrics, "its members are not of one epoch"
+    assert "Mean probabilities of 3 networks, seeds 4 to 12; weights after epochs 0, 1," in models["best"].tags[NOTE]
+    served = mlflow.pyfunc.load_model(models["final"].artifact_location).predict(IMAGES)
+    files = (member_folder(ensemble, seed) / "final.safetensors" for seed in (4, 5, 12))
+    networks = [(model, jax.device_put(params)) for model, params, _ in map(read_weights, files)]
+    own = [np.asarray(jax.nn.softmax(model.apply(params, jax.device_put(IMAGES)))) for model, params in networks]
+    np.testing.assert_allclose(served["probabilities"], np.mean(own, axis=0), rtol=1e-4, atol=1e-6)
+    write(member_folder(ensemble, 12) / "final.safetensors", 2, seed=99)
+    log_models(client, run, ensemble, kept_epochs=False)
+    assert names(client, run) == ["best", "final", "final"], "another member is another ensemble"
 
 
 def expected_labels(path: Path) -> list[int]:

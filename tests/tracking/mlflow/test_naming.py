@@ -9,7 +9,7 @@ from factories import ROOT
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.tracking.mlflow import naming
-from gradtrail.tracking.mlflow.naming import NOTE, is_headline, name_of, note, precision_note, summary_in
+from gradtrail.tracking.mlflow.naming import NOTE, is_headline, is_logged, name_of, note, precision_note, summary_in
 
 RUN = "0123456789abcdef" * 2
 TAGS = {"stage": "train", "dataset": "digits", "dataset_digest": "ab" * 32, "mlflow.source.git.commit": "c" * 40}
@@ -44,6 +44,41 @@ def test_a_training_shows_its_accuracy_its_metrics_and_its_lineage() -> None:
         "Data set digits abababab. Code of commit `cccccccc`. `gradtrail show 01234567` prints its lineage and how to "
         "restore its files."
     )
+
+
+def test_of_several_members_the_mean_and_the_ensemble_are_told() -> None:
+    spread = {"train/members": 5.0, "eval/accuracy_sd": 0.0009, "eval/ensemble_accuracy": 0.9880}
+    text = note(RUN, TAGS, METRICS | spread | {"eval/ensemble_loss": 0.041}, "")
+    assert text.startswith(
+        "**Mean over 5 seeds: 98.59% of the test images are classified correctly** (95 % interval: 98.34% to 98.80%, "
+        "sd 0.09%); by their ensemble **98.80%**."
+    )
+    assert "Of the ensemble" not in text, "only where both are known"
+    known = spread | {"eval/ensemble_loss": 0.041, "eval/ensemble_expected_calibration_error": 0.0025}
+    assert "Of the ensemble: test loss 0.0410 nats, calibration error 0.0025." in note(RUN, TAGS, METRICS | known, "")
+
+
+def test_runs_show_the_spread_of_accuracies_and_of_the_validation_loss_alone() -> None:
+    means = {"accuracy": 0.9, "validation_accuracy": 0.8, "validation_loss": 0.3, "loss": 0.2, "best_epoch": 2.5}
+    several = {f"{key}{end}": value for key, value in means.items() for end in ("", "_sd", "_low", "_high")}
+    several |= {"members": 3, "epochs": 4, "dataset": "digits"}
+    shown = {key for key in several if is_logged("train", key, several)}
+    assert shown == {
+        *("accuracy", "validation_accuracy", "validation_loss", "loss", "members", "epochs"),
+        *(f"validation_accuracy_{end}" for end in ("sd", "low", "high")),
+        *("validation_loss_low", "validation_loss_high"),
+    }
+    evaluated = {"accuracy": 0.9, "accuracy_sd": 0.1, "accuracy_low": 0.8, "accuracy_high": 0.9, "loss": 1.0}
+    evaluated |= {"loss_sd": 0.1, "ensemble_accuracy": 0.9, "ensemble_accuracy_low": 0.8, "members": 3}
+    hidden = {key for key in evaluated if not is_logged("evaluate", key, evaluated)}
+    assert hidden == {"loss_sd"}
+
+
+def test_runs_show_every_number_of_a_single_network() -> None:
+    alone = {"accuracy": 0.9, "accuracy_low": 0.8, "accuracy_corrected_labels": 0.9, "num_mistakes": 3}
+    alone |= {"accuracy_corrected_labels_low": 0.8, "accuracy_corrected_labels_high": 1.0, "best_epoch": 2}
+    assert all(is_logged("evaluate", key, alone) for key in alone)
+    assert not is_logged("evaluate", "dataset", {"dataset": "digits"})
 
 
 def test_before_the_evaluation_it_says_so() -> None:

@@ -15,7 +15,7 @@ from gradtrail.tracking.mlflow.pyfunc import ServedModel
 
 MODEL = Model(model_config())
 PARAMS = MODEL.init(key=jax.random.key(0))
-SERVED = ServedModel(MODEL, jax.device_get(PARAMS))
+SERVED = ServedModel(MODEL, [jax.device_get(PARAMS)])
 PIXELS = np.random.default_rng(0).integers(0, 256, (600, *SHAPE), np.uint8)
 
 
@@ -30,6 +30,15 @@ def test_any_number_of_images_gets_the_answers_of_the_network(count: int) -> Non
 @functools.cache
 def expected() -> np.ndarray:
     return np.asarray(jax.nn.softmax(MODEL.apply(PARAMS, jnp.asarray(PIXELS))))
+
+
+def test_an_ensemble_answers_with_the_mean_of_its_members() -> None:
+    members = [MODEL.init(key=jax.random.key(seed)) for seed in range(3)]
+    answer = ServedModel(MODEL, jax.device_get(members)).predict(PIXELS[:5])
+    own = [np.asarray(jax.nn.softmax(MODEL.apply(params, jnp.asarray(PIXELS[:5])))) for params in members]
+    np.testing.assert_allclose(answer["probabilities"], np.mean(own, axis=0), rtol=1e-4, atol=1e-6)
+    assert answer["probabilities"].dtype == np.float32
+    np.testing.assert_array_equal(answer["label"], np.mean(own, axis=0).argmax(axis=1))
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradtrail.core.nn.models import WeightsKind
 from gradtrail.stages.common.files import write_json
 from gradtrail.support.errors import UserError
+
+if TYPE_CHECKING:  # it imports JAX, and tracking reads the list of members
+    from gradtrail.core.nn.models import WeightsKind
 
 FOLDER = "members"
 _INDEX = "members.json"
@@ -68,7 +70,17 @@ def read_folders(folder: Path, models: Path) -> dict[int, Path]:
     return {seed: member_folder(folder, seed) if len(seeds) > 1 else folder for seed in seeds}
 
 
-def weights_paths(models: Path, kind: WeightsKind) -> dict[int, Path]:
+def has_members(models: Path) -> bool:
+    """Whether a folder of weights has a list of members; that of an older version has none."""
+    return (models / FOLDER / _INDEX).is_file()
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """Return `seed 3`, or `seeds 3 to 7`."""
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+
+
+def weights_paths(models: Path, kind: "WeightsKind") -> dict[int, Path]:
     """Return seed → weights file of each member."""
     return {seed: folder / f"{kind}.safetensors" for seed, folder in read_folders(models, models).items()}
 

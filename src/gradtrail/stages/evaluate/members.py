@@ -21,7 +21,10 @@ from gradtrail.stages.artifacts.weights import read_weights, require_same_data
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError
 
-_ENSEMBLE = ("accuracy", "accuracy_low", "accuracy_high", "loss", "brier", "expected_calibration_error", "temperature")
+_ENSEMBLE = (
+    *("accuracy", "accuracy_low", "accuracy_high", "loss", "brier", "temperature"),
+    *("expected_calibration_error", "expected_calibration_error_uncalibrated"),
+)
 _PREFIX = "ensemble_"
 
 Probabilities = Float[np.ndarray, "examples classes"]

@@ -13,6 +13,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.per_example.norms import unknown_layers
+from gradtrail.stages.artifacts.members import seeds_in_words
 from gradtrail.stages.gradients.tables import Tables, typical_noise_scale
 
 _NAMED = 5  # examples that a sentence names
@@ -79,7 +80,7 @@ def _members(seeds: Sequence[int]) -> list[str]:
     if len(seeds) == 1:
         return []
     return [
-        f"Scores are means over {len(seeds)} networks, with the seeds {seeds[0]} to {seeds[-1]}, and the prediction is "
+        f"Scores are means over {len(seeds)} networks, {seeds_in_words(seeds)}, and the prediction is "
         f"that of most of them. Noise scale, classes and influences are those of the network with seed {seeds[0]}. An "
         "example counts as never correct if no network got it right, and as forgotten if at least one forgot it."
     ]

@@ -22,11 +22,13 @@ class Series:
     Attributes:
         style: class in the style sheet, which gives it its colour.
         points: (x, y); those that are not finite, or not positive on a logarithmic axis, are left out.
+        band: (x, low, high) of an area around the line, cut at the ends of the axis, which the lines decide.
     """
 
     name: str
     style: str
     points: Sequence[Point]
+    band: Sequence[tuple[float, float, float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,18 @@ class Chart:
             places = [(self.across(x), self.down(y)) for x, y in each.points if self._is_drawn(x, y)]
             path = " ".join(f"{'L' if index else 'M'}{x} {y}" for index, (x, y) in enumerate(places))
             drawn.append((each, path, places if len(places) <= _DOTS else []))
+        return drawn
+
+    @cached_property
+    def bands(self) -> list[tuple[Series, str]]:
+        """Each series that has a band, with the path of its outline."""
+        drawn = []
+        for each in self.series:
+            there = [(x, high) for x, _, high in each.band]
+            back = [(x, low) for x, low, _ in reversed(each.band)]
+            places = [f"{self.across(x)} {self.down(self._inside(y))}" for x, y in there + back]
+            if places:
+                drawn.append((each, f"M{' L'.join(places)}Z"))
         return drawn
 
     @cached_property
@@ -152,6 +166,10 @@ class Chart:
         if self.log:
             return low / 1.25, high * 1.25
         return min(low, 0.0), 1.05 * high if high > 0 else 1.0
+
+    def _inside(self, value: float) -> float:
+        low, high = self._y_range
+        return min(max(value, low), high)
 
     def _is_drawn(self, x: float, y: float) -> bool:
         return math.isfinite(x) and math.isfinite(y) and (y > 0 or not self.log)

@@ -113,13 +113,19 @@ def write_members(new: Path, written: Mapping[int, WrittenMember]) -> None:
             (new / out / FOLDER).mkdir(exist_ok=True)
             shutil.move(member.folder / out, member_folder(new / out, seed))
     tables.write_epochs(new / _RESULTS, mean_epochs(written))
+    if len(written) > 1:
+        rows = [{"seed": seed, **member.metrics} for seed, member in written.items()]
+        pd.DataFrame(rows).to_csv(new / _RESULTS / "members.csv", index=False, float_format="%.9g")
     write_seeds(new / _MODELS, [*written])
 
 
 def measure_time(written: Mapping[int, WrittenMember]) -> dict[str, float]:
-    """Return how long the loops of all members took, validation included and compilation not, all and by epoch."""
+    """Return how long the loops of all members took, validation included and compilation not; of one also by epoch."""
     seconds = sum(member.seconds for member in written.values())
-    return {"seconds": seconds, "seconds_per_epoch": seconds / sum(len(member.epochs) for member in written.values())}
+    if len(written) > 1:
+        return {"seconds": seconds}
+    (alone,) = written.values()
+    return {"seconds": seconds, "seconds_per_epoch": seconds / len(alone.epochs)}
 
 
 def mean_epochs(members: Mapping[int, WrittenMember]) -> pd.DataFrame:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.tracking.mlflow.naming import SMALL_FIGURE, metric_name
+from gradtrail.tracking.mlflow.naming import SMALL_FIGURE, is_hidden_spread, metric_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -67,7 +67,8 @@ def curves(epochs: pd.DataFrame, steps: pd.DataFrame, planned_steps: int) -> Cur
         planned_steps: of all epochs asked for, which decides which steps are shown.
     """
     shown = steps[steps["step"] % max(1, planned_steps // CURVE_POINTS) == 0]
-    by_epoch = {metric_name("train", name): (epochs["epoch"], epochs[name]) for name in epochs.columns.drop("epoch")}
+    shown_of_epochs = [name for name in epochs.columns.drop("epoch") if not is_hidden_spread("train", name, epochs)]
+    by_epoch = {metric_name("train", name): (epochs["epoch"], epochs[name]) for name in shown_of_epochs}
     by_step = {f"steps/{name}": (shown["step"], shown[name]) for name in _STEP_METRICS if name in shown}
     return _finite(by_epoch | by_step)
 

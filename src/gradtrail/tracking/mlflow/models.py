@@ -2,7 +2,7 @@
 
 A model belongs to the run of its training, and carries the params, the data set and the digest of its weights, and the
 validation metrics of its epoch. The weights that `evaluate.weights` names also get the metrics of the evaluation, once
-there is one; weights that were not evaluated have none.
+there is one; weights that were not evaluated have none. Of a training with several members a model is their ensemble.
 """
 
 import json
@@ -20,8 +20,9 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, LoggedModelStatus, Metric, Run
 
 import gradtrail
+from gradtrail.stages.artifacts.members import has_members, read_folders, seeds_in_words
 from gradtrail.stages.common.dataset import DIGEST_LENGTH
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.digests import digest, folder_digest
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.naming import NOTE
 
@@ -43,15 +44,17 @@ def log_models(client: MlflowClient, run: Run, folder: Path, *, kept_epochs: boo
     Args:
         client: of the store.
         run: the training's run, which has its params.
-        folder: with `final.safetensors`, `best.safetensors` and `epochs/`.
+        folder: with `final.safetensors`, `best.safetensors` and `epochs/`; those of several members are below it.
         kept_epochs: whether to log the weights of the kept epochs too.
     """
-    paths = {name: folder / f"{name}.safetensors" for name in ("final", "best")}
-    paths |= {path.stem: path for path in sorted((folder / "epochs").glob("*.safetensors")) if kept_epochs}
+    names = {name: f"{name}.safetensors" for name in ("final", "best")}
+    names |= {path.stem: f"epochs/{path.name}" for path in sorted((folder / "epochs").glob("*")) if kept_epochs}
+    members = read_folders(folder, folder) if has_members(folder) else {0: folder}
     logged = {model.tags[_DIGEST] + model.tags[WEIGHTS] for model in models_of(client, run) if _is_ready(client, model)}
-    for name, path in paths.items():
-        if path.is_file() and digest(path) + name not in logged:
-            _log_model(client, run, name, path)
+    for name, file in names.items():
+        paths = {seed: own / file for seed, own in members.items() if (own / file).is_file()}
+        if paths and _digest_of(paths) + name not in logged:
+            _log_model(client, run, name, paths)
 
 
 def models_of(client: MlflowClient, run: Run) -> Iterator[LoggedModel]:
@@ -77,13 +80,13 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
     return model
 
 
-def save(path: Path, weights: Path, about: "WeightsInfo", ids: Mapping[str, str]) -> None:
+def save(path: Path, weights: Mapping[int, Path], about: "WeightsInfo", ids: Mapping[str, str]) -> None:
     """Write a model as MLflow loads it: the weights, the modules that read them, and the packages that these need.
 
     Args:
         path: the folder to make.
-        weights: a weights file.
-        about: its metadata.
+        weights: weights file of each member, by seed.
+        about: the metadata of the first.
         ids: `run_id` and `model_id`, where it is logged.
     """
     with warnings.catch_warnings():  # about types in a module of MLflow itself
@@ -91,13 +94,19 @@ def save(path: Path, weights: Path, about: "WeightsInfo", ids: Mapping[str, str]
         import mlflow.pyfunc  # late: only a training needs it
     from mlflow.models import Model as MlflowModel
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as gathered:
         code = _copy_code(Path(name))
+        data = next(iter(weights.values()))
+        if len(weights) > 1:
+            data = Path(gathered) / "members"
+            data.mkdir()
+            for seed, file in weights.items():
+                shutil.copyfile(file, data / f"seed_{seed:010}.safetensors")  # in their order
         mlflow.pyfunc.save_model(
             path,
             mlflow_model=MlflowModel(**ids),
             loader_module=_LOADER,
-            data_path=str(weights),
+            data_path=str(data),
             code_paths=[str(code)],
             signature=_signature(about.model.num_classes),
             pip_requirements=[f"mlflow=={mlflow.__version__}", *(f"{name}=={version(name)}" for name in _PACKAGES)],
@@ -108,15 +117,24 @@ def save(path: Path, weights: Path, about: "WeightsInfo", ids: Mapping[str, str]
     (path / EXAMPLE).write_text(json.dumps(example), encoding="utf-8")
 
 
-def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
+def _digest_of(weights: Mapping[int, Path]) -> str:
+    """Return the digest of a weights file, or that of a folder with those of all members."""
+    if len(weights) == 1:
+        return digest(next(iter(weights.values())))
+    return folder_digest({f"seed_{seed}": digest(path) for seed, path in weights.items()})
+
+
+def _log_model(client: MlflowClient, run: Run, name: str, weights: Mapping[int, Path]) -> None:
     from gradtrail.stages.artifacts.weights import read_weights  # late: it imports JAX
 
     try:
-        _, _, about = read_weights(path)
+        about, *others = [read_weights(path)[2] for path in weights.values()]
     except UserError as error:  # written by older code in another form: the run has no model that could be served
         print(f"warning: {error}; no MLflow model is logged for it", file=sys.stderr)
         return
-    tags = {WEIGHTS: name, _DIGEST: digest(path), "dataset": about.dataset.label, "epoch": str(about.epoch)}
+    epochs = sorted({each.epoch for each in (about, *others)})
+    epoch = ", ".join(map(str, epochs))
+    tags = {WEIGHTS: name, _DIGEST: _digest_of(weights), "dataset": about.dataset.label, "epoch": epoch}
     logged = client.create_logged_model(
         run.info.experiment_id,
         name=_model_name(run, name),
@@ -125,15 +143,19 @@ def _log_model(client: MlflowClient, run: Run, name: str, path: Path) -> None:
         params=run.data.params,
         model_type="classifier",
     )
-    words = _how_to_use(client.tracking_uri, logged.model_id, about)
+    after = f"eights after epoch{'s' if len(epochs) > 1 else ''} {epoch}"
+    networks = f"Mean probabilities of {len(weights)} networks, {seeds_in_words([*weights])}; w"
+    whose = f"{networks if others else 'W'}{after}"
+    words = _how_to_use(client.tracking_uri, logged.model_id, about, whose)
     client.set_logged_model_tags(logged.model_id, {NOTE: words})
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "model"
-        save(saved, path, about, {"run_id": run.info.run_id, "model_id": logged.model_id})
+        save(saved, weights, about, {"run_id": run.info.run_id, "model_id": logged.model_id})
         client.log_model_artifacts(logged.model_id, str(saved))
     client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
-    _attach_validation(client, run, logged.model_id, about)
-    client.log_outputs(run.info.run_id, [LoggedModelOutput(logged.model_id, step=about.epoch)])
+    if len(epochs) == 1:
+        _attach_validation(client, run, logged.model_id, about)
+    client.log_outputs(run.info.run_id, [LoggedModelOutput(logged.model_id, step=max(epochs))])
 
 
 def _model_name(run: Run, weights: str) -> str:
@@ -146,9 +168,9 @@ def _input(about: "WeightsInfo") -> str:
     return f"array (images, {height}, {width}), or one image ({height}, {width}): uint8, or floats from 0 to 1"
 
 
-def _how_to_use(tracking_uri: str, model_id: str, about: "WeightsInfo") -> str:
+def _how_to_use(tracking_uri: str, model_id: str, about: "WeightsInfo", whose: str) -> str:
     """Return the recipe for loading a model, in any folder, and what it takes and returns."""
-    return f"""Weights after epoch {about.epoch}, trained on {about.dataset.label}. In any folder:
+    return f"""{whose}, trained on {about.dataset.label}. In any folder:
 
 ```
 import json
@@ -164,7 +186,7 @@ It takes an {_input(about)}, bright ink on 0, and returns `label` and `probabili
 
 
 def _attach_validation(client: MlflowClient, run: Run, model_id: str, about: "WeightsInfo") -> None:
-    """Attach to the model the validation metrics that the run has at the epoch of the weights."""
+    """Attach to the model the validation metrics that the run has at the epoch of the weights: means over members."""
     of = {"model_id": model_id, "run_id": run.info.run_id}
     of |= {"dataset_name": about.dataset.name, "dataset_digest": about.dataset.digest[:DIGEST_LENGTH]}
     metrics = [

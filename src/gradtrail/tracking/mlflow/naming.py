@@ -14,7 +14,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,9 @@ _OVER = f"_over_{_REFERENCE}"  # of a metric of `profile`: the ratio of the time
 _LEAST_FACTOR = 1.05  # of two precisions, that is worth a sentence
 _HEADLINES = {  # stage → what its training's run shows of it; of a stage that is not here, every metric
     "evaluate": (
-        *("accuracy", "accuracy_low", "accuracy_high", "accuracy_corrected_labels", "loss"),
+        *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "loss"),
         *("expected_calibration_error", "num_mistakes"),
+        *("ensemble_accuracy", "ensemble_loss", "ensemble_expected_calibration_error"),
     ),
     "gradients": ("noise_scale_typical", "coherence_within_classes", "grad_norm_median", "norm_held_by_largest"),
     "profile": (
@@ -53,6 +54,15 @@ _HEADLINES = {  # stage → what its training's run shows of it; of a stage that
     "report": (),
 }
 _ONLY_IN_FILES = {"planned_steps", "dataset", "dataset_digest"}  # of what a metrics file has
+_OF_ONE_MEMBER = {  # whose means over members say little
+    *("best_epoch", "best_validation_accuracy", "num_mistakes", "skipped_steps", "loss_scale"),
+}
+_SHOWN_SPREADS = {  # of means over members: what runs and curves show; the rest is in files
+    *(f"eval/accuracy_{end}" for end in ("sd", "low", "high")),
+    *(f"eval/ensemble_accuracy_{end}" for end in ("low", "high")),  # over test examples
+    *(f"train/validation_accuracy_{end}" for end in ("sd", "low", "high")),
+    *(f"train/validation_loss_{end}" for end in ("low", "high")),
+}
 _SEPARATOR = " · "
 _LONGEST_NAME = 250  # characters, in a database of MLflow
 _FIRST = ("model", "optimizer", "schedule", "precision")  # of `train`, in a name; then the data set
@@ -168,9 +178,17 @@ def metric_name(stage: str, key: str) -> str:
     return f"{_PREFIXES.get(stage, stage)}/{name}"
 
 
-def is_logged(key: str, value: Any) -> bool:
+def is_logged(stage: str, key: str, metrics: Mapping[str, Any]) -> bool:
     """Whether a run shows a value of its metrics file; costs, which those of the version before had, are in tables."""
-    return not (key in _ONLY_IN_FILES or key.startswith(_COMPILE) or isinstance(value, str))
+    if "members" in metrics and (key in _OF_ONE_MEMBER or is_hidden_spread(stage, key, metrics)):
+        return False
+    return not (key in _ONLY_IN_FILES or key.startswith(_COMPILE) or isinstance(metrics[key], str))
+
+
+def is_hidden_spread(stage: str, key: str, means: Container[str]) -> bool:
+    """Whether a metric or a column is the spread of a mean over members, and not one of the few that are shown."""
+    mean, _, end = key.rpartition("_")
+    return end in ("sd", "low", "high") and mean in means and metric_name(stage, key) not in _SHOWN_SPREADS
 
 
 def is_headline(name: str, stage: str) -> bool:
@@ -209,8 +227,15 @@ def _result(metrics: Mapping[str, float]) -> str:
         return "Not evaluated yet: run `dvc repro`."
     interval = ""
     if "eval/accuracy_low" in metrics and "eval/accuracy_high" in metrics:
-        interval = f" (95 % interval: {metrics['eval/accuracy_low']:.2%} to {metrics['eval/accuracy_high']:.2%})"
-    return f"**{metrics['eval/accuracy']:.2%} of the test images are classified correctly**{interval}."
+        interval = f"95 % interval: {metrics['eval/accuracy_low']:.2%} to {metrics['eval/accuracy_high']:.2%}"
+    if "eval/ensemble_accuracy" in metrics and "train/members" in metrics:
+        return (
+            f"**Mean over {metrics['train/members']:.0f} seeds: {metrics['eval/accuracy']:.2%} of the test images are "
+            f"classified correctly** ({interval}, sd {metrics.get('eval/accuracy_sd', 0):.2%}); by their ensemble "
+            f"**{metrics['eval/ensemble_accuracy']:.2%}**."
+        )
+    said = f" ({interval})" if interval else ""
+    return f"**{metrics['eval/accuracy']:.2%} of the test images are classified correctly**{said}."
 
 
 def _training(metrics: Mapping[str, float]) -> str:
@@ -222,6 +247,11 @@ def _training(metrics: Mapping[str, float]) -> str:
         "Validation accuracy {train/validation_accuracy:.2%}.": ("train/validation_accuracy",),
         "Test loss {eval/loss:.4f} nats.": ("eval/loss",),
         "Calibration error {eval/expected_calibration_error:.4f}.": ("eval/expected_calibration_error",),
+        "Of the ensemble: test loss {eval/ensemble_loss:.4f} nats, calibration error "
+        "{eval/ensemble_expected_calibration_error:.4f}.": (
+            "eval/ensemble_loss",
+            "eval/ensemble_expected_calibration_error",
+        ),
         "Gradient noise scale {gradients/noise_scale_typical:,.0f} examples.": ("gradients/noise_scale_typical",),
     }
     return " ".join(form.format(**metrics) for form, names in parts.items() if all(name in metrics for name in names))

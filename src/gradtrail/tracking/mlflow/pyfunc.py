@@ -1,8 +1,10 @@
 """A trained network as MLflow serves it: `mlflow.pyfunc.load_model` and `mlflow models predict` import this module.
 
-A logged model contains this module, those that it imports, and a weights file: it needs no repository and no pickle.
+A logged model contains this module, those that it imports, and a weights file, or a folder with that of each member of
+an ensemble: it needs no repository and no pickle.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from jaxtyping import Float, UInt8
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
+from gradtrail.core.evaluate.calibration import pooled
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.stages.artifacts.weights import read_weights
 
@@ -20,17 +23,17 @@ Images = UInt8[np.ndarray, "images height width"] | Float[np.ndarray, "images he
 
 
 class ServedModel:
-    """A network that takes images and returns labels.
+    """A network that takes images and returns labels, or an ensemble of several, whose mean probabilities count.
 
     Args:
         model: the network.
-        params: its parameters, as arrays on the host.
+        members: its parameters, as arrays on the host, or those of each member.
     """
 
-    def __init__(self, model: Model, params: Params):
+    def __init__(self, model: Model, members: Sequence[Params]):
         self._shape = model.config.image_shape
         self._num_classes = model.config.num_classes
-        self._params = jax.device_put(params)
+        self._members = jax.device_put([*members])
         self._probabilities = jax.jit(lambda params, images: jax.nn.softmax(model.apply(params, images)))
 
     def predict(self, data: Any, params: dict[str, Any] | None = None) -> dict[str, np.ndarray]:  # noqa: ARG002 - MLflow's
@@ -57,7 +60,8 @@ class ServedModel:
         """Return the probabilities; padding to a power of two keeps the number of compiled sizes small."""
         size = 1 << (len(images) - 1).bit_length()
         padded = np.concatenate([images, np.zeros((size - len(images), *self._shape), images.dtype)])
-        return np.asarray(self._probabilities(self._params, padded))[: len(images)]
+        of_each = (np.asarray(self._probabilities(params, padded)) for params in self._members)
+        return pooled(of_each)[: len(images)]
 
 
 def as_images(data: Any, shape: tuple[int, int]) -> Images:
@@ -90,6 +94,7 @@ def _refusal(found: str, shape: tuple[int, int]) -> MlflowException:
 
 
 def _load_pyfunc(path: str) -> ServedModel:
-    """Load the model from its weights file: what MLflow calls."""
-    model, params, _ = read_weights(Path(path))
-    return ServedModel(model, params)
+    """Load the model from its weights file, or from a folder of several: what MLflow calls."""
+    files = sorted(Path(path).iterdir()) if Path(path).is_dir() else [Path(path)]
+    networks = [read_weights(file) for file in files]
+    return ServedModel(networks[0][0], [params for _, params, _ in networks])

@@ -89,8 +89,8 @@ class StoredRun:
             self._start_anew(stage)
         metrics = stage.read_metrics()
         points = _curves(stage, metrics)
-        numbers = {metric_name(stage.name, key): value for key, value in metrics.items() if is_logged(key, value)}
-        self.log_points({name: {0: value} for name, value in numbers.items()} | points)
+        shown_alone = [key for key in metrics if is_logged(stage.name, key, metrics)]
+        self.log_points({metric_name(stage.name, key): {0: metrics[key]} for key in shown_alone} | points)
         folder = stage.folder / "results" / stage.name
         costs = stage.folder / "costs" / f"{stage.name}.json"
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
@@ -105,7 +105,7 @@ class StoredRun:
             if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of the epochs are DVC's alone
                 self.log_files(stage.folder / out, "models")
         tags = {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"][:DIGEST_LENGTH]}
-        self.set_tags(output_tags(outs) | tags)
+        self.set_tags(output_tags(stage, outs) | tags)
         lineage = stage.describe_lineage()
         lineage[stage.name]["outs"] = outs
         self.client.log_dict(self.run_id, lineage, _LINEAGE)

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from gradtrail.stages.common.overrides import PARAMS, flatten
+from gradtrail.stages.common.overrides import MEMBERS, PARAMS, flatten
 from gradtrail.stages.common.pipeline_file import TRAIN, Entry
 from gradtrail.support.git import GitError, git, git_bytes, head_commit
 from gradtrail.tracking.lineage.environment import of_stage_process
@@ -24,6 +24,7 @@ from gradtrail.tracking.lineage.state import Identity
 NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an artifact `git.diff` begin that are no diff
 _OUTS, WEIGHTS = "outs", "weights"  # tags: the digests of all outs, as JSON; that of a training's final weights
 _FINAL = "models/final.safetensors"
+_OF_MEMBERS = "models/members"  # whose digest it is where there are several: the final weights are then of the first
 _OUTPUT, _INPUT = "output/", "input/"  # prefixes of the tags in their place in runs of the version before
 WEIGHTS_TAGS = (WEIGHTS, f"{_OUTPUT}{_FINAL}", f"{_INPUT}{_FINAL}")  # where a run may name the final weights
 _CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)costs", ":(exclude)machines.yaml")
@@ -53,13 +54,21 @@ def state_tags(stage: Identity) -> dict[str, str]:
     entry = stage.entry(stage.name)
     tags = {"stage": stage.name, "state": stage.state}
     tags |= {"mlflow.source.name": f"pipeline/{stage.name}.py", "mlflow.user": _user()}
-    tags |= {WEIGHTS: entry.deps[_FINAL]} if _FINAL in entry.deps else {}
+    tags |= _weights_tag(stage, entry.deps)
     return tags | ({"train_state": stage.state_of(TRAIN)} if stage.is_below_training else {})
 
 
-def output_tags(outs: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that name the outs, path → digest."""
-    return {_OUTS: json.dumps(outs, sort_keys=True)} | ({WEIGHTS: outs[_FINAL]} if _FINAL in outs else {})
+def output_tags(stage: Identity, outs: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that name the outs of a stage, path → digest."""
+    return {_OUTS: json.dumps(outs, sort_keys=True)} | _weights_tag(stage, outs)
+
+
+def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
+    """Return the tag that names the weights among what a stage reads or writes, if there are any."""
+    if _FINAL not in digests:
+        return {}
+    is_single = int(stage_params(stage).get(MEMBERS, 1)) == 1
+    return {WEIGHTS: digests[_FINAL if is_single else _OF_MEMBERS]}
 
 
 def outputs(tags: Mapping[str, str]) -> dict[str, str]:

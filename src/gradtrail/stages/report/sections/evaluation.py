@@ -4,6 +4,7 @@ from collections import Counter
 
 from gradtrail.stages.report.components import Section, Table, count, percent
 from gradtrail.stages.report.inputs import Sources
+from gradtrail.stages.report.sections.members import how_good, member_tables, num_members, served
 
 CORRECTED = "accuracy_corrected_labels"  # metric of runs with corrected test labels
 _CONFUSIONS = 10  # that the page lists
@@ -16,7 +17,11 @@ def evaluation_section(sources: Sources) -> Section:
     return Section(
         id="evaluation",
         title="Evaluation",
-        text=(_how_good(sources), _classes(sources, confusions), _calibration(sources)),
+        text=(
+            _how_good(sources) if num_members(sources) == 1 else how_good(sources),
+            _classes(sources, confusions),
+            _calibration(sources),
+        ),
         tables=(
             _per_class(sources),
             Table(
@@ -26,6 +31,7 @@ def evaluation_section(sources: Sources) -> Section:
             ),
             _mistakes(sources),
             _bins(sources),
+            *member_tables(sources),
         ),
     )
 
@@ -46,13 +52,15 @@ def interval(sources: Sources, name: str = "accuracy") -> str:
 
 def verdict(sources: Sources) -> str:
     """Return whether the model is overconfident, underconfident or well calibrated, on average."""
-    gap = _confidence(sources) - sources.metric("evaluate", "accuracy")
+    gap = _confidence(sources) - served(sources, "accuracy")
     if abs(gap) < _WELL_CALIBRATED:
         return "well calibrated"
     return "overconfident" if gap > 0 else "underconfident"
 
 
 def _how_good(sources: Sources) -> str:
+    if num_members(sources) > 1:
+        return how_good(sources) + _by_corrected_labels(sources)
     total, wrong = sources.metric("evaluate", "num_examples"), sources.metric("evaluate", "num_mistakes")
     return (
         f"With the {sources.param('evaluate.weights')} weights (epoch {sources.metric('evaluate', 'epoch'):g}), "
@@ -87,9 +95,9 @@ def _classes(sources: Sources, confusions: list[tuple[tuple[str, str], int]]) ->
 
 
 def _calibration(sources: Sources) -> str:
-    confidence, accuracy = _confidence(sources), sources.metric("evaluate", "accuracy")
-    before = sources.metric("evaluate", "expected_calibration_error_uncalibrated")
-    after, temperature = (sources.metric("evaluate", key) for key in ("expected_calibration_error", "temperature"))
+    confidence, accuracy = _confidence(sources), served(sources, "accuracy")
+    before = served(sources, "expected_calibration_error_uncalibrated")
+    after, temperature = (served(sources, key) for key in ("expected_calibration_error", "temperature"))
     return (
         f"Probabilities are calibrated by a temperature of {temperature:.3g}, fitted on the validation split. The "
         f"predicted classes have a mean probability of {percent(confidence, 1)}, and {percent(accuracy, 1)} of the "

@@ -12,6 +12,7 @@ from gradtrail.stages.report.charts import Chart, Series, Stop
 from gradtrail.stages.report.components import Tile, count, percent
 from gradtrail.stages.report.inputs import CsvTable, Sources
 from gradtrail.stages.report.sections.evaluation import CORRECTED, interval, verdict
+from gradtrail.stages.report.sections.members import member_tiles, num_members, served
 from gradtrail.stages.report.sections.training import model_name
 
 _LARGEST_MATRIX = 30  # classes; a larger one is a figure
@@ -20,6 +21,8 @@ _SMOOTHED, _PLAIN = "training (with label smoothing)", "training (cross-entropy)
 _IN_NAME = ("hidden", "channels")  # params that the name of a model tells of
 _LEFT_OUT = {"model", "keep_epochs", *_IN_NAME}
 _OFF = {  # params that are shown only where they have another value
+    "members": 1,
+    "vary": ["initialization", "order", "augmentation", "dropout"],
     "accumulation_steps": 1,
     "shards": 1,
     "average_decay": None,
@@ -54,7 +57,7 @@ class Overview:
 def make_overview(sources: Sources) -> Overview:
     """Return the first screen."""
     return Overview(
-        tiles=_tiles(sources),
+        tiles=_tiles(sources) if num_members(sources) == 1 else member_tiles(sources),
         charts=(_loss(sources), _error(sources)),
         calibration=_calibration(sources),
         matrix=_matrix(sources),
@@ -81,6 +84,8 @@ def params_in_force(sources: Sources) -> dict[str, str]:
 def _written(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -138,7 +143,8 @@ def _loss(sources: Sources) -> Chart:
         form="{:.4f}",
         id="loss",
         title="Loss, nats per example",
-        alt=f"Loss in nats per example by epoch: {course or 'there was no epoch'}.",
+        alt=f"Loss in nats per example by epoch: {course or 'there was no epoch'}.{_banded(table)}",
+        bands={"validation": _ends(table, "validation_loss")},
     )
 
 
@@ -154,19 +160,39 @@ def _error(sources: Sources) -> Chart:
         form="{:.2f}%",
         id="error",
         title="Error",
-        alt=f"Share of misclassified examples by epoch; validation: {ends}.",
+        alt=f"Share of misclassified examples by epoch; validation: {ends}.{_banded(table)}",
+        bands={"validation": [(x, 100 * (1 - y), 100 * (1 - z)) for x, z, y in _ends(table, "validation_accuracy")]},
         unit="%",
         log=min([*training, *validation], default=0) > 0,
     )
 
 
-def _by_epoch(table: CsvTable, curves: Mapping[str, tuple[str, list[float]]], *, form: str, **options: Any) -> Chart:
+def _ends(table: CsvTable, column: str) -> list[tuple[float, float, float]]:
+    """Return (epoch, low, high) of a mean over members; none of a single member, or of the only one at an epoch."""
+    if not any(row.get(f"{column}_low") for row in table.rows):
+        return []
+    known = CsvTable(path=table.path, rows=[row for row in table.rows if row.get(f"{column}_low")])
+    return list(zip(*(known.numbers(name) for name in ("epoch", f"{column}_low", f"{column}_high")), strict=True))
+
+
+def _banded(table: CsvTable) -> str:
+    return " Means over the seeds; the band is the 95% interval." if _ends(table, "validation_loss") else ""
+
+
+def _by_epoch(
+    table: CsvTable,
+    curves: Mapping[str, tuple[str, list[float]]],
+    *,
+    form: str,
+    bands: Mapping[str, Sequence[tuple[float, float, float]]],
+    **options: Any,
+) -> Chart:
     epochs = table.numbers("epoch")
     columns = [[f"{name}: {form.format(value)}" for value in values] for name, (_, values) in curves.items()]
     return Chart(
         x_label="epoch",
         series=[
-            Series(name=name, style=style, points=list(zip(epochs, values, strict=True)))
+            Series(name=name, style=style, points=list(zip(epochs, values, strict=True)), band=bands.get(name, ()))
             for name, (style, values) in curves.items()
         ],
         stops=[Stop(x=epoch, lines=[f"epoch {epoch:g}", *told]) for epoch, *told in zip(epochs, *columns, strict=True)],
@@ -192,7 +218,7 @@ def _calibration(sources: Sources) -> Chart:
         int(sources.param("evaluate.calibration_bins")),
         max((size for *_, size in columns["calibrated"]), default=1),
     )
-    before, after = (sources.metric("evaluate", f"expected_calibration_error{end}") for end in ("_uncalibrated", ""))
+    before, after = (served(sources, f"expected_calibration_error{end}") for end in ("_uncalibrated", ""))
     return Chart(
         id="calibration",
         title="Calibration",

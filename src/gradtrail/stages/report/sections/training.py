@@ -109,6 +109,18 @@ def _how(sources: Sources) -> str:
         f"{name}, a model with {number} parameters, was trained for {_epochs_of(epochs)} ({count(steps)}{early} steps) "
         f"with batch size {sources.param('train.batch_size')}, optimizer {sources.param('train.optimizer')}, learning "
         f"rate schedule {sources.param('train.schedule')} and precision {sources.param('train.precision')}."
+        f"{_seeds(sources)}"
+    )
+
+
+def _seeds(sources: Sources) -> str:
+    number = int(sources.param("train.members"))
+    first = int(sources.param("train.seed"))
+    if number == 1:
+        return ""
+    return (
+        f" This was done with each of the {number} seeds {first} to {first + number - 1}; metrics are means over them, "
+        f"and the steps shown are those of seed {first}."
     )
 
 
@@ -116,10 +128,11 @@ def _outcome(sources: Sources) -> str:
     accuracy, held_out = sources.metric("train", "accuracy"), sources.metric("train", "validation_accuracy")
     best, epoch = sources.metric("train", "best_validation_accuracy"), sources.metric("train", "best_epoch")
     gap = 100 * (accuracy - held_out)
+    when = f"in epoch {epoch:g}" if float(epoch).is_integer() else f"on average in epoch {epoch:.1f}"
     verdict = f"{abs(gap):.1f} percentage points {'above' if gap >= 0 else 'below'}"
     return (
         f"The training accuracy over the last epoch is {percent(accuracy)}, {verdict} the validation accuracy at its "
-        f"end, {percent(held_out)}. The best validation accuracy, {percent(best)}, was reached in epoch {epoch:g}. The "
+        f"end, {percent(held_out)}. The best validation accuracy, {percent(best)}, was reached {when}. The "
         f"final validation loss is {sources.metric('train', 'validation_loss'):.3g} nats per example."
     )
 
