@@ -26,7 +26,7 @@ import dataclasses, json
 
 import jax
 import numpy as np
-from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_config, seed_keys
+from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, seed_keys, train_config
 
 from gradtrail.core.data.augmentation import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model

@@ -250,9 +250,8 @@ def with_members(folder: Path) -> None:
         f"epoch,loss,cross_entropy,accuracy,validation_loss,validation_accuracy,{ends}\n"
         "1,0.8,0.4,0.9,0.3,0.96,0.25,0.35,0.95,0.97\n3,0.5,0.1,0.99,0.2,0.98,,,,"
     )
-    params = load_params(folder)
-    params["train"]["members"] = 3
-    YAML().dump(params, folder / "params.yaml")
+    set_param(folder, "train", "members", 3)
+    set_param(folder, "train", "vary", ["order", "dropout"])
 
 
 def test_of_several_members_there_are_means_and_the_ensemble(folder: Path) -> None:
@@ -273,6 +272,7 @@ def test_of_several_members_there_are_means_and_the_ensemble(folder: Path) -> No
         "was reached on average in epoch 2.7.",
         "Members of the ensemble seed test accuracy test loss calibration error temperature 0 98.00% 0.0500 0.0100 0.6",
         "ensemble 98.80% 0.0410 0.0025 0.5",
+        "members 3 vary order, dropout epochs 10",
     ):
         assert said in words, said
     assert page.count('class="band validation"') == 2

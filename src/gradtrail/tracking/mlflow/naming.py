@@ -43,8 +43,8 @@ _LEAST_FACTOR = 1.05  # of two precisions, that is worth a sentence
 _HEADLINES = {  # stage → what its training's run shows of it; of a stage that is not here, every metric
     "evaluate": (
         *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "loss"),
-        *("expected_calibration_error", "num_mistakes", "ensemble_accuracy", "ensemble_loss"),
-        "ensemble_expected_calibration_error",
+        *("expected_calibration_error", "num_mistakes"),
+        *("ensemble_accuracy", "ensemble_loss", "ensemble_expected_calibration_error"),
     ),
     "gradients": ("noise_scale_typical", "coherence_within_classes", "grad_norm_median", "norm_held_by_largest"),
     "profile": (
@@ -54,7 +54,9 @@ _HEADLINES = {  # stage → what its training's run shows of it; of a stage that
     "report": (),
 }
 _ONLY_IN_FILES = {"planned_steps", "dataset", "dataset_digest"}  # of what a metrics file has
-_OF_ONE_MEMBER = {"best_epoch", "num_mistakes", "skipped_steps", "loss_scale"}  # whose means over members say little
+_OF_ONE_MEMBER = {  # whose means over members say little
+    *("best_epoch", "best_validation_accuracy", "num_mistakes", "skipped_steps", "loss_scale"),
+}
 _SHOWN_SPREADS = {  # of means over members: what runs and curves show; the rest is in files
     *(f"eval/accuracy_{end}" for end in ("sd", "low", "high")),
     *(f"eval/ensemble_accuracy_{end}" for end in ("low", "high")),  # over test examples

@@ -60,7 +60,7 @@ def verdict(sources: Sources) -> str:
 
 def _how_good(sources: Sources) -> str:
     if num_members(sources) > 1:
-        return how_good(sources)
+        return how_good(sources) + _by_corrected_labels(sources)
     total, wrong = sources.metric("evaluate", "num_examples"), sources.metric("evaluate", "num_mistakes")
     return (
         f"With the {sources.param('evaluate.weights')} weights (epoch {sources.metric('evaluate', 'epoch'):g}), "

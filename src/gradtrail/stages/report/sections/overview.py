@@ -22,6 +22,7 @@ _IN_NAME = ("hidden", "channels")  # params that the name of a model tells of
 _LEFT_OUT = {"model", "keep_epochs", *_IN_NAME}
 _OFF = {  # params that are shown only where they have another value
     "members": 1,
+    "vary": ["initialization", "order", "augmentation", "dropout"],
     "accumulation_steps": 1,
     "shards": 1,
     "average_decay": None,
@@ -83,6 +84,8 @@ def params_in_force(sources: Sources) -> dict[str, str]:
 def _written(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
