@@ -108,7 +108,7 @@ def test_images_and_figures_stay_where_a_person_stands_and_the_weights_are_the_p
     monkeypatch.setattr(predicting, "predict", lambda *arguments: called.append((Path.cwd(), *arguments)))
     monkeypatch.chdir(ROOT / "docs")
     assert not run(monkeypatch, "predict", "../a.png", "--figure", "b.png")
-    figure, weights = Path("b.png"), Path("../models/final.safetensors")
+    figure, weights = Path("b.png"), Path("../models")
     assert called.pop() == (ROOT / "docs", (Path("../a.png"),), weights, figure)
 
 
@@ -147,7 +147,7 @@ def test_the_old_name_of_an_option_works_and_says_so(
     monkeypatch.setattr(predicting, "predict", lambda *arguments: called.append(arguments))
     for option in ("--figure", "--picture"):
         assert not run(monkeypatch, "predict", "a.png", "b.png", option, "c.png")
-        assert called.pop() == ((Path("a.png"), Path("b.png")), Path("models/final.safetensors"), Path("c.png"))
+        assert called.pop() == ((Path("a.png"), Path("b.png")), Path("models"), Path("c.png"))
     assert "The option 'picture' is deprecated. Use --figure." in capsys.readouterr().err
 
 

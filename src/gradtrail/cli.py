@@ -133,10 +133,10 @@ def predict(images: tuple[Path, ...], weights: Path | None, figure: Path | None,
 
     Images that cannot be used are reported after the others, with exit status 2.
     """
-    from gradtrail.experiments.predict import predict, served_weights
+    from gradtrail.experiments.predict import predict
 
-    used = [weights] if weights else served_weights(Path(os.path.relpath(find_project(Path.cwd()))))
-    return predict(images, used, figure or picture)
+    weights = weights or Path(os.path.relpath(find_project(Path.cwd()))) / "models"
+    return predict(images, weights, figure or picture)
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")

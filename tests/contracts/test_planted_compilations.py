@@ -78,7 +78,8 @@ def work() -> None:
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         validate = functools.partial(inference.validate, predict, images=SPLIT.images, labels=SPLIT.labels)
         checkpoints = ResumeFolder(None, 1.0, lambda: 0.0)
-        training_runs.run(engine, validate, SPLIT, CONFIG, listener=silent, checkpoints=checkpoints, steps_per_call=2)
+        member = training_runs.Member(seeds=CONFIG.seeds_of(CONFIG.seed), checkpoints=checkpoints)
+        training_runs.run(engine, validate, SPLIT, CONFIG, member=member, listener=silent, steps_per_call=2)
 
 
 @pytest.fixture

@@ -120,19 +120,14 @@ def _start(ink: Float[np.ndarray, " pixels"], size: int, length: int) -> int:
     return int(np.clip(round(length / 2 - centre), 0, length - size))
 
 
-def served_weights(project: Path) -> list[Path]:
-    """Return the weights files of what is served: those of all members of the last training of a project."""
-    return [*weights_paths(project / "models", "final").values()]
-
-
-def predict(paths: Sequence[Path], weights: Sequence[Path], figure: Path | None) -> int:
+def predict(paths: Sequence[Path], weights: Path, figure: Path | None) -> int:
     """Print the label of each image with its probability; on a terminal also the image as the network sees it.
 
     An image that cannot be used is reported on stderr, after the answers for the others.
 
     Args:
         paths: the images.
-        weights: weights file of a network, or of each member of an ensemble, whose mean probabilities count.
+        weights: a weights file; or the folder `models`, whose members' mean probabilities count.
         figure: where to draw the images and all probabilities, as a PNG; None for no figure.
 
     Returns:
@@ -141,7 +136,8 @@ def predict(paths: Sequence[Path], weights: Sequence[Path], figure: Path | None)
     Raises:
         UserError: the weights cannot be used; one line.
     """
-    networks = [read_weights(path) for path in weights]
+    files = [*weights_paths(weights, "final").values()] if weights.is_dir() else [weights]
+    networks = [read_weights(path) for path in files]
     model, _, about = networks[0]
     dataset = DATASETS.get(about.dataset.name)
     framing = dataset.framing if dataset else None
@@ -152,8 +148,8 @@ def predict(paths: Sequence[Path], weights: Sequence[Path], figure: Path | None)
         except UserError as error:
             faults.append(error)
     if read:
-        title = f"{model.config.name}, {about.title(weights[0].stem, len(weights))} on {about.dataset.label}"
-        temperature = read_temperature(weights, _project_of(weights[0]) / "results" / "evaluate")
+        title = f"{model.config.name}, {about.title(files[0].stem, len(files))} on {about.dataset.label}"
+        temperature = read_temperature(files, _project_of(files[0]) / "results" / "evaluate")
         _answer(read, model, [params for _, params, _ in networks], temperature, title, figure)
     for fault in faults:
         print(f"gradtrail: {fault}", file=sys.stderr)

@@ -270,12 +270,9 @@ def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
 
 
 def _make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradient:
-    """Return the gradient of a batch, or of a device's share of it, computed in `accumulation_steps` parts.
+    """Return the gradient of a batch, or of a device's share of it, in `accumulation_steps` parts.
 
-    Args:
-        config: the training.
-        model: the network.
-        in_tiles: whether each part is worked in tiles of `Model.tile_size`.
+    A part may be worked in tiles of `Model.tile_size`.
     """
 
     def tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
