@@ -270,10 +270,7 @@ def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
 
 
 def _make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradient:
-    """Return the gradient of a batch, or of a device's share of it, in `accumulation_steps` parts.
-
-    A part may be worked in tiles of `Model.tile_size`.
-    """
+    """Return the gradient of a batch, or of a device's share, in `accumulation_steps` parts, maybe each in tiles."""
 
     def tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
