@@ -47,8 +47,8 @@ def test_a_training_shows_its_accuracy_its_metrics_and_its_lineage() -> None:
 
 
 def test_of_several_members_the_mean_and_the_ensemble_are_told() -> None:
-    spread = {"train/members": 5.0, "eval/accuracy_sd": 0.0009, "eval/ensemble_accuracy": 0.9880}
-    text = note(RUN, TAGS, PARAMS, METRICS | spread | {"eval/ensemble_loss": 0.041}, "")
+    spread, params = {"eval/accuracy_sd": 0.0009, "eval/ensemble_accuracy": 0.9880}, PARAMS | {"train.members": "5"}
+    text = note(RUN, TAGS, params, METRICS | spread | {"eval/ensemble_loss": 0.041}, "")
     assert text.startswith(
         "**Mean over 5 seeds: 98.59% of the test images are classified correctly** (95 % interval: 98.34% to 98.80%, "
         "sd 0.09%); by their ensemble **98.80%**."
@@ -56,7 +56,7 @@ def test_of_several_members_the_mean_and_the_ensemble_are_told() -> None:
     assert "Of the ensemble" not in text, "only where both are known"
     known = spread | {"eval/ensemble_loss": 0.041, "eval/ensemble_expected_calibration_error": 0.0025}
     assert "Of the ensemble: test loss 0.0410 nats, calibration error 0.0025." in note(
-        RUN, TAGS, PARAMS, METRICS | known, ""
+        RUN, TAGS, params, METRICS | known, ""
     )
 
 
@@ -66,14 +66,14 @@ def test_runs_show_the_spread_of_accuracies_and_of_the_validation_loss_alone() -
     several |= {"members": 3, "epochs": 4, "dataset": "digits"}
     shown = {key for key in several if is_logged("train", key, several)}
     assert shown == {
-        *("accuracy", "validation_accuracy", "validation_loss", "loss", "members", "epochs"),
+        *("accuracy", "validation_accuracy", "validation_loss", "loss", "epochs"),
         *(f"validation_accuracy_{end}" for end in ("sd", "low", "high")),
         *("validation_loss_low", "validation_loss_high"),
     }
     evaluated = {"accuracy": 0.9, "accuracy_sd": 0.1, "accuracy_low": 0.8, "accuracy_high": 0.9, "loss": 1.0}
     evaluated |= {"loss_sd": 0.1, "ensemble_accuracy": 0.9, "ensemble_accuracy_low": 0.8, "members": 3}
     hidden = {key for key in evaluated if not is_logged("evaluate", key, evaluated)}
-    assert hidden == {"loss_sd"}
+    assert hidden == {"loss_sd", "members"}
 
 
 def test_runs_show_every_number_of_a_single_network() -> None:

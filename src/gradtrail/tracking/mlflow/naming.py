@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.in_force import in_force
-from gradtrail.stages.common.overrides import SEED
+from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.tags import shown, stage_params
@@ -53,7 +53,7 @@ _HEADLINES = {  # stage → what its training's run shows of it; of a stage that
     ),
     "report": (),
 }
-_ONLY_IN_FILES = {"planned_steps", "dataset", "dataset_digest"}  # of what a metrics file has
+_ONLY_IN_FILES = {"planned_steps", "members", "dataset", "dataset_digest"}  # of what a metrics file has
 _OF_ONE_MEMBER = {  # whose means over members say little
     *("best_epoch", "best_validation_accuracy", "num_mistakes", "skipped_steps", "loss_scale"),
 }
@@ -211,7 +211,7 @@ def note(
         metrics: of the run; for a training with the headline metrics of the runs below it.
         summary: of the gradients, as the stage wrote it or as `summary_in` finds it; empty for none.
     """
-    parts = [_result(metrics), _training(metrics)] if tags["stage"] == "train" else []
+    parts = [_result(params, metrics), _training(metrics)] if tags["stage"] == "train" else []
     parts += [_precision(params, metrics), _figure(run_id, tags), _demoted(summary), _lineage(run_id, tags)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -222,16 +222,16 @@ def summary_in(text: str) -> str:
     return (marker + rest.partition(_LINEAGE)[0]).strip()
 
 
-def _result(metrics: Mapping[str, float]) -> str:
+def _result(params: Mapping[str, str], metrics: Mapping[str, float]) -> str:
     if "eval/accuracy" not in metrics:
         return "Not evaluated yet: run `dvc repro`."
     interval = ""
     if "eval/accuracy_low" in metrics and "eval/accuracy_high" in metrics:
         interval = f"95 % interval: {metrics['eval/accuracy_low']:.2%} to {metrics['eval/accuracy_high']:.2%}"
-    if "eval/ensemble_accuracy" in metrics and "train/members" in metrics:
+    if "eval/ensemble_accuracy" in metrics:
         return (
-            f"**Mean over {metrics['train/members']:.0f} seeds: {metrics['eval/accuracy']:.2%} of the test images are "
-            f"classified correctly** ({interval}, sd {metrics.get('eval/accuracy_sd', 0):.2%}); by their ensemble "
+            f"**Mean over {params.get(MEMBERS, 'several')} seeds: {metrics['eval/accuracy']:.2%} of the test images "
+            f"are classified correctly** ({interval}, sd {metrics.get('eval/accuracy_sd', 0):.2%}); by their ensemble "
             f"**{metrics['eval/ensemble_accuracy']:.2%}**."
         )
     said = f" ({interval})" if interval else ""
