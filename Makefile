@@ -78,7 +78,7 @@ results: env ## the results of the recipes that were run, as a Markdown table
 compare: env ## compare ways of training over seeds: NAME=precision, SEEDS=0,1,2, JOBS=1; without NAME list the comparisons
 	@$(BIN)/gradtrail compare $(NAME) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
 
-bench: env ## what everything costs, beside its peers; a table and a JSON file each, in half an hour
+bench: env ## what everything costs, beside its peers; a table and a JSON file each, in about two hours
 	@$(BIN)/python -m benchmarks.pipeline
 	@$(BIN)/python -m benchmarks.training
 	@$(BIN)/python -m benchmarks.per_example_gradients

@@ -1,6 +1,6 @@
 """Whether looking for wrong labels helps: planted ones are corrected in the order of their suspicion, and trained on.
 
-    python -m benchmarks.corrections [--seeds 2] [--quick]
+    python -m benchmarks.corrections [--seeds 5] [--quick]
 
 Of the training labels in `data/processed`, 10 % are made wrong (`audit.noise_rate`), uniformly and as networks confuse
 them. Somebody who always knows the right label, an oracle in the place of a person, looks at as many labels as there
@@ -12,6 +12,7 @@ trained on what became of the labels. Recovered: the share of the test accuracy 
 import argparse
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,9 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.audit.tables import choose_score, detection_table
 from gradtrail.stages.common import dataset
+from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.progress import progress_bar
 
 SHARES = {"audit": (0.5, 0.9, 1.0, 1.05, 1.15, 1.3), "single score": (1.0, 1.15, 1.3), "random": (1.0, 1.3)}
@@ -51,7 +54,7 @@ def recovered(
             labels[looked] = true[looked]
             accuracy = accuracy_of(labels)
             found = float(is_wrong[looked].sum() / is_wrong.sum())
-            back = (accuracy - noisy) / (clean - noisy)
+            back = (accuracy - noisy) / (clean - noisy) if clean > noisy else math.nan
             rows.append({"order": name, "looked": share, "found": found, "accuracy": accuracy, "recovered": back})
     rows.append({"order": "all correct", "looked": 0, "found": 1.0, "accuracy": clean, "recovered": 1.0})
     return rows
@@ -59,6 +62,7 @@ def recovered(
 
 def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     """Return the rows of `recovered` for each kind of noise."""
+    set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     info = dataset.read_info(Path("data/processed"))
     splits = dataset.read_splits(Path("data/processed"), info)
     train = splits["train"]
@@ -113,7 +117,7 @@ def needed(rows: Sequence[dict], order: str) -> float | None:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of the audit")
     options = parser.parse_args()
     found = run(options.seeds, options.quick)

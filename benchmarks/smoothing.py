@@ -25,7 +25,9 @@ from gradtrail.core.evaluate.calibration import cross_entropy, fit_temperature, 
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.sweep.stats import paired_difference
 from gradtrail.stages.common import dataset
+from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.progress import progress_bar
 
 SMOOTHINGS = (0.1, 0.05, 0.0)
@@ -49,6 +51,7 @@ def calibrated_loss(probabilities: np.ndarray, split: Split) -> float:
 
 def run(seeds: int, noisy_seeds: int) -> dict[str, dict[str, list[float]]]:
     """Return smoothing → column → value of each seed."""
+    set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     info = dataset.read_info(Path("data/processed"))
     train, validation = (dataset.read_split(Path(f"data/processed/{name}.npz"), info) for name in dataset.SPLITS[:2])
     noisy = plant(train.labels, draw_uniform(train.labels, info.num_classes, seed=0), NOISE, seed=1)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
@@ -27,6 +28,7 @@ from gradtrail.stages.train import figures, members, tables
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
 from gradtrail.support.memory import require_memory
+from gradtrail.tracking.gc.files import forget_old_members
 from gradtrail.tracking.lineage.state import lock_of
 from gradtrail.tracking.mlflow.compile_report import compiling
 from gradtrail.tracking.mlflow.run import TrackedRun, tracked
@@ -36,12 +38,17 @@ from gradtrail.tracking.mlflow.training_log import TrainingLog
 @contextlib.contextmanager
 def member_checkpoints(run: TrackedRun, seeds: MemberSeeds, *, several: bool) -> Iterator[ResumeFolder]:
     """Yield the checkpoints of a member; of one of several they stay, for trainings with other members."""
-    state = run.stage.member_state(dataclasses.asdict(seeds))
-    with lock_of(run.stage.name, state) if several else contextlib.nullcontext():
-        checkpoints = resume_folder(state, run.stage.runtime, clock=time.monotonic)
+    stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds))
+    with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
+        checkpoints = resume_folder(state, stage.runtime, clock=time.monotonic, user=stage.state)
+        is_of_several = several or checkpoints.is_complete
         yield checkpoints
-        if not several:
-            run.at_end(checkpoints.remove)
+        run.at_end(forget_old_members if is_of_several else checkpoints.remove)
+
+
+def _scratch(run: TrackedRun) -> AbstractContextManager[Path]:
+    """Return a folder of this state's own, as no two processes make a state at once."""
+    return scratch_folder(run.stage.folder, f"{run.stage.name}-{run.stage.state[:16]}")
 
 
 def main(stage: Stage) -> None:
@@ -52,7 +59,7 @@ def main(stage: Stage) -> None:
 
     set_cpu_devices(config.shards)
 
-    with tracked(stage) as run, compiling(run) as compiler, scratch_folder(stage.folder, stage.name) as scratch:
+    with tracked(stage) as run, compiling(run) as compiler, _scratch(run) as scratch:
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
         program = loop.make_program(config, model, len(train), jax.local_devices())
         engine = loop.compile_engine(program, compiler=compiler)

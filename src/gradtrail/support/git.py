@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from gradtrail.support.errors import UserError
 
+_TIMEOUT_SECONDS = 30
 _NO_REPOSITORY = b"not a git repository"
 
 
@@ -35,9 +36,13 @@ def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None
     """
     env = {**os.environ, "LC_ALL": "C", **(env or {})}
     try:
-        result = subprocess.run(["git", *arguments], input=stdin, capture_output=True, check=False, env=env)
+        result = subprocess.run(
+            ["git", *arguments], input=stdin, capture_output=True, check=False, env=env, timeout=_TIMEOUT_SECONDS
+        )
     except FileNotFoundError:
         return b""
+    except subprocess.TimeoutExpired:
+        raise GitError(f"`git {' '.join(arguments[:2])}` did not answer within {_TIMEOUT_SECONDS} s") from None
     if result.returncode == 0:
         return result.stdout
     if not result.stderr or _NO_REPOSITORY in result.stderr:

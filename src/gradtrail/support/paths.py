@@ -10,6 +10,8 @@ from pathlib import Path
 import gradtrail
 from gradtrail.support.errors import UserError
 
+# Files in a folder of checkpoints: its training is complete; key of the state that was made last with it
+COMPLETE, USER = "complete", "user"
 SQLITE = "sqlite:///"  # prefix of the address of a store that is a file, not a server
 
 

@@ -103,7 +103,7 @@ def test_who_has_not_the_link_is_refused(tmp_path: Path, link: str) -> None:
 def test_the_link_leads_to_the_page_and_leaves_the_token_in_a_cookie_that_no_script_reads(client: FlaskClient) -> None:
     answer = client.get("/?token=secret", follow_redirects=False)
     assert (answer.status_code, answer.headers["Location"]) == (303, "/")
-    assert re.fullmatch(r"review-\w{8}=secret; HttpOnly; Path=/; SameSite=Lax", answer.headers["Set-Cookie"])
+    assert re.fullmatch(r"review-\w{8}=secret; HttpOnly; Path=/; SameSite=Strict", answer.headers["Set-Cookie"])
 
 
 @pytest.mark.parametrize(

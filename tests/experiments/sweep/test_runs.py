@@ -1,5 +1,6 @@
 """Which MLflow runs count as a run of a comparison: those where DVC would find nothing to do, and no others."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -148,6 +149,17 @@ def test_members_of_a_training_are_runs_of_their_seeds() -> None:
     }
     store.run(0.95, train__seed=1)
     assert completed(store)[PlannedRun("low", 1)].accuracy == 0.95, "one that was trained by itself counts first"
+
+
+def test_members_do_not_count_where_they_share_random_numbers_or_times_matter() -> None:
+    store = Store()
+    store.run(0.9, train__members=2)
+    timed = dataclasses.replace(RATES, timed=True)
+    assert completed(store, RATES) != {} == completed(store, timed)
+    params = {**PARAMS, "train": {**PARAMS["train"], "vary": ["order"]}}
+    write_params(params)
+    store.run(0.8, train__members=2)
+    assert completed(store, RATES) == {}
 
 
 def test_runs_are_found_by_their_params() -> None:

@@ -10,6 +10,7 @@ import jax
 import pytest
 from factories import ROOT
 
+from gradtrail.core.data.preprocessing import PreprocessConfig
 from gradtrail.core.nn.models import Model, ModelKind
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import TrainConfig
@@ -100,6 +101,14 @@ def test_one_override_of_the_repositorys_params_switches_each_kind(key: str, kin
     config = validate(changed(key, kind), TrainConfig, "train")
     program = make_program(config, Model(config.model_config((28, 28), 10)), 300, jax.devices())
     assert abstract_state(program).params
+
+
+def test_corrections_are_on_off_or_of_the_test_split() -> None:
+    section = read_yaml(ROOT / "params.yaml")["preprocess"]
+    for value in (False, True, "test"):
+        assert validate(section | {"corrections": value}, PreprocessConfig, "preprocess").corrections == value
+    with pytest.raises(UserError, match=r"^preprocess\.corrections: .*False, True or 'test', got 'tset'"):
+        validate(section | {"corrections": "tset"}, PreprocessConfig, "preprocess")
 
 
 @pytest.mark.parametrize("key", ["epochs", "mlp.hidden", "adamw.b2"])

@@ -93,6 +93,13 @@ def test_what_is_not_varied_is_that_of_the_seed() -> None:
     ]
 
 
+def test_what_is_varied_must_be_random() -> None:
+    with pytest.raises(ValueError, match=r"initialization or order, got \['dropout'\]: all members would be the same"):
+        train_config(members=2, vary=("dropout",))
+    assert train_config(members=2, vary=("order", "dropout")).members == 2
+    assert dataclasses.replace(CONFIG, members=2, vary=("dropout",)).members == 2
+
+
 @pytest.mark.parametrize(("vary", "differ"), [("initialization", {0, 2}), ("order", {2}), ("dropout", {2})])
 def test_each_purpose_has_its_own_seed(vary: Any, differ: set[int], tmp_path: Path) -> None:
     """With another seed for one purpose the initial weights stay, or the order, or else only the result differs."""
@@ -160,8 +167,8 @@ def test_more_members_than_the_disk_holds_are_refused_with_how_many_would_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1_000_000))
-    each = 4 * 4 * 1000 + 32 * 10  # four files of 1,000 parameters, and ten examples
-    fitting = (1_000_000 - 10 * 4 * 1000) // each
+    each = (4 + 10) * 4 * 1000 + 32 * 10  # four files of 1,000 parameters, ten copies in a checkpoint, ten examples
+    fitting = 1_000_000 // each
     members.require_space(tmp_path, dataclasses.replace(CONFIG, members=fitting), 1000, 10)
     members.require_space(tmp_path, dataclasses.replace(CONFIG, members=1), 10**9, 10)
     with pytest.raises(

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from gradtrail.support.paths import COMPLETE, USER
 from gradtrail.tracking.gc.files import (
     Garbage,
     checkpoints,
+    forget_old_members,
     leftover_outs,
     open_checkpoints,
     size_of,
@@ -61,6 +63,31 @@ def test_checkpoints_of_complete_trainings_are_removed_and_others_after_a_month(
     assert not made.exists()
     assert not old.exists()
     assert not list(Path(".gradtrail/locks").iterdir())
+
+
+def test_complete_members_stay_and_keep_the_run_that_they_are_for() -> None:
+    """Whatever else is recorded: they are for trainings with other members, one of which was stopped."""
+    folder = checkpoint(MADE)
+    (folder / COMPLETE).touch()
+    (folder / USER).write_text(LEFT)
+    assert list(checkpoints({MADE})) == []
+    assert open_checkpoints({MADE}) == {MADE[:32], LEFT[:32]}
+    then = time.time() - 31 * 86_400
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (then, then))
+    (found,) = checkpoints({MADE})
+    assert found.why == "a member that was not used for 31 days"
+
+
+def test_of_complete_members_those_used_last_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradtrail.tracking.gc.files.MOST_MEMBERS", 2)
+    folders = [checkpoint(digit * 64) for digit in "12345"]
+    for age, folder in enumerate(folders[:4]):
+        (folder / COMPLETE).touch()
+        os.utime(folder / COMPLETE, (age + 1.0, age + 1.0))
+    with FileLock(put(f".gradtrail/locks/train-{'2' * 32}.lock")):
+        forget_old_members()
+    assert [folder.exists() for folder in folders] == [False, True, True, True, True], "in use, new, and not complete"
 
 
 def test_a_checkpoint_in_use_is_kept() -> None:

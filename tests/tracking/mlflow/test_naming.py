@@ -128,7 +128,8 @@ def test_descriptions_say_that_a_precision_does_not_pay(stage: str) -> None:
     assert SLOWER in note(RUN, TAGS | {"stage": stage}, PARAMS, METRICS | measured, "")
     assert "slower" not in note(RUN, TAGS | {"stage": stage}, PARAMS, METRICS, "")
     assert "slower" not in note(RUN, TAGS | {"stage": stage}, {}, METRICS | measured, ""), "of an older version"
-    assert all(is_headline(name, "profile") for name in measured)
+    assert all(is_headline(name, "profile") and is_headline(name, "profile", "bfloat16") for name in measured)
+    assert not any(is_headline(name, "profile", "float16") for name in measured), "40 metrics are enough"
 
 
 @pytest.mark.parametrize("stage", ["train", "gradients"])

@@ -87,7 +87,7 @@ class PreprocessConfig:
     validation_fraction: float
     subset_fraction: float
     label_noise: float
-    corrections: bool | Literal["test"]
+    corrections: Literal[False, True, "test"]
 
     def __post_init__(self) -> None:
         check_fields(

@@ -122,7 +122,7 @@ class TrainConfig:
         check_fields(
             self,
             seed=SEED,
-            members={**AT_LEAST_ONE, "at_most": 1000},
+            members={**AT_LEAST_ONE, "at_most": 256},
             epochs={"at_least": 1, "at_most": 100_000},  # JAX counts the steps in int32
             batch_size=AT_LEAST_ONE,
             accumulation_steps=AT_LEAST_ONE,
@@ -137,6 +137,11 @@ class TrainConfig:
             raise ValueError(f"members must be at most {most:,} with seed {self.seed:,}, got {self.members:,}")
         if not self.vary or len({*self.vary}) < len(self.vary):
             raise ValueError(f"vary must name at least one of {', '.join(VARIED)}, each once, got {[*self.vary]}")
+        if self.members > 1 and not self._random.intersection(self.vary):
+            raise ValueError(
+                f"vary must name something that is random, {' or '.join(sorted(self._random))}, "
+                f"got {[*self.vary]}: all members would be the same"
+            )
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"accumulation_steps must divide batch_size {self.batch_size}, got {self.accumulation_steps}"
@@ -178,6 +183,14 @@ class TrainConfig:
     def scales_loss(self) -> bool:
         """Whether the loss is scaled, so that small cotangents do not underflow."""
         return self.precision == "float16"
+
+    @property
+    def _random(self) -> set[Varied]:
+        """What draws random numbers under these params."""
+        found: set[Varied] = {"initialization", "order"}
+        found |= {"augmentation"} if self.augmentation.enabled else set()
+        dropout = {"mlp": self.mlp.dropout, "cnn": self.cnn.dropout}.get(self.model, 0.0)
+        return found | ({"dropout"} if dropout else set())
 
     def _rule(self) -> RuleConfig:
         rules: dict[OptimizerKind, RuleConfig] = {

@@ -79,7 +79,7 @@ def make_app(review: Review, token: str) -> Flask:
     def refuse_other_people() -> Response | tuple[Response, int] | None:
         if request.path == "/" and _are_equal(request.args.get("token", ""), token):
             answer = Response(status=303, headers={"Location": "/"})
-            answer.set_cookie(cookie, token, httponly=True, samesite="Lax")
+            answer.set_cookie(cookie, token, httponly=True, samesite="Strict")
             return answer
         if not _are_equal(request.cookies.get(cookie, ""), token):
             return jsonify(error="open the link that `gradtrail review` printed"), 403

@@ -144,9 +144,11 @@ def _by_seed(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, s
     from gradtrail.tracking.mlflow.links import PARENT
 
     if MEMBERS not in train.data.params or train.data.params[MEMBERS] == "1":
-        yield in_force(train.data.params), train.data.metrics
+        yield in_force({**train.data.params, MEMBERS: "1"}), train.data.metrics
     if seeds := seeds_trained(train):
-        children = f"tags.stage = 'evaluate' and tags.`{PARENT}` = '{train.info.run_id}'"
+        children = (
+            f"attributes.status = 'FINISHED' and tags.stage = 'evaluate' and tags.`{PARENT}` = '{train.info.run_id}'"
+        )
         for evaluation in client.search_runs([train.info.experiment_id], children, max_results=1):
             for seed, metrics in read_table(client, evaluation).items():
                 params = {key: value for key, value in train.data.params.items() if key != VARY}

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlflow.entities import Run
 
-from gradtrail.experiments.sweep.members import ReadTable, seeds_trained
+from gradtrail.experiments.sweep.members import ReadTable, seeds_trained, varies_all
 from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, Training, params_of
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.overrides import PARAMS
@@ -76,7 +76,8 @@ class RunFinder:
     def find(self, planned: Iterable[PlannedRun], comparison: Comparison) -> list[CompletedRun]:
         """Return the planned runs that are complete, in their order; of those trained by themselves, the newest."""
         planned = list(planned)
-        several = {seeds for run in self._find({"stage": TRAIN}, finished=True) if (seeds := seeds_trained(run))}
+        trainings = [] if comparison.timed else self._find({"stage": TRAIN}, finished=True)  # whose times are shared
+        several = {seeds for run in trainings if varies_all(self._params) and (seeds := seeds_trained(run))}
         trained = [range(run.seed, run.seed + 1) for run in planned] + sorted(
             several, key=lambda seeds: (len(seeds), seeds.start)
         )

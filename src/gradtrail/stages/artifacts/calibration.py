@@ -56,12 +56,13 @@ def read_temperature(weights: Sequence[Path], results: Path) -> float | None:
     path = results / _FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        fitted = sorted(member["weights_digest"] for member in content["members"])
         of_each = {member["weights_digest"]: float(member["temperature"]) for member in content["members"]}
         pooled = float(content["temperature"])
         if not all(LOWEST <= temperature <= HIGHEST for temperature in (pooled, *of_each.values())):
             raise ValueError(f"temperatures {[pooled, *of_each.values()]}"[:100])
         given = [digest(each) for each in weights]
-        if sorted(given) == sorted(of_each):
+        if sorted(given) == fitted:
             return pooled
         return of_each.get(given[0]) if len(given) == 1 else None
     except FileNotFoundError:

@@ -97,9 +97,9 @@ def spread(values: Sequence[float]) -> Spread:
 def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return metrics of a training from those of its members: of a single one, its own.
 
-    Of several, what is equal in all stays as it is, and of every other number there are the mean and, with the suffixes
-    `_sd`, `_low` and `_high`, the rest of its `Spread`. Intervals of single members are left out, and so are metrics
-    that a member lacks.
+    Of several, texts and whole numbers that are equal in all stay as they are, and of every other number there are the
+    mean and, with the suffixes `_sd`, `_low` and `_high`, the rest of its `Spread`. Intervals of single members are
+    left out, and so are metrics that a member lacks.
     """
     if len(metrics) == 1:
         return dict(metrics[0])

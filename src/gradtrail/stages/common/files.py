@@ -58,17 +58,20 @@ def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Pat
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Yield an empty folder on the same disk as the outs under `folder`, which is removed in the end.
 
-    One that a killed process of this name left is removed; another process that uses it is waited for.
+    One that a killed process of this name left is removed. No two processes may use a name at once; the lock tells
+    `gradtrail gc` that one does.
     """
     path = folder / ".outs" / f"{name}.scratch"
     path.parent.mkdir(exist_ok=True)
-    with FileLock(path.with_suffix(".scratch.lock")):
+    lock = path.with_suffix(".scratch.lock")
+    with FileLock(lock):
         _remove(path)
         path.mkdir()
         try:
             yield path
         finally:
             _remove(path)
+            lock.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The package versions that the bytes of results depend on: `versions.yaml`, a DVC param of stages that use them."""
+"""The versions of JAX, NumPy and what writes PNG and parquet: `versions.yaml`, a DVC param of stages that use them."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -9,7 +9,7 @@ from gradtrail.support.errors import UserError
 
 PATH = Path("versions.yaml")
 _HEADER = (
-    "# The packages that the bytes of results depend on, as requirements.lock has them: a DVC param of each stage\n"
+    "# JAX, NumPy, and what writes PNG and parquet files, as requirements.lock has them: a DVC param of each stage\n"
     "# that uses them, so that an upgrade re-runs it. `gradtrail versions` writes what is installed.\n"
 )
 

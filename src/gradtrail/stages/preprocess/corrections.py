@@ -137,7 +137,7 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
             raise UserError(f"{path}: {row}: old is {row.old}, but the label is {found}; planted noise counts")
 
 
-def read_applied(path: Path, which: bool | Literal["test"]) -> list[Correction]:
+def read_applied(path: Path, which: Literal[False, True, "test"]) -> list[Correction]:
     """Read the corrections that `preprocess.corrections` names: all, those of the test split, or none."""
     return [row for row in read_corrections(path) if which is True or row.split == which] if which else []
 

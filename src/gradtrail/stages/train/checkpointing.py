@@ -29,10 +29,9 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import one_line
-from gradtrail.support.paths import private_folder
+from gradtrail.support.paths import COMPLETE, USER, private_folder
 
 _KEPT = 2  # checkpoints: the last one, and the one before in case the last is damaged
-_MOST_FOLDERS = 64  # of trainings that are complete or were interrupted; a folder takes some ten MB
 _SPARE_BYTES = 2**20  # for what describes the arrays
 
 
@@ -60,10 +59,12 @@ class ResumeFolder:
         folder: of these checkpoints alone; None to write none. Its name is part of their seals.
         every_seconds: from one checkpoint to the next.
         clock: returns seconds.
+        user: key of the state that is made, where it is another one: a training with this member.
     """
 
-    def __init__(self, folder: Path | None, every_seconds: float, clock: Callable[[], float]):
+    def __init__(self, folder: Path | None, every_seconds: float, clock: Callable[[], float], user: str = ""):
         self._folder = folder and folder.resolve()
+        self._user = user
         self._every_seconds = every_seconds
         self._clock = clock
         self._last = clock()
@@ -84,6 +85,8 @@ class ResumeFolder:
         path = self._last_valid()
         if path is None:
             return None
+        if self.is_complete:
+            (path.parent / COMPLETE).touch()  # the ones that were used last are kept
         step = int(path.name.removeprefix("step_"))
         expected = {"state": state_on_host(state), "history": None}
         if step % len(records.loss):  # else no epoch was under way
@@ -114,13 +117,21 @@ class ResumeFolder:
             self._start(chunk, history, seconds)
             self._finish()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the training is complete, and its last checkpoint is kept."""
+        return self._folder is not None and (self._folder / COMPLETE).is_file()
+
     def keep(self, chunk: Chunk, history: History, seconds: float) -> None:
-        """Write the last checkpoint of a complete training, which stays until there are many newer folders."""
+        """Write the last checkpoint of a complete training, which stays, and remove the others."""
         self.save(chunk, history, seconds)
         self._close()
-        if self._folder is not None:
-            folders = [path for path in self._folder.parent.iterdir() if path.is_dir()]
-            _remove(*sorted(folders, key=lambda path: path.stat().st_mtime)[:-_MOST_FOLDERS])
+        with self._fault_as_warning():
+            if self._folder is not None and _seal(self._folder / _name(chunk.step)).is_file():
+                others = {*self._folder.glob(_name("?" * 9))} - {self._folder / _name(chunk.step)}
+                _remove(*others)
+                self._remove_lone_seals()
+                (self._folder / COMPLETE).touch()
 
     def remove(self) -> None:
         """Remove all checkpoints: the training is complete."""
@@ -134,6 +145,8 @@ class ResumeFolder:
         self._last = self._clock()
         self._checkpointer = self._checkpointer or _open(self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
+        if self._user:
+            (self._folder / USER).write_text(self._user)
         # All are copies, since the next step reuses the memory. Orbax stores no empty array.
         so_far = history.as_arrays() | {"seconds": np.array(seconds)}
         parts: dict[str, Any] = {"state": state_on_host(chunk.state)}
@@ -212,17 +225,17 @@ class ResumeFolder:
         return f"{path.parent.name} {path.name} {digest(path)}\n"
 
 
-def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], float]) -> ResumeFolder:
+def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], float], user: str = "") -> ResumeFolder:
     """Return the checkpoints of the state with this key; none under a debug switch.
 
-    Devices of another kind or number sum in another order and give other bits, so each has its own folder. Those of
-    complete trainings, which are kept for trainings with other members, are removed when there are many.
+    Devices of another kind or number sum in another order and give other bits, so each has its own folder. `user` is
+    the key of the state that is made, which may have several members.
     """
     devices = jax.local_devices()
     name = f"{state[:32]}-{devices[0].platform}{len(devices)}"
     debugging = runtime.debug_nans or runtime.disable_jit
     folder = None if debugging else private_folder() / "resume" / name
-    return ResumeFolder(folder, runtime.checkpoint_seconds, clock)
+    return ResumeFolder(folder, runtime.checkpoint_seconds, clock, "" if user == state else user)
 
 
 def import_orbax() -> Any:

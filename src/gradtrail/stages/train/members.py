@@ -71,9 +71,8 @@ def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_e
         UserError: how many would fit; one line.
     """
     kept = 2 + sum(epoch <= config.epochs for epoch in config.keep_epochs)
-    checkpoint = _STATE_COPIES * 4 * num_parameters
-    each = kept * 4 * num_parameters + _EXAMPLE_BYTES * num_examples
-    free = shutil.disk_usage(scratch).free - checkpoint
+    each = (_STATE_COPIES + kept) * 4 * num_parameters + _EXAMPLE_BYTES * num_examples
+    free = shutil.disk_usage(scratch).free
     if config.members > 1 and config.members * each > free:
         raise UserError(
             f"train.members: {config.members:,} members take about {config.members * each / 1e9:,.1f} GB, and "
@@ -99,6 +98,7 @@ def write_each(
     for seed, done in results:
         first = first or done
         written[seed] = _write_member(scratch / str(seed), done, model, config, dataset, example_id)
+        del done
     if first is None:
         raise ValueError("a training has at least one member")
     return first, written

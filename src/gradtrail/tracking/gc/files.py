@@ -1,7 +1,8 @@
 """What `gradtrail gc` may remove beside runs: checkpoints, leftovers of killed stages, stale caches and lock files.
 
-A checkpoint is useless once its training is complete. That of a training that was stopped is kept, with its run, for 30
-days, as nothing else has that work. Files that a process works on are under a lock, and are left alone.
+A checkpoint is useless once its training is complete, unless it is kept for trainings with other members. That of a
+training that was stopped is kept, with its run, for 30 days, as nothing else has that work. Files that a process works
+on are under a lock, and are left alone.
 """
 
 import contextlib
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from gradtrail.support.paths import private_folder, working_folder
+from gradtrail.support.paths import COMPLETE, USER, private_folder, working_folder
 from gradtrail.tracking.lineage.snapshots import stale_cache_files
 
+MOST_MEMBERS = 64  # checkpoints of complete members, which trainings with other members take up
 KEPT_DAYS = 30  # how long a checkpoint is kept from which a training could resume
 PREFIX = 32  # digits of a state's key in names of files
 
@@ -53,7 +55,8 @@ def open_checkpoints(complete: Collection[str]) -> set[str]:
         complete: keys of complete states.
     """
     made = _prefixes(complete)
-    return {_state_of(folder) for folder in _checkpoint_folders() if not _reason(folder, made)}
+    folders = [folder for folder in _checkpoint_folders() if not _reason(folder, made)]
+    return {state for folder in folders for state in (_state_of(folder), _user_of(folder)) if state}
 
 
 def checkpoints(complete: Collection[str]) -> Iterator[Garbage]:
@@ -69,6 +72,14 @@ def checkpoints(complete: Collection[str]) -> Iterator[Garbage]:
                 size_bytes=size_of(folder),
                 remove=functools.partial(_remove_under, lock, folder),
             )
+
+
+def forget_old_members() -> None:
+    """Remove the checkpoints of complete members but for those that were used last, and those that are in use."""
+    folders = [folder for folder in _checkpoint_folders() if (folder / COMPLETE).is_file()]
+    for folder in sorted(folders, key=lambda folder: _time_of(folder / COMPLETE), reverse=True)[MOST_MEMBERS:]:
+        with contextlib.suppress(OSError):
+            _remove_under(_locks() / f"train-{_state_of(folder)}.lock", folder)
 
 
 def leftover_outs() -> Iterator[Garbage]:
@@ -121,11 +132,14 @@ def unused_locks(states: Collection[str]) -> Iterator[Garbage]:
 
 def _reason(folder: Path, complete: set[str]) -> str:
     """Return why a folder of checkpoints can be removed; empty where it is to be kept."""
-    if _state_of(folder) in complete:
+    is_kept = (folder / COMPLETE).is_file()
+    if _state_of(folder) in complete and not is_kept:
         return "its training is complete"
     last = max((path.stat().st_mtime for path in [folder, *folder.iterdir()]), default=0.0)
     days = (time.time() - last) / 86_400
-    return f"stopped {days:.0f} days ago" if days > KEPT_DAYS else ""
+    if days <= KEPT_DAYS:
+        return ""
+    return f"a member that was not used for {days:.0f} days" if is_kept else f"stopped {days:.0f} days ago"
 
 
 def _checkpoint_folders() -> list[Path]:
@@ -134,6 +148,20 @@ def _checkpoint_folders() -> list[Path]:
 
 def _state_of(folder: Path) -> str:
     return folder.name.partition("-")[0]
+
+
+def _user_of(folder: Path) -> str:
+    """Return the first digits of the state that was made last from a folder of checkpoints; empty if unknown."""
+    try:
+        return (folder / USER).read_text(encoding="utf-8")[:PREFIX]
+    except (OSError, ValueError):
+        return ""
+
+
+def _time_of(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _prefixes(states: Collection[str]) -> set[str]:

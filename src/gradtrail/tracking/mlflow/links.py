@@ -37,9 +37,10 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     stage = child.data.tags["stage"]
     last = max((metric.timestamp for metric in train.data.to_proto().metrics), default=0)
     now = max(int(time.time() * 1000), last + 1)  # of two values at a step MLflow shows the later, whatever the clock
-    chosen = {name: value for name, value in child.data.metrics.items() if is_headline(name, stage)}
+    precision = train.data.params.get("train.precision", "float32")
+    chosen = {name: value for name, value in child.data.metrics.items() if is_headline(name, stage, precision)}
     new = {name: value for name, value in chosen.items() if train.data.metrics.get(name) != value}
-    model = link_evaluation(client, child, train) if new and stage == "evaluate" else None
+    model = link_evaluation(client, child, train) if stage == "evaluate" else None
     about = {"model_id": model.model_id, "run_id": train.info.run_id} | _dataset(child) if model else {}
     metrics = [Metric(name, value, now, 0, **about) for name, value in new.items()]
     described = child.data.tags if stage == "gradients" else train.data.tags

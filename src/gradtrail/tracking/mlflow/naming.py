@@ -191,10 +191,12 @@ def is_hidden_spread(stage: str, key: str, means: Container[str]) -> bool:
     return end in ("sd", "low", "high") and mean in means and metric_name(stage, key) not in _SHOWN_SPREADS
 
 
-def is_headline(name: str, stage: str) -> bool:
-    """Whether a metric of a stage is copied to its training's run."""
+def is_headline(name: str, stage: str, precision: str = _REFERENCE) -> bool:
+    """Whether a metric of a stage is copied to its training's run; `precision` is that of the training."""
     key = name.removeprefix(metric_name(stage, ""))
     if name == key or "/" in key or key.startswith("compile_"):
+        return False
+    if _OVER in key and precision not in (_REFERENCE, key.partition(_OVER)[0]):
         return False
     return stage not in _HEADLINES or key in _HEADLINES[stage]
 

@@ -27,7 +27,10 @@ _FINAL = "models/final.safetensors"
 _OF_MEMBERS = "models/members"  # whose digest it is where there are several: the final weights are then of the first
 _OUTPUT, _INPUT = "output/", "input/"  # prefixes of the tags in their place in runs of the version before
 WEIGHTS_TAGS = (WEIGHTS, f"{_OUTPUT}{_FINAL}", f"{_INPUT}{_FINAL}")  # where a run may name the final weights
-_CHANGED_BY_STAGES = (":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)costs", ":(exclude)machines.yaml")
+_CHANGED_BY_STAGES = (  # and by benchmarks
+    *(":(exclude)dvc.lock", ":(exclude)metrics", ":(exclude)costs", ":(exclude)machines.yaml"),
+    ":(exclude)benchmarks/results",
+)
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
 _MAX_DIFF_BYTES = 2**24
 _MAX_UNTRACKED_BYTES = 2**17  # of a file; larger ones are rather data than code

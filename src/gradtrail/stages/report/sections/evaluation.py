@@ -18,7 +18,7 @@ def evaluation_section(sources: Sources) -> Section:
         id="evaluation",
         title="Evaluation",
         text=(
-            _how_good(sources) if num_members(sources) == 1 else how_good(sources),
+            _how_good(sources),
             _classes(sources, confusions),
             _calibration(sources),
         ),
