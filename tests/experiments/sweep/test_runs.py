@@ -162,6 +162,25 @@ def test_members_do_not_count_where_they_share_random_numbers_or_times_matter() 
     assert completed(store, RATES) == {}
 
 
+def test_a_stage_before_training_that_the_lock_has_needs_no_run(folder: Path) -> None:
+    """Code of `fetch` was edited and its outs are the same: its run of before stands for both, and DVC runs nothing."""
+    store = Store()
+    store.run(0.9)
+    entry, out = Identity("fetch").entry("fetch"), STAGES["fetch"][1]
+    store.runs = [run for run in store.runs if run.data.tags["stage"] != "fetch"]
+    assert completed(store) == {}
+    section = {
+        "cmd": entry.cmd,
+        "deps": [{"path": path, "md5": md5} for path, md5 in entry.deps.items()],
+        "params": entry.params,
+        "outs": [{"path": out, "md5": digest(Path(out))}],
+    }
+    YAML().dump({"schema": "2.0", "stages": {"fetch": section}}, folder / "dvc.lock")
+    assert list(completed(store)) == [PlannedRun("low", 0)]
+    (folder / "fetch.py").write_text("# another")
+    assert completed(store) == {}
+
+
 def test_runs_are_found_by_their_params() -> None:
     store = Store()
     assert completed(store) == {}

@@ -18,7 +18,15 @@ from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, Trai
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.common.pipeline_file import TRAIN, Entry, StageSpec, contains_path, values_of
+from gradtrail.stages.common.pipeline_file import (
+    TRAIN,
+    Entry,
+    StageSpec,
+    contains_path,
+    locked_entry,
+    read_locks,
+    values_of,
+)
 from gradtrail.tracking.lineage.dvc_cache import digest_within
 from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.state import Identity
@@ -108,12 +116,15 @@ class RunFinder:
         """Return a run of each stage with these params, each of which read what the ones before it wrote; None if none.
 
         The newest runs are preferred, and those that were not rebuilt. A state may have other outs on another kind of
-        machine, so where the stages that follow have no run of the newest outs, older ones are tried.
+        machine, so where the stages that follow have no run of the newest outs, older ones are tried. A stage before
+        training needs no run where `dvc.lock` has its state: a run of other code, with the same outs, may stand for it.
         """
         if not names:
             return {}
         entry = self._entry(self._stage.pipeline[names[0]], params, outs)
         found = self._find({"state": state_key(names[0], entry)}, finished=True) if entry else []
+        if entry and not found and (locked := self._locked_outs(names[0], entry)) is not None:
+            return self._chain(names[1:], params, {**outs, **locked})
         tried: list[dict[str, str]] = []
         for run in sorted(found, key=lambda run: REBUILT in run.data.tags):
             written = outputs(run.data.tags)
@@ -130,6 +141,12 @@ class RunFinder:
         known = {dep: md5 for dep, md5 in deps.items() if md5 is not None}
         return Entry(cmd=spec.cmd, params=values, deps=known) if len(known) == len(deps) else None
 
+    def _locked_outs(self, name: str, entry: Entry) -> dict[str, str] | None:
+        """Return the outs of a stage before training, out → digest, if `dvc.lock` has its state."""
+        if name in (TRAIN, STAGE) or name not in self._lock or locked_entry(self._lock[name]) != entry:
+            return None
+        return {out["path"]: out["md5"] for out in self._lock[name].get("outs", ())}
+
     def _dep(self, dep: str, outs: Mapping[str, str]) -> str | None:
         """Return the digest of a dep: of an upstream stage's out, or else (code) of the file as it is now."""
         for out, md5 in outs.items():
@@ -138,6 +155,10 @@ class RunFinder:
         if dep not in self._digests:
             self._digests[dep] = digest(Path(dep))
         return self._digests[dep]
+
+    @cached_property
+    def _lock(self) -> dict[str, Any]:
+        return read_locks(Path())
 
     @cached_property
     def _params(self) -> dict[str, Any]:
