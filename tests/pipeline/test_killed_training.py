@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from projects import Project, copy_project, stop
+from projects import Project, copy_project
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ QUICK = {
 # Runs the stage with a function of the project replaced by one that ends the process at one of its calls. The first
 # checkpoints are waited for, so that there is one to go on from, however short the training is.
 STAGE_WITH_A_KILL = """
-import importlib, os, signal, sys
+import importlib, os, sys
 from gradtrail.stages.train.checkpointing import ResumeFolder
 
 tick, waited = ResumeFolder.tick, []
@@ -49,17 +49,17 @@ def waiting(self, *now):
         self._checkpointer.wait()
 
 ResumeFolder.tick = waiting
-module, owner, name, call, first = sys.argv[1:]
+module, owner, name, call, first, number = sys.argv[1:]
 place = getattr(importlib.import_module(module), owner) if owner else importlib.import_module(module)
 real, calls = getattr(place, name), []
 
 def killing(*args, **kwargs):
     calls.append(args)
     if len(calls) == int(call) and first == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), int(number))
     result = real(*args, **kwargs)
     if len(calls) == int(call):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), int(number))
     return result
 
 setattr(place, name, killing)
@@ -83,12 +83,13 @@ class Training:
     project: Project
     expected: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def kill(self, *place: object) -> None:
-        """Run the stage until it comes to a place where it kills itself."""
-        command = (sys.executable, "-c", STAGE_WITH_A_KILL, *map(str, place))
+    def kill(self, *place: object, number: signal.Signals = signal.SIGKILL) -> str:
+        """Run the stage until it comes to a place where it sends itself a signal; return what it printed."""
+        command = (sys.executable, "-c", STAGE_WITH_A_KILL, *map(str, place), str(int(number)))
         process = self.project.start(*command, env={"PYTHONPATH": f"{self.project.folder / 'src'}"})
         output, _ = process.communicate(timeout=120)
-        assert process.returncode == -signal.SIGKILL, output
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), output
+        return output
 
     def finish(self) -> str:
         return self.project.run_stage("train")
@@ -134,10 +135,7 @@ def test_after_a_kill_the_bytes_are_the_same(place: str, training: Training) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_writes_a_checkpoint_and_says_how_to_go_on(number: signal.Signals, training: Training) -> None:
-    sealed = resume_folder(training.project).glob
-    process = training.project.start_stage("train")
-    output, _ = stop(process, number, when=lambda: any(sealed("*/step_*.digest")))
-    assert process.returncode == 128 + number
+    output = training.kill(f"{TRACKING}.training_log", "TrainingLog", "after_chunk", 150, "after", number=number)
     line = output.splitlines()[-1]
     assert line.startswith("train: stopped after step ")
     assert line.endswith("; `dvc repro` resumes from there")
