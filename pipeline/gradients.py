@@ -17,7 +17,6 @@ from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, members, summary, tables
 from gradtrail.support.memory import require_memory_for_model
@@ -35,7 +34,7 @@ def main(stage: Stage) -> None:
     model, about, trajectory = first.model, first.about, first.trajectory
     summary.warn_of_unknown_layers(model)
 
-    with tracked(stage) as run, compiling(run) as compiler, scratch_folder(stage.folder, stage.name) as scratch:
+    with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         passes = compile_passes(
             model,
             about.label_smoothing,

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
@@ -22,7 +21,6 @@ from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import set_cpu_devices
-from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train import figures, members, tables
 from gradtrail.stages.train import loop as training_runs
@@ -41,14 +39,10 @@ def member_checkpoints(run: TrackedRun, seeds: MemberSeeds, *, several: bool) ->
     stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds))
     with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
         checkpoints = resume_folder(state, stage.runtime, clock=time.monotonic, user=stage.state)
-        is_of_several = several or checkpoints.is_complete
+        is_kept = several or checkpoints.is_complete
         yield checkpoints
-        run.at_end(forget_old_members if is_of_several else checkpoints.remove)
-
-
-def _scratch(run: TrackedRun) -> AbstractContextManager[Path]:
-    """Return a folder of this state's own, as no two processes make a state at once."""
-    return scratch_folder(run.stage.folder, f"{run.stage.name}-{run.stage.state[:16]}")
+        if not is_kept:
+            run.at_end(checkpoints.remove)
 
 
 def main(stage: Stage) -> None:
@@ -59,7 +53,7 @@ def main(stage: Stage) -> None:
 
     set_cpu_devices(config.shards)
 
-    with tracked(stage) as run, compiling(run) as compiler, _scratch(run) as scratch:
+    with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
         program = loop.make_program(config, model, len(train), jax.local_devices())
         engine = loop.compile_engine(program, compiler=compiler)
@@ -94,6 +88,7 @@ def main(stage: Stage) -> None:
 
         run.outs()
         run.checkpoint(first.state, first.history.final.params)
+        run.at_end(forget_old_members)
 
 
 if __name__ == "__main__":

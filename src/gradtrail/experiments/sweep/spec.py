@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gradtrail.stages.artifacts.members import seeds_in_words
 from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, as_options, changed, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
@@ -61,8 +62,7 @@ class Training:
     seeds: range
 
     def __str__(self) -> str:
-        first, last = self.seeds[0], self.seeds[-1]
-        return f"{self.label}, seed {first}" if first == last else f"{self.label}, seeds {first} to {last}"
+        return f"{self.label}, {seeds_in_words(self.seeds)}"
 
     @property
     def runs(self) -> list[PlannedRun]:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.pipeline_file import (
     TRAIN,
@@ -97,6 +99,10 @@ class Identity(Stage):
         section = params[str(PARAMS)][TRAIN]
         params[str(PARAMS)][TRAIN] = {**section, "seed": seed, "members": 1, "vary": list(seeds)}
         return state_key(self.name, dataclasses.replace(entry, params=params))
+
+    def scratch(self) -> AbstractContextManager[Path]:
+        """Return a folder for unfinished outs, of this state's own: no two processes make a state at once."""
+        return scratch_folder(self.folder, f"{self.name}-{self.state[:16]}")
 
     @property
     def is_below_training(self) -> bool:

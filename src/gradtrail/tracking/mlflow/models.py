@@ -86,7 +86,9 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
         client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
     metrics = evaluation.data.metrics
     temperature = metrics.get("eval/ensemble_temperature", metrics.get("eval/temperature"))
-    if model and temperature is not None and TEMPERATURE not in model.tags:
+    if (
+        model and temperature is not None and _UNCALIBRATED in model.tags.get(NOTE, "")
+    ):  # older ones read no temperature
         _calibrate(client, model, temperature)
     return model
 
