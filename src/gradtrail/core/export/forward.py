@@ -1,0 +1,108 @@
+"""The forward pass with calibrated probabilities as a program that stands by itself: StableHLO, by `jax.export`.
+
+Its arguments are a dict of tensors, as safetensors reads one, and images; the weights are no part of it, so that
+networks of one architecture have one program, and its compilation is cached for all of them.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jaxtyping import Array, Float, UInt8
+
+from gradtrail.core.common.validation import check
+from gradtrail.core.nn.models import HostParams, Model, Params
+
+Platform = Literal["cpu", "cuda"]
+_SMALLEST = float(np.finfo(np.float32).tiny)  # a probability that underflowed to 0
+TEMPERATURE = "temperature"  # the name of its tensor, a scalar
+
+Tensors = Mapping[str, np.ndarray]
+Images = UInt8[Array, "batch height width"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """The section `export` of `params.yaml`.
+
+    Attributes:
+        name: of the model, in MLflow's registry and in a server's addresses.
+        batch_sizes: that a server compiles before it answers; ascending.
+    """
+
+    name: str
+    batch_sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for size in self.batch_sizes:
+            check("batch_sizes", size, at_least=1, at_most=65536)
+        if not self.batch_sizes or list(self.batch_sizes) != sorted({*self.batch_sizes}):
+            raise ValueError(f"batch_sizes: must be one or more sizes, ascending; got {list(self.batch_sizes)}")
+
+
+def tensors(members: Sequence[Params | HostParams], temperature: float) -> dict[str, np.ndarray]:
+    """Return the tensors that the program takes, float32.
+
+    Args:
+        members: the parameters of a network, or of each network of an ensemble.
+        temperature: that calibrates the probabilities.
+
+    Returns:
+        Each parameter by its path, such as `layers/0/kernel`, with a leading axis of members where there are several;
+        and `temperature`, a scalar.
+    """
+    of_each = [jax.tree.leaves_with_path(params) for params in members]
+    named = {}
+    for leaves in zip(*of_each, strict=True):
+        arrays = [np.asarray(leaf) for _, leaf in leaves]
+        named["/".join(str(part.key) for part in leaves[0][0])] = np.stack(arrays) if len(arrays) > 1 else arrays[0]
+    return named | {TEMPERATURE: np.asarray(temperature, np.float32)}
+
+
+def forward(model: Model, num_members: int) -> Callable[[Mapping[str, Array], Images], Float[Array, "batch classes"]]:
+    """Return the function tensors, images → probabilities, float32.
+
+    Of one network they are softmax(logits / temperature); of several, softmax(log p / temperature) with their mean
+    probabilities p.
+    """
+    names = ["/".join(str(part.key) for part in path) for path, _ in jax.tree.leaves_with_path(model.abstract_params())]
+    structure = jax.tree.structure(model.abstract_params())
+
+    def calibrated(tensors: Mapping[str, Array], images: Images) -> Float[Array, "batch classes"]:
+        params = jax.tree.unflatten(structure, [tensors[name] for name in names])
+        if num_members == 1:
+            logits = model.apply(params, images)
+        else:
+            of_each = jax.lax.map(lambda member: jax.nn.softmax(model.apply(member, images)), params)
+            logits = jnp.log(jnp.maximum(jnp.mean(of_each, axis=0), _SMALLEST))
+        return jax.nn.softmax(logits / tensors[TEMPERATURE])
+
+    return calibrated
+
+
+def export_forward(model: Model, named: Tensors, num_members: int, platform: Platform) -> export.Exported:
+    """Export the forward pass for one platform, with any number of images, at least one.
+
+    The bytes of `serialize()`, which needs flatbuffers, depend on the network and the versions of JAX and Flax alone:
+    no path of a source file is in them.
+    """
+    (batch,) = export.symbolic_shape("batch")
+    images = jax.ShapeDtypeStruct((batch, *model.config.image_shape), jnp.uint8)
+    abstract = {name: jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for name, tensor in sorted(named.items())}
+    with _no_source_locations():
+        return export.export(jax.jit(forward(model, num_members)), platforms=(platform,))(abstract, images)
+
+
+@contextlib.contextmanager
+def _no_source_locations() -> Iterator[None]:
+    before: int = jax.config.read("jax_traceback_in_locations_limit")
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", before)

@@ -1,0 +1,173 @@
+"""An exported model on disk: programs and weights that JAX runs without Flax and without this project.
+
+A folder with `manifest.json`, `weights.safetensors`, and `forward.<platform>.bin` for each platform, the forward pass
+as `jax.export` serializes it. `stages/export` writes it; servers, `predict` and logged models of MLflow read it. This
+module needs jax, numpy, flatbuffers and safetensors alone.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jaxtyping import Array, Float, UInt8
+from safetensors.numpy import load
+
+from gradtrail.support.errors import UserError, one_line
+
+FORMAT = 1
+MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}  # backend of JAX → the platform that a program was lowered for
+
+Images = UInt8[np.ndarray, "images height width"]
+Probabilities = Float[np.ndarray, "images classes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What an exported model is.
+
+    Attributes:
+        format: version of this layout.
+        name: in MLflow's registry and in a server's addresses.
+        model: the network, such as `mlp-256-128`.
+        weights: `final` or `best`.
+        seeds: of the members; several are an ensemble, whose mean probabilities count.
+        dataset: that it was trained on, such as `mnist 1234abcd`.
+        image_shape: height and width in pixels; images are uint8, bright ink on 0.
+        classes: what each output says.
+        temperature: that calibrates the probabilities; fitted on the validation split.
+        batch_sizes: that a server compiles before it answers, ascending.
+        versions: of jax, jaxlib and flax that exported it.
+        calling_convention: version of the serialized programs' calling convention.
+        files: SHA-256 of each of the other files, hexadecimal, by name.
+    """
+
+    format: int
+    name: str
+    model: str
+    weights: str
+    seeds: tuple[int, ...]
+    dataset: str
+    image_shape: tuple[int, int]
+    classes: tuple[str, ...]
+    temperature: float
+    batch_sizes: tuple[int, ...]
+    versions: Mapping[str, str]
+    calling_convention: int
+    files: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the manifest, which has the digests of all files: equal ones answer alike."""
+        content = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+
+class ExportedModel:
+    """A model that answers: `compile` for one batch size, or `predict` for any number of images.
+
+    Attributes:
+        manifest: what it is.
+    """
+
+    def __init__(self, manifest: Manifest, program: export.Exported, tensors: Mapping[str, np.ndarray]):
+        self.manifest = manifest
+        self._tensors = jax.device_put(dict(tensors))
+        self._call = jax.jit(program.call)
+        self._compiled: dict[int, jax.stages.Compiled] = {}
+
+    def compile(self, batch_size: int) -> None:
+        """Compile for one batch size, or take the compiled program from JAX's compilation cache."""
+        if batch_size not in self._compiled:
+            images = jax.ShapeDtypeStruct((batch_size, *self.manifest.image_shape), np.uint8)
+            self._compiled[batch_size] = self._call.lower(self._tensors, images).compile()
+
+    def run(self, images: Images) -> Array:
+        """Return the probabilities of a batch of a size that was compiled; they may still be computed."""
+        return self._compiled[len(images)](self._tensors, images)
+
+    def predict(self, images: Images) -> Probabilities:
+        """Return the probabilities of any number of images, padded to the sizes of the manifest."""
+        sizes, found = self.manifest.batch_sizes, []
+        for start in range(0, len(images), sizes[-1]):
+            part = images[start : start + sizes[-1]]
+            size = next(size for size in sizes if size >= len(part))
+            self.compile(size)
+            padded = np.pad(part, [(0, size - len(part)), (0, 0), (0, 0)])
+            found.append(np.asarray(self.run(padded))[: len(part)])
+        return np.concatenate(found) if found else np.zeros((0, len(self.manifest.classes)), np.float32)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read what an exported model is; raise UserError in one line where it is missing, damaged or of a later format."""
+    path = folder / MANIFEST
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {str(content['format'])[:20]}; this version reads format {FORMAT}")
+        manifest = Manifest(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+        )
+        _check(manifest)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro export` makes it") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}: no exported model: {one_line(error)}") from None
+    return manifest
+
+
+def read_export(folder: Path) -> ExportedModel:
+    """Read an exported model for the backend that JAX has here.
+
+    Raises:
+        UserError: a file is missing, or not the one that was written, or there is no program for this backend, or this
+            version of JAX cannot read it.
+    """
+    manifest = read_manifest(folder)
+    backend = jax.default_backend()
+    name = program_name(PLATFORMS.get(backend, backend))
+    if name not in manifest.files:
+        raise UserError(f"{folder}: has no {name}; JAX runs on {backend} here")
+    tensors = load(_verified(folder, WEIGHTS, manifest))
+    data = _verified(folder, name, manifest)
+    try:
+        program = export.deserialize(bytearray(data))
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"{folder / name}: jax {jax.__version__} cannot read it: {one_line(error)}") from None
+    return ExportedModel(manifest, program, tensors)
+
+
+def program_name(platform: str) -> str:
+    """Return the name of the file with the program for a platform, `cpu` or `cuda`."""
+    return f"forward.{platform}.bin"
+
+
+def _check(manifest: Manifest) -> None:
+    sizes = manifest.batch_sizes
+    if not sizes or list(sizes) != sorted({*sizes}) or not all(type(size) is int and size > 0 for size in sizes):
+        raise ValueError(f"batch_sizes {str(sizes)[:100]}")
+    if len(manifest.image_shape) != 2 or not all(type(side) is int and side > 0 for side in manifest.image_shape):
+        raise ValueError(f"image_shape {str(manifest.image_shape)[:100]}")
+    if not manifest.classes or not all(isinstance(name, str) for name in manifest.classes):
+        raise ValueError(f"classes {str(manifest.classes)[:100]}")
+    if any("/" in name or name.startswith(".") for name in manifest.files):
+        raise ValueError(f"files {str([*manifest.files])[:100]}")
+
+
+def _verified(folder: Path, name: str, manifest: Manifest) -> bytes:
+    """Return the bytes of a file, whose digest is that of the manifest."""
+    path = folder / name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if hashlib.sha256(data).hexdigest() != manifest.files.get(name):
+        raise UserError(f"{path}: is not the file that was exported; `dvc checkout` restores it")
+    return data
