@@ -100,7 +100,7 @@ def export_forward(model: Model, named: Tensors, num_members: int, platform: Pla
 
 @contextlib.contextmanager
 def _no_source_locations() -> Iterator[None]:
-    before: int = jax.config.read("jax_traceback_in_locations_limit")
+    before = jax.config.values["jax_traceback_in_locations_limit"]
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
         yield
