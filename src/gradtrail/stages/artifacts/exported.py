@@ -112,9 +112,9 @@ def read_manifest(folder: Path) -> Manifest:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {str(content['format'])[:20]}; this version reads format {FORMAT}")
-        manifest = Manifest(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-        )
+        for key in ("seeds", "image_shape", "classes", "batch_sizes"):
+            content[key] = tuple(content[key])
+        manifest = Manifest(**content)
         _check(manifest)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro export` makes it") from None
