@@ -243,6 +243,21 @@ def compare(name: str | None, seeds: list[int] | None, jobs: int) -> int:
     return compare(name, seeds, jobs) if name else with_store(list_comparisons)
 
 
+@gradtrail.command(epilog="Example: gradtrail diff HEAD workspace")
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@click.option("--stage", metavar="STAGE", help="Of the runs, such as gradients.  [default: train]")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def diff(before: str, after: str, stage: str | None, *, as_json: bool) -> None:
+    """Compare two runs, down to the instruction, and say why one was slower.
+
+    A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
+    """
+    from gradtrail.experiments.diff.main import diff
+
+    with_store(lambda: diff(before, after, stage, as_json=as_json))
+
+
 @gradtrail.command(epilog="Example: gradtrail gate --accept")
 @click.option("--accept", is_flag=True, help="Accept the current costs.")
 def gate(*, accept: bool) -> int:

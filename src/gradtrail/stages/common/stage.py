@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,9 +35,11 @@ class Stage:
 
     Attributes:
         name: also that of its script, its params section and its metrics file.
+        made_at: seconds since the epoch; for a stage that runs, the end of its script's imports.
     """
 
     name: str
+    made_at: float = field(default_factory=time.time, compare=False, kw_only=True)
 
     @cached_property
     def folder(self) -> Path:

@@ -5,6 +5,7 @@ Out of scope: measuring, which `core/xla` does.
 
 import contextlib
 import dataclasses
+import json
 import sys
 import tempfile
 import time
@@ -48,6 +49,13 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
         return
     with run.best_effort():
         rates = measure_rates(time.perf_counter)
+        table = profile_table(list(compiler.functions.values()), rates)
+        run.timings(
+            functions=json.loads(table.to_json(orient="records", double_precision=15)),
+            cache={"requests": log.requests, "hits": log.hits, "unplanned": len(log.unplanned)},
+            compile_seconds=log.seconds,
+            machine=dataclasses.asdict(rates),
+        )
         run.metrics(
             {
                 "compile/total_seconds": sum(each.times.total_seconds for each in compiler.compiled),

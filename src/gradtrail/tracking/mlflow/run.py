@@ -13,9 +13,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import psutil
 
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.signals import stop_request
@@ -55,6 +58,7 @@ class TrackedRun:
         self.stage = stage
         self._tracker = tracker
         self._is_broken = False
+        self._timings = dict[str, Any]()
         self._at_end: list[Callable[[], object]] = []
 
     @property
@@ -99,6 +103,10 @@ class TrackedRun:
             }
             self._send(do="curves", points=pairs)
 
+    def timings(self, **values: Any) -> None:
+        """Add to what the attempt's `timings.json` says: plain values, see `finish` and `compile_report`."""
+        self._timings |= values
+
     def checkpoint(self, state: TrainState, weights: HostParams) -> None:
         """Log an Orbax checkpoint of a training state under `checkpoint/`, without the final weights."""
         if not self.is_open:
@@ -128,7 +136,8 @@ class TrackedRun:
         if self._tracker is None:
             return
         with self.best_effort():
-            self._tracker.send(do="finish", status="FAILED" if self._is_broken else status)
+            status = "FAILED" if self._is_broken else status
+            self._tracker.send(do="finish", status=status, timings=self._timings, at=time.time())
             self._tracker.wait()
 
     def _send(self, **message: Any) -> None:
@@ -155,10 +164,13 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
     another two seconds after a request to stop.
     """
     identity = Identity(stage.name)
+    imported = stage.made_at - psutil.Process().create_time()
+    seconds = {"imports": imported, "data": time.time() - stage.made_at}
     with state_lock(identity), _tracker(identity) as tracker:
         hurry = tracker.hurry if tracker else lambda: None
         run = TrackedRun(identity, tracker)
         run.open()
+        begun = time.time()
         status = "FAILED"
         try:
             yield run
@@ -168,6 +180,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
             hurry()
             raise
         finally:
+            run.timings(seconds=seconds | {"work": time.time() - begun})
             with stop_request(hurry) as request:
                 run.finish(status)
         request.obey(f"stopped; `dvc repro` makes {stage.name} anew")

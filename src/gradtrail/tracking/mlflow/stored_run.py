@@ -124,6 +124,16 @@ class StoredRun:
         self.client.set_terminated(replaced)
         remove_run(self.client, self.client.get_run(replaced), REPLACED, by=self.run_id)
 
+    def log_timings(self, timings: Mapping[str, Any], waited: float) -> None:
+        """Log where the seconds of this attempt went, as `timings.json`, and those of the attempts before it stay.
+
+        Args:
+            timings: `seconds` of parts of the stage; `functions` and `cache`, where it compiled any.
+            waited: seconds that the stage has waited for the tracker until now.
+        """
+        seconds = {**timings["seconds"], "tracking": waited}
+        self.client.log_dict(self.run_id, {**timings, "seconds": seconds}, of_attempt("timings", self.attempt))
+
     def link_runs(self) -> None:
         """Link the run to its parent and children, and close the runs of processes that no longer exist."""
         runs = StoredRuns(self.client)
@@ -198,12 +208,15 @@ def open_run(
     sections = [stage.entry(name).params.get(str(PARAMS), {}) for name in stage.lineage]
     client.log_dict(run.info.run_id, {key: value for one in sections for key, value in one.items()}, str(PARAMS))
     if origin is None:
-        client.log_dict(
-            run.info.run_id, environment(), "environment.json" if attempt == 1 else f"environment-{attempt}.json"
-        )
+        client.log_dict(run.info.run_id, environment(), of_attempt("environment", attempt))
         if diff := of_stage_process("diff"):
             client.log_artifact(run.info.run_id, diff)
     return StoredRun(client, run.info.run_id, attempt, outputs(run.data.tags))
+
+
+def of_attempt(kind: str, attempt: int) -> str:
+    """Return the name of an artifact that each attempt has one of: `environment.json`, `environment-2.json`."""
+    return f"{kind}.json" if attempt == 1 else f"{kind}-{attempt}.json"
 
 
 def remove_run(client: MlflowClient, run: Run, why: str, *, by: str) -> None:

@@ -88,9 +88,10 @@ class RunLog:
             case {"do": "outs"}:
                 self._stored.log_outs(self._stage)
                 self._stored.link_runs()
-            case {"do": "finish", "status": status}:
+            case {"do": "finish", "status": status, "timings": timings, "at": at}:
                 if stop := self._stop_monitor:
                     stop()
+                self._stored.log_timings(timings, waited=time.time() - at)
                 self._stored.client.set_terminated(self._stored.run_id, status)
                 self.is_finished = True
             case _:

@@ -1,0 +1,36 @@
+"""A comparison as one page of HTML, without scripts or anything from elsewhere."""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from gradtrail.experiments.diff.compare import Comparison
+from gradtrail.experiments.diff.tables import all_tables, notes
+
+PARTS = ("imports", "data", "compile", "compute", "tracking")
+
+
+def render(found: Comparison, cause: str) -> str:
+    """Return the page."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    sides = (found.before, found.after)
+    longest = max((sum(side.seconds.values()) for side in sides), default=0.0)
+    bars = [
+        {
+            "name": side.name,
+            "total": sum(side.seconds.values()),
+            "parts": [(part, side.seconds[part], 100 * side.seconds[part] / longest) for part in PARTS],
+        }
+        for side in sides
+        if side.seconds
+    ]
+    return environment.get_template("page.html.j2").render(
+        title=f"{found.before.name} and {found.after.name}",
+        stage=found.before.stage,
+        cause=cause,
+        notes=notes(found),
+        bars=bars,
+        parts=PARTS,
+        tables=list(all_tables(found)),
+    )

@@ -1,0 +1,219 @@
+"""One of the two runs that are compared: all that the store has of it, and words for what it lacks."""
+
+import contextlib
+import csv
+import io
+import json
+import math
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from gradtrail.experiments.diff.hlo import Program, read_program
+from gradtrail.experiments.show.lookup import look_up
+from gradtrail.stages.common.pipeline_file import TRAIN
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.git import git
+from gradtrail.tracking.lineage.recorded import consistent_stages
+from gradtrail.tracking.lineage.snapshots import snapshot_of, working_snapshot
+from gradtrail.tracking.mlflow.links import PARENT
+from gradtrail.tracking.mlflow.stored_run import REBUILT, of_attempt
+
+WORKSPACE = "workspace"
+_ATTEMPT = re.compile(r"(.+)@(\d+)")
+_COMPILE = "compile/"
+_HLO = ".hlo.txt"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that a run compiled.
+
+    Attributes:
+        name: such as `train_step`.
+        numbers: costs and times, by the columns of `compile/functions.csv`; those that were not measured are absent.
+        cached: whether the machine code came from the compilation cache; None where that is unknown.
+        signature: shapes and dtypes of the arguments.
+    """
+
+    name: str
+    numbers: Mapping[str, float]
+    cached: bool | None
+    signature: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run, and what its artifacts say.
+
+    Attributes:
+        label: what the user called it.
+        run: of MLflow.
+        attempt: which execution of its state is meant: times are of that one.
+        client: of the store.
+    """
+
+    label: str
+    run: Run
+    attempt: int
+    client: MlflowClient = field(repr=False)
+
+    @property
+    def stage(self) -> str:
+        """The name of its stage."""
+        return str(self.run.data.tags["stage"])
+
+    @property
+    def name(self) -> str:
+        """What to call it in a sentence."""
+        attempts = int(self.run.data.tags.get("attempts", 1))
+        attempt = f", attempt {self.attempt}" if attempts > 1 else ""
+        return f"{self.run.info.run_name} {self.run.info.run_id[:8]}{attempt}"
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """`environment.json` of the attempt; empty where there is none."""
+        return self._json(of_attempt("environment", self.attempt))
+
+    @cached_property
+    def timings(self) -> dict[str, Any]:
+        """`timings.json` of the attempt; empty where there is none."""
+        return self._json(of_attempt("timings", self.attempt))
+
+    @cached_property
+    def lineage(self) -> dict[str, Any]:
+        """`lineage.json`: stage → what determines its outs."""
+        return self._json("lineage.json")
+
+    @cached_property
+    def functions(self) -> dict[str, Function]:
+        """The compiled functions by name, in the order in which they were compiled; empty without a profile."""
+        if rows := self.timings.get("functions"):
+            return {row["function"]: _function(row) for row in rows}
+        text = self._text(f"{_COMPILE}functions.csv")
+        return {row["function"]: _function(row) for row in csv.DictReader(io.StringIO(text))}
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Where the seconds of the attempt went: imports, data, compile, compute, tracking; empty where unknown."""
+        of: dict[str, float] = self.timings.get("seconds", {})
+        if not of:
+            return {}
+        compiled = min(float(self.timings.get("compile_seconds", 0.0)), of["work"])
+        found = {"imports": of["imports"], "data": of["data"], "compile": compiled, "compute": of["work"] - compiled}
+        return found | {"tracking": of["tracking"]}
+
+    @cached_property
+    def diff(self) -> str:
+        """The uncommitted changes that it ran with."""
+        return self._text("git.diff")
+
+    @property
+    def commit(self) -> str:
+        """The commit that it ran; empty where none is recorded."""
+        return str(self.run.data.tags.get("mlflow.source.git.commit", ""))
+
+    def program(self, function: str) -> Program | None:
+        """Return the optimized program of a function; None where none is stored, or it cannot be read: a warning."""
+        if not (text := self._text(f"{_COMPILE}{function}{_HLO}")):
+            return None
+        try:
+            return read_program(text, f"{self.name}: {_COMPILE}{function}{_HLO}")
+        except UserError as error:
+            print(f"warning: {error}", file=sys.stderr)
+            return None
+
+    def lacks(self) -> str:
+        """Return what a comparison has to do without, in words; or nothing."""
+        tags = self.run.data.tags
+        if REBUILT in tags:
+            return f"{self.name} was rebuilt from its outs: no times, programs or environment of its own"
+        if self.run.info.status == "RUNNING":
+            return f"{self.name} is still running: times and programs are those of attempts before, if any"
+        if not self.functions:
+            return f"{self.name} has no compile profile"
+        return "" if self.timings else f"{self.name} has no `timings.json`: it was logged by an earlier version"
+
+    def _json(self, path: str) -> dict[str, Any]:
+        try:
+            content = json.loads(self._text(path) or "{}")
+        except ValueError as error:
+            print(f"warning: {self.name}: {path} is damaged: {one_line(error)}", file=sys.stderr)
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _text(self, path: str) -> str:
+        with contextlib.suppress(MlflowException, OSError), tempfile.TemporaryDirectory() as folder:
+            found = self.client.download_artifacts(self.run.info.run_id, path, folder)
+            return Path(found).read_text(encoding="utf-8", errors="replace")
+        return ""
+
+
+def find_side(what: str, runs: list[Run], client: MlflowClient, stage: str | None) -> Side:
+    """Return the run that a word refers to.
+
+    Args:
+        what: `workspace`, `HEAD` or another commit of git, or what `look_up` takes; with `@2` behind it, the second
+            execution of its state.
+        runs: all runs of the store, the newest first.
+        client: of the store.
+        stage: of the run to take where a commit or an experiment has several; None for the training.
+
+    Raises:
+        UserError: there is none, or more than one; one line.
+    """
+    match = _ATTEMPT.fullmatch(what)
+    name, attempt = (match[1], int(match[2])) if match else (what, None)
+    found = list(_of_commit(name, runs, stage or TRAIN)) or look_up(name, runs)
+    if stage:
+        found = [run for run in found if run.data.tags["stage"] == stage] or _relatives(found, runs, stage)
+    if len(found) > 1 and len({run.data.tags["state"] for run in found}) > 1:
+        some = ", ".join(run.info.run_id[:8] for run in found[:8])
+        raise UserError(f"{one_line(name)[:100]}: {len(found)} runs; give the id of one: {some}")
+    if not found:
+        raise UserError(f"{one_line(name)[:100]}: no run of the stage {stage}")
+    attempts = int(found[0].data.tags.get("attempts", 1))
+    if attempt is not None and not 1 <= attempt <= attempts:
+        raise UserError(f"{one_line(what)[:100]}: the run has attempts 1 to {attempts}")
+    return Side(what, found[0], attempt or attempts, client)
+
+
+def _of_commit(name: str, runs: list[Run], stage: str) -> Iterator[Run]:
+    """Yield the newest run of the state that the workspace's `dvc.lock`, or that of a commit, has of a stage."""
+    if name == WORKSPACE:
+        snapshot = working_snapshot()
+    elif name == "HEAD" or re.fullmatch(r"HEAD[~^\d]+|[0-9a-f]{40}", name):
+        with contextlib.suppress(UserError):
+            name = git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").strip()
+        snapshot = snapshot_of(name)
+    else:
+        return
+    states = {one.name: one.state for one in consistent_stages(snapshot)} if snapshot else {}
+    if not (found := [run for run in runs if run.data.tags.get("state") == states.get(stage, "")]):
+        raise UserError(f"{name}: its {stage} has no run; `dvc repro` makes it, and `gradtrail sync` those of commits")
+    yield found[0]
+
+
+def _relatives(found: list[Run], runs: list[Run], stage: str) -> list[Run]:
+    """Return the runs of another stage that belong to the same trainings."""
+    ids = {run.info.run_id for run in found}
+    return [run for run in runs if run.data.tags.get("stage") == stage and run.data.tags.get(PARENT) in ids]
+
+
+def _function(row: Mapping[str, Any]) -> Function:
+    numbers = {}
+    for key, value in row.items():
+        with contextlib.suppress(TypeError, ValueError):
+            if key not in ("function", "cached", "signature") and not math.isnan(number := float(value)):
+                numbers[key] = number
+    cached = {"True": True, "False": False}.get(str(row.get("cached")))
+    return Function(str(row["function"]), numbers, cached, str(row.get("signature", "")))

@@ -1,0 +1,159 @@
+"""A comparison as tables of text, for a terminal and for a page, and as plain values."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from gradtrail.experiments.diff.compare import Comparison, FunctionPair, Pair
+
+_MOST_ROWS = 12  # of instructions or shapes of one function
+_COSTS = {
+    "flops": "FLOPs",
+    "bytes_accessed": "bytes",
+    "temporary_bytes": "temporaries",
+    "hlo_instructions": "instructions",
+    "hlo_fusions": "fusions",
+}
+_DIGITS = 12  # of a digest
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text.
+
+    Attributes:
+        title: above it.
+        columns: names; those from the second on are aligned right where `is_numeric`.
+        rows: texts.
+        is_numeric: whether the columns after the first are numbers.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    is_numeric: bool = False
+
+    def for_terminal(self) -> Table:
+        """Return it for rich."""
+        table = Table(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for number, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if self.is_numeric and number else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+def notes(found: Comparison) -> list[str]:
+    """Return what the comparison has to do without."""
+    return [note for side in (found.before, found.after) if (note := side.lacks())]
+
+
+def all_tables(found: Comparison) -> Iterator[TextTable]:
+    """Yield the tables of a comparison; those that would be empty are left out."""
+    sides = (found.before.name, found.after.name)
+    yield from (
+        _pairs(title, sides, pairs)
+        for title, pairs in (
+            ("Params", found.params),
+            ("Machine, versions and switches", found.environment),
+            ("Data", {key: (one[:_DIGITS], other[:_DIGITS]) for key, (one, other) in found.data.items()}),
+        )
+        if pairs
+    )
+    if found.code:
+        yield TextTable("Code", ("changed",), [(path,) for path in found.code])
+    if found.totals:
+        yield _seconds(found, sides)
+    if found.functions:
+        yield _functions(found)
+    for pair in found.functions:
+        yield from _instructions(pair)
+
+
+def as_json(found: Comparison, cause: str) -> dict[str, Any]:
+    """Return everything as plain values."""
+    return {
+        "cause": cause,
+        "notes": notes(found),
+        "runs": [
+            {
+                "run_id": side.run.info.run_id,
+                "name": side.run.info.run_name,
+                "attempt": side.attempt,
+                "state": side.run.data.tags["state"],
+                "machine": side.run.data.tags.get("machine"),
+                "commit": side.commit,
+                "seconds": side.seconds,
+            }
+            for side in (found.before, found.after)
+        ],
+        "params": found.params,
+        "environment": found.environment,
+        "data": found.data,
+        "code": found.code,
+        "functions": [
+            {
+                "function": pair.name,
+                "verdict": pair.verdict,
+                "before": dict(pair.before.numbers) if pair.before else None,
+                "after": dict(pair.after.numbers) if pair.after else None,
+                "cached": [one.cached if one else None for one in (pair.before, pair.after)],
+                "instructions": [vars(change) for change in pair.changes],
+                "shapes": [{"before": one, "after": other, "count": count} for one, other, count in pair.reshaped],
+            }
+            for pair in found.functions
+        ],
+    }
+
+
+def _pairs(title: str, sides: tuple[str, str], pairs: Mapping[str, Pair]) -> TextTable:
+    return TextTable(title, ("", *sides), [(key, *pair) for key, pair in pairs.items()])
+
+
+def _seconds(found: Comparison, sides: tuple[str, str]) -> TextTable:
+    before, after = found.before.seconds, found.after.seconds
+    rows = [(part, f"{before[part]:.1f}", f"{after[part]:.1f}", f"{found.seconds(part):+.1f}") for part in before]
+    totals = sum(before.values()), sum(after.values())
+    rows.append(("in all", f"{totals[0]:.1f}", f"{totals[1]:.1f}", f"{totals[1] - totals[0]:+.1f}"))
+    return TextTable("Where the seconds went", ("", *sides, "difference"), rows, is_numeric=True)
+
+
+def _functions(found: Comparison) -> TextTable:
+    columns = ("function", "", *_COSTS.values(), "compile, s", "cached", "steady call, ms")
+    rows = []
+    for pair in found.functions:
+        costs = [_change(pair, key) for key in _COSTS]
+        compiled = _change(pair, "compile_seconds", digits=2)
+        cached = " → ".join(_cached(one.cached if one else None) for one in (pair.before, pair.after))
+        steady = _change(pair, "steady_call_seconds", scale=1e3, digits=3)
+        rows.append((pair.name, pair.verdict, *costs, compiled, cached, steady))
+    return TextTable("Compiled functions", columns, rows, is_numeric=True)
+
+
+def _instructions(pair: FunctionPair) -> Iterator[TextTable]:
+    if pair.changes:
+        rows = [
+            (f"{one.after - one.before:+d} {one.opcode}", one.line or "(made by XLA)", ", ".join(one.shapes))
+            for one in pair.changes[:_MOST_ROWS]
+        ]
+        if more := len(pair.changes) - len(rows):
+            rows.append((f"and {more} more", "", ""))
+        yield TextTable(f"{pair.name}: instructions gained and lost", ("", "from", "shapes"), rows)
+    elif pair.reshaped:
+        rows = [(str(count), one, other) for one, other, count in pair.reshaped[:_MOST_ROWS]]
+        yield TextTable(f"{pair.name}: the same instructions, of other shapes", ("", "before", "after"), rows)
+
+
+def _change(pair: FunctionPair, key: str, *, scale: float = 1.0, digits: int = 0) -> str:
+    before, after = (None if number is None else number * scale for number in pair.numbers(key))
+    shown = ["–" if number is None else f"{number:,.{digits}f}" for number in (before, after)]
+    if shown[0] == shown[1]:
+        return shown[0]
+    ratio = f" ({after / before:.2f} ×)" if before and after is not None else ""
+    return f"{shown[0]} → {shown[1]}{ratio}"
+
+
+def _cached(is_cached: bool | None) -> str:
+    return "–" if is_cached is None else "yes" if is_cached else "no"
