@@ -98,6 +98,9 @@ def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
     table.add_column("training", overflow="fold")
     for param in differing:
         table.add_column(param.removeprefix("train."), overflow="fold", justify="right")
+    several_machines = len({run.data.tags.get("machine") for run in runs}) > 1  # whose times are not comparable
+    if several_machines:
+        table.add_column("machine", overflow="fold")
     table.add_column("test accuracy, %", justify="right", no_wrap=True)
     for title in titles.values():
         table.add_column(title, justify="right")
@@ -108,6 +111,7 @@ def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
         is_best = best is not None and run.data.metrics.get(ACCURACY) == best
         params = _with_seeds(run.data.params)
         cells = [run.info.run_id[:_SHORT], _title(run), *(params.get(param, "") for param in differing)]
+        cells += [run.data.tags.get("machine", "")] * several_machines
         cells += [_accuracy(run, is_best=is_best), *(_metric(run, name) for name in titles)]
         table.add_row(*cells, *([run.info.status] if is_open else []), style="bold green" if is_best else None)
     return table

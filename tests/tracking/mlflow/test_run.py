@@ -5,6 +5,7 @@ import json
 import queue
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,10 @@ class FakeStoredRun:
     def link_runs(self) -> None:
         self._call("link_runs")
 
+    def log_timings(self, timings: dict[str, Any], waited: float) -> None:
+        assert timings["seconds"].keys() == {"imports", "data", "work"}
+        assert waited >= 0
+
     def set_terminated(self, _: str, status: str) -> None:
         self._call("set_terminated")
         self.statuses.append(status)
@@ -91,7 +96,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stage whose state is known, so that none of its files are needed."""
     runtime = SimpleNamespace(tracking=True, system_metrics=False, tracking_seconds=10.0)
     entry = Entry(cmd="", params={}, deps={})
-    stage = SimpleNamespace(name="train", folder=tmp_path, runtime=runtime, state="0" * 64, entry=lambda _: entry)
+    known = {"runtime": runtime, "state": "0" * 64, "made_at": time.time()}
+    stage = SimpleNamespace(name="train", folder=tmp_path, entry=lambda _: entry, **known)
     monkeypatch.setattr(run, "Identity", lambda _: stage)
     monkeypatch.setattr(tracker, "Identity", lambda _, known: stage if known == {"train": entry} else None)
     monkeypatch.setattr(tracker_process, "TrackerProcess", TrackerInProcess)

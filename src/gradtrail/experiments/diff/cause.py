@@ -44,8 +44,8 @@ def _of_program(found: Comparison) -> Iterator[str]:
     """Yield causes that change a program, the most specific one first."""
     pair = _most_changed(found)
     work = _work(pair)
-    flags = [change for key, change in {**found.params, **found.environment}.items() if key in _FLAGS]
-    params = {key: change for key, change in found.params.items() if not key.endswith(_SEEDS) and key not in _FLAGS}
+    flags = _flags(found)
+    params = _params(found)
     versions = {key: change for key, change in found.environment.items() if key.startswith(_VERSIONS)}
     for each in found.functions:
         if lines := each.float64_lines():
@@ -79,12 +79,12 @@ def _gained(pair: FunctionPair) -> str:
         return ""
     first = next((change for change in pair.changes if change.after > change.before), pair.changes[0])
     count, word = abs(first.after - first.before), "more" if first.after > first.before else "fewer"
-    return f": {pair.name} has {count} {first.opcode} {word}{f', from {first.line}' if first.line else ''}"
+    return f": {pair.name} has {count} × `{first.opcode}` {word}{f', from {first.line}' if first.line else ''}"
 
 
 def _of_machine(found: Comparison) -> Iterator[str]:
     """Yield causes that leave the programs as they are, that of the part that took longer first."""
-    params = {key: change for key, change in found.params.items() if not key.endswith(_SEEDS)}
+    params = _params(found)
     slower = any(pair.verdict.startswith("same program, ") for pair in found.functions)
     is_told = slower or _is_notable(found)
     cold = [pair.name for pair in found.functions if pair.before and pair.before.cached and not _cached(pair)]
@@ -93,6 +93,11 @@ def _of_machine(found: Comparison) -> Iterator[str]:
     is_mostly_compiling = abs(by_compiling) >= abs(found.seconds("compute")) and abs(by_compiling) > _LEAST_SECONDS
     if params and is_told:
         yield f"{_listed(params)}, with the same programs."
+    if is_told and (flags := _flags(found)):
+        yield (
+            f"XLA's flags changed from {flags[0][0]} to {flags[0][1]}; the optimized HLO is the same, "
+            "so what differs is the machine code."
+        )
     if is_mostly_compiling and (cold or warm):
         names, word = (cold, "cold") if cold else (warm, "warm")
         yield (
@@ -118,16 +123,21 @@ def _nothing(found: Comparison) -> str:
         return f"No cause: {what}, and there is no compile profile to compare."
     longer = max(("imports", "data", "compile", "compute", "tracking"), key=found.seconds)
     if _is_notable(found) and found.seconds(longer) > _LEAST_SECONDS:
-        return (
-            f"No cause: {what}; {longer} took {found.seconds(longer):.1f} s longer, "
-            "as by other work on the machine; `--time` measures both anew."
-        )
+        return f"No cause: {what}; {longer} took {found.seconds(longer):.1f} s longer, as by other work on the machine."
     return f"No cause: {what}."
 
 
 def _is_notable(found: Comparison) -> bool:
     totals = found.totals
     return totals is not None and abs(totals[1] - totals[0]) >= max(_LEAST_SECONDS, _LEAST_SHARE * totals[0])
+
+
+def _params(found: Comparison) -> dict[str, Pair]:
+    return {key: change for key, change in found.params.items() if not key.endswith(_SEEDS) and key not in _FLAGS}
+
+
+def _flags(found: Comparison) -> list[Pair]:
+    return [change for key, change in {**found.params, **found.environment}.items() if key in _FLAGS]
 
 
 def _most_changed(found: Comparison) -> FunctionPair:

@@ -36,6 +36,8 @@ def diff(before: str, after: str, stage: str | None, *, as_json: bool) -> None:
         console.print(json.dumps(tables.as_json(found, cause), indent=2), soft_wrap=True)
         return
     console.print(cause, style="bold", soft_wrap=True)
+    for letter, side in zip("AB", (found.before, found.after), strict=True):
+        console.print(f"{letter}  {side.name}", soft_wrap=True)
     for note in tables.notes(found):
         console.print(f"note: {note}", soft_wrap=True)
     for table in tables.all_tables(found):

@@ -18,15 +18,15 @@ def render(found: Comparison, cause: str) -> str:
     longest = max((sum(side.seconds.values()) for side in sides), default=0.0)
     bars = [
         {
-            "name": side.name,
+            "name": letter,
             "total": sum(side.seconds.values()),
             "parts": [(part, side.seconds[part], 100 * side.seconds[part] / longest) for part in PARTS],
         }
-        for side in sides
+        for letter, side in zip("AB", sides, strict=True)
         if side.seconds
     ]
     return environment.get_template("page.html.j2").render(
-        title=f"{found.before.name} and {found.after.name}",
+        names=[side.name for side in sides],
         stage=found.before.stage,
         cause=cause,
         notes=notes(found),

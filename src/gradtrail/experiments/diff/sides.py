@@ -192,9 +192,9 @@ def _of_commit(name: str, runs: list[Run], stage: str) -> Iterator[Run]:
     if name == WORKSPACE:
         snapshot = working_snapshot()
     elif name == "HEAD" or re.fullmatch(r"HEAD[~^\d]+|[0-9a-f]{40}", name):
-        with contextlib.suppress(UserError):
-            name = git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").strip()
-        snapshot = snapshot_of(name)
+        if not (commit := git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")):
+            raise UserError(f"{name}: no such commit")
+        snapshot = snapshot_of(commit)
     else:
         return
     states = {one.name: one.state for one in consistent_stages(snapshot)} if snapshot else {}

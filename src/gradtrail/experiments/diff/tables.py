@@ -1,12 +1,12 @@
 """A comparison as tables of text, for a terminal and for a page, and as plain values."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
-from gradtrail.experiments.diff.compare import Comparison, FunctionPair, Pair
+from gradtrail.experiments.diff.compare import Comparison, FunctionPair
 
 _MOST_ROWS = 12  # of instructions or shapes of one function
 _COSTS = {
@@ -52,9 +52,8 @@ def notes(found: Comparison) -> list[str]:
 
 def all_tables(found: Comparison) -> Iterator[TextTable]:
     """Yield the tables of a comparison; those that would be empty are left out."""
-    sides = (found.before.name, found.after.name)
     yield from (
-        _pairs(title, sides, pairs)
+        TextTable(title, ("", "A", "B"), [(key, *pair) for key, pair in pairs.items()])
         for title, pairs in (
             ("Params", found.params),
             ("Machine, versions and switches", found.environment),
@@ -65,7 +64,7 @@ def all_tables(found: Comparison) -> Iterator[TextTable]:
     if found.code:
         yield TextTable("Code", ("changed",), [(path,) for path in found.code])
     if found.totals:
-        yield _seconds(found, sides)
+        yield _seconds(found)
     if found.functions:
         yield _functions(found)
     for pair in found.functions:
@@ -108,27 +107,25 @@ def as_json(found: Comparison, cause: str) -> dict[str, Any]:
     }
 
 
-def _pairs(title: str, sides: tuple[str, str], pairs: Mapping[str, Pair]) -> TextTable:
-    return TextTable(title, ("", *sides), [(key, *pair) for key, pair in pairs.items()])
-
-
-def _seconds(found: Comparison, sides: tuple[str, str]) -> TextTable:
+def _seconds(found: Comparison) -> TextTable:
     before, after = found.before.seconds, found.after.seconds
     rows = [(part, f"{before[part]:.1f}", f"{after[part]:.1f}", f"{found.seconds(part):+.1f}") for part in before]
     totals = sum(before.values()), sum(after.values())
     rows.append(("in all", f"{totals[0]:.1f}", f"{totals[1]:.1f}", f"{totals[1] - totals[0]:+.1f}"))
-    return TextTable("Where the seconds went", ("", *sides, "difference"), rows, is_numeric=True)
+    return TextTable("Where the seconds went", ("", "A", "B", "B − A"), rows, is_numeric=True)
 
 
 def _functions(found: Comparison) -> TextTable:
-    columns = ("function", "", *_COSTS.values(), "compile, s", "cached", "steady call, ms")
+    columns = ("function", "", *_COSTS.values(), "compile, s", "cached", "call, ms", "ratio")
     rows = []
     for pair in found.functions:
-        costs = [_change(pair, key) for key in _COSTS]
-        compiled = _change(pair, "compile_seconds", digits=2)
-        cached = " → ".join(_cached(one.cached if one else None) for one in (pair.before, pair.after))
-        steady = _change(pair, "steady_call_seconds", scale=1e3, digits=3)
-        rows.append((pair.name, pair.verdict, *costs, compiled, cached, steady))
+        costs = [_change(pair, key, _compact) for key in _COSTS]
+        compiled = _change(pair, "compile_seconds", "{:.2f}".format)
+        cached = " → ".join(dict.fromkeys(_cached(one.cached if one else None) for one in (pair.before, pair.after)))
+        steady = _change(pair, "steady_call_seconds", lambda seconds: f"{1e3 * seconds:.3g}")
+        ratio = pair.ratio("steady_call_seconds")
+        shown = "–" if ratio is None else f"{ratio:.2f} ×"
+        rows.append((pair.name, pair.verdict, *costs, compiled, cached, steady, shown))
     return TextTable("Compiled functions", columns, rows, is_numeric=True)
 
 
@@ -143,16 +140,21 @@ def _instructions(pair: FunctionPair) -> Iterator[TextTable]:
         yield TextTable(f"{pair.name}: instructions gained and lost", ("", "from", "shapes"), rows)
     elif pair.reshaped:
         rows = [(str(count), one, other) for one, other, count in pair.reshaped[:_MOST_ROWS]]
-        yield TextTable(f"{pair.name}: the same instructions, of other shapes", ("", "before", "after"), rows)
+        yield TextTable(f"{pair.name}: the same instructions, of other shapes", ("", "A", "B"), rows)
 
 
-def _change(pair: FunctionPair, key: str, *, scale: float = 1.0, digits: int = 0) -> str:
-    before, after = (None if number is None else number * scale for number in pair.numbers(key))
-    shown = ["–" if number is None else f"{number:,.{digits}f}" for number in (before, after)]
-    if shown[0] == shown[1]:
-        return shown[0]
-    ratio = f" ({after / before:.2f} ×)" if before and after is not None else ""
-    return f"{shown[0]} → {shown[1]}{ratio}"
+def _change(pair: FunctionPair, key: str, show: Callable[[float], str]) -> str:
+    """Return a number of both runs; one alone where they are shown alike."""
+    shown = ["–" if number is None else show(number) for number in pair.numbers(key)]
+    return " → ".join(dict.fromkeys(shown))
+
+
+def _compact(number: float) -> str:
+    """Return a count with three digits and a unit, such as `134 M`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
 
 
 def _cached(is_cached: bool | None) -> str:

@@ -1,0 +1,80 @@
+"""Programs are told apart by what they compute, not by how XLA calls or numbers it; changes name a line of Python."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import Array
+from untrusted import refusal
+
+from gradtrail.experiments.diff.hlo import changes, read_program, reshaped
+
+HERE = Path(__file__).name
+MATRIX = jnp.ones((16, 16))
+
+
+def text(function: Callable[[Array], Array], *, size: int = 16) -> str:
+    """Return the optimized HLO of a function, as if this file were one of the project's."""
+    compiled = jax.jit(function).lower(jnp.ones((size, 16))).compile()
+    return str(compiled.as_text()).replace(str(Path(__file__).parent), "/home/somebody/src/gradtrail/core")
+
+
+def once(inputs: Array) -> Array:
+    return jnp.tanh(inputs @ MATRIX)
+
+
+def twice(inputs: Array) -> Array:
+    return jnp.tanh(inputs @ MATRIX @ (MATRIX + inputs.sum()))
+
+
+TEXT = text(once)
+
+
+def test_every_instruction_is_read_with_its_line() -> None:
+    program = read_program(TEXT, "hlo")
+    assert len(program.instructions) == sum(" = " in line for line in TEXT.splitlines()[1:])
+    (product,) = [each for each in program.instructions if each.opcode == "dot"]
+    assert product.shape == "f32[16,16]"
+    assert product.function.endswith(", once")
+    line = int(product.line.rpartition(":")[2])
+    assert "inputs @ MATRIX" in Path(__file__).read_text().splitlines()[line - 1]
+
+
+@given(shift=st.integers(0, 10**6), lines=st.integers(1, 500))
+def test_renumbering_and_moved_lines_do_not_show(shift: int, lines: int) -> None:
+    renamed = re.sub(r"%([\w-]+)\.(\d+)", lambda name: f"%{name[1]}.{int(name[2]) + shift}", TEXT)
+    moved = re.sub(r"\bline=(\d+)", lambda line: f"line={int(line[1]) + lines}", renamed)
+    before, after = read_program(TEXT, "a"), read_program(moved, "b")
+    assert before.digest == after.digest
+    assert changes(before, after) == []
+
+
+def test_a_product_more_is_told_with_its_line() -> None:
+    first, *_ = changes(read_program(TEXT, "a"), read_program(text(twice), "b"))
+    assert (first.opcode, first.after - first.before) in {("dot", 1), ("dot", 2)}  # the one of `once` is lost
+    assert "/test_hlo.py:" in first.line
+
+
+def test_other_shapes_alone_are_no_gain_and_no_loss() -> None:
+    before, after = read_program(TEXT, "a"), read_program(text(once, size=32), "b")
+    assert before.digest != after.digest
+    assert [change for change in changes(before, after) if change.opcode == "dot"] == []
+    assert ("f32[16,16]", "f32[32,16]") in {pair[:2] for pair in reshaped(before, after)}
+
+
+def test_float64_is_found_by_line() -> None:
+    with jax.enable_x64(True):
+        program = read_program(text(lambda inputs: jnp.tanh(inputs.astype(jnp.float64)).astype(jnp.float32)), "hlo")
+    assert any("/test_hlo.py:" in line for line in program.float64_lines())
+    assert read_program(TEXT, "hlo").float64_lines() == Counter()
+
+
+@pytest.mark.parametrize("damaged", ["", "no program", "HloModule jit_f\n", "HloModule jit_f, is_scheduled=true"])
+def test_what_is_no_program_is_one_line(damaged: str) -> None:
+    assert refusal(lambda: read_program(damaged, "compile/f.hlo.txt")).startswith("compile/f.hlo.txt: no HLO: ")

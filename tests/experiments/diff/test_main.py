@@ -1,0 +1,90 @@
+"""`gradtrail diff` on a real store: which runs it takes, what it says, and the page that it writes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from projects import Project, finished_project
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project on digits with a second attempt of its training, and another training with a larger batch."""
+    project = finished_project().copy(tmp_path_factory.mktemp("diff") / "project")
+    project.dvc("repro", "--force", "--single-item", "train")
+    batch_size = int(re.search(r"  batch_size: (\d+)", (project.folder / "params.yaml").read_text())[1])  # type: ignore[index]
+    project.set("train.batch_size", 2 * batch_size)
+    project.dvc("repro", "--single-item", "train")
+    return project
+
+
+def refused(project: Project, *arguments: str) -> str:
+    """Return the one line with which a comparison is refused."""
+    line = project.gradtrail("diff", *arguments, check=False).strip()
+    assert line.startswith("gradtrail: ")
+    assert "\n" not in line
+    return line
+
+
+def test_a_larger_batch_is_named_by_every_way_to_say_which_run(project: Project) -> None:
+    new, old = project.runs_of("train")[:2]
+    for before in (old["id"], old["id"][:8], old["tags"]["state"]):
+        said = project.gradtrail("diff", before, "workspace").splitlines()
+        assert "train.batch_size " in said[0]
+        assert said[1].startswith("A  ")
+        assert any(line.startswith("train_step") and "other program" in line for line in said)
+    page = max((project.folder / "reports/diff").glob("*.html")).read_text()
+    assert "train.batch_size" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    found = json.loads(project.gradtrail("diff", old["id"], new["id"], "--json"))
+    assert [one["run_id"] for one in found["runs"]] == [old["id"], new["id"]]
+    assert found["params"].keys() == {"train.batch_size"}
+    assert {"verdict", "before", "after"} <= found["functions"][0].keys()
+
+
+def test_two_attempts_of_one_state_have_the_same_programs_and_their_own_times(project: Project) -> None:
+    old = project.runs_of("train")[1]["id"]
+    found = json.loads(project.gradtrail("diff", f"{old}@1", f"{old}@2", "--json"))
+    assert {each["verdict"].partition(",")[0] for each in found["functions"]} == {"same program"}
+    first, second = (one["seconds"] for one in found["runs"])
+    assert first.keys() == second.keys() == {"imports", "data", "compile", "compute", "tracking"}
+    assert first != second
+    assert all(value >= 0 for value in (first | second).values())
+    assert found["params"] == found["data"] == {}
+    assert found["code"] == []
+
+
+def test_nothing_is_logged(project: Project) -> None:
+    before = project.runs()
+    project.gradtrail("diff", "workspace", "workspace")
+    assert project.runs() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["workspace", "workspase"], "workspase: no run has this name"),
+        (["workspace", "HEAD~99"], "HEAD~99"),
+        (["workspace", "workspace@9"], "workspace@9: the run has attempts 1 to"),
+        (["--stage", "trian", "workspace", "workspace"], "trian"),
+    ],
+)
+def test_bad_input_is_one_line(project: Project, arguments: list[str], words: str) -> None:
+    assert words in refused(project, *arguments)
+
+
+def test_runs_of_two_stages_are_not_compared(project: Project) -> None:
+    evaluation = project.runs_of("evaluate")[0]["id"]
+    assert "two runs of one stage can be compared" in refused(project, "workspace", evaluation)
+
+
+def test_a_rebuilt_run_says_what_it_lacks(project: Project, tmp_path: Path) -> None:
+    copy = project.copy(tmp_path / "copy")
+    copy.empty_store()
+    copy.sync()
+    said = copy.gradtrail("diff", "workspace", "workspace")
+    assert "was rebuilt from its outs: no times, programs or environment of its own" in said
