@@ -11,8 +11,10 @@ from typing import Any
 import click
 
 from gradtrail.core.common.validation import ConfigError
+from gradtrail.serving import commands as serving
 from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, printable, with_store
 from gradtrail.support.paths import find_project
+from gradtrail.support.verb import Verb
 
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
@@ -48,18 +50,8 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-class _Verb(click.Command):
-    """A verb: runs in the project's folder, from whichever folder in it; `obj` is that folder, relative to it."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        start = Path.cwd()
-        os.chdir(find_project(start))
-        ctx.obj = Path(os.path.relpath(start))
-        return super().invoke(ctx)
-
-
 class _Verbs(click.Group):
-    command_class = _Verb
+    command_class = Verb
 
 
 @click.group(
@@ -256,6 +248,10 @@ def diff(before: str, after: str, stage: str | None, *, as_json: bool) -> None:
     from gradtrail.experiments.diff.main import diff
 
     with_store(lambda: diff(before, after, stage, as_json=as_json))
+
+
+for _verb in serving.VERBS:
+    gradtrail.add_command(_verb)
 
 
 @gradtrail.command(epilog="Example: gradtrail gate --accept")

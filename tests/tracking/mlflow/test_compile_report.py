@@ -5,6 +5,7 @@ import io
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +28,16 @@ class RecordingRun:
         self.is_open = is_open
         self.logged: dict[str, float] = {}
         self.written: dict[str, str] = {}
+        self.told: dict[str, Any] = {}
 
     def best_effort(self) -> contextlib.nullcontext[None]:
         return contextlib.nullcontext()
 
     def metrics(self, values: dict[str, float]) -> None:
         self.logged |= values
+
+    def timings(self, **values: Any) -> None:
+        self.told |= values
 
     def files(self, folder: Path, under: str) -> None:
         self.written |= {f"{under}/{path.name}": path.read_text(errors="replace") for path in folder.iterdir()}
@@ -82,6 +87,9 @@ def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixtur
         *(f"compile/square.{k}.txt" for k in kinds),
     }
     assert run.written["compile/calls.csv"] == "function,signature,line\n"
+    (square,) = run.told["functions"]
+    assert (square["function"], square["flops"]) == ("square", table["flops"][0])
+    assert run.told["cache"]["hits"] <= run.told["cache"]["requests"] <= 1 + run.told["cache"]["unplanned"]
     assert capsys.readouterr().err == ""
 
 
