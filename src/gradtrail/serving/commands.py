@@ -12,6 +12,25 @@ from gradtrail.support.verb import Verb
 _PATH = click.Path(path_type=Path)
 
 
+class _Share(click.ParamType):
+    """A share of the whole, such as 10% or 0.1: above 0, at most 1."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the share, from 0 to 1."""
+        try:
+            share = float(str(value).removesuffix("%")) / (100 if str(value).endswith("%") else 1)
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            self.fail(f"must be above 0% and at most 100%, got {value!r}", param, ctx)
+        return share
+
+
+SHARE = _Share()
+
+
 @click.command(
     # stays in its folder, where the images are
     epilog="Example: gradtrail predict three.png seven.png --figure seen.png",
@@ -41,6 +60,10 @@ def predict(images: tuple[Path, ...], weights: Path | None, figure: Path | None,
 @click.option("--max-requests", type=int, default=256, show_default=True, help="Under way at once; more get 429.")
 @click.option("--max-seconds", type=float, default=30, show_default=True, help="Of a request; then it gets status 504.")
 @click.option("--drain-seconds", type=float, default=10, show_default=True, help="To end requests after SIGTERM.")
+@click.option("--follow-seconds", type=float, default=5, show_default=True, help="Between looks at an alias; 0: never.")
+@click.option("--challenger", metavar="MODEL", help="A model on trial, such as @challenger; with --canary or --shadow.")
+@click.option("--canary", type=SHARE, metavar="SHARE", help="Of the clients, whom it answers, such as 10%.")
+@click.option("--shadow", is_flag=True, help="It answers nobody, and is compared on every request.")
 @click.option("--access-log", is_flag=True, help="A line on stderr for each request.")
 @click.pass_obj
 def serve(place: Path, /, model: str | None, host: str, port: int, **options: Any) -> int:
@@ -51,7 +74,7 @@ def serve(place: Path, /, model: str | None, host: str, port: int, **options: An
     """
     from gradtrail.serving.server.main import config_of, serve
 
-    return serve(model, place, config_of(host, port, options))
+    return serve(model, place, config_of(place, host, port, options))
 
 
 VERBS: list[click.Command] = [predict, serve]

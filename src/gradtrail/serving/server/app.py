@@ -22,7 +22,7 @@ ROUTES = (
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{name}", "/v2/models/{name}/ready"),
     *("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}"),
     *("/v2/models/{name}/versions/{version}/ready", "/v2/models/{name}/versions/{version}/infer"),
-    *("/invocations", "/ping", "/version", "/metrics", "/picture", "/docs", "/openapi.json"),
+    *("/invocations", "/ping", "/version", "/metrics", "/rollout", "/picture", "/docs", "/openapi.json"),
     *("/", "/page.css", "/page.js"),
 )
 _FOLDER = Path(__file__).parent / "page"
@@ -152,6 +152,10 @@ def _add_pages(app: FastAPI, router: Router, metrics: ServerMetrics) -> None:
         """All metrics, in Prometheus' text format."""
         return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
+    async def rollout() -> Response:
+        """State of the challenger: whether it answers, is compared, or was stopped and why."""
+        return _json(router.rollout.about() if router.rollout else {"state": "off"})
+
     async def picture(request: Request) -> Response:
         """Classify a picture, PNG or JPEG, after bringing it into the form of the training images."""
         served = router.current
@@ -166,6 +170,7 @@ def _add_pages(app: FastAPI, router: Router, metrics: ServerMetrics) -> None:
         return Response(docs_page(app.openapi(), router), media_type="text/html", headers=_HEADERS)
 
     app.add_api_route("/metrics", tell_metrics)
+    app.add_api_route("/rollout", rollout)
     app.add_api_route("/picture", picture, methods=["POST"], openapi_extra=_PICTURE)
     app.add_api_route("/docs", docs)
     for path, (name, kind) in _PAGE.items():

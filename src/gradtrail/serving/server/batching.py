@@ -94,7 +94,7 @@ class Batcher:
         self._model, self._config, self._observe = model, config, observe
         self._sizes = model.manifest.batch_sizes
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._thread, self._has_ended = _new_thread(), False
         self._queue: deque[_Request] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._is_running = self._is_closing = False
@@ -158,6 +158,8 @@ class Batcher:
             return
         spans = self._next_spans()
         self._is_running = True
+        if self._has_ended:  # a request that found this model before it was replaced
+            self._thread, self._has_ended = _new_thread(), False
         self._thread.submit(self._run, spans)
 
     def _next_spans(self) -> list[_Span]:
@@ -226,3 +228,8 @@ class Batcher:
     def _end_if_idle(self) -> None:
         if self._is_closing and not self._is_running and not self._queue:
             self._thread.shutdown(wait=False)
+            self._has_ended = True
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="model")

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gradtrail.core.common.validation import ConfigError, check
 from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.serving.rollout import start
 from gradtrail.serving.server.app import ROUTES, create_app
 from gradtrail.serving.server.batching import BatchingConfig
 from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_token
@@ -42,6 +43,7 @@ class ServerConfig:
         limits: of each request.
         drain_seconds: that requests under way have to end after SIGTERM.
         has_access_log: whether each request is a line on stderr.
+        rollout: which models may replace the first one, and how.
     """
 
     host: str
@@ -50,13 +52,14 @@ class ServerConfig:
     limits: Limits
     drain_seconds: float
     has_access_log: bool
+    rollout: start.RolloutConfig
 
     def __post_init__(self) -> None:
         check("drain_seconds", self.drain_seconds, above=0, at_most=3600)
 
 
-def config_of(host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
-    """Return what the options of the command line say, as it names them.
+def config_of(place: Path, host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
+    """Return what the options of the command line say, as it names them; `place` is as of `serve`.
 
     Raises:
         ConfigError: a value is out of its bounds; one line.
@@ -74,6 +77,7 @@ def config_of(host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
             ),
             drain_seconds=options["drain_seconds"],
             has_access_log=options["access_log"],
+            rollout=start.config_of(options, place),
         )
     except ValueError as error:
         raise ConfigError(f"gradtrail serve: {error}") from None
@@ -107,7 +111,7 @@ async def _run(model: str, config: ServerConfig, token: str, listener: socket.so
     guard = Guard(limits=config.limits, token=token, has_access_log=config.has_access_log)
     create_app(router, guard, metrics)
     server = _Server(guard, config, router)
-    loading = asyncio.create_task(_load(model, router, metrics, server, _address(listener)))
+    loading = asyncio.create_task(_models(model, config, router, metrics, server, _address(listener)))
     try:
         await server.serve(sockets=[listener])
         if loading.done():
@@ -118,14 +122,21 @@ async def _run(model: str, config: ServerConfig, token: str, listener: socket.so
     return 0
 
 
-async def _load(model: str, router: Router, metrics: ServerMetrics, server: "_Server", address: str) -> None:
-    """Load the first model, and say so; end the server where it cannot be used."""
+async def _models(
+    model: str, config: ServerConfig, router: Router, metrics: ServerMetrics, server: "_Server", address: str
+) -> None:
+    """Load the first model, and those that come after it; end the server where one cannot be used."""
     try:
-        source = await asyncio.to_thread(_locate, model)
-        served = await router.load(source)
+        await _load(model, router, metrics, address)
+        await start.roll_out(model, config.rollout, router, metrics, _locate)
     except BaseException:
         server.should_exit = True
         raise
+
+
+async def _load(model: str, router: Router, metrics: ServerMetrics, address: str) -> None:
+    """Load the first model, and say so."""
+    served = await router.load(await asyncio.to_thread(_locate, model))
     metrics.classes = served.about.classes
     router.swap(served)
     seconds = _seconds_since_start()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -87,6 +87,9 @@ class Rollout(Protocol):
 
     async def answer(self, images: Images, request_id: str | None, current: Served) -> Answer:
         """Answer one request, by `current` or by a challenger; see `answer_by`."""
+
+    def about(self) -> dict[str, Any]:
+        """What `GET /rollout` answers."""
 
 
 class Watcher(Protocol):
