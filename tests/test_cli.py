@@ -10,10 +10,10 @@ import pytest
 from factories import ROOT
 
 from gradtrail import cli
-from gradtrail.experiments import predict as predicting
 from gradtrail.experiments import repro as reproduction
 from gradtrail.experiments.show import main as showing
 from gradtrail.experiments.sweep import recipes
+from gradtrail.serving.predict import main as predicting
 
 VERBS = sorted(cli.gradtrail.commands)
 

@@ -3,7 +3,6 @@
 Each verb is one function of the package that it names, imported when the verb is called: many import JAX or MLflow.
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import click
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.serving import commands as serving
 from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, printable, with_store
-from gradtrail.support.paths import find_project
 from gradtrail.support.verb import Verb
 
 _PATH = click.Path(path_type=Path)
@@ -110,25 +108,6 @@ def show(place: Path, what: str) -> int:
     from gradtrail.experiments.show.main import show
 
     return with_store(lambda: show(what, place))
-
-
-@gradtrail.command(
-    cls=click.Command,  # stays in its folder, where the images are
-    epilog="Example: gradtrail predict three.png seven.png --figure seen.png",
-)
-@click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE.png...")
-@click.option("--weights", type=_PATH, help="A weights file.  [default: what was trained last, all its members]")
-@click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
-@click.option("--picture", type=_PATH, hidden=True, deprecated="Use --figure.")
-def predict(images: tuple[Path, ...], weights: Path | None, figure: Path | None, picture: Path | None) -> int:
-    """Classify images with the trained model.
-
-    Images that cannot be used are reported after the others, with exit status 2.
-    """
-    from gradtrail.experiments.predict import predict
-
-    weights = weights or Path(os.path.relpath(find_project(Path.cwd()))) / "models"
-    return predict(images, weights, figure or picture)
 
 
 @gradtrail.command(epilog="Example: gradtrail ui --port 5001")

@@ -1,5 +1,80 @@
 """The verbs of a model that is to be used; each imports its package when it is called."""
 
+import os
+from pathlib import Path
+from typing import Any
+
 import click
 
-VERBS: list[click.Command] = []
+from gradtrail.support.paths import find_project
+from gradtrail.support.verb import Verb
+
+_PATH = click.Path(path_type=Path)
+
+
+class _Share(click.ParamType):
+    """A share of the whole, such as 10% or 0.1: above 0, at most 1."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the share, from 0 to 1."""
+        try:
+            share = float(str(value).removesuffix("%")) / (100 if str(value).endswith("%") else 1)
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            self.fail(f"must be above 0% and at most 100%, got {value!r}", param, ctx)
+        return share
+
+
+SHARE = _Share()
+
+
+@click.command(
+    # stays in its folder, where the images are
+    epilog="Example: gradtrail predict three.png seven.png --figure seen.png",
+)
+@click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE.png...")
+@click.option("--weights", type=_PATH, help="A weights file.  [default: what was trained last, all its members]")
+@click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
+@click.option("--picture", type=_PATH, hidden=True, deprecated="Use --figure.")
+def predict(images: tuple[Path, ...], weights: Path | None, figure: Path | None, picture: Path | None) -> int:
+    """Classify images with the trained model.
+
+    Images that cannot be used are reported after the others, with exit status 2.
+    """
+    from gradtrail.serving.predict.main import predict
+
+    weights = weights or Path(os.path.relpath(find_project(Path.cwd()))) / "models"
+    return predict(images, weights, figure or picture)
+
+
+@click.command(cls=Verb, epilog="Example: gradtrail serve models/export --port 8080")
+@click.argument("model", required=False)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Others need GRADTRAIL_TOKEN.")
+@click.option("--port", type=click.IntRange(0, 2**16 - 1), default=8080, show_default=True, help="0 for a free one.")
+@click.option("--max-wait-ms", type=float, default=2, show_default=True, help="That a batch waits for more requests.")
+@click.option("--max-images", type=int, default=1024, show_default=True, help="Of a request.")
+@click.option("--max-body-mib", type=float, default=16, show_default=True, help="Of a request.")
+@click.option("--max-requests", type=int, default=256, show_default=True, help="Under way at once; more get 429.")
+@click.option("--max-seconds", type=float, default=30, show_default=True, help="Of a request; then it gets status 504.")
+@click.option("--drain-seconds", type=float, default=10, show_default=True, help="To end requests after SIGTERM.")
+@click.option("--follow-seconds", type=float, default=5, show_default=True, help="Between looks at an alias; 0: never.")
+@click.option("--challenger", metavar="MODEL", help="A model on trial, such as @challenger; with --canary or --shadow.")
+@click.option("--canary", type=SHARE, metavar="SHARE", help="Of the clients, whom it answers, such as 10%.")
+@click.option("--shadow", is_flag=True, help="It answers nobody, and is compared on every request.")
+@click.option("--access-log", is_flag=True, help="A line on stderr for each request.")
+@click.pass_obj
+def serve(place: Path, /, model: str | None, host: str, port: int, **options: Any) -> int:
+    """Answer requests with an exported model, over HTTP.
+
+    MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or a folder with an export; models:/<export.name>@champion unless
+    it is named.
+    """
+    from gradtrail.serving.server.main import config_of, serve
+
+    return serve(model, place, config_of(place, host, port, options))
+
+
+VERBS: list[click.Command] = [predict, serve]

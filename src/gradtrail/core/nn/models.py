@@ -222,7 +222,7 @@ class ConvolutionalNetwork(Head):
         for block in self.blocks:
             again = self.remat and tap is identity_tap
             activations = _rematerialized(block)(activations) if again else block(activations, tap)
-        features = activations.reshape(-1, len(images)).T
+        features = activations.reshape(-1, images.shape[0]).T
         return self.classify(dropout(features, self.dropout, _folded(key, len(self.layers))), key, tap)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, seed
 from PIL import Image
 from untrusted import damaged, fuzz, refusal
 
-from gradtrail.experiments.predict import read_image
+from gradtrail.serving.predict.images import read_image
 from gradtrail.stages.fetch import digits
 from gradtrail.stages.fetch.catalog import DATASETS
 from gradtrail.support.errors import UserError

@@ -1,0 +1,230 @@
+"""A challenger on trial: it answers a share of the clients, or nobody, and is compared with the primary model.
+
+**Canary**: ids in the share get the challenger's answer. The primary answers the same images afterwards, beside the
+client's way, so that the two can be compared; a failure of the challenger becomes the primary's answer at once, and no
+client sees it. **Shadow**: every client gets the primary's answer; the challenger answers the same images afterwards.
+
+What it costs: a canary of 10 % runs 10 % more images than no canary, a shadow twice as many. Comparisons are the first
+to go when there is much to do: at most `MAX_COMPARISONS` are under way, further requests are not compared.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradtrail.core.common.validation import check
+from gradtrail.serving.monitoring.metrics import Rollout, ServerMetrics
+from gradtrail.serving.rollout.canary import Canary, CanaryLimits, Outcome
+from gradtrail.serving.rollout.split import in_canary
+from gradtrail.serving.server.refusal import Refusal
+from gradtrail.serving.server.router import Answer, Images, Probabilities, Router, Served
+from gradtrail.support.errors import UserError
+
+LOG = logging.getLogger("gradtrail.serve")
+MAX_COMPARISONS = 16  # under way
+PATIENCE_SECONDS = 2.0  # that a client waits for the challenger; then the primary answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialConfig:
+    """How a challenger is tried.
+
+    Attributes:
+        share: of the ids that it answers, above 0 to 1; 0 for none: a shadow.
+        limits: past which it is stopped.
+    """
+
+    share: float
+    limits: CanaryLimits
+
+    def __post_init__(self) -> None:
+        check("canary", self.share, at_least=0, at_most=1)
+
+
+class Trial:
+    """Decides whether the challenger answers a request, and stops it past its limits; lives in the event loop."""
+
+    def __init__(self, config: TrialConfig, router: Router, metrics: ServerMetrics) -> None:
+        """Begin without a challenger."""
+        self.config, self._router, self._metrics = config, router, metrics
+        self._challenger: Served | None = None
+        self._version: str | None = None
+        self._canary = Canary(config.limits)
+        self._against = ""  # digest of the primary that the evidence is about
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tell("off")
+
+    @property
+    def state(self) -> Rollout:
+        """What the challenger does now."""
+        if self._canary.stopped is not None:
+            return "stopped"
+        if self._challenger is None:
+            return "off"
+        return "canary" if self.config.share else "shadow"
+
+    def challenge(self, served: Served | None) -> None:
+        """Try this model from now on, from the beginning; None ends the trial.
+
+        Raises:
+            UserError: it takes other images than the primary, or knows other classes.
+        """
+        if served is not None and not _fit(served, self._router.current):
+            served.batcher.close()
+            raise UserError(f"challenger {served.version}: takes other images or classes than the primary model")
+        old, self._challenger = self._challenger, served
+        self._version = served.version if served else None
+        self._canary = Canary(self.config.limits)
+        if old is not None:
+            old.batcher.close()
+        self._metrics.unloaded("challenger")
+        if served is not None:
+            self._metrics.serving("challenger", served.about.name, served.version, served.digest)
+        self._tell(self.state)
+
+    def about(self) -> dict[str, Any]:
+        """Return what `GET /rollout` answers."""
+        stopped = self._canary.stopped
+        return {
+            "state": self.state,
+            "challenger": self._version,
+            "share": self.config.share if self.state == "canary" else 0.0,
+            "requests": self._canary.requests,
+            "stopped": stopped and {"because": stopped.test, "message": str(stopped)},
+        }
+
+    async def answer(self, images: Images, request_id: str | None, current: Served) -> Answer:
+        """Answer one request, by `current` or by the challenger.
+
+        Raises:
+            Refusal: too much waits (429).
+            Exception: what the primary raised.
+        """
+        challenger = self._challenger
+        if challenger is None or self._is_over(current):
+            return await self._router.answer_by(current, images)
+        if self.config.share and in_canary(request_id or secrets.token_hex(8), self.config.share):
+            return await self._by_challenger(images, challenger, current)
+        started = time.perf_counter()
+        answer = await self._router.answer_by(current, images)
+        outcome = _outcome(answer.probabilities, time.perf_counter() - started)
+        if self.config.share:
+            self._observe(challenger, outcome, None)
+        else:
+            self._later(self._shadow(images, challenger, outcome))
+        return answer
+
+    async def _by_challenger(self, images: Images, challenger: Served, current: Served) -> Answer:
+        is_first = not challenger.num_answered
+        challenger.num_answered += 1
+        probabilities, outcome = await self._try(challenger, images)
+        if outcome.error is None and self._challenger is challenger:
+            self._later(self._compare(images, challenger, current, outcome), instead=outcome)
+            return Answer(probabilities=probabilities, by=challenger, is_first=is_first)
+        self._observe(challenger, None, outcome)
+        self._metrics.fell_back()
+        return await self._router.answer_by(current, images)
+
+    async def _try(self, challenger: Served, images: Images) -> tuple[Probabilities, Outcome]:
+        """Ask the challenger; whatever goes wrong is an outcome."""
+        started = time.perf_counter()
+        probabilities = np.zeros((0, 0), np.float32)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                probabilities = await challenger.batcher.predict(images)
+            outcome = _outcome(probabilities, time.perf_counter() - started)
+        except TimeoutError:
+            outcome = Outcome(seconds=PATIENCE_SECONDS, error="timeout")
+        except Refusal:
+            outcome = Outcome(seconds=time.perf_counter() - started, error="overloaded")
+        except Exception:
+            outcome = Outcome(seconds=time.perf_counter() - started, error="failed")
+            if not self._canary.requests:
+                LOG.warning("the challenger, version %s, failed", challenger.version, exc_info=True)
+        if outcome.error is None:
+            self._metrics.answered(
+                "challenger", challenger.version, outcome.seconds, outcome.labels, outcome.confidences
+            )
+        else:
+            self._metrics.failed("challenger", challenger.version)
+        return probabilities, outcome
+
+    async def _compare(self, images: Images, challenger: Served, current: Served, outcome: Outcome) -> None:
+        """Ask the primary what it makes of the images that the challenger has answered."""
+        started = time.perf_counter()
+        try:
+            probabilities = await current.batcher.predict(images)
+        except Exception:  # its own failures are counted where it answers clients
+            self._observe(challenger, None, outcome)
+        else:
+            self._observe(challenger, _outcome(probabilities, time.perf_counter() - started), outcome)
+
+    async def _shadow(self, images: Images, challenger: Served, primary: Outcome) -> None:
+        """Ask the challenger what it makes of the images that the primary has answered."""
+        _, outcome = await self._try(challenger, images)
+        self._observe(challenger, primary, outcome)
+
+    def _later(self, comparison: Coroutine[Any, Any, None], instead: Outcome | None = None) -> None:
+        if len(self._tasks) >= MAX_COMPARISONS:
+            comparison.close()
+            self._metrics.comparison_dropped()
+            if instead is not None and self._challenger is not None:
+                self._observe(self._challenger, None, instead)
+            return
+        task = asyncio.get_running_loop().create_task(comparison)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _observe(self, challenger: Served, primary: Outcome | None, outcome: Outcome | None) -> None:
+        """Add to the evidence, and stop the challenger where it suffices."""
+        if challenger is not self._challenger:  # an answer that came after its end
+            return
+        if primary and outcome and not outcome.error:
+            agreed = sum(a == b for a, b in zip(primary.labels, outcome.labels, strict=True))
+            self._metrics.compared(agreed, len(outcome.labels) - agreed)
+        stopped = self._canary.observe(primary, outcome)
+        if stopped is not None:
+            self._challenger = None
+            challenger.batcher.close()
+            self._metrics.unloaded("challenger")
+            self._metrics.stopped(stopped.test)
+            LOG.warning("the challenger, version %s, is stopped: %s", challenger.version, stopped)
+
+    def _is_over(self, current: Served) -> bool:
+        """Begin anew against another primary; end where the challenger has become the primary."""
+        if current.digest == self._against or self._challenger is None:
+            return False
+        self._against = current.digest
+        if self._challenger.digest == current.digest or not _fit(self._challenger, current):
+            LOG.warning("version %s is the primary model now; the trial of %s ends", current.version, self._version)
+            self.challenge(None)
+            return True
+        self._canary = Canary(self.config.limits)
+        return False
+
+    def _tell(self, state: Rollout) -> None:
+        self._metrics.rollout(state, self.config.share if state == "canary" else 0.0)
+
+
+def _fit(challenger: Served, primary: Served) -> bool:
+    of_both = [(each.about.image_shape, each.about.classes) for each in (challenger, primary)]
+    return of_both[0] == of_both[1]
+
+
+def _outcome(probabilities: Probabilities, seconds: float) -> Outcome:
+    """Return what became of a request; probabilities that are none are a failure."""
+    if not np.isfinite(probabilities).all():
+        return Outcome(seconds=seconds, error="failed")
+    if not len(probabilities):
+        return Outcome(seconds=seconds)
+    return Outcome(
+        labels=probabilities.argmax(axis=1).tolist(),
+        confidences=probabilities.max(axis=1).tolist(),
+        seconds=seconds,
+    )

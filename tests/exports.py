@@ -1,0 +1,89 @@
+"""Small exported models, written within a second."""
+
+from pathlib import Path
+from typing import Literal
+
+import jax
+import numpy as np
+
+from gradtrail.core.export.forward import ExportConfig
+from gradtrail.core.nn.models import CNNConfig, HostParams, MLPConfig, Model, ModelConfig
+from gradtrail.stages.export.package import Network, write_export
+
+SHAPE = (28, 28)
+CLASSES = tuple(map(str, range(10)))
+_CNN = CNNConfig(channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(8,), dropout=0.0)
+_CERTAIN = 20.0  # a logit beyond those of random weights
+
+
+def small_network(
+    *,
+    seed: int = 0,
+    always: int | None = None,
+    model: Literal["linear", "mlp", "cnn"] = "mlp",
+    members: int = 1,
+    temperature: float = 1.5,
+    image_shape: tuple[int, int] = SHAPE,
+) -> Network:
+    """Return a network of random weights; one that says a class `always`, with high confidence."""
+    config = ModelConfig(
+        kind=model,
+        mlp=MLPConfig(hidden=(8,), dropout=0.0) if model == "mlp" else None,
+        cnn=_CNN if model == "cnn" else None,
+        precision="float32",
+        image_shape=image_shape,
+        num_classes=len(CLASSES),
+    )
+    network = Model(config)
+    of_seed = {}
+    for each in range(seed, seed + members):
+        params = _random(network, np.random.default_rng(each))
+        if always is not None:
+            last = params["layers"][max(params["layers"])]
+            last["kernel"][:], last["bias"][:] = 0, _CERTAIN * (np.arange(len(CLASSES)) == always)
+        of_seed[each] = params
+    return Network(
+        model=network,
+        members=of_seed,
+        weights="final",
+        epochs=(1,) * members,
+        dataset="digits 00000000",
+        classes=CLASSES,
+        temperature=temperature,
+    )
+
+
+def write_small_export(
+    folder: Path,
+    *,
+    seed: int = 0,
+    name: str = "digits",
+    always: int | None = None,
+    model: Literal["linear", "mlp", "cnn"] = "mlp",
+    members: int = 1,
+    batch_sizes: tuple[int, ...] = (1, 8, 32, 128),
+) -> Path:
+    """Write an exported network of random weights to a new folder, and return it.
+
+    Args:
+        folder: to make.
+        seed: of the weights.
+        name: of the model.
+        always: the class that it answers whatever it sees, with high confidence; None for random answers.
+        model: kind of the network.
+        members: networks; of several the export is the ensemble.
+        batch_sizes: that a server compiles.
+    """
+    network = small_network(seed=seed, always=always, model=model, members=members)
+    write_export(folder, network, ExportConfig(name=name, batch_sizes=batch_sizes))
+    return folder
+
+
+def _random(network: Model, rng: np.random.Generator) -> HostParams:
+    """Draw parameters without compiling anything."""
+
+    def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        deviation = 0.1 if leaf.ndim == 1 else np.sqrt(2 / np.prod(leaf.shape[:-1]))
+        return rng.normal(scale=deviation, size=leaf.shape).astype(leaf.dtype)
+
+    return jax.tree.map(draw, network.abstract_params())

@@ -1,0 +1,255 @@
+"""A challenger on trial before a real router, with models that are told what to answer."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.serving.rollout.split import in_canary
+from gradtrail.serving.rollout.trial import Trial, TrialConfig
+from gradtrail.serving.server.batching import BatchingConfig
+from gradtrail.serving.server.router import Answer, Loaded, Router, Served
+from gradtrail.serving.server.watching import MetricsWatcher
+from gradtrail.serving.slo import read_slo
+from gradtrail.support.errors import UserError
+
+CLASSES = tuple(map(str, range(10)))
+SLO = Path(__file__).parents[3] / "slo.yaml"
+Answers = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class About:
+    """What the router reads of a manifest."""
+
+    digest: str
+    name: str = "digits"
+    batch_sizes: tuple[int, ...] = (1, 8, 32)
+    image_shape: tuple[int, int] = (2, 2)
+    classes: tuple[str, ...] = CLASSES
+
+
+@dataclass
+class Fake:
+    """A model of which `run` is told."""
+
+    manifest: Any
+    run: Answers
+
+
+def sound(batch: np.ndarray) -> np.ndarray:
+    """The label is the first pixel."""
+    return np.eye(10, dtype=np.float32)[batch[:, 0, 0] % 10]
+
+
+def seven(batch: np.ndarray) -> np.ndarray:
+    return np.eye(10, dtype=np.float32)[np.full(len(batch), 7)]
+
+
+def throwing(batch: np.ndarray) -> np.ndarray:
+    raise RuntimeError("the challenger's fault")
+
+
+def not_a_number(batch: np.ndarray) -> np.ndarray:
+    return np.full((len(batch), 10), np.nan, np.float32)
+
+
+def slow(batch: np.ndarray) -> np.ndarray:
+    time.sleep(0.05)
+    return sound(batch)
+
+
+@dataclass
+class Bench:
+    """A router with a primary, a trial, and their metrics."""
+
+    router: Router
+    trial: Trial
+    metrics: ServerMetrics
+
+    def load(self, run: Answers, version: str, **about: Any) -> Served:
+        loaded = Loaded(model=Fake(About(f"digest {version}", **about), run), version=version, sizes=())  # type: ignore[arg-type]
+        return self.router.serve(loaded)
+
+    async def ask(self, number: int, client: str | None = None) -> Answer:
+        images = np.full((1, 2, 2), number % 10, np.uint8)
+        return await self.router.answer(images, client or f"client {number}", self.router.current)
+
+    async def settle(self) -> None:
+        """Wait for the comparisons."""
+        while self.trial._tasks:
+            await asyncio.gather(*self.trial._tasks)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+
+@contextmanager
+def bench(share: float) -> Iterator[Bench]:
+    """Make a bench in a running event loop."""
+    metrics = ServerMetrics((), CLASSES)
+    router = Router(batching=BatchingConfig(max_wait_ms=0), watcher=MetricsWatcher(metrics))
+    trial = Trial(TrialConfig(share=share, limits=read_slo(SLO).canary), router, metrics)
+    made = Bench(router, trial, metrics)
+    router.swap(made.load(sound, "1"))
+    router.rollout = trial
+    try:
+        yield made
+    finally:
+        trial.challenge(None)
+        router.close()
+
+
+def run(scenario: Callable[[Bench], Any], share: float = 0.1) -> None:
+    async def main() -> None:
+        with bench(share) as made:
+            await scenario(made)
+
+    asyncio.run(main())
+
+
+def test_the_share_of_clients_gets_the_challenger_and_a_client_stays() -> None:
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(sound, "2"))
+        for _ in range(2):
+            for number in range(300):
+                answer = await made.ask(number)
+                assert answer.by.version == ("2" if in_canary(f"client {number}", 0.1) else "1")
+        await made.settle()
+        assert made.trial.about()["state"] == "canary"
+        assert made.value("gradtrail_compared_images_total", result="agreed") == made.trial.about()["requests"] > 30
+        assert made.value("gradtrail_compared_images_total", result="disagreed") == 0
+        assert made.value("gradtrail_canary_share_ratio") == 0.1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("challenger", "tests"),
+    [
+        (seven, {"agreement", "class share"}),
+        (throwing, {"errors"}),
+        (not_a_number, {"errors"}),
+        (slow, {"latency"}),
+    ],
+)
+def test_a_bad_challenger_is_stopped_and_no_client_notices_a_failure(
+    challenger: Answers, tests: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(challenger, "2"))
+        by = []
+        for number in range(1500):
+            answer = await made.ask(number)
+            by.append(answer.by.version)
+            if challenger is not seven or answer.by.version == "1":
+                assert answer.probabilities.argmax() == number % 10
+            if made.trial.state == "stopped":
+                break
+        await made.settle()
+        about = made.trial.about()
+        assert about["state"] == "stopped"
+        assert about["stopped"]["because"] in tests
+        assert about["requests"] < 200
+        assert by.count("2") <= about["requests"]
+        assert (await made.ask(1)).by.version == "1"
+        assert made.value("gradtrail_rollout_state", state="stopped") == 1
+        assert made.value("gradtrail_canary_stops_total", test=about["stopped"]["because"]) == 1
+        if tests == {"errors"}:
+            assert by.count("2") == 0
+            assert made.value("gradtrail_canary_fallbacks_total") == about["requests"]
+
+    with caplog.at_level(logging.WARNING, "gradtrail.serve"):
+        run(scenario)
+    stops = [each.message for each in caplog.records if "is stopped" in each.message]
+    assert len(stops) == 1
+    assert stops[0].startswith("the challenger, version 2, is stopped: ")
+
+
+def test_a_shadow_answers_nobody_and_is_compared_on_every_request() -> None:
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(seven, "2"))
+        count = 0
+        while made.trial.state == "shadow":
+            assert (await made.ask(count)).by.version == "1"
+            await made.settle()
+            count += 1
+        about = made.trial.about()
+        assert about["requests"] == count < 200
+        assert about["stopped"]["because"] in {"agreement", "class share"}
+        assert made.value("gradtrail_canary_fallbacks_total") == 0
+
+    run(scenario, share=0.0)
+
+
+def test_a_challenger_that_hangs_costs_a_client_its_patience_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradtrail.serving.rollout.trial.PATIENCE_SECONDS", 0.02)
+
+    def hanging(batch: np.ndarray) -> np.ndarray:
+        time.sleep(0.2)
+        return sound(batch)
+
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(hanging, "2"))
+        for number in range(10):
+            assert (await made.ask(number)).by.version == "1"
+        assert made.trial.about()["stopped"]["because"] == "errors"
+
+    run(scenario, share=1.0)
+
+
+def test_a_promotion_of_the_challenger_ends_its_trial_and_another_one_begins_it_anew() -> None:
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(sound, "2"))
+        for number in range(20):
+            await made.ask(number)
+        await made.settle()
+        made.router.swap(made.load(sound, "3"))
+        await made.ask(0)
+        await made.settle()
+        assert made.trial.about()["requests"] == 1, "the evidence was about another primary"
+        made.router.swap(made.load(sound, "2"))
+        assert (await made.ask(0)).by.version == "2"
+        assert made.trial.about()["state"] == "off"
+        assert made.value("gradtrail_rollout_state", state="off") == 1
+
+    run(scenario, share=1.0)
+
+
+def test_the_next_challenger_is_tried_after_one_was_stopped() -> None:
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(throwing, "2"))
+        for number in range(10):
+            await made.ask(number)
+        assert made.trial.state == "stopped"
+        made.trial.challenge(made.load(sound, "3"))
+        assert (await made.ask(0)).by.version == "3"
+
+    run(scenario, share=1.0)
+
+
+def test_a_challenger_of_other_images_or_classes_is_refused() -> None:
+    async def scenario(made: Bench) -> None:
+        with pytest.raises(UserError, match="takes other images or classes"):
+            made.trial.challenge(made.load(sound, "2", image_shape=(3, 3)))
+        assert (await made.ask(0)).by.version == "1"
+
+    run(scenario, share=1.0)
+
+
+def test_a_request_that_found_a_model_before_it_was_replaced_is_answered() -> None:
+    async def scenario(made: Bench) -> None:
+        found = made.router.current
+        made.router.swap(made.load(sound, "2"))
+        answer = await made.router.answer(np.full((1, 2, 2), 3, np.uint8), None, found)
+        assert answer.probabilities.argmax() == 3
+
+    run(scenario, share=0.5)
