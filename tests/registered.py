@@ -1,0 +1,96 @@
+"""A store with trainings whose exports are logged, as the pipeline makes them, without running it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from exports import write_small_export
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus, Metric, Run, RunTag
+
+from gradtrail.stages.artifacts.exported import read_manifest
+from gradtrail.tracking.mlflow.client import experiment_id, open_store
+
+_OPEN = "from gradtrail.tracking.mlflow.client import experiment_id, open_store; experiment_id(open_store(), 'models')"
+LABELS = np.arange(200) % 10
+
+
+def created_store(folder: Path) -> Path:
+    """Create an empty store, which takes seconds; return its folder."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_TRACKING")}
+    subprocess.run([sys.executable, "-c", _OPEN], env=env | {"DVC_ROOT": str(folder)}, check=True)
+    return folder
+
+
+def enter_store(created: Path, folder: Path, patch: pytest.MonkeyPatch) -> MlflowClient:
+    """Copy an empty store, and go to its folder."""
+    shutil.copytree(created, folder, dirs_exist_ok=True)
+    patch.setenv("DVC_ROOT", str(folder))
+    patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    patch.chdir(folder)
+    (folder / "params.yaml").write_text("export:\n  name: digits\n  batch_sizes: [1, 8, 32, 128]\n")
+    return open_store()
+
+
+def training(client: MlflowClient, *, seed: int = 0, name: str = "mlp", export: Path | None = None) -> Run:
+    """Log a training whose logged model holds an export; return its run."""
+    experiment = experiment_id(client, "models")
+    state = f"{seed:064x}"
+    tags = {"stage": "train", "state": state, "dataset": "digits", "dataset_digest": "0" * 12}
+    run = client.create_run(experiment, run_name=f"{name} {seed}", tags=tags)
+    if export:
+        log_export(client, run, export)
+    client.set_terminated(run.info.run_id)
+    return client.get_run(run.info.run_id)
+
+
+def log_export(client: MlflowClient, run: Run, export: Path) -> str:
+    """Log an export as the model of a run; return the model's id."""
+    tags = {"export_digest": read_manifest(export).digest}
+    logged = client.create_logged_model(run.info.experiment_id, name="m", source_run_id=run.info.run_id, tags=tags)
+    inside = export.parent / f"{export.name}-model"
+    shutil.copytree(export, inside / "data/export")
+    client.log_model_artifacts(logged.model_id, str(inside))
+    client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
+    return str(logged.model_id)
+
+
+def evaluation(
+    client: MlflowClient,
+    train: Run,
+    predicted: Sequence[int] | np.ndarray,
+    *,
+    labels: Sequence[int] | np.ndarray = LABELS,
+    confidence: float = 0.95,
+    dataset_digest: str = "0" * 12,
+) -> Run:
+    """Log the evaluation of a training: its predictions, each with the same confidence."""
+    labels, predicted = np.asarray(labels, np.int32), np.asarray(predicted, np.int32)
+    tags = {"stage": "evaluate", "state": f"e{train.data.tags['state'][1:]}", "train_state": train.data.tags["state"]}
+    tags |= {"mlflow.parentRunId": train.info.run_id, "dataset_digest": dataset_digest}
+    run = client.create_run(train.info.experiment_id, run_name="evaluate", tags=tags)
+    table: dict[str, Any] = {"example_id": np.arange(len(labels), dtype=np.int32), "label": labels}
+    table |= {"predicted": predicted, "probability": np.full(len(labels), confidence, np.float32)}
+    table["loss"] = np.where(labels == predicted, 0.05, 4.0).astype(np.float32)
+    rest = (1 - confidence) / 9
+    for label in range(10):
+        table[f"probability_{label}"] = np.where(predicted == label, confidence, rest).astype(np.float32)
+    path = Path("predictions.parquet")
+    pd.DataFrame(table).to_parquet(path, index=False)
+    client.log_artifact(run.info.run_id, str(path), "results")
+    metrics = [Metric("eval/accuracy", float(np.mean(labels == predicted)), 0, 0)]
+    client.log_batch(run.info.run_id, metrics=metrics, tags=[RunTag("stage", "evaluate")])
+    client.set_terminated(run.info.run_id)
+    return client.get_run(run.info.run_id)
+
+
+def small_export(folder: Path, **options: Any) -> Path:
+    """Write a small export with two sizes, for speed."""
+    return write_small_export(folder, batch_sizes=(1, 32), **options)

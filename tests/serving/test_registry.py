@@ -1,0 +1,142 @@
+"""What an address of a model means, and what is told of one that means nothing."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from registered import log_export, small_export, training
+
+from gradtrail.serving.registry import Reference, RegistryDown, registered_name, resolve, version_of
+from gradtrail.stages.artifacts.exported import read_export, read_manifest
+from gradtrail.support.errors import UserError
+
+CACHE = Path(".gradtrail/exports")
+
+
+@pytest.fixture
+def export(client: MlflowClient, tmp_path: Path) -> Path:
+    return small_export(tmp_path / "export")
+
+
+@pytest.fixture
+def registered(client: MlflowClient, export: Path) -> str:
+    """A version 1 of `digits` with the alias champion; returns the id of its model."""
+    run = training(client, export=None)
+    model_id = log_export(client, run, export)
+    client.create_registered_model("digits")
+    client.create_model_version("digits", f"models:/{model_id}", run_id=run.info.run_id, model_id=model_id)
+    client.set_registered_model_alias("digits", "champion", "1")
+    return model_id
+
+
+@pytest.mark.parametrize("address", ["models:/digits@champion", "models:/digits/1", "models:/MODEL_ID"])
+def test_every_form_of_an_address_finds_the_same_export(registered: str, export: Path, address: str):
+    found = resolve(address.replace("MODEL_ID", registered))
+    digest = read_manifest(export).digest
+    assert found.digest == digest
+    assert found.folder == CACHE / digest
+    assert found.version == (None if "MODEL_ID" in address else "1")
+    assert found.run_id
+    assert read_export(found.folder).manifest == read_manifest(export)
+    assert [path.name for path in CACHE.iterdir() if path.name != "last"] == [digest]  # nothing half-made
+
+
+def test_a_folder_needs_no_store(export: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    of_folder = Reference(name="digits", version=None, run_id=None, digest=read_manifest(export).digest, folder=export)
+    assert resolve(str(export)) == of_folder
+    assert resolve(f"{export}-model" if Path(f"{export}-model").exists() else str(export)).digest == of_folder.digest
+
+
+def test_a_cached_export_is_reused_and_a_damaged_one_downloaded_again(registered: str):
+    first = resolve("models:/digits@champion")
+    before = first.folder.stat().st_ino
+    assert resolve("models:/digits@champion").folder.stat().st_ino == before
+    (first.folder / "weights.safetensors").write_bytes(b"no weights")
+    again = resolve("models:/digits@champion")
+    read_export(again.folder)
+    assert again.folder.stat().st_ino != before
+
+
+def test_a_store_out_of_reach_means_what_it_meant_before(
+    registered: str, capsys: pytest.CaptureFixture, tmp_path: Path
+):
+    found = resolve("models:/digits@champion")
+    damage(tmp_path)
+    with pytest.raises(RegistryDown):
+        version_of("digits", "champion")
+    assert resolve("models:/digits@champion") == found
+    assert "warning: MLflow's registry does not answer" in capsys.readouterr().err
+    with pytest.raises(RegistryDown):
+        resolve("models:/digits/1")  # never resolved
+
+
+def test_a_damaged_download_is_told_and_not_kept(registered: str, export: Path, client: MlflowClient):
+    folder = Path(client.get_logged_model(registered).artifact_location.removeprefix("file://"))
+    (weights,) = folder.rglob("weights.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"the download is damaged: .*weights\.safetensors: damaged"):
+        resolve("models:/digits@champion")
+    assert [path.name for path in CACHE.iterdir()] == ["last"]
+    other = small_export(export.parent / "other", seed=1)
+    shutil.rmtree(weights.parent)
+    with pytest.raises(UserError, match="the export cannot be downloaded"):
+        resolve("models:/digits@champion")
+    shutil.copytree(other, weights.parent)
+    with pytest.raises(UserError, match="the download is damaged: the digest of its manifest is"):
+        resolve("models:/digits@champion")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("models:/digits@best", "has no alias best of digits"),
+        ("models:/letters@champion", "has no alias champion of letters"),
+        ("models:/digits/2", "not in MLflow's store: Model Version"),
+        ("models:/digits/latest", "must be models:/NAME@ALIAS"),
+        ("models:/digits", "must be models:/NAME@ALIAS"),
+        (f"models:/m-{'0' * 32}", "not in MLflow's store"),
+        ("nowhere", "nowhere: no exported model here"),
+    ],
+)
+def test_a_wrong_address_is_one_line(registered: str, address: str, said: str):
+    with pytest.raises(UserError) as error:
+        resolve(address)
+    assert said in str(error.value)
+    assert not isinstance(error.value, RegistryDown)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_without_export_and_a_digest_that_is_a_path(client: MlflowClient, registered: str):
+    run = training(client, seed=5)
+    logged = client.create_logged_model(run.info.experiment_id, name="weights", source_run_id=run.info.run_id)
+    with pytest.raises(UserError, match="has no export"):
+        resolve(f"models:/{logged.model_id}")
+    client.set_logged_model_tags(registered, {"export_digest": "../../escaped"})
+    with pytest.raises(UserError, match="no SHA-256"):
+        resolve("models:/digits@champion")
+
+
+def test_which_version_has_an_alias(registered: str):
+    assert version_of("digits", "champion") == "1"
+    assert version_of("digits", "challenger") is None
+    assert version_of("letters", "champion") is None
+
+
+def test_the_registered_name_is_that_of_the_params(tmp_path: Path):
+    path = tmp_path / "p.yaml"
+    path.write_text("export:\n  name: letters\n  batch_sizes: [1]\n")
+    assert registered_name(path) == "letters"
+    for text, said in (("train: {}\n", "section 'export' is missing"), ("export:\n  name: a/b\n", "must not be empty")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=said):
+            registered_name(path)
+
+
+def damage(folder: Path) -> None:
+    """Take the tables of the registry away, as a database that is being restored has none."""
+    with sqlite3.connect(folder / "mlflow.db") as store:
+        for table in ("registered_model_aliases", "model_version_tags", "model_versions"):
+            store.execute(f"drop table {table}")
