@@ -46,6 +46,7 @@ def small_network(
         model=network,
         members=of_seed,
         weights="final",
+        epochs=(1,) * members,
         dataset="digits 00000000",
         classes=CLASSES,
         temperature=temperature,
