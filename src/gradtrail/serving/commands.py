@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gradtrail.support.errors import UserError, with_store
 from gradtrail.support.paths import find_project
+from gradtrail.support.verb import Verb
 
 _PATH = click.Path(path_type=Path)
 
@@ -37,4 +39,27 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, **
     return with_store(lambda: predict(images, model, project, figure=figure, out=out))
 
 
-VERBS: list[click.Command] = [predict]
+@click.command(cls=Verb, epilog="Example: gradtrail serve models/export --port 8080")
+@click.argument("model", required=False)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Others need GRADTRAIL_TOKEN.")
+@click.option("--port", type=click.IntRange(0, 2**16 - 1), default=8080, show_default=True, help="0 for a free one.")
+@click.option("--max-wait-ms", type=float, default=2, show_default=True, help="That a batch waits for more requests.")
+@click.option("--max-images", type=int, default=1024, show_default=True, help="Of a request.")
+@click.option("--max-body-mib", type=float, default=16, show_default=True, help="Of a request.")
+@click.option("--max-requests", type=int, default=256, show_default=True, help="Under way at once; more get 429.")
+@click.option("--max-seconds", type=float, default=30, show_default=True, help="Of a request; then it gets status 504.")
+@click.option("--drain-seconds", type=float, default=10, show_default=True, help="To end requests after SIGTERM.")
+@click.option("--access-log", is_flag=True, help="A line on stderr for each request.")
+@click.pass_obj
+def serve(place: Path, /, model: str | None, host: str, port: int, **options: Any) -> int:
+    """Answer requests with an exported model, over HTTP.
+
+    MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or a folder with an export; models:/<export.name>@champion unless
+    it is named.
+    """
+    from gradtrail.serving.server.main import config_of, serve
+
+    return serve(model, place, config_of(host, port, options))
+
+
+VERBS: list[click.Command] = [predict, serve]

@@ -1,0 +1,228 @@
+"""Gathers the images of several requests into batches of the sizes that were compiled.
+
+One batch runs at a time, in a thread of its own; while it runs, requests gather for the next. A batch that could start
+waits for more requests only if the last one answered several: until as many are there again, at most `max_wait_ms`. So
+one client never waits, and many at once share batches.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from gradtrail.core.common.validation import check
+from gradtrail.serving.server.refusal import busy
+from gradtrail.stages.artifacts.exported import ExportedModel
+
+Images = UInt8[np.ndarray, "images height width"]
+Probabilities = Float[np.ndarray, "images classes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchingConfig:
+    """How requests are gathered.
+
+    Attributes:
+        max_wait_ms: milliseconds that a batch waits for more requests; 0 for never.
+        max_queue_images: images that may wait; a request that would make them more is refused.
+    """
+
+    max_wait_ms: float = 2.0
+    max_queue_images: int = 4096
+
+    def __post_init__(self) -> None:
+        check("max_wait_ms", self.max_wait_ms, at_least=0, at_most=1000)
+        check("max_queue_images", self.max_queue_images, at_least=1, at_most=10**6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRun:
+    """A batch that was answered, for who watches.
+
+    Attributes:
+        size: images that it was compiled for.
+        num_images: that were in it.
+        num_requests: that it answered, or parts of them.
+        queue_seconds: that its oldest request waited.
+        run_seconds: that the model took.
+    """
+
+    size: int
+    num_images: int
+    num_requests: int
+    queue_seconds: float
+    run_seconds: float
+
+
+@dataclass(eq=False)
+class _Request:
+    images: Images
+    answer: asyncio.Future[Probabilities]
+    arrived: float
+    num_taken: int = 0
+    parts: list[Probabilities] = field(default_factory=list)
+
+    @property
+    def num_left(self) -> int:
+        return len(self.images) - self.num_taken
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Consecutive images of a request, which are in one batch."""
+
+    request: _Request
+    start: int
+    stop: int
+
+
+class Batcher:
+    """Runs one model for all requests; made and used in a running event loop.
+
+    Args:
+        model: that is compiled for all sizes of its manifest.
+        config: how requests are gathered.
+        observe: called in the event loop after each batch.
+    """
+
+    def __init__(self, model: ExportedModel, config: BatchingConfig, observe: Callable[[BatchRun], None] | None = None):
+        self._model, self._config, self._observe = model, config, observe
+        self._sizes = model.manifest.batch_sizes
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._queue: deque[_Request] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_running = self._is_closing = False
+        self._expected = 1
+        self.num_images = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are not wholly in a batch yet; `num_images` are their images."""
+        return len(self._queue)
+
+    async def predict(self, images: Images) -> Probabilities:
+        """Return the probabilities of any number of images.
+
+        Raises:
+            Refusal: too many images wait (429).
+            Exception: what the model raised.
+        """
+        if not len(images):
+            return np.zeros((0, len(self._model.manifest.classes)), np.float32)
+        if self.num_images and self.num_images + len(images) > self._config.max_queue_images:
+            raise busy(f"{self.num_images:,} images wait already; try again")
+        request = _Request(images, self._loop.create_future(), time.perf_counter())
+        self._queue.append(request)
+        self.num_images += len(images)
+        self._start_or_wait()
+        try:
+            return await request.answer
+        except asyncio.CancelledError:
+            self._forget(request)
+            raise
+
+    def close(self) -> None:
+        """End the thread once everything that waits is answered."""
+        self._is_closing = True
+        self._end_if_idle()
+
+    def _forget(self, request: _Request) -> None:
+        """Take a request that nobody waits for any longer out of the queue."""
+        if request in self._queue:
+            self._queue.remove(request)
+            self.num_images -= request.num_left
+        self._end_if_idle()
+
+    def _start_or_wait(self) -> None:
+        if self._is_running or not self._queue:
+            return
+        waited = time.perf_counter() - self._queue[0].arrived
+        left = self._config.max_wait_ms / 1000 - waited
+        if left <= 0 or len(self._queue) >= self._expected or self.num_images >= self._sizes[-1]:
+            self._start()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(left, self._start)
+
+    def _start(self) -> None:
+        """Hand the next batch to the thread."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_running or not self._queue:
+            return
+        spans = self._next_spans()
+        self._is_running = True
+        self._thread.submit(self._run, spans)
+
+    def _next_spans(self) -> list[_Span]:
+        room, spans = self._sizes[-1], list[_Span]()
+        while self._queue and room:
+            request = self._queue[0]
+            start, count = request.num_taken, min(room, request.num_left)
+            spans.append(_Span(request, start, start + count))
+            request.num_taken += count
+            room -= count
+            self.num_images -= count
+            if not request.num_left:
+                self._queue.popleft()
+        return spans
+
+    def _run(self, spans: Sequence[_Span]) -> None:
+        """Run a batch, in the thread."""
+        count = sum(span.stop - span.start for span in spans)
+        size = next(size for size in self._sizes if size >= count)
+        started = time.perf_counter()
+        found: Probabilities | Exception
+        try:
+            batch = np.zeros((size, *self._model.manifest.image_shape), np.uint8)
+            position = 0
+            for span in spans:
+                length = span.stop - span.start
+                batch[position : position + length] = span.request.images[span.start : span.stop]
+                position += length
+            found = np.asarray(self._model.run(batch))
+        except Exception as error:
+            found = error
+        run = BatchRun(
+            size=size,
+            num_images=count,
+            num_requests=len(spans),
+            queue_seconds=started - spans[0].request.arrived,
+            run_seconds=time.perf_counter() - started,
+        )
+        self._loop.call_soon_threadsafe(self._finish, spans, found, run)
+
+    def _finish(self, spans: Sequence[_Span], found: Probabilities | Exception, run: BatchRun) -> None:
+        """Answer the requests of a batch, in the event loop, and start the next one."""
+        self._is_running = False
+        self._expected = min(len(spans) + len(self._queue), self._sizes[-1])
+        position = 0
+        for span in spans:
+            length = span.stop - span.start
+            self._answer(span.request, found if isinstance(found, Exception) else found[position : position + length])
+            position += length
+        self._start_or_wait()
+        if self._observe:
+            self._observe(run)
+        self._end_if_idle()
+
+    def _answer(self, request: _Request, found: Probabilities | Exception) -> None:
+        if request.answer.done():  # its first part failed, or nobody waits for it
+            return
+        if isinstance(found, Exception):
+            request.answer.set_exception(found)
+            self._forget(request)
+            return
+        request.parts.append(found)
+        if sum(map(len, request.parts)) == len(request.images):
+            request.answer.set_result(found if len(request.parts) == 1 else np.concatenate(request.parts))
+
+    def _end_if_idle(self) -> None:
+        if self._is_closing and not self._is_running and not self._queue:
+            self._thread.shutdown(wait=False)

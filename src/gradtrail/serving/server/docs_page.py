@@ -1,0 +1,30 @@
+"""The page at `/docs`: what may be asked, from the application's OpenAPI description, without outside scripts."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from gradtrail.serving.server.router import Router
+
+_FOLDER = Path(__file__).parent / "page"
+
+
+def docs_page(description: dict[str, Any], router: Router) -> str:
+    """Return the page as HTML.
+
+    Args:
+        description: of the application, as OpenAPI has it.
+        router: whose model is named in the examples.
+    """
+    folder = FileSystemLoader(_FOLDER)
+    pages = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    addresses = [
+        {"method": method.upper(), "path": path, "says": " ".join(about.get("description", "").split())}
+        for path, methods in description["paths"].items()
+        for method, about in methods.items()
+    ]
+    model = router.current.about if router.is_ready else None
+    return pages.get_template("docs.html.j2").render(
+        addresses=addresses, model=model, version=description["info"]["version"]
+    )

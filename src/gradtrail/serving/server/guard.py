@@ -1,0 +1,221 @@
+"""What stands before the application: who may ask, how much, and for how long; errors as one line of JSON.
+
+An ASGI application around another one, in the few lines that each request can afford.
+"""
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from gradtrail.core.common.validation import check
+from gradtrail.serving.server.refusal import JSON, Refusal, busy
+from gradtrail.support.errors import UserError, printable
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOG = logging.getLogger("gradtrail.serve")
+TOKEN = "GRADTRAIL_TOKEN"  # noqa: S105 - the name of a variable
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_OPEN = {"/", "/page.css", "/page.js", "/ping", "/v2/health/live", "/v2/health/ready"}  # without the token
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # what a browser may know this machine by
+_SHORTEST_TOKEN = 16
+_MAX_PATH = 2048
+_MAX_BODIES = 8  # of the largest size, in memory at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a request may take.
+
+    Attributes:
+        max_body_bytes: of a request.
+        max_images: of a request.
+        max_requests: that are read, wait or run at once; one more is refused.
+        max_seconds: from a request's head to its answer.
+    """
+
+    max_body_bytes: int = 16 * 2**20
+    max_images: int = 1024
+    max_requests: int = 256
+    max_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        check("max_body_bytes", self.max_body_bytes, at_least=1024, at_most=2**30)
+        check("max_images", self.max_images, at_least=1, at_most=2**20)
+        check("max_requests", self.max_requests, at_least=1, at_most=2**16)
+        check("max_seconds", self.max_seconds, above=0, at_most=3600)
+
+
+def require_token(host: str, token: str) -> None:
+    """Refuse to listen where other machines can ask without a token.
+
+    Raises:
+        UserError: the address is not of this machine alone and there is no token; or the token is too short.
+    """
+    if token and (len(token) < _SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token):
+        raise UserError(f"{TOKEN}: must be at least {_SHORTEST_TOKEN} printable ASCII characters without spaces")
+    if not token and host not in LOOPBACK:
+        raise UserError(f"--host {host}: other machines could ask; set {TOKEN} to a secret that clients send")
+
+
+async def _no_app(_: Scope, __: Receive, ___: Send) -> None:
+    raise Refusal(404, "nothing is served here")
+
+
+@dataclass(kw_only=True)
+class Guard:
+    """The application with its limits.
+
+    Attributes:
+        limits: of each request.
+        app: that answers.
+        token: that clients send as `Authorization: Bearer …`; empty for none.
+        observe: called after each request with its route's scope, status and seconds.
+        has_access_log: whether each request is a line of the log.
+    """
+
+    limits: Limits
+    app: App = _no_app
+    token: str = ""
+    observe: Callable[[Scope, int, float], None] | None = None
+    has_access_log: bool = False
+    _num_requests: int = field(default=0, init=False)
+    _num_bytes: int = field(default=0, init=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, whatever happens."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1003})
+            return
+        started = time.perf_counter()
+        exchange = _Exchange(receive, send)
+        try:
+            await self._answer(scope, exchange)
+        except Refusal as refusal:
+            await exchange.refuse(refusal)
+        except TimeoutError:
+            await exchange.refuse(Refusal(504, f"no answer within {self.limits.max_seconds:g} s"))
+        except ConnectionError:
+            exchange.status = exchange.status or 499  # the client is gone
+        except Exception:
+            LOG.exception("%s %s failed", scope["method"], printable(scope["path"]))
+            await exchange.refuse(Refusal(500, "the server failed; its log says why"))
+        seconds = time.perf_counter() - started
+        if self.observe:
+            self.observe(scope, exchange.status, seconds)
+        if self.has_access_log:
+            said = printable(scope["path"])[:_MAX_PATH]
+            LOG.info("%s %s %d %.1f ms", scope["method"], said, exchange.status, 1000 * seconds)
+
+    async def _answer(self, scope: Scope, exchange: "_Exchange") -> None:
+        headers = dict(scope["headers"])
+        if len(scope["path"]) > _MAX_PATH:
+            raise Refusal(414, f"the path has more than {_MAX_PATH} characters")
+        if self.token:
+            self._check_token(scope["path"], headers)
+        else:
+            _check_own_page(headers)
+        if scope["method"] in ("GET", "HEAD"):
+            await self.app(scope, exchange.receive, exchange.send)
+            return
+        _check_length(headers, self.limits.max_body_bytes)
+        if self._num_requests >= self.limits.max_requests:
+            raise busy(f"{self._num_requests} requests are under way already; try again")
+        self._num_requests += 1
+        try:
+            async with asyncio.timeout(self.limits.max_seconds):
+                await self._read_body(exchange)
+                await self.app(scope, exchange.receive, exchange.send)
+        finally:
+            self._num_requests -= 1
+            self._num_bytes -= exchange.num_bytes
+
+    async def _read_body(self, exchange: "_Exchange") -> None:
+        """Read the whole body, which the application then gets in one piece."""
+        parts, is_complete = list[bytes](), False
+        while not is_complete:
+            part, is_complete = await exchange.read()
+            self._num_bytes += len(part)
+            if exchange.num_bytes > self.limits.max_body_bytes:
+                raise _too_large(self.limits.max_body_bytes)
+            if self._num_bytes > _MAX_BODIES * self.limits.max_body_bytes:
+                raise busy("the bodies of other requests take all memory that is for them; try again")
+            parts.append(part)
+        exchange.body = b"".join(parts)
+
+    def _check_token(self, path: str, headers: dict[bytes, bytes]) -> None:
+        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+        is_known = hmac.compare_digest(given.strip(), self.token.encode()) and kind.lower() == b"bearer"
+        if not is_known and path not in _OPEN:
+            raise Refusal(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+
+
+def _check_own_page(headers: dict[bytes, bytes]) -> None:
+    """Refuse what another page asks: one whose name was rebound to this machine, or one of another origin."""
+    host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
+    if not _OWN_HOST.fullmatch(host):
+        raise Refusal(421, f"Host: must be this machine, such as localhost, where no {TOKEN} is set")
+    if origin and origin != f"http://{host}":
+        raise Refusal(403, f"Origin: pages of others may not ask where no {TOKEN} is set")
+
+
+def _check_length(headers: dict[bytes, bytes], most: int) -> None:
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > 18:
+        raise Refusal(400, "Content-Length: must be a number")
+    if int(length) > most:
+        raise _too_large(most)
+
+
+def _too_large(most: int) -> Refusal:
+    return Refusal(413, f"the body has more than {most:,} bytes", {"Connection": "close"})
+
+
+class _Exchange:
+    """One request and its answer: hands the body on, and notes what went out."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self.num_bytes = self.status = 0
+        self.body: bytes | None = None
+
+    async def read(self) -> tuple[bytes, bool]:
+        """Return the next part of the body, and whether it is the last."""
+        message = await self._receive()
+        if message["type"] != "http.request":
+            raise ConnectionResetError
+        part: bytes = message.get("body", b"")
+        self.num_bytes += len(part)
+        return part, not message.get("more_body", False)
+
+    async def receive(self) -> Message:
+        """Return the body in one piece, then what comes after it."""
+        if self.body is None:
+            return await self._receive()
+        body, self.body = self.body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Answer with an error, unless an answer has begun."""
+        if self.status:
+            return
+        self.status, body = refusal.status, refusal.body
+        headers = {"Content-Type": JSON, "Content-Length": str(len(body)), **refusal.headers}
+        encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
+        await self._send({"type": "http.response.body", "body": body})

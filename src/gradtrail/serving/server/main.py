@@ -1,0 +1,234 @@
+"""`gradtrail serve`: binds, loads the model beside, answers, and ends in order."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gradtrail.core.common.validation import ConfigError, check
+from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.serving.server.app import ROUTES, create_app
+from gradtrail.serving.server.batching import BatchingConfig
+from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_token
+from gradtrail.serving.server.router import Router, Served, Source
+from gradtrail.serving.server.watching import MetricsWatcher
+from gradtrail.support.errors import UserError
+from gradtrail.support.signals import stop_request
+
+_KEEP_ALIVE = 75  # seconds that an idle connection stays open
+_BACKLOG = 2048  # connections that wait to be accepted
+_SWITCH_SECONDS = 0.0005  # between the threads: Python's 5 ms are longer than a batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What `gradtrail serve` was told.
+
+    Attributes:
+        host: address to listen on.
+        port: to listen on; 0 for a free one.
+        batching: how requests are gathered.
+        limits: of each request.
+        drain_seconds: that requests under way have to end after SIGTERM.
+        has_access_log: whether each request is a line on stderr.
+    """
+
+    host: str
+    port: int
+    batching: BatchingConfig
+    limits: Limits
+    drain_seconds: float
+    has_access_log: bool
+
+    def __post_init__(self) -> None:
+        check("drain_seconds", self.drain_seconds, above=0, at_most=3600)
+
+
+def config_of(host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
+    """Return what the options of the command line say, as it names them.
+
+    Raises:
+        ConfigError: a value is out of its bounds; one line.
+    """
+    try:
+        return ServerConfig(
+            host=host,
+            port=port,
+            batching=BatchingConfig(max_wait_ms=options["max_wait_ms"]),
+            limits=Limits(
+                max_body_bytes=int(options["max_body_mib"] * 2**20),
+                max_images=options["max_images"],
+                max_requests=options["max_requests"],
+                max_seconds=options["max_seconds"],
+            ),
+            drain_seconds=options["drain_seconds"],
+            has_access_log=options["access_log"],
+        )
+    except ValueError as error:
+        raise ConfigError(f"gradtrail serve: {error}") from None
+
+
+def serve(model: str | None, place: Path, config: ServerConfig) -> int:
+    """Serve an exported model until SIGTERM or Ctrl-C; return the exit status.
+
+    Args:
+        model: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/MODEL_ID`, or a folder with an export; None for
+            the champion of the model that `params.yaml` names.
+        place: folder that a folder is relative to.
+        config: how.
+
+    Raises:
+        UserError: the address cannot be used, or the model cannot; one line.
+    """
+    token = os.environ.get(TOKEN, "")
+    require_token(config.host, token)
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
+    LOG.setLevel(logging.INFO)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    with _bound(config.host, config.port) as listener:
+        return _run_loop(_run(_address_of(model, place), config, token, listener))
+
+
+async def _run(model: str, config: ServerConfig, token: str, listener: socket.socket) -> int:
+    """Listen, load, answer, drain."""
+    metrics = ServerMetrics(ROUTES)
+    router = Router(batching=config.batching, watcher=MetricsWatcher(metrics))
+    guard = Guard(limits=config.limits, token=token, has_access_log=config.has_access_log)
+    create_app(router, guard, metrics)
+    server = _Server(guard, config, router)
+    loading = asyncio.create_task(_load(model, router, metrics, server, _address(listener)))
+    try:
+        await server.serve(sockets=[listener])
+        if loading.done():
+            loading.result()
+    finally:
+        loading.cancel()
+        router.close()
+    return 0
+
+
+async def _load(model: str, router: Router, metrics: ServerMetrics, server: "_Server", address: str) -> None:
+    """Load the first model, and say so; end the server where it cannot be used."""
+    try:
+        source = await asyncio.to_thread(_locate, model)
+        served = await router.load(source)
+    except BaseException:
+        server.should_exit = True
+        raise
+    metrics.classes = served.about.classes
+    router.swap(served)
+    seconds = _seconds_since_start()
+    metrics.ready(True, seconds=seconds)
+    sizes = ", ".join(map(str, served.about.batch_sizes))
+    print(f"{address} answers with {_name(served)}, in batches of {sizes}; ready after {seconds:.1f} s", flush=True)
+
+
+def _locate(model: str) -> Source:
+    from gradtrail.serving.registry import resolve
+    from gradtrail.stages.common.setup import set_up_cache
+
+    set_up_cache()
+    found = resolve(model)
+    return Source(folder=found.folder, version=found.version or "")
+
+
+def _name(served: Served) -> str:
+    return f"{served.about.name} version {served.version} ({served.about.model}, sha256 {served.digest[:12]})"
+
+
+def _seconds_since_start() -> float:
+    """Return how long this process runs."""
+    import psutil
+
+    return time.time() - psutil.Process().create_time()
+
+
+class _Server(uvicorn.Server):
+    """Ends with exit status 0 after SIGTERM, once what is under way is answered."""
+
+    def __init__(self, guard: Guard, config: ServerConfig, router: Router):
+        super().__init__(
+            uvicorn.Config(
+                guard,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE,
+                timeout_graceful_shutdown=config.drain_seconds,  # type: ignore[arg-type] # seconds, in parts too
+            )
+        )
+        self._router = router
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End at the first signal in order, at the second at once."""
+        with stop_request(when_asked=self._drain):
+            yield
+
+    def _drain(self) -> None:
+        self._router.is_draining = True
+        self.should_exit = True
+
+
+class _Protocol(HttpToolsProtocol):
+    """Says in JSON, too, that what came in is no HTTP."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = orjson.dumps({"error": msg})
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[400] + head.encode() + body)
+        self.transport.close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens soon; a port is free at once after a server that was killed.
+
+    Raises:
+        UserError: it is in use, or the address is not of this machine.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _run_loop(main: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def _address_of(model: str | None, place: Path) -> str:
+    from gradtrail.serving.registry import CHAMPION, registered_name
+
+    if model is None:
+        return f"models:/{registered_name()}@{CHAMPION}"
+    return model if model.startswith("models:/") else str(place / model)

@@ -1,0 +1,163 @@
+"use strict";
+const paper = document.getElementById("paper");
+const pen = paper.getContext("2d");
+const said = document.getElementById("answer");
+const bars = document.getElementById("bars");
+const seen = document.getElementById("seen");
+const tokenForm = document.getElementById("token");
+let last = null;      // where the pen was
+let isEmpty = true;
+let asked = 0;        // requests so far: only the answer to the last one is shown
+let again = null;     // what to do once there is a token
+
+function clear() {
+  pen.fillStyle = "#000";
+  pen.fillRect(0, 0, paper.width, paper.height);
+  isEmpty = true;
+  asked += 1;
+  bars.replaceChildren();
+  seen.hidden = true;
+  say("Draw a digit.");
+}
+
+function say(text, isError = false) {
+  said.textContent = text;
+  said.classList.toggle("error", isError);
+}
+
+function place(event) {
+  const box = paper.getBoundingClientRect();
+  return [(event.clientX - box.left) * paper.width / box.width, (event.clientY - box.top) * paper.height / box.height];
+}
+
+function draw(event) {
+  const to = place(event);
+  pen.strokeStyle = "#fff";
+  pen.lineWidth = 20;
+  pen.lineCap = pen.lineJoin = "round";
+  pen.beginPath();
+  pen.moveTo(...(last || to));
+  pen.lineTo(...to);
+  pen.stroke();
+  last = to;
+  isEmpty = false;
+}
+
+function lift() {
+  if (last === null) return;
+  last = null;
+  ask();
+}
+
+function ask() {
+  if (!isEmpty) paper.toBlob((picture) => send(picture), "image/png");
+}
+
+function headers() {
+  const token = sessionStorage.getItem("token");
+  return token ? { Authorization: `Bearer ${token}` } : {};
+}
+
+async function send(picture) {
+  const number = ++asked;
+  try {
+    const answer = await fetch("/picture", { method: "POST", body: picture, headers: headers() });
+    const content = await answer.json();
+    if (number !== asked) return;
+    if (answer.status === 401) return needToken(() => send(picture));
+    if (!answer.ok) return say(content.error, true);
+    show(content);
+  } catch {
+    if (number === asked) say("The server does not answer.", true);
+  }
+}
+
+function show(content) {
+  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const best = content.label;
+  say(`${content.classes[best]}, with ${percent(content.probabilities[best])}`);
+  bars.replaceChildren(...content.probabilities.map((share, index) => {
+    const line = document.createElement("li");
+    const bar = document.createElement("progress");
+    bar.max = 1;
+    bar.value = share;
+    bar.setAttribute("aria-label", `Probability of ${content.classes[index]}`);
+    const [name, value] = [content.classes[index], percent(share)].map((text) => {
+      const span = document.createElement("span");
+      span.textContent = text;
+      return span;
+    });
+    line.append(name, bar, value);
+    line.classList.toggle("best", index === best);
+    return line;
+  }));
+  const canvas = seen.querySelector("canvas");
+  [canvas.height, canvas.width] = [content.image.length, content.image[0].length];
+  const pixels = content.image.flat().flatMap((grey) => [grey, grey, grey, 255]);
+  canvas.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(pixels), canvas.width), 0, 0);
+  seen.hidden = false;
+  document.getElementById("model").textContent = `${content.model_name}, version ${content.model_version}`;
+}
+
+function needToken(then) {
+  again = then;
+  sessionStorage.removeItem("token");
+  tokenForm.hidden = false;
+  tokenForm.querySelector("input").focus();
+  say("This server asks for a token.", true);
+}
+
+async function open(file) {
+  if (!file) return;
+  say("Reading the picture…");
+  try {  // what was dropped is shown, too, on the drawing's paper
+    const picture = await createImageBitmap(file);
+    const scale = Math.min(paper.width / picture.width, paper.height / picture.height);
+    const [width, height] = [picture.width * scale, picture.height * scale];
+    pen.fillStyle = "#000";
+    pen.fillRect(0, 0, paper.width, paper.height);
+    pen.drawImage(picture, (paper.width - width) / 2, (paper.height - height) / 2, width, height);
+    isEmpty = false;
+  } catch { /* the server says what is wrong with it */ }
+  send(file);
+}
+
+paper.addEventListener("pointerdown", (event) => {
+  if (event.button !== 0) return;
+  paper.setPointerCapture(event.pointerId);
+  draw(event);
+});
+paper.addEventListener("pointermove", (event) => {
+  if (last === null) return;
+  for (const each of event.getCoalescedEvents?.() ?? []) draw(each);
+  draw(event);
+});
+paper.addEventListener("pointerup", lift);
+paper.addEventListener("pointercancel", lift);
+document.getElementById("clear").addEventListener("click", () => { clear(); paper.focus(); });
+document.addEventListener("keydown", (event) => {
+  if (event.target.tagName !== "INPUT" && (event.key === "Escape" || event.key === "Delete")) clear();
+});
+const chooser = document.getElementById("file");
+chooser.addEventListener("change", () => { open(chooser.files[0]); chooser.value = ""; });
+chooser.parentElement.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" || event.key === " ") { event.preventDefault(); chooser.click(); }
+});
+document.addEventListener("dragover", (event) => { event.preventDefault(); paper.classList.add("over"); });
+document.addEventListener("dragleave", () => paper.classList.remove("over"));
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  paper.classList.remove("over");
+  open(event.dataTransfer.files[0]);
+});
+document.addEventListener("paste", (event) => open(event.clipboardData.files[0]));
+tokenForm.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const input = tokenForm.querySelector("input");
+  sessionStorage.setItem("token", input.value);
+  input.value = "";
+  tokenForm.hidden = true;
+  say("");
+  again?.();
+});
+clear();

@@ -1,0 +1,61 @@
+"""Pictures that a person draws or drops: brought into the form of the training images, one at a time."""
+
+import asyncio
+from io import BytesIO
+
+import numpy as np
+from jaxtyping import UInt8
+
+from gradtrail.serving.server.protocol import to_json
+from gradtrail.serving.server.refusal import Refusal
+from gradtrail.serving.server.router import Answer
+from gradtrail.stages.artifacts.exported import Manifest
+from gradtrail.support.errors import UserError
+
+Image = UInt8[np.ndarray, "height width"]
+_STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # of PNG and JPEG
+
+
+class Pictures:
+    """Reads pictures in a thread, one after the other: a large one takes as much memory as 134 MB."""
+
+    def __init__(self) -> None:
+        self._one = asyncio.Lock()
+
+    async def read(self, body: bytes, about: Manifest) -> Image:
+        """Return a picture as the model takes it, as `gradtrail predict` does.
+
+        Args:
+            body: a PNG or JPEG.
+            about: the model.
+
+        Raises:
+            Refusal: it is none, is too large, or is blank (400, 415).
+        """
+        if not body.startswith(_STARTS):
+            raise Refusal(415, "the picture must be a PNG or a JPEG")
+        async with self._one:
+            return await asyncio.to_thread(_decoded, body, about)
+
+    def answer(self, image: Image, answer: Answer) -> bytes:
+        """Return what the page shows, as JSON: classes with probabilities, and the image as the model saw it."""
+        classes = answer.by.about.classes
+        (probabilities,) = answer.probabilities
+        found = {
+            "classes": classes,
+            "probabilities": probabilities,
+            "label": int(probabilities.argmax()),
+            "image": image,
+            "model_name": answer.by.about.name,
+            "model_version": answer.by.version,
+        }
+        return to_json(found)
+
+
+def _decoded(body: bytes, about: Manifest) -> Image:
+    from gradtrail.serving.predict.images import decode_image, framing_of
+
+    try:
+        return decode_image(BytesIO(body), about.image_shape, framing_of(about.dataset))
+    except UserError as error:
+        raise Refusal(400, str(error)) from None

@@ -1,0 +1,104 @@
+"""What a server tells Prometheus."""
+
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gradtrail.serving.monitoring.metrics import KINDS, ServerMetrics
+
+INFER = "/v2/models/{name}/infer"
+
+
+def values(metrics: ServerMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample, as a scraper reads it."""
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {(each.name, frozenset(each.labels.items())): each.value for family in families for each in family.samples}
+
+
+def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
+    return values(metrics).get((name, frozenset(labels.items())))
+
+
+def filled() -> ServerMetrics:
+    """Metrics of a server that has seen everything."""
+    metrics = ServerMetrics([INFER], ["zero", "one"])
+    metrics.ready(True, seconds=1.5)
+    metrics.serving("primary", "digits", "1", "a" * 64)
+    metrics.serving("challenger", "digits", "2", "b" * 64)
+    metrics.compiled(8, 0.3, from_cache=False)
+    metrics.compiled(8, 0.03, from_cache=True)
+    metrics.request(INFER, 200, 0.004, is_cold=True)
+    metrics.request(INFER, 200, 0.002)
+    metrics.error("timeout")
+    metrics.queue(3)
+    metrics.waited(0.001)
+    metrics.batch(6, 8)
+    metrics.answered("primary", "1", 0.002, [0, 1, 1], [0.9, 0.8, 0.7])
+    metrics.failed("challenger", "2")
+    metrics.compared(9, 1)
+    metrics.comparison_dropped()
+    metrics.fell_back()
+    metrics.stopped("errors")
+    metrics.registry_up(False)
+    metrics.follow_failed("challenger")
+    return metrics
+
+
+def test_cold_and_warm_requests_are_apart() -> None:
+    metrics = filled()
+    for temperature, seconds in (("cold", 0.004), ("warm", 0.002)):
+        labels = {"route": INFER, "status": "200", "temperature": temperature}
+        assert value(metrics, "gradtrail_request_seconds_sum", **labels) == seconds
+
+
+def test_what_clients_send_makes_no_series() -> None:
+    metrics = ServerMetrics([INFER], ["zero"])
+    metrics.serving("primary", "digits", "1", "a")
+    for number in range(100):
+        metrics.request(f"/{number}", 404, 0.001)
+        metrics.error(f"kind {number}")
+        metrics.answered("primary", "1", 0.001, [number], [0.5])
+    names = values(metrics)
+    assert sum(name == "gradtrail_request_seconds_count" for name, _ in names) == 1
+    assert sum(name == "gradtrail_errors_total" for name, _ in names) == len(KINDS) + 1
+    assert value(metrics, "gradtrail_predictions_total", role="primary", version="1", **{"class": "other"}) == 99
+
+
+def test_a_hundred_promotions_leave_the_series_of_one_version() -> None:
+    metrics = ServerMetrics([INFER], ["zero", "one"])
+    metrics.serving("primary", "digits", "0", "digest")
+    before = len(values(metrics))
+    for number in range(1, 101):
+        metrics.serving("primary", "digits", str(number), "digest")
+        metrics.answered("primary", str(number), 0.001, [0], [0.5])
+        metrics.answered("primary", str(number - 1), 0.001, [0], [0.5])
+        metrics.failed("primary", str(number - 1))
+    assert len(values(metrics)) == before
+    assert value(metrics, "gradtrail_model_swaps_total", role="primary") == 100
+    metrics.unloaded("primary")
+    left = {name for name, labels in values(metrics) if ("role", "primary") in labels}
+    assert left == {"gradtrail_model_swaps_total", "gradtrail_follow_failures_total"}
+
+
+def test_one_state_of_the_rollout_holds() -> None:
+    metrics = ServerMetrics()
+    metrics.rollout("canary", 0.1)
+    assert value(metrics, "gradtrail_rollout_state", state="canary") == 1
+    assert value(metrics, "gradtrail_canary_share_ratio") == 0.1
+    metrics.stopped("latency")
+    assert value(metrics, "gradtrail_rollout_state", state="canary") == 0
+    assert value(metrics, "gradtrail_rollout_state", state="stopped") == 1
+    assert value(metrics, "gradtrail_canary_stops_total", test="latency") == 1
+    assert value(metrics, "gradtrail_canary_share_ratio") == 0
+
+
+def test_memory_of_the_process_is_among_them() -> None:
+    assert (value(ServerMetrics(), "process_resident_memory_bytes") or 0) > 1e6
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")
+def test_promtool_finds_nothing_to_say_about_the_names() -> None:
+    checked = subprocess.run(["promtool", "check", "metrics"], input=filled().text(), capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
