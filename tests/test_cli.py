@@ -101,15 +101,15 @@ def test_a_verb_runs_in_the_projects_folder_and_a_file_is_looked_up_where_a_pers
         assert (root, what, (root / place).resolve()) == (ROOT, "report.png", folder)
 
 
-def test_images_and_figures_stay_where_a_person_stands_and_the_weights_are_the_projects(
+def test_images_and_figures_stay_where_a_person_stands_and_the_model_is_the_projects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called: list[Any] = []
-    monkeypatch.setattr(predicting, "predict", lambda *arguments: called.append((Path.cwd(), *arguments)))
+    monkeypatch.setattr(predicting, "predict", lambda *given, **more: called.append((Path.cwd(), *given, more)))
     monkeypatch.chdir(ROOT / "docs")
     assert not run(monkeypatch, "predict", "../a.png", "--figure", "b.png")
-    figure, weights = Path("b.png"), Path("../models")
-    assert called.pop() == (ROOT / "docs", (Path("../a.png"),), weights, figure)
+    figures = {"figure": Path("b.png"), "out": None}
+    assert called.pop() == (ROOT / "docs", (Path("../a.png"),), "../models/export", Path(".."), figures)
 
 
 def test_without_a_verb_there_is_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,10 +144,10 @@ def test_the_old_name_of_an_option_works_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called: list[Any] = []
-    monkeypatch.setattr(predicting, "predict", lambda *arguments: called.append(arguments))
+    monkeypatch.setattr(predicting, "predict", lambda *_, figure, out: called.append(figure))
     for option in ("--figure", "--picture"):
         assert not run(monkeypatch, "predict", "a.png", "b.png", option, "c.png")
-        assert called.pop() == ((Path("a.png"), Path("b.png")), Path("models"), Path("c.png"))
+        assert called.pop() == Path("c.png")
     assert "The option 'picture' is deprecated. Use --figure." in capsys.readouterr().err
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from gradtrail.support.errors import UserError, with_store
 from gradtrail.support.paths import find_project
 from gradtrail.support.verb import Verb
 
@@ -31,23 +32,30 @@ class _Share(click.ParamType):
 SHARE = _Share()
 
 
-@click.command(
-    # stays in its folder, where the images are
+@click.command(  # stays in its folder, where the images are
+    short_help="Classify images with the exported model.",
     epilog="Example: gradtrail predict three.png seven.png --figure seen.png",
 )
-@click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE.png...")
-@click.option("--weights", type=_PATH, help="A weights file.  [default: what was trained last, all its members]")
+@click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE|FOLDER|FILE.parquet|FILE.npz...")
+@click.option("--model", metavar="WHICH", help="A folder, or models:/NAME@ALIAS.  [default: models/export]")
+@click.option("--out", type=_PATH, metavar="FILE.parquet", help="Write all answers to it; any number of images.")
 @click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
+@click.option("--weights", type=_PATH, hidden=True)
 @click.option("--picture", type=_PATH, hidden=True, deprecated="Use --figure.")
-def predict(images: tuple[Path, ...], weights: Path | None, figure: Path | None, picture: Path | None) -> int:
-    """Classify images with the trained model.
+def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, **old: Path | None) -> int:
+    """Classify images with the exported model.
 
-    Images that cannot be used are reported after the others, with exit status 2.
+    Prints labels and probabilities; images that cannot be used are reported after the others, with exit status 2. With
+    --out, folders, parquet files (column image) and npz files (array images) are read too, and the answers stream into
+    a table. Run it again after a kill, and it goes on.
     """
     from gradtrail.serving.predict.main import predict
 
-    weights = weights or Path(os.path.relpath(find_project(Path.cwd()))) / "models"
-    return predict(images, weights, figure or picture)
+    if old["weights"]:
+        raise UserError("--weights: an exported model answers now; name its folder by --model, such as models/export")
+    project = Path(os.path.relpath(find_project(Path.cwd())))
+    model, figure = model or str(project / "models" / "export"), old["figure"] or old["picture"]
+    return with_store(lambda: predict(images, model, project, figure=figure, out=out))
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail serve models/export --port 8080")

@@ -54,9 +54,12 @@ def decode_image(
     Raises:
         UserError: it is missing, is no image, is too large, or is blank; one line, without its path.
     """
-    grey = _grey(source)
+    pixels = _grey(source)
+    if pixels.shape == shape and (framing is None or _is_on_black(pixels)):
+        return pixels
+    grey = pixels.astype(np.float64) / 255
     if framing is None:
-        return np.round(255 * (grey if grey.shape == shape else _whole(grey, shape))).astype(np.uint8)
+        return np.round(255 * _whole(grey, shape)).astype(np.uint8)
     ink = _ink(grey)
     if ink.max() < _FAINT / 2:
         raise UserError("the image is blank: nothing contrasts with its background")
@@ -65,13 +68,21 @@ def decode_image(
     return np.round(255 * np.clip(ink, 0, 1)).astype(np.uint8)
 
 
-def _grey(source: Path | BinaryIO) -> Float[np.ndarray, "rows columns"]:
-    """Return the brightness of an image, from 0 to 1."""
+def _is_on_black(pixels: UInt8[np.ndarray, "height width"]) -> bool:
+    """Whether an image is visible, and the edge is black: what `decode_image` returns as it is, found out soon."""
+    edge = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
+    return sum(map(np.count_nonzero, edge)) < sum(map(len, edge)) // 2 and pixels.max() >= 255 * _FAINT / 2
+
+
+def _grey(source: Path | BinaryIO) -> UInt8[np.ndarray, "rows columns"]:
+    """Return the brightness of an image."""
     try:
         with Image.open(source, formats=_FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
                 size = f"{image.width:,} × {image.height:,} pixels"
                 raise UserError(f"{size}, more than {_MAX_PIXELS:,} in all; scale it down first")
+            if image.mode == "L" and "transparency" not in image.info:
+                return np.asarray(image)
             whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     except FileNotFoundError:
         raise UserError("no such file") from None
@@ -81,7 +92,7 @@ def _grey(source: Path | BinaryIO) -> Float[np.ndarray, "rows columns"]:
         raise
     except Exception as error:  # damage to a file: each of Pillow's readers raises what it meets
         raise UserError(f"not a readable image: {one_line(error)[:200]}") from None
-    return np.asarray(whole.convert("L"), np.float64) / 255
+    return np.asarray(whole.convert("L"))
 
 
 def _ink(grey: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "rows columns"]:

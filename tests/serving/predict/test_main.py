@@ -1,0 +1,89 @@
+"""`gradtrail predict` on an exported model: answers on the terminal, figures, tables, and what it refuses."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from exports import write_small_export
+from PIL import Image
+
+from gradtrail import cli
+from gradtrail.stages.artifacts.exported import read_export
+from gradtrail.support.paths import find_project
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_export(tmp_path_factory.mktemp("model") / "export", always=7, members=2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two images, `a.png` and `b.png`, and `c.png`, which is none."""
+    image = np.zeros((28, 28), np.uint8)
+    image[5:20, 10:14] = 200
+    for name in ("a.png", "b.png"):
+        Image.fromarray(image).save(tmp_path / name)
+    (tmp_path / "c.png").write_bytes(b"none")
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.chdir(find_project(Path(__file__).parent))
+    monkeypatch.setattr("sys.argv", ["gradtrail", "predict", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_answers_then_what_cannot_be_used_with_status_2(
+    folder: Path, export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [folder / name for name in ("a.png", "c.png", "b.png")]
+    assert run(monkeypatch, *files, "--model", export, "--figure", folder / "seen.png") == 2
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert [line.split("%")[0] for line in lines[:2]] == [f"{path}: 7  100.0" for path in (files[0], files[2])]
+    assert lines[2] == "probabilities are the mean of 2 networks, calibrated (temperature 1.5)"
+    assert err.splitlines() == [f"gradtrail: {files[1]}: not a readable image: none of PNG, JPEG, BMP, TIFF, WEBP"]
+    with Image.open(folder / "seen.png") as figure:
+        assert min(figure.size) > 100
+
+
+def test_a_folder_into_a_table_with_progress_in_lines_and_status_2(
+    folder: Path, export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = folder / "out.parquet"
+    assert run(monkeypatch, folder, "--model", export, "--out", target) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{target}: 3 images, 1 of them without an answer (column error); ")
+    assert err.startswith("predict: 000000 (100 %, ")
+    table = pq.read_table(target)
+    assert table["class"].to_pylist() == ["7", "7", None]
+    assert table.schema.metadata[b"gradtrail.model_digest"].decode() == read_export(export).manifest.digest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["."], ".: a folder or table of images; --out FILE.parquet takes the answers"),
+        (["a.npz"], "a.npz: a folder or table of images; --out FILE.parquet takes the answers"),
+        ([".", "--out", "out.parquet", "--figure", "b.png"], "--figure: draws a few images, without --out"),
+        (["a.png", "--weights", "b"], "--weights: an exported model answers now; name its folder by --model, such as"),
+        (["a.png", "--model", "nowhere"], "nowhere/manifest.json: no such file"),
+        ([".", "--out", "src", "--model", "EXPORT"], "src: a folder; name a file, such as src/predictions.parquet"),
+    ],
+)
+def test_a_mistake_is_one_line_with_status_2(
+    arguments: list[str],
+    said: str,
+    export: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [str(export) if argument == "EXPORT" else argument for argument in arguments]
+    assert run(monkeypatch, *given) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"gradtrail: {said}")
