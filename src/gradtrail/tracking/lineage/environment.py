@@ -19,7 +19,9 @@ _PACKAGES = (
     *("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),  # of those installed
 )
 _VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # of instruction sets, the one that says most first
-_FEATURES = re.compile(r"amx_\w+|avx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|sme(\d|_\w+)?|bf16|i8mm")  # what a compiler uses
+_FEATURES = re.compile(
+    r"amx_\w+|avx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|sme(\d|_\w+)?|bf16|i8mm"
+)  # what a compiler uses
 _DRIVER = re.compile(r"Kernel Module\D.*?\s(\d+\.[\d.]+)")
 _stage_process: dict[str, Any] = {}  # what a tracker was told of its stage's process
 _SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
