@@ -62,17 +62,16 @@ def main(stage: Stage) -> None:
         fixed = engine.run_steps.cost.argument_bytes
         require_memory("train.batch_size", config.batch_size, functions, fixed_bytes=fixed)
         members.require_space(scratch, config, num_parameters(model.abstract_params()), len(train))
-        with TrainingLog(run, engine, stage.runtime, is_live=config.members == 1) as listener:
-            results = training_runs.train_members(
-                engine,
-                functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
-                train,
-                config,
-                checkpoints=functools.partial(member_checkpoints, run, several=config.members > 1),
-                listener=listener,
-                steps_per_call=stage.runtime.steps_per_call,
-            )
-            first, written = members.write_each(scratch, results, model.config, config, info, train.example_id)
+        results = training_runs.train_members(
+            engine,
+            functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
+            train,
+            config,
+            checkpoints=functools.partial(member_checkpoints, run, several=config.members > 1),
+            listener=TrainingLog(run, engine, is_live=config.members == 1),
+            steps_per_call=stage.runtime.steps_per_call,
+        )
+        first, written = members.write_each(scratch, results, model.config, config, info, train.example_id)
         epochs = members.mean_epochs(written)
         run.metrics(members.measure_time(written))
 

@@ -71,7 +71,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
 def work() -> None:
     """Train as the stage does, without a run in MLflow."""
     silent = SimpleNamespace(after_chunk=lambda *_: None, after_epoch=lambda *_: None)
-    stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False))
+    stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False, trace=False))
     with compiling(SimpleNamespace(stage=stage, is_open=False)) as compiler:
         model = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
         engine = compile_engine(make_program(CONFIG, model, len(SPLIT), jax.devices()), compiler=compiler)

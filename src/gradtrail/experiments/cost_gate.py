@@ -212,16 +212,15 @@ def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunctio
 
     order, validation = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES), _examples(_FEW)
     run = TrackedRun(Identity("train"), None)
-    runtime = dataclasses.replace(run.stage.runtime, trace=False)
-    checkpoints, log = ResumeFolder(None, 0.0, time.monotonic), TrainingLog(run, engine, runtime, is_live=True)
-    with log as listener, contextlib.redirect_stderr(io.StringIO()):  # two short epochs
+    checkpoints = ResumeFolder(None, 0.0, time.monotonic)
+    with contextlib.redirect_stderr(io.StringIO()):  # two short epochs
         training_runs.run(
             dataclasses.replace(engine, epochs=2, steps_per_epoch=steps, order=order),
             functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
             _examples(_NUM_EXAMPLES),
             dataclasses.replace(config, patience=None),
             member=training_runs.Member(seeds=config.seeds_of(config.seed), checkpoints=checkpoints),
-            listener=listener,
+            listener=TrainingLog(run, engine, is_live=True),
             steps_per_call=_STEPS_PER_CALL,
         )
 

@@ -55,3 +55,49 @@ def test_it_names_versions_and_switches_and_is_plain(monkeypatch: pytest.MonkeyP
     assert found["switches"]["XLA_FLAGS"] == "--xla_cpu_max_isa=AVX2"
     assert "UNRELATED" not in found["switches"]
     assert environment_tags() == {"machine": found["machine"], "jax": version("jax")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "features"),
+    [
+        (
+            "fpu smep sse2 avx512f avx512_bf16 amx_tile amx_bf16 avx_vnni",
+            ["amx_bf16", "amx_tile", "avx512_bf16", "avx512f", "avx_vnni"],
+        ),
+        ("fp asimd asimddp crc32 sve2 bf16", ["asimd", "asimddp", "bf16", "sve2"]),
+        ("", []),
+    ],
+)
+def test_it_names_the_features_that_decide_which_code_is_compiled(
+    flags: str, features: list[str], cpuinfo: Path
+) -> None:
+    cpuinfo.write_text(MILAN.replace("fpu sse2 avx2 fma", flags))
+    assert environment()["processor"]["features"] == features
+
+
+def test_it_says_what_the_issue_of_a_slower_run_asks_first() -> None:
+    """Processor, cores, memory, accelerator and driver, system, versions and XLA's flags."""
+    found = environment()
+    assert {"architecture", "features", "cores", "cores_allowed"} <= set(found["processor"])
+    assert {"jax", "jaxlib", "flax", "optax"} <= set(found["packages"])
+    assert found["memory_bytes"] > 0
+    assert {"accelerators", "driver", "system", "distribution", "python", "switches"} <= set(found)
+
+
+def test_the_driver_of_a_gpu_is_that_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "version"
+    told.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@host)\n")
+    monkeypatch.setattr(module, "Path", lambda _: told)
+    assert module._driver() == {"nvidia": "580.95.05"}
+    told.unlink()
+    assert module._driver() == {}
+
+
+def test_a_limit_of_the_control_group_is_told_in_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(module, "Path", lambda _: limit)
+    assert "cores_quota" not in module._cores()
+    limit.write_text("max 100000\n")
+    assert "cores_quota" not in module._cores()
+    limit.write_text("150000 100000\n")
+    assert module._cores()["cores_quota"] == 1.5

@@ -24,7 +24,7 @@ class RecordingRun:
     """A run that keeps what is logged to it."""
 
     def __init__(self, *, is_open: bool = True):
-        self.stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False))
+        self.stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False, trace=False))
         self.is_open = is_open
         self.logged: dict[str, float] = {}
         self.written: dict[str, str] = {}

@@ -94,7 +94,7 @@ class TrackerInProcess:
 @pytest.fixture(autouse=True)
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stage whose state is known, so that none of its files are needed."""
-    runtime = SimpleNamespace(tracking=True, system_metrics=False, tracking_seconds=10.0)
+    runtime = SimpleNamespace(tracking=True, system_metrics=False, tracking_seconds=10.0, trace=False)
     entry = Entry(cmd="", params={}, deps={})
     known = {"runtime": runtime, "state": "0" * 64, "made_at": time.time()}
     stage = SimpleNamespace(name="train", folder=tmp_path, entry=lambda _: entry, **known)

@@ -20,6 +20,7 @@ from gradtrail.core.xla.static_costs import NO_COST, StaticCost, lost_donations,
 
 TIMED_CALLS = 12  # of each function: the first, and enough others for a median
 Guard = Callable[[str], contextlib.AbstractContextManager[object]]
+Wrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +131,22 @@ class Compiler:
         clock: returns seconds, such as `time.perf_counter`.
         guard: digest of a program → a context in which to compile it, such as a lock of a shared cache.
         log: the open log, for which these compilations are planned.
+        wrapper: name and executable → what is called in its place, such as one that records the calls.
 
     Attributes:
         functions: the last function of each name, in the order of their first compilation.
         compiled: every compilation in order, without its executable; those of variants have the variant in the name.
     """
 
-    def __init__(self, clock: Callable[[], float], guard: Guard | None = None, log: CompileLog | None = None):
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        guard: Guard | None = None,
+        log: CompileLog | None = None,
+        wrapper: Wrapper | None = None,
+    ):
         self.clock = clock
+        self._wrapper = wrapper or (lambda _, call: call)
         self.guard = guard or (lambda _: contextlib.nullcontext())
         self._log = log or CompileLog()
         self._suffix = ""
@@ -146,7 +155,7 @@ class Compiler:
 
     def for_variant(self, label: str) -> "Compiler":
         """Return a compiler with the same account, and `functions` of its own, for a variant of the same functions."""
-        variant = Compiler(self.clock, self.guard, self._log)
+        variant = Compiler(self.clock, self.guard, self._log, self._wrapper)
         variant._suffix, variant.compiled = f" ({label})", self.compiled
         return variant
 
@@ -196,13 +205,16 @@ class Compiler:
         """
         config: Any = jax.config  # whose switches mypy does not know
         if config.jax_disable_jit or config.jax_debug_nans:
-            return CompiledFunction(name=name, call=jax.jit(function), cost=NO_COST, times=NO_TIMES)
+            return CompiledFunction(
+                name=name, call=self._wrapper(name, jax.jit(function)), cost=NO_COST, times=NO_TIMES
+            )
         placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
         with self._log.planned():
             jitted = jax.jit(function, donate_argnums=donate_argnums, keep_unused=bool(donate_argnums), **placing)
             made = self._compile(name, jitted, args)
         lost = lost_donations(made.call, args, {*donate_argnums, *must_reuse})
-        made = dataclasses.replace(made, trips_of=trips_of, lost_donations=lost, line=project_line())
+        call = self._wrapper(name, made.call)
+        made = dataclasses.replace(made, call=call, trips_of=trips_of, lost_donations=lost, line=project_line())
         self.functions[name] = made
         self.compiled.append(dataclasses.replace(made, name=name + self._suffix, call=_no_executable, texts=dict))
         return made

@@ -65,12 +65,17 @@ class Stage:
         """The section `runtime` of `params.yaml`, which cannot change an out."""
         return load_section("runtime", RuntimeConfig)
 
+    @property
+    def computes(self) -> bool:
+        """Whether it computes with JAX; the report shows the section `environment`, and does not."""
+        return "environment" in self.spec.params.get("params.yaml", ()) and uses_jax()
+
     def set_up(self) -> None:
         """Refuse an environment that may change results, and set all that can; see `environment`."""
-        computes = "environment" in self.spec.params.get("params.yaml", ())
-        config = self.params(EnvironmentConfig, "environment") if computes else None
+        is_read = "environment" in self.spec.params.get("params.yaml", ())
+        config = self.params(EnvironmentConfig, "environment") if is_read else None
         refuse_unknown_variables(config)
-        if config and uses_jax():  # the report shows the section, and does not compute
+        if config and self.computes:
             set_up_jax(config, self.runtime)
 
     @contextlib.contextmanager

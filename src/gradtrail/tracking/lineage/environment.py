@@ -14,8 +14,15 @@ from typing import Any
 
 import psutil
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib", "pillow", "pandas", "pyarrow")
+_PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib", "pillow", "pandas", "pyarrow"),
+    *("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),  # of those installed
+)
 _VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # of instruction sets, the one that says most first
+_FEATURES = re.compile(
+    r"amx_\w+|avx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|sme(\d|_\w+)?|bf16|i8mm"
+)  # what a compiler uses
+_DRIVER = re.compile(r"Kernel Module\D.*?\s(\d+\.[\d.]+)")
 _stage_process: dict[str, Any] = {}  # what a tracker was told of its stage's process
 _SWITCHES = re.compile(r"(XLA_|JAX_|OMP_|OPENBLAS_|MKL_).+")
 
@@ -34,13 +41,17 @@ def environment() -> dict[str, Any]:
     """Return what computes in this process, as plain values: processor, memory, accelerators, packages, switches."""
     if _stage_process:
         return dict(_stage_process["environment"])
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    processor = _processor()
+    processor["features"] = sorted(name for name in processor["flags"] if _FEATURES.fullmatch(name))
+    del processor["flags"]
     return {
         "machine": machine_key(),
-        "processor": _processor() | {"cores_allowed": len(cores)},
+        "processor": processor | _cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "accelerators": _accelerators(),
+        "driver": _driver(),
         "system": platform.platform(),
+        "distribution": _distribution(),
         "python": platform.python_version(),
         "packages": _versions(),
         "switches": {name: value for name, value in sorted(os.environ.items()) if _SWITCHES.fullmatch(name)},
@@ -57,21 +68,31 @@ def machine_key() -> str:
     if _stage_process:
         return str(_stage_process["environment"]["machine"])
     found = _processor()
-    vector = next((name for name in _VECTORS if name in found["features"]), "")
+    vector = next((name for name in _VECTORS if name in found["flags"]), "")
     parts = [found[key] for key in ("vendor", "family", "model") if key in found] or [platform.machine()]
     return "-".join([*parts, *([vector] if vector else []), *(kind.replace(" ", "-") for kind in _accelerators())])
 
 
 def _processor() -> dict[str, Any]:
-    """Return name, vendor, family, model and the features that decide which code is compiled."""
+    """Return architecture, name, vendor, family and model, and as `flags` all features that the system names."""
     lines: dict[str, str] = {}
     with contextlib.suppress(OSError):
         first, *_ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
         lines = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     names = {"name": "model name", "vendor": "vendor_id", "family": "cpu family", "model": "model"}
-    features = f"{lines.get('flags', '')} {lines.get('Features', '')}".split()
+    flags = f"{lines.get('flags', '')} {lines.get('Features', '')}".split()
     known = {key: lines[name] for key, name in names.items() if name in lines}
-    return {"architecture": platform.machine(), "features": [name for name in _VECTORS if name in features]} | known
+    return {"architecture": platform.machine(), "flags": flags} | known
+
+
+def _cores() -> dict[str, Any]:
+    """Return how many cores there are, on how many this process may run, and as how many its control group counts."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    found: dict[str, Any] = {"cores": os.cpu_count(), "cores_allowed": len(allowed)}
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+        found |= {} if quota == "max" else {"cores_quota": int(quota) / int(period)}
+    return found
 
 
 def _accelerators() -> list[str]:
@@ -79,6 +100,25 @@ def _accelerators() -> list[str]:
     jax = sys.modules.get("jax")
     devices = jax.local_devices() if jax else []
     return sorted({str(device.device_kind) for device in devices if device.platform != "cpu"})
+
+
+def _driver() -> dict[str, str]:
+    """Return what drives the accelerators: the version of NVIDIA's kernel module, and what JAX's client says."""
+    found = {}
+    with contextlib.suppress(OSError):
+        if told := _DRIVER.search(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")):
+            found["nvidia"] = told[1]
+    jax = sys.modules.get("jax")
+    for device in jax.local_devices() if jax else []:
+        if device.platform != "cpu":
+            found[device.platform] = " ".join(str(device.client.platform_version).split())
+    return found
+
+
+def _distribution() -> str:
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    return ""
 
 
 def _versions() -> dict[str, str]:

@@ -18,9 +18,12 @@ import psutil
 
 from gradtrail.core.profile.benchmark import MachineRates, measure_rates
 from gradtrail.core.xla.compile_events import Compilation, CompileLog
-from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler, Wrapper
+from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.stages.profile import time_figures
+from gradtrail.support.errors import one_line
+from gradtrail.support.tracing import Recorder
 from gradtrail.tracking.mlflow.run import TrackedRun
 
 _MIB = 2**20
@@ -37,8 +40,8 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
     runtime = run.stage.runtime
     guard = only_compiler(set_up_cache()) if runtime.compile_cache else None
     rss, started = _rss_mib(), time.perf_counter()
-    with CompileLog() as log:
-        compiler = Compiler(time.perf_counter, guard, log)
+    with tracing(run) as wrapper, CompileLog() as log:
+        compiler = Compiler(time.perf_counter, guard, log, wrapper)
         try:
             yield compiler
         finally:  # a stage that fails tells of it too
@@ -69,6 +72,32 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
             table = pd.DataFrame(process.items(), columns=["quantity", "value"])
             table.to_csv(Path(folder) / "process.csv", index=False)
             run.files(Path(folder), "compile")
+
+
+@contextlib.contextmanager
+def tracing(run: TrackedRun) -> Iterator[Wrapper | None]:
+    """Record calls of the stage's functions where `runtime.trace` is on, and log them as `trace/`.
+
+    Yields:
+        What wraps the functions to be recorded; None where none are. Of a stage that fails nothing is logged, and what
+        keeps the profiler from its work is a warning.
+    """
+    stage = run.stage
+    if not (stage.runtime.trace and run.is_open):
+        yield None
+        return
+    with scratch_folder(stage.folder, f"{stage.name}-{stage.state[:16]}-trace") as folder:
+        with Recorder(folder) as recorder:
+            yield recorder.recording
+        try:
+            trace = recorder.trace
+        except Exception as fault:  # of the profiler or the disk
+            print(f"{stage.name}: warning: no trace was recorded ({one_line(fault)[:200]})", file=sys.stderr)
+            return
+        if trace is None:
+            print(f"{stage.name}: runtime.trace: no compiled function was called, nothing to trace", file=sys.stderr)
+        else:
+            run.files(trace, "trace")
 
 
 def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.DataFrame:

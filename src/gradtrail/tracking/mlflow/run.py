@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -166,6 +167,9 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
     identity = Identity(stage.name)
     imported = stage.made_at - psutil.Process().create_time()
     seconds = {"imports": imported, "data": time.time() - stage.made_at}
+    if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):
+        why = "MLflow would get the trace, and runtime.tracking is off" if stage.computes else "no functions of JAX"
+        print(f"{stage.name}: runtime.trace: nothing to trace: {why}", file=sys.stderr)
     with state_lock(identity), _tracker(identity) as tracker:
         hurry = tracker.hurry if tracker else lambda: None
         run = TrackedRun(identity, tracker)
