@@ -220,7 +220,7 @@ def own_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
 
 def new_training(client: MlflowClient) -> Run:
     run = client.create_run(experiment_id(client, "models"), tags={"stage": "train", "state": "0" * 64})
-    client.set_terminated(run.info.run_id, end_time=0)
+    client.set_terminated(run.info.run_id, end_time=1)
     return client.get_run(run.info.run_id)
 
 
