@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from projects import STAGES, Project, besides_progress, finished_project
 
+from gradtrail.stages.artifacts.exported import read_export
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipeline
@@ -110,7 +111,7 @@ def test_each_stage_has_one_run_in_mlflow(project: Project) -> None:
     assert train["metrics"]["gradients/grad_norm_median"] > 0
     assert train["params"]["preprocess.label_noise"] == "0.1"
     assert not any(name.startswith("system/") for name in train["metrics"]), "the stage takes less than a minute"
-    for stage in ("evaluate", "gradients", "profile", "report"):
+    for stage in ("evaluate", "export", "gradients", "profile", "report"):
         assert runs[stage]["tags"]["mlflow.parentRunId"] == train["id"]
     for stage, run in runs.items():
         assert run["tags"]["dataset"] == "digits", stage
@@ -149,15 +150,53 @@ def test_runs_say_in_words_what_came_out_and_show_their_main_picture(project: Pr
         assert "#### Largest gradients" in told
 
 
-def test_weights_are_models_with_the_figures_of_their_evaluation(project: Project) -> None:
-    (train,) = project.runs_of("train")
-    name = train["name"].replace("%", "percent")  # which no name of a model has
+def test_the_export_is_a_model_with_the_figures_of_its_evaluation(project: Project) -> None:
+    check_model(project)
+
+
+def check_model(project: Project) -> None:
+    """Assert that the training has one model, of the export's files, with the evaluation's metrics and run."""
+    (train,), (evaluation,) = project.runs_of("train"), project.runs_of("evaluate")
     with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store:
-        models = dict(store.execute("select name, model_id from logged_models where source_run_id = ?", [train["id"]]))
+        found = store.execute("select name, model_id, source_run_id, artifact_location from logged_models").fetchall()
         query = "select metric_value, dataset_name from logged_model_metrics where model_id = ? and metric_name = ?"
-        found = store.execute(query, [models[f"{name} · final"], "eval/accuracy"]).fetchall()
-    assert set(models) == {f"{name} · final", f"{name} · best"}
-    assert found == [(pytest.approx(metrics_of(project, "evaluate")["accuracy"]), "digits")]
+        ((name, model, source, place),) = found
+        accuracies = store.execute(query, [model, "eval/accuracy"]).fetchall()
+        inputs = store.execute("select source_id from inputs where destination_id = ?", [model]).fetchall()
+    assert name == f"{train['name'].replace('%', 'percent')} · final"
+    assert source == train["id"]
+    assert accuracies == [(pytest.approx(metrics_of(project, "evaluate")["accuracy"]), "digits")]
+    assert {run for (run,) in inputs} == {train["id"], evaluation["id"]}
+    held = project.folder / "mlruns" / place.rpartition("/mlruns/")[2] / "data" / "export"
+    assert digest(held) == digest(project.folder / "models/export")
+
+
+@pytest.mark.slow
+def test_sync_makes_the_model_from_the_outs(project: Project, tmp_path: Path) -> None:
+    """Where the whole store is lost, and where the training's run alone is."""
+    copy = project.copy(tmp_path / "project")
+    (copy.folder / "mlflow.db").unlink()
+    copy.sync()
+    check_model(copy)
+    (train,) = copy.runs_of("train")
+    with contextlib.closing(sqlite3.connect(copy.folder / "mlflow.db")) as store, store:
+        store.execute("delete from logged_models where source_run_id = ?", [train["id"]])
+        store.execute("delete from logged_model_metrics")
+        store.execute("delete from inputs where destination_type like 'MODEL%'")
+    copy.sync()
+    check_model(copy)
+
+
+def test_the_export_answers_as_the_evaluation_did(project: Project) -> None:
+    metrics, evaluate = metrics_of(project, "export"), metrics_of(project, "evaluate")
+    for name in ("accuracy", "accuracy_low", "expected_calibration_error", "num_examples", "temperature"):
+        assert metrics[name] == pytest.approx(evaluate[name])
+    said = pd.read_parquet(project.folder / "results/evaluate/predictions.parquet").filter(regex="^probability_")
+    own = read_export(project.folder / "models/export").predict(
+        np.load(project.folder / "data/processed/test.npz")["images"]
+    )
+    np.testing.assert_allclose(own, said, atol=0.02)  # float16
+    assert metrics["largest_difference"] <= 0.02
 
 
 def test_tables_of_examples_begin_with_those_to_look_at(project: Project) -> None:

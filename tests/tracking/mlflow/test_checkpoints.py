@@ -25,7 +25,6 @@ from gradtrail.stages.common.dataset import SPLITS, write_processed
 from gradtrail.stages.train.checkpointing import state_on_host
 from gradtrail.tracking.mlflow.checkpoints import load_checkpoint, save_checkpoint
 from gradtrail.tracking.mlflow.client import open_store
-from gradtrail.tracking.mlflow.models import WEIGHTS
 from gradtrail.tracking.mlflow.run import TrackedRun
 from gradtrail.tracking.mlflow.stored_run import StoredRun
 
@@ -178,7 +177,7 @@ SHORT = train_config(schedule="constant", optimizer="adamw", average_decay=0.9)
 
 @pytest.fixture
 def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A run that has the checkpoint and the final weights of `SHORT`, in a folder with its params and data."""
+    """A run that has the checkpoint of `SHORT`, in a folder with its final weights, params and data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     (tmp_path / "params.yaml").touch()
@@ -194,10 +193,7 @@ def finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     info = WeightsInfo(
         model=SHORT.model_config(SHAPE, 3), label_smoothing=0.1, dataset=dataset_info(), epoch=SHORT.epochs
     )
-    (tmp_path / "model/data").mkdir(parents=True)  # as `models.log_models` lays it out
-    write_weights(tmp_path / "model/data/final.safetensors", weights, info)
-    model = client.create_logged_model(experiment, source_run_id=run.info.run_id, tags={WEIGHTS: "final"})
-    client.log_model_artifacts(model.model_id, str(tmp_path / "model"))
+    write_weights(tmp_path / "models/final.safetensors", weights, info)
     logs = StoredRun(client, run.info.run_id, 1).log_files
     tracker = SimpleNamespace(
         is_alive=True, keep=lambda path: path, send=lambda do, path, under: logs(Path(path), under)

@@ -1,9 +1,7 @@
-"""Weights as models of MLflow: which ones, once each, and loaded without this repository."""
+"""Exports as models of MLflow: one for each, tied to training and evaluation, and loaded without this repository."""
 
 import contextlib
-import functools
 import json
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -12,25 +10,37 @@ import venv
 from pathlib import Path
 from typing import Any
 
-import jax
+import grimp
 import mlflow
 import numpy as np
 import pytest
-from factories import SHAPE, dataset_info, model_config
+from exports import SHAPE, write_small_export
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelStatus, Metric, Run
+from mlflow.entities import LoggedModel, LoggedModelStatus, Metric, Run
 
-from gradtrail.core.evaluate.calibration import calibrate
-from gradtrail.core.nn.models import Model, Params
-from gradtrail.stages.artifacts.members import member_folder, write_seeds
-from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, write_weights
-from gradtrail.tracking.gc.runs import as_garbage, ownerless_artifacts
+from gradtrail.stages.artifacts.exported import read_export, read_manifest
+from gradtrail.stages.common.digests import digest
+from gradtrail.support.errors import UserError
+from gradtrail.tracking.gc.runs import as_garbage, live_references, ownerless_artifacts, unreferenced_runs
+from gradtrail.tracking.lineage.recorded import RecordedStates
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 from gradtrail.tracking.mlflow.links import copy_headlines
-from gradtrail.tracking.mlflow.models import link_evaluation, log_models, models_of
+from gradtrail.tracking.mlflow.models import (
+    EXPORT_DIGEST,
+    LOADED,
+    WEIGHTS,
+    delete_models,
+    link_evaluation,
+    log_export,
+    logged_exports,
+    models_of,
+    registered_models,
+)
 from gradtrail.tracking.mlflow.naming import NOTE
+from gradtrail.tracking.mlflow.search import RunIndex
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, *SHAPE), np.uint8)
+TEMPERATURE = 1.5  # of the small exports
 
 
 @pytest.fixture(scope="module")
@@ -40,122 +50,105 @@ def client(created_store: Any) -> MlflowClient:
         return open_store()
 
 
-def new_run(client: MlflowClient, **params: str) -> Run:
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_export(tmp_path_factory.mktemp("models") / "export", model="linear", batch_sizes=(4,))
+
+
+def new_run(client: MlflowClient, stage: str = "train", **params: str) -> Run:
     experiment = client.get_experiment_by_name("models")
-    run_id = client.create_run(experiment.experiment_id, tags={"stage": "evaluate" if params else "train"}).info.run_id
+    tags = {"stage": stage, "state": "0" * 64}
+    run_id = client.create_run(experiment.experiment_id, tags=tags).info.run_id
     client.log_param(run_id, "train.seed", "7")
     for key, value in params.items():
         client.log_param(run_id, key.replace("__", "."), value)
     return client.get_run(run_id)
 
 
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    """A folder with final and best weights, and two kept epochs."""
-    for epoch, name in enumerate(("final", "best", "epochs/000", "epochs/005")):
-        write(tmp_path / "models" / f"{name}.safetensors", epoch)
-    return tmp_path / "models"
+def new_evaluation(client: MlflowClient, weights: str = "final", **metrics: float) -> Run:
+    run = new_run(client, "evaluate", evaluate__weights=weights)
+    points = {"temperature": TEMPERATURE} | metrics
+    client.log_batch(run.info.run_id, metrics=[Metric(f"eval/{name}", value, 0, 0) for name, value in points.items()])
+    return client.get_run(run.info.run_id)
 
 
-@functools.cache
-def initial_params(seed: int) -> Params:
-    return Model(model_config()).init(key=jax.random.key(seed))
+def model_of(client: MlflowClient, run: Run) -> LoggedModel:
+    (model,) = models_of(client, run)
+    return model
 
 
-def write(path: Path, epoch: int, seed: int | None = None) -> None:
-    info = WeightsInfo(model=model_config(), label_smoothing=0.1, dataset=dataset_info(), epoch=epoch)
-    write_weights(path, initial_params(epoch if seed is None else seed), info)
-
-
-def names(client: MlflowClient, run: Run) -> list[str]:
-    return sorted(model.tags["weights"] for model in models_of(client, run))
-
-
-def test_each_model_is_logged_once_and_again_when_its_weights_change(client: MlflowClient, weights: Path) -> None:
+def test_an_export_is_logged_once_and_another_one_beside_it(client: MlflowClient, export: Path, tmp_path: Path) -> None:
     run = new_run(client)
-    log_models(client, run, weights, kept_epochs=False)
-    assert names(client, run) == ["best", "final"]
-    log_models(client, run, weights, kept_epochs=True)
-    assert names(client, run) == ["000", "005", "best", "final"]
-    write(weights / "best.safetensors", 9)
-    log_models(client, run, weights, kept_epochs=False)
-    assert names(client, run) == ["000", "005", "best", "best", "final"]
+    for _ in range(2):
+        log_export(client, run, export)
+    model = model_of(client, run)
+    assert model.status == LoggedModelStatus.READY
+    assert model.source_run_id == run.info.run_id
+    assert model.params == {"train.seed": "7"}
+    assert model.tags[EXPORT_DIGEST] == read_manifest(export).digest
     outputs = client.get_run(run.info.run_id).outputs.model_outputs
-    assert {output.model_id for output in outputs} == {model.model_id for model in models_of(client, run)}
-    assert all(model.params == {"train.seed": "7"} for model in models_of(client, run))
+    assert [output.model_id for output in outputs] == [model.model_id]
+    held = Path(model.artifact_location.removeprefix("file://")) / "data" / "export"
+    assert digest(held) == digest(export)
+    assert (run.info.run_id, digest(export)) in logged_exports(client, run.info.experiment_id)
+    other = write_small_export(tmp_path / "other", model="linear", weights="best")
+    log_export(client, run, other)
+    assert {found.tags[WEIGHTS] for found in models_of(client, run)} == {"final", "best"}
 
 
-def test_models_have_the_metrics_of_their_epoch_and_no_point_is_logged_twice(
-    client: MlflowClient, weights: Path
-) -> None:
+def test_a_model_has_the_metrics_of_its_epoch_and_no_point_is_logged_twice(client: MlflowClient, export: Path) -> None:
     run = new_run(client)
-    curve = [Metric("train/validation_accuracy", epoch / 10, 5, epoch) for epoch in range(3)]
-    client.log_batch(run.info.run_id, metrics=curve)
-    log_models(client, run, weights, kept_epochs=False)
-    found = {
-        model.tags["weights"]: [(m.key, m.value, m.dataset_name) for m in model.metrics]
-        for model in models_of(client, run)
-    }
-    key = "train/validation_accuracy"
-    assert found == {"final": [(key, 0.0, dataset_info().name)], "best": [(key, 0.1, dataset_info().name)]}
-    assert len(client.get_metric_history(run.info.run_id, key)) == 3
-
-
-def test_an_incomplete_model_is_replaced(client: MlflowClient, weights: Path) -> None:
-    run = new_run(client)
-    tags = {"weights": "final", "weights_digest": "0"}
-    begun = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags)
-    log_models(client, run, weights, kept_epochs=False)
-    found = list(models_of(client, run))
-    assert begun.model_id not in {model.model_id for model in found}
-    assert {model.status for model in found} == {LoggedModelStatus.READY}
-
-
-def test_a_file_that_holds_no_weights_is_skipped(client: MlflowClient, weights: Path) -> None:
-    run = new_run(client)
-    (weights / "final.safetensors").write_text("words")
-    log_models(client, run, weights, kept_epochs=False)
-    assert names(client, run) == ["best"]
-
-
-def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
-    client: MlflowClient, weights: Path
-) -> None:
-    run, evaluation = new_run(client), new_run(client, evaluate__weights="best")
-    log_models(client, run, weights, kept_epochs=False)
-    client.log_batch(evaluation.info.run_id, metrics=[Metric("eval/accuracy", 0.5, 0, 0)])
-    for _ in range(2):
-        evaluation, run = client.get_run(evaluation.info.run_id), client.get_run(run.info.run_id)
-        copy_headlines(client, evaluation, run)
-    (model,) = (model for model in models_of(client, run) if model.tags["weights"] == "best")
-    assert [(metric.key, metric.value, metric.run_id) for metric in model.metrics] == [
-        ("eval/accuracy", 0.5, run.info.run_id)
+    client.log_batch(
+        run.info.run_id, metrics=[Metric("train/validation_accuracy", epoch / 10, 5, epoch) for epoch in range(3)]
+    )
+    log_export(client, run, export)
+    assert [(metric.key, metric.value) for metric in model_of(client, run).metrics] == [
+        ("train/validation_accuracy", 0.1)
     ]
-    assert link_evaluation(client, evaluation, run).model_id == model.model_id
-    assert [found.model_id for found in client.get_run(evaluation.info.run_id).inputs.model_inputs] == [model.model_id]
-    assert client.get_run(run.info.run_id).data.metrics == {"eval/accuracy": 0.5}
+    assert len(client.get_metric_history(run.info.run_id, "train/validation_accuracy")) == 3
 
 
-def test_an_evaluated_model_answers_with_calibrated_probabilities(client: MlflowClient, weights: Path) -> None:
-    train, evaluation = new_run(client), new_run(client, evaluate__weights="best")
-    log_models(client, train, weights, kept_epochs=False)
-    models = {model.tags["weights"]: model for model in models_of(client, train)}
-    assert all("which are not calibrated" in model.tags[NOTE] for model in models.values())
+def test_an_incomplete_model_is_replaced(client: MlflowClient, export: Path) -> None:
+    run = new_run(client)
+    tags = {WEIGHTS: "final", EXPORT_DIGEST: read_manifest(export).digest, "export_out": digest(export)}
+    begun = client.create_logged_model(run.info.experiment_id, "begun", run.info.run_id, tags)
+    assert (run.info.run_id, digest(export)) not in logged_exports(client, run.info.experiment_id)
+    log_export(client, run, export)
+    model = model_of(client, run)
+    assert model.model_id != begun.model_id
+    assert model.status == LoggedModelStatus.READY
 
-    def answers(name: str) -> np.ndarray:
-        folder = mlflow.artifacts.download_artifacts(models[name].artifact_location)
-        return mlflow.pyfunc.load_model(folder).predict(IMAGES)["probabilities"]
 
-    before = {name: answers(name) for name in ("final", "best")}
-    client.log_metric(evaluation.info.run_id, "eval/temperature", 0.5)
+def test_an_export_of_another_version_is_refused(client: MlflowClient, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"format": 99}')
+    run = new_run(client)
+    with pytest.raises(UserError, match="format 99"):
+        log_export(client, run, tmp_path)
+    assert not list(models_of(client, run))
+
+
+@pytest.mark.parametrize("is_logged_first", [True, False])
+def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
+    client: MlflowClient, export: Path, *, is_logged_first: bool
+) -> None:
+    """Whether the model was there before the evaluation's metrics were copied, or came after."""
+    run, evaluation = new_run(client), new_evaluation(client, accuracy=0.5)
+    other = new_evaluation(client, weights="best", accuracy=0.4), new_evaluation(client, temperature=2.0, accuracy=0.3)
+    if is_logged_first:
+        log_export(client, run, export)
+    copy_headlines(client, evaluation, run)
+    if not is_logged_first:
+        log_export(client, run, export)
     for _ in range(2):
-        link_evaluation(client, client.get_run(evaluation.info.run_id), train)
-    models = {model.tags["weights"]: model for model in models_of(client, train)}
-    np.testing.assert_array_equal(answers("final"), before["final"])
-    np.testing.assert_allclose(answers("best"), calibrate(before["best"], 0.5), rtol=1e-6)
-    assert np.abs(answers("best") - before["best"]).max() > 0.01
-    assert models["best"].tags["temperature"] == "0.5"
-    assert "which are calibrated, by a temperature of 0.5." in models["best"].tags[NOTE]
+        copy_headlines(client, client.get_run(evaluation.info.run_id), client.get_run(run.info.run_id))
+    model = model_of(client, run)
+    found = [(metric.key, metric.value, metric.run_id) for metric in model.metrics]
+    assert found == [("eval/accuracy", 0.5, run.info.run_id)]
+    evaluation = client.get_run(evaluation.info.run_id)
+    assert [each.model_id for each in evaluation.inputs.model_inputs] == [model.model_id]
+    assert client.get_run(run.info.run_id).data.metrics == {"eval/accuracy": 0.5}
+    assert len(client.get_metric_history(run.info.run_id, "eval/accuracy")) == 1
+    assert all(link_evaluation(client, each, run) is None for each in other)
 
 
 def test_the_last_headline_is_the_one_that_shows_though_the_clock_was_set_back(
@@ -164,61 +157,43 @@ def test_the_last_headline_is_the_one_that_shows_though_the_clock_was_set_back(
     run = new_run(client)
     for hour, value in enumerate((0.7, 0.6, 0.8)):
         monkeypatch.setattr(time, "time", lambda hour=hour: 1e9 - 3600 * hour)
-        evaluation = new_run(client, evaluate__weights="final")
-        client.log_batch(evaluation.info.run_id, metrics=[Metric("eval/accuracy", value, 0, 0)])
-        evaluation = client.get_run(evaluation.info.run_id)
+        evaluation = new_evaluation(client, accuracy=value)
         assert copy_headlines(client, evaluation, client.get_run(run.info.run_id))
         shown = client.get_run(run.info.run_id)
         assert shown.data.metrics == {"eval/accuracy": value}
         assert not copy_headlines(client, evaluation, shown), "nothing is left to copy"
 
 
-@pytest.fixture
-def ensemble(weights: Path) -> Path:
-    """A folder with three members, the second of which was best after another epoch."""
-    for seed in (4, 5, 12):
-        for name, epoch in (("final", 2), ("best", int(seed == 5)), ("epochs/000", 0)):
-            write(member_folder(weights, seed) / f"{name}.safetensors", epoch, seed)
-    shutil.copytree(member_folder(weights, 4), weights, dirs_exist_ok=True)
-    write_seeds(weights, (4, 5, 12))
-    return weights
-
-
-def test_the_model_of_several_members_is_their_ensemble(client: MlflowClient, ensemble: Path) -> None:
+def test_the_model_of_several_members_is_their_ensemble(client: MlflowClient, tmp_path: Path) -> None:
+    folder = write_small_export(tmp_path / "export", seed=4, members=3, model="linear", epochs=(0, 1, 1))
     run = new_run(client)
-    client.log_batch(run.info.run_id, metrics=[Metric("train/validation_accuracy", 0.5, 5, epoch) for epoch in (1, 2)])
-    for _ in range(2):
-        log_models(client, run, ensemble, kept_epochs=False)
-    models = {model.tags["weights"]: model for model in models_of(client, run)}
-    assert sorted(models) == names(client, run) == ["best", "final"]
-    assert {name: model.tags["epoch"] for name, model in models.items()} == {"final": "2", "best": "0, 1"}
-    assert [metric.value for metric in models["final"].metrics] == [0.5]
-    assert not models["best"].metrics, "its members are not of one epoch"
-    assert "Mean probabilities of 3 networks, seeds 4 to 12; weights after epochs 0, 1," in models["best"].tags[NOTE]
-    served = mlflow.pyfunc.load_model(models["final"].artifact_location).predict(IMAGES)
-    files = (member_folder(ensemble, seed) / "final.safetensors" for seed in (4, 5, 12))
-    networks = [(model, jax.device_put(params)) for model, params, _ in map(read_weights, files)]
-    own = [np.asarray(jax.nn.softmax(model.apply(params, jax.device_put(IMAGES)))) for model, params in networks]
-    np.testing.assert_allclose(served["probabilities"], np.mean(own, axis=0), rtol=1e-4, atol=1e-6)
-    write(member_folder(ensemble, 12) / "final.safetensors", 2, seed=99)
-    log_models(client, run, ensemble, kept_epochs=False)
-    assert names(client, run) == ["best", "final", "final"], "another member is another ensemble"
+    log_export(client, run, folder)
+    model = model_of(client, run)
+    assert model.tags["epoch"] == "0, 1"
+    assert not model.metrics, "its members are not of one epoch"
+    assert "Mean probabilities of 3 networks, seeds 4 to 6; weights after epochs 0, 1," in model.tags[NOTE]
+    served = mlflow.pyfunc.load_model(model.artifact_location).predict(IMAGES)
+    np.testing.assert_array_equal(served["probabilities"], read_export(folder).predict(IMAGES))
 
 
-def expected_labels(path: Path) -> list[int]:
-    model, params, _ = read_weights(path)
-    return [int(label) for label in np.argmax(model.apply(jax.device_put(params), jax.device_put(IMAGES)), axis=1)]
+def test_the_code_of_a_model_is_what_its_loader_imports() -> None:
+    graph = grimp.build_graph("gradtrail", exclude_type_checking_imports=True, cache_dir=None)
+    loader, *others = LOADED
+    assert {loader, *others} == {loader, *graph.find_upstream_modules(loader)}
 
 
 @pytest.mark.slow
-def test_it_is_loaded_without_the_repository_or_a_pickle(client: MlflowClient, weights: Path, tmp_path: Path) -> None:
+def test_it_is_loaded_without_the_repository_or_a_pickle_or_flax(
+    client: MlflowClient, export: Path, tmp_path: Path
+) -> None:
     run = new_run(client)
-    log_models(client, run, weights, kept_epochs=False)
-    (model,) = (model for model in models_of(client, run) if model.tags["weights"] == "final")
+    log_export(client, run, export)
+    model = model_of(client, run)
     np.save(tmp_path / "images.npy", IMAGES)
     code = f"""
-import pickle
+import pickle, sys
 pickle.load = pickle.loads = None
+sys.modules["flax"] = None
 import mlflow, numpy
 model = mlflow.pyfunc.load_model({model.artifact_location!r})
 print(model.predict(numpy.load("images.npy"))["label"].tolist())
@@ -227,20 +202,35 @@ print(gradtrail.__file__)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     labels, place = done.stdout.splitlines()
-    assert json.loads(labels) == expected_labels(weights / "final.safetensors")
+    assert json.loads(labels) == expected_labels(export)
     assert place.startswith(model.artifact_location.removeprefix("file://")), "it brings the code that it needs"
 
 
-@pytest.mark.slow
-def test_a_model_is_removed_with_its_run(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def expected_labels(export: Path) -> list[int]:
+    return [int(label) for label in read_export(export).predict(IMAGES).argmax(axis=1)]
+
+
+@pytest.fixture
+def own_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    """A store in the root of a project."""
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    client = open_store()
+    return open_store()
+
+
+def new_training(client: MlflowClient) -> Run:
     run = client.create_run(experiment_id(client, "models"), tags={"stage": "train", "state": "0" * 64})
-    log_models(client, run, weights, kept_epochs=False)
-    client.delete_run(run.info.run_id)
-    (garbage,) = as_garbage(client, [])
-    assert garbage.size_bytes > sum((weights / f"{name}.safetensors").stat().st_size for name in ("final", "best"))
+    client.set_terminated(run.info.run_id, end_time=1)
+    return client.get_run(run.info.run_id)
+
+
+@pytest.mark.slow
+def test_a_model_is_removed_with_its_run(own_client: MlflowClient, export: Path, tmp_path: Path) -> None:
+    run = new_training(own_client)
+    log_export(own_client, run, export)
+    own_client.delete_run(run.info.run_id)
+    (garbage,) = as_garbage(own_client, [])
+    assert garbage.size_bytes > sum(path.stat().st_size for path in export.iterdir())
     (tmp_path / "mlruns" / "models" / f"m-{'0' * 32}").mkdir()
     (forgotten,) = ownerless_artifacts()
     for found in (garbage, forgotten):
@@ -251,14 +241,38 @@ def test_a_model_is_removed_with_its_run(weights: Path, tmp_path: Path, monkeypa
         assert store.execute("select count(*) from runs").fetchone() == (0,)
 
 
+@pytest.mark.slow
+def test_a_training_whose_model_is_registered_is_no_garbage(own_client: MlflowClient, export: Path) -> None:
+    """Neither as a run of no recorded state, nor when it is deleted because another run has its place."""
+    trainings = registered, other = new_training(own_client), new_training(own_client)
+    for run in trainings:
+        log_export(own_client, run, export)
+    model = model_of(own_client, registered)
+    own_client.create_registered_model("digits")
+    own_client.create_model_version("digits", f"models:/{model.model_id}", model_id=model.model_id)
+    assert registered_models(own_client) == {model.model_id, registered.info.run_id}
+
+    index = RunIndex(own_client)
+    kept = live_references(own_client, RecordedStates(snapshots=[], num_unreadable=0), index)
+    assert [run.info.run_id for run in unreferenced_runs(index, kept, [])] == [other.info.run_id]
+    for run in trainings:
+        delete_models(own_client, run)
+        own_client.delete_run(run.info.run_id)
+    (garbage,) = as_garbage(own_client, [])
+    assert other.info.run_id[:8] in garbage.name
+    garbage.remove()
+    (version,) = own_client.search_model_versions()
+    assert mlflow.pyfunc.load_model(f"models:/{version.name}/{version.version}").predict(IMAGES)["label"].shape == (3,)
+
+
 @pytest.mark.nightly
 def test_in_a_fresh_environment_with_the_stated_requirements(
-    client: MlflowClient, weights: Path, tmp_path: Path
+    client: MlflowClient, export: Path, tmp_path: Path
 ) -> None:
     """`mlflow models predict`, from JSON of whole numbers and of floats; other shapes are refused."""
     run = new_run(client)
-    log_models(client, run, weights, kept_epochs=False)
-    (model,) = (model for model in models_of(client, run) if model.tags["weights"] == "final")
+    log_export(client, run, export)
+    model = model_of(client, run)
     place = Path(model.artifact_location.removeprefix("file://"))
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env" / "bin"
@@ -277,8 +291,8 @@ def test_in_a_fresh_environment_with_the_stated_requirements(
         done = predict(images)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout.splitlines()[-1])["predictions"]
-        assert answer["label"] == expected_labels(weights / "final.safetensors")
+        assert answer["label"] == expected_labels(export)
         np.testing.assert_allclose(np.sum(answer["probabilities"], axis=1), 1, rtol=1e-5)
-    refused = predict(IMAGES[0])
+    refused = predict(IMAGES[:, 0])
     assert refused.returncode != 0
-    assert f"got shape {SHAPE}" in refused.stderr
+    assert f"got shape {(3, SHAPE[1])}" in refused.stderr

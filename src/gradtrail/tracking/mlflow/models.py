@@ -237,8 +237,8 @@ temperature of {manifest.temperature:.3g}.
 
 def _attach_validation(client: MlflowClient, run: Run, model_id: str, manifest: Manifest) -> None:
     """Attach to the model the validation metrics that the run has at the epoch of the weights: means over members."""
-    name, _, known = manifest.dataset.partition(" ")
-    of = {"model_id": model_id, "run_id": run.info.run_id, "dataset_name": name, "dataset_digest": known}
+    of = {"model_id": model_id, "run_id": run.info.run_id, "dataset_name": manifest.dataset.partition(" ")[0]}
+    of |= {"dataset_digest": run.data.tags.get("dataset_digest", "")}
     metrics = [
         Metric(point.key, point.value, point.timestamp, point.step, **of)
         for name in _VALIDATION

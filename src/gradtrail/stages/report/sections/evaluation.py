@@ -2,7 +2,9 @@
 
 from collections import Counter
 
-from gradtrail.stages.report.components import Section, Table, count, percent
+from markupsafe import Markup
+
+from gradtrail.stages.report.components import Section, Table, count, percent, size
 from gradtrail.stages.report.inputs import Sources
 from gradtrail.stages.report.sections.members import how_good, member_tables, num_members, served
 
@@ -21,6 +23,7 @@ def evaluation_section(sources: Sources) -> Section:
             _how_good(sources),
             _classes(sources, confusions),
             _calibration(sources),
+            _export(sources),
         ),
         tables=(
             _per_class(sources),
@@ -68,6 +71,15 @@ def _how_good(sources: Sources) -> str:
         f"an accuracy of {percent(sources.metric('evaluate', 'accuracy'))} (95% interval: {interval(sources)}). The "
         f"test loss is {sources.metric('evaluate', 'loss'):.3g} nats per example.{_by_corrected_labels(sources)}"
     )
+
+
+def _export(sources: Sources) -> Markup:
+    """Return a sentence on the program that answers so, with a link to its digest."""
+    return Markup(
+        'The stage <code>export</code> wrote this model as a program that needs no Flax, <a href="#lineage">'
+        "<code>models/export</code></a>: {size}, with probabilities that differ from those of the evaluation by "
+        "{most:.1g} at most."
+    ).format(size=size(sources.metric("export", "size_bytes")), most=sources.metric("export", "largest_difference"))
 
 
 def _by_corrected_labels(sources: Sources) -> str:

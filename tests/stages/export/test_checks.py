@@ -1,0 +1,72 @@
+"""What an export's files tell is counted right, and predictions of other examples are refused."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from exports import SHAPE, small_network, write_small_export
+from factories import new_compiler, random_split
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.evaluate.calibration import Interval
+from gradtrail.core.evaluate.metrics import wilson_interval
+from gradtrail.core.nn.models import num_parameters
+from gradtrail.stages.artifacts.calibration import Evaluated
+from gradtrail.stages.artifacts.exported import read_export
+from gradtrail.stages.export import checks
+from gradtrail.support.errors import UserError
+
+SPLIT = random_split(21, shape=SHAPE)
+EVALUATED = Evaluated(
+    kind="final", weights={}, temperature=0.5, calibration_error=Interval(value=0.1, low=0.0, high=0.2)
+)
+
+
+def predictions(probabilities: np.ndarray, split: Split = SPLIT) -> pd.DataFrame:
+    table = {"example_id": split.example_id, "label": split.labels, "predicted": probabilities.argmax(axis=1)}
+    return pd.DataFrame(table | {f"probability_{label}": column for label, column in enumerate(probabilities.T)})
+
+
+def test_metrics_of_an_export(tmp_path: Path) -> None:
+    folder = write_small_export(tmp_path / "export", model="linear", batch_sizes=(8,))
+    exported = read_export(folder)
+    own = checks.answers(exported, checks.compile_largest(exported, compiler=new_compiler()), SPLIT)
+    np.testing.assert_array_equal(own, exported.predict(SPLIT.images))
+    others = own.copy()
+    others[4] = np.roll(others[4], 1)
+    said = predictions(others)
+    found = checks.measure(exported, folder, EVALUATED, said, own)
+
+    is_correct = np.asarray(said["predicted"]) == SPLIT.labels
+    recalls = {label: is_correct[SPLIT.labels == label] for label in np.unique(SPLIT.labels)}
+    worst = min(recalls, key=lambda label: recalls[label].mean())
+    assert found["accuracy"] == is_correct.mean()
+    assert (found["accuracy_low"], found["accuracy_high"]) == wilson_interval(is_correct.sum(), 21)
+    assert (found["worst_class"], found["worst_class_recall"]) == (worst, recalls[worst].mean())
+    low = wilson_interval(recalls[worst].sum(), len(recalls[worst]))[0]
+    assert found["worst_class_recall_low"] == low
+    assert [found[f"expected_calibration_error{end}"] for end in ("_low", "", "_high")] == [0.0, 0.1, 0.2]
+    assert found["largest_difference"] == np.abs(own[4] - others[4]).max() > 0
+    assert found["num_other_labels"] == 1
+    assert found["num_parameters"] == num_parameters(small_network(model="linear").members[0])
+    assert found["size_bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert found["weights_bytes"] == (folder / "weights.safetensors").stat().st_size
+    assert found["forward_cuda_bytes"] == (folder / "forward.cuda.bin").stat().st_size
+
+
+def test_predictions_are_read_as_they_were_written(tmp_path: Path) -> None:
+    table = predictions(np.full((21, 3), 1 / 3, np.float32))
+    table.to_parquet(tmp_path / "predictions.parquet", index=False)
+    pd.testing.assert_frame_equal(checks.read_evaluation(tmp_path, SPLIT, 3), table)
+    with pytest.raises(UserError, match="other examples"):
+        checks.read_evaluation(tmp_path, dataclasses.replace(SPLIT, labels=SPLIT.labels[::-1].copy()), 3)
+    with pytest.raises(UserError, match="no predictions"):
+        checks.read_evaluation(tmp_path, SPLIT, 4)
+    (tmp_path / "predictions.parquet").write_bytes(b"words")
+    with pytest.raises(UserError, match="no predictions"):
+        checks.read_evaluation(tmp_path, SPLIT, 3)
+    (tmp_path / "predictions.parquet").unlink()
+    with pytest.raises(UserError, match="no such file"):
+        checks.read_evaluation(tmp_path, SPLIT, 3)
