@@ -1,7 +1,8 @@
 """Small exported models, written within a second."""
 
+import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -22,8 +23,6 @@ def small_network(
     always: int | None = None,
     model: Literal["linear", "mlp", "cnn"] = "mlp",
     members: int = 1,
-    temperature: float = 1.5,
-    image_shape: tuple[int, int] = SHAPE,
 ) -> Network:
     """Return a network of random weights; one that says a class `always`, with high confidence."""
     config = ModelConfig(
@@ -31,13 +30,13 @@ def small_network(
         mlp=MLPConfig(hidden=(8,), dropout=0.0) if model == "mlp" else None,
         cnn=_CNN if model == "cnn" else None,
         precision="float32",
-        image_shape=image_shape,
+        image_shape=SHAPE,
         num_classes=len(CLASSES),
     )
     network = Model(config)
     of_seed = {}
     for each in range(seed, seed + members):
-        params = _random(network, np.random.default_rng(each))
+        params = random_params(network, each)
         if always is not None:
             last = params["layers"][max(params["layers"])]
             last["kernel"][:], last["bias"][:] = 0, _CERTAIN * (np.arange(len(CLASSES)) == always)
@@ -46,9 +45,10 @@ def small_network(
         model=network,
         members=of_seed,
         weights="final",
+        epochs=(1,) * members,
         dataset="digits 00000000",
         classes=CLASSES,
-        temperature=temperature,
+        temperature=1.5,
     )
 
 
@@ -61,6 +61,7 @@ def write_small_export(
     model: Literal["linear", "mlp", "cnn"] = "mlp",
     members: int = 1,
     batch_sizes: tuple[int, ...] = (1, 8, 32, 128),
+    **overrides: Any,
 ) -> Path:
     """Write an exported network of random weights to a new folder, and return it.
 
@@ -72,17 +73,19 @@ def write_small_export(
         model: kind of the network.
         members: networks; of several the export is the ensemble.
         batch_sizes: that a server compiles.
+        overrides: of `Network`, such as `temperature`.
     """
-    network = small_network(seed=seed, always=always, model=model, members=members)
+    network = dataclasses.replace(small_network(seed=seed, always=always, model=model, members=members), **overrides)
     write_export(folder, network, ExportConfig(name=name, batch_sizes=batch_sizes))
     return folder
 
 
-def _random(network: Model, rng: np.random.Generator) -> HostParams:
+def random_params(model: Model, seed: int) -> HostParams:
     """Draw parameters without compiling anything."""
+    rng = np.random.default_rng(seed)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
         deviation = 0.1 if leaf.ndim == 1 else np.sqrt(2 / np.prod(leaf.shape[:-1]))
         return rng.normal(scale=deviation, size=leaf.shape).astype(leaf.dtype)
 
-    return jax.tree.map(draw, network.abstract_params())
+    return jax.tree.map(draw, model.abstract_params())

@@ -1,44 +1,45 @@
 """A served model gives the answers of the network for any number of images, and refuses other input in one line."""
 
-import functools
+from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from factories import SHAPE, model_config
+from exports import SHAPE, write_small_export
 from mlflow.exceptions import MlflowException
 
-from gradtrail.core.nn.models import Model
-from gradtrail.tracking.mlflow.pyfunc import ServedModel
+from gradtrail.stages.artifacts.exported import read_export
+from gradtrail.tracking.mlflow.pyfunc import ServedModel, _load_pyfunc
 
-MODEL = Model(model_config())
-PARAMS = MODEL.init(key=jax.random.key(0))
-SERVED = ServedModel(MODEL, [jax.device_get(PARAMS)])
-PIXELS = np.random.default_rng(0).integers(0, 256, (600, *SHAPE), np.uint8)
+PIXELS = np.random.default_rng(0).integers(0, 256, (70, *SHAPE), np.uint8)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 255, 256, 257, 600])
-def test_any_number_of_images_gets_the_answers_of_the_network(count: int) -> None:
-    answer = SERVED.predict(PIXELS[:count])
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    folder = write_small_export(tmp_path_factory.mktemp("exported") / "export", model="linear", batch_sizes=(1, 32))
+    return _load_pyfunc(str(folder))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 31, 32, 33, 70])
+def test_any_number_of_images_gets_the_same_answers(served: ServedModel, count: int) -> None:
+    answer, whole = served.predict(PIXELS[:count]), served.predict(PIXELS)
     assert answer["probabilities"].dtype == np.float32
-    np.testing.assert_allclose(answer["probabilities"], expected()[:count], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(answer["probabilities"], whole["probabilities"][:count], rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(answer["label"], answer["probabilities"].argmax(axis=1))
+    assert answer["label"].dtype == np.int64
 
 
-@functools.cache
-def expected() -> np.ndarray:
-    return np.asarray(jax.nn.softmax(MODEL.apply(PARAMS, jnp.asarray(PIXELS))))
+def test_the_answers_are_those_of_the_export(tmp_path: Path) -> None:
+    exported = read_export(write_small_export(tmp_path / "export", model="linear", members=2, batch_sizes=(8,)))
+    answer = ServedModel(exported).predict(PIXELS[:8])
+    np.testing.assert_array_equal(answer["probabilities"], exported.predict(PIXELS[:8]))
 
 
-def test_an_ensemble_answers_with_the_mean_of_its_members() -> None:
-    members = [MODEL.init(key=jax.random.key(seed)) for seed in range(3)]
-    answer = ServedModel(MODEL, jax.device_get(members)).predict(PIXELS[:5])
-    own = [np.asarray(jax.nn.softmax(MODEL.apply(params, jnp.asarray(PIXELS[:5])))) for params in members]
-    np.testing.assert_allclose(answer["probabilities"], np.mean(own, axis=0), rtol=1e-4, atol=1e-6)
-    assert answer["probabilities"].dtype == np.float32
-    np.testing.assert_array_equal(answer["label"], np.mean(own, axis=0).argmax(axis=1))
+def test_a_damaged_export_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = write_small_export(tmp_path / "export", model="linear")
+    (folder / "weights.safetensors").write_bytes(b"words")
+    with pytest.raises(MlflowException, match="is not the file that was exported"):
+        _load_pyfunc(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,15 @@ def test_an_ensemble_answers_with_the_mean_of_its_members() -> None:
         (PIXELS[:3] / 255).tolist(),
     ],
 )
-def test_whole_numbers_and_floats_are_the_same_image(same: Any) -> None:
-    np.testing.assert_allclose(SERVED.predict(same)["probabilities"], expected()[:3], rtol=1e-4, atol=1e-6)
+def test_whole_numbers_and_floats_are_the_same_image(served: ServedModel, same: Any) -> None:
+    expected = served.predict(PIXELS[:3])["probabilities"]
+    np.testing.assert_array_equal(served.predict(same)["probabilities"], expected)
 
 
 @pytest.mark.parametrize("one", [PIXELS[0], PIXELS[0].tolist(), PIXELS[0] / 255])
-def test_a_single_image_is_a_batch_of_one(one: Any) -> None:
-    np.testing.assert_allclose(SERVED.predict(one)["probabilities"], expected()[:1], rtol=1e-4, atol=1e-6)
+def test_a_single_image_is_a_batch_of_one(served: ServedModel, one: Any) -> None:
+    expected = served.predict(PIXELS[:1])["probabilities"]
+    np.testing.assert_array_equal(served.predict(one)["probabilities"], expected)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +81,9 @@ def test_a_single_image_is_a_batch_of_one(one: Any) -> None:
         (None, "shape ()"),
     ],
 )
-def test_other_input_is_refused_in_one_line(data: Any, found: str) -> None:
+def test_other_input_is_refused_in_one_line(served: ServedModel, data: Any, found: str) -> None:
     with pytest.raises(MlflowException) as caught:
-        SERVED.predict(data)
+        served.predict(data)
     assert str(caught.value).startswith(f"images: an array (images, {SHAPE[0]}, {SHAPE[1]}) of whole numbers")
     assert str(caught.value).endswith(f"; got {found}")
     assert caught.value.error_code == "INVALID_PARAMETER_VALUE"

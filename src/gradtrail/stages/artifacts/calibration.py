@@ -3,16 +3,37 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from gradtrail.core.evaluate.calibration import HIGHEST, LOWEST
+from gradtrail.core.evaluate.calibration import HIGHEST, LOWEST, Interval
 from gradtrail.core.evaluate.metrics import Evaluation
+from gradtrail.core.nn.models import WeightsKind
+from gradtrail.stages.artifacts.members import weights_paths
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.files import write_json
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, one_line
 
 _FILE = "calibration.json"
+_KINDS: dict[str, WeightsKind] = {kind: kind for kind in get_args(WeightsKind)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What was evaluated, and what the evaluation says of its probabilities.
+
+    Attributes:
+        kind: of the weights.
+        weights: seed → file of each network; several are an ensemble.
+        temperature: that calibrates the probabilities.
+        calibration_error: expected, of the calibrated probabilities of the test split.
+    """
+
+    kind: WeightsKind
+    weights: Mapping[int, Path]
+    temperature: float
+    calibration_error: Interval
 
 
 def write_calibration(
@@ -41,6 +62,24 @@ def write_calibration(
     }
     content |= {"fitted_on": fitted, "members": each, "temperature": ensemble.temperature}
     write_json(folder / _FILE, content)
+
+
+def read_evaluated(results: Path, models: Path) -> Evaluated:
+    """Read what was evaluated; raise UserError in one line where that is damaged, or the weights are others now."""
+    path = results / _FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kind = _KINDS[Path(content["members"][0]["weights"]).stem]
+        error = Interval(**content["calibrated"]["expected_calibration_error"])
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as fault:
+        raise UserError(f"{path}: no calibration: {one_line(fault)}; `dvc checkout` restores it") from None
+    weights = weights_paths(models, kind)
+    temperature = read_temperature([*weights.values()], results)
+    if temperature is None:
+        raise UserError(f"{path}: of other weights than {models} has now; `dvc repro` evaluates these")
+    return Evaluated(kind=kind, weights=weights, temperature=temperature, calibration_error=error)
 
 
 def read_temperature(weights: Sequence[Path], results: Path) -> float | None:

@@ -2,13 +2,13 @@
 
 A folder with `manifest.json`, `weights.safetensors`, and `forward.<platform>.bin` for each platform, the forward pass
 as `jax.export` serializes it. `stages/export` writes it; servers, `predict` and logged models of MLflow read it. This
-module needs jax, numpy, flatbuffers and safetensors alone.
+module needs jax, jaxtyping, numpy, flatbuffers and safetensors; `docs/export.md` reads one without it.
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Manifest:
         model: the network, such as `mlp-256-128`.
         weights: `final` or `best`.
         seeds: of the members; several are an ensemble, whose mean probabilities count.
+        epochs: of training behind the weights of each member.
         dataset: that it was trained on, such as `mnist 1234abcd`.
         image_shape: height and width in pixels; images are uint8, bright ink on 0.
         classes: what each output says.
@@ -54,6 +55,7 @@ class Manifest:
     model: str
     weights: str
     seeds: tuple[int, ...]
+    epochs: tuple[int, ...]
     dataset: str
     image_shape: tuple[int, int]
     classes: tuple[str, ...]
@@ -75,23 +77,26 @@ class ExportedModel:
 
     Attributes:
         manifest: what it is.
+        program: tensors, images → probabilities.
+        tensors: that the program takes, on the device.
     """
 
-    def __init__(self, manifest: Manifest, program: export.Exported, tensors: Mapping[str, np.ndarray]):
+    def __init__(self, manifest: Manifest, program: Callable[..., Array], tensors: Mapping[str, np.ndarray]):
         self.manifest = manifest
-        self._tensors = jax.device_put(dict(tensors))
-        self._call = jax.jit(program.call)
+        self.program = program
+        self.tensors = jax.device_put(dict(tensors))
+        self._call = jax.jit(program)
         self._compiled: dict[int, jax.stages.Compiled] = {}
 
     def compile(self, batch_size: int) -> None:
         """Compile for one batch size, or take the compiled program from JAX's compilation cache."""
         if batch_size not in self._compiled:
             images = jax.ShapeDtypeStruct((batch_size, *self.manifest.image_shape), np.uint8)
-            self._compiled[batch_size] = self._call.lower(self._tensors, images).compile()
+            self._compiled[batch_size] = self._call.lower(self.tensors, images).compile()
 
     def run(self, images: Images) -> Array:
         """Return the probabilities of a batch of a size that was compiled; they may still be computed."""
-        return self._compiled[len(images)](self._tensors, images)
+        return self._compiled[len(images)](self.tensors, images)
 
     def predict(self, images: Images) -> Probabilities:
         """Return the probabilities of any number of images, padded to the sizes of the manifest."""
@@ -112,7 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {str(content['format'])[:20]}; this version reads format {FORMAT}")
-        for key in ("seeds", "image_shape", "classes", "batch_sizes"):
+        for key in ("seeds", "epochs", "image_shape", "classes", "batch_sizes"):
             content[key] = tuple(content[key])
         manifest = Manifest(**content)
         _check(manifest)
@@ -141,7 +146,7 @@ def read_export(folder: Path) -> ExportedModel:
         program = export.deserialize(bytearray(data))
     except (ValueError, NotImplementedError) as error:
         raise UserError(f"{folder / name}: jax {jax.__version__} cannot read it: {one_line(error)}") from None
-    return ExportedModel(manifest, program, tensors)
+    return ExportedModel(manifest, program.call, tensors)
 
 
 def program_name(platform: str) -> str:
@@ -155,6 +160,8 @@ def _check(manifest: Manifest) -> None:
         raise ValueError(f"batch_sizes {str(sizes)[:100]}")
     if len(manifest.image_shape) != 2 or not all(type(side) is int and side > 0 for side in manifest.image_shape):
         raise ValueError(f"image_shape {str(manifest.image_shape)[:100]}")
+    if not manifest.seeds or len(manifest.seeds) != len(manifest.epochs):
+        raise ValueError(f"seeds {str(manifest.seeds)[:50]} and epochs {str(manifest.epochs)[:50]}")
     if not manifest.classes or not all(isinstance(name, str) for name in manifest.classes):
         raise ValueError(f"classes {str(manifest.classes)[:100]}")
     if any("/" in name or name.startswith(".") for name in manifest.files):

@@ -34,7 +34,9 @@ _MAX_DEPTH = 50  # of mappings and lists, of which the parser visits all around 
 _TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 _MAX_LINE = 500  # characters of an error
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # types of pydantic's errors
-_REMOVED = {"runtime": ("memory_budget_mib", "gpu_deterministic")}  # keys that are ignored for one release
+_REMOVED = {
+    "runtime": ("memory_budget_mib", "gpu_deterministic", "log_kept_epochs")
+}  # keys that are ignored for one release
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -25,7 +25,6 @@ class RuntimeConfig:
             what is then missing.
         system_metrics: whether to log the usage of processor and memory, of stages that last for more than a minute.
         copy_outs: whether to log weights and parquet tables as artifacts, in addition to their digests.
-        log_kept_epochs: whether to log the weights of the kept epochs as models too, not only the final and best ones.
         debug_nans: whether to stop at the first NaN, in the operation that produced it; no outs are written.
         disable_jit: whether to run every operation by itself; no outs are written, since their bits would differ.
         gpu_preallocate: whether JAX allocates most of a GPU's memory at start.
@@ -42,7 +41,6 @@ class RuntimeConfig:
     tracking_seconds: float
     system_metrics: bool
     copy_outs: bool
-    log_kept_epochs: bool
     debug_nans: bool
     disable_jit: bool
     gpu_preallocate: bool

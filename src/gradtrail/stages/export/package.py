@@ -12,8 +12,13 @@ from safetensors.numpy import save
 
 from gradtrail.core.export.forward import ExportConfig, Platform, export_forward, tensors
 from gradtrail.core.nn.models import HostParams, Model, Params, WeightsKind
+from gradtrail.stages.artifacts.calibration import Evaluated
+from gradtrail.stages.artifacts.class_names import class_names
 from gradtrail.stages.artifacts.exported import FORMAT, MANIFEST, WEIGHTS, Manifest, program_name
+from gradtrail.stages.artifacts.weights import read_weights, require_same_data
+from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.files import write_json
+from gradtrail.support.errors import UserError
 
 _PACKAGES = ("flax", "jax", "jaxlib")  # whose versions made the program
 
@@ -25,7 +30,8 @@ class Network:
     Attributes:
         model: the network.
         members: its parameters, or those of each member, by seed.
-        weights: which epoch's they are.
+        weights: `final` or `best`.
+        epochs: of training behind the weights of each member.
         dataset: that it was trained on, such as `mnist 1234abcd`.
         classes: what each output says.
         temperature: that calibrates the probabilities.
@@ -34,9 +40,36 @@ class Network:
     model: Model
     members: Mapping[int, Params | HostParams]
     weights: WeightsKind
+    epochs: tuple[int, ...]
     dataset: str
     classes: tuple[str, ...]
     temperature: float
+
+
+def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:
+    """Read the networks that were evaluated.
+
+    Raises:
+        UserError: a file is missing or damaged, or of another model or data set; one line.
+    """
+    first, members, epochs = None, {}, []
+    for seed, path in evaluated.weights.items():
+        model, members[seed], about = read_weights(path)
+        require_same_data(path, about, dataset)
+        first = first or model
+        epochs.append(about.epoch)
+        if model.config != first.config:
+            raise UserError(f"{path}: weights of {model.config.name}, but the first member is {first.config.name}")
+    assert first is not None  # noqa: S101 - there is at least one
+    return Network(
+        model=first,
+        members=members,
+        weights=evaluated.kind,
+        epochs=tuple(epochs),
+        dataset=dataset.label,
+        classes=class_names(dataset.name, dataset.num_classes),
+        temperature=evaluated.temperature,
+    )
 
 
 def write_export(folder: Path, network: Network, config: ExportConfig) -> Manifest:
@@ -61,6 +94,7 @@ def write_export(folder: Path, network: Network, config: ExportConfig) -> Manife
         model=network.model.config.name,
         weights=network.weights,
         seeds=tuple(network.members),
+        epochs=network.epochs,
         dataset=network.dataset,
         image_shape=network.model.config.image_shape,
         classes=network.classes,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradtrail.stages.artifacts.class_names import CLASS_NAMES
 from gradtrail.stages.artifacts.idx import RAW_FILES
 from gradtrail.stages.fetch import digits
 from gradtrail.stages.fetch.download import KnownFile
@@ -157,10 +158,7 @@ DATASETS = {
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
         ),
-        class_names=(
-            *("T-shirt", "Trousers", "Pullover", "Dress", "Coat"),
-            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-        ),
+        class_names=CLASS_NAMES["fashion_mnist"],
     ),
     "idx": Dataset(
         title="your data set",

@@ -82,7 +82,7 @@ def _of_runs(recorded: RecordedStates) -> tuple[list[Garbage], set[str], set[str
     from gradtrail.tracking.gc import runs  # late: it imports MLflow
 
     client, index = runs.open_index()
-    kept = runs.live_references(recorded, index)
+    kept = runs.live_references(client, recorded, index)
     complete = _trained_states(recorded) | {run.data.tags.get("state", "") for run in index({}, finished=True)}
     to_go = runs.unreferenced_runs(index, kept, open_checkpoints(complete))
     if to_go:

@@ -24,7 +24,7 @@ from gradtrail.tracking.gc.files import PREFIX, Garbage, size_of
 from gradtrail.tracking.lineage.recorded import RecordedStates, consistent_stages, last_stage
 from gradtrail.tracking.mlflow.client import open_store, store_lock
 from gradtrail.tracking.mlflow.links import PARENT
-from gradtrail.tracking.mlflow.models import models_of
+from gradtrail.tracking.mlflow.models import models_of, registered_models
 from gradtrail.tracking.mlflow.relocate import local_path
 from gradtrail.tracking.mlflow.search import RunIndex, deleted_runs, find_equivalent_run
 from gradtrail.tracking.mlflow.stored_run import REPLACED
@@ -40,14 +40,14 @@ class LiveReferences:
 
     Attributes:
         states: keys of states.
-        run_ids: runs that represent them.
+        run_ids: runs that represent them, or whose model has a version in MLflow's registry.
     """
 
     states: set[str] = field(default_factory=set)
     run_ids: set[str] = field(default_factory=set)
 
 
-def live_references(recorded: RecordedStates, index: RunIndex) -> LiveReferences:
+def live_references(client: MlflowClient, recorded: RecordedStates, index: RunIndex) -> LiveReferences:
     """Return what commits, experiments, the working folder and the run-cache record, and the runs that represent it."""
     found = LiveReferences()
     for stage in (stage for snapshot in recorded.snapshots for stage in consistent_stages(snapshot)):
@@ -60,6 +60,7 @@ def live_references(recorded: RecordedStates, index: RunIndex) -> LiveReferences
         found.states.add(stage.state)
         if run := find_equivalent_run(index, stage):
             found.run_ids.add(run.info.run_id)
+    found.run_ids |= {name for name in registered_models(client) if name in index}
     return found
 
 
@@ -68,7 +69,7 @@ def unreferenced_runs(index: RunIndex, kept: LiveReferences, resumable: Collecti
 
     Args:
         index: all runs.
-        kept: what is recorded.
+        kept: what is recorded, and what the registry needs.
         resumable: the first digits of the keys of states whose training can resume.
     """
     ours = [run for run in index.runs() if "state" in run.data.tags]
@@ -82,8 +83,10 @@ def as_garbage(client: MlflowClient, runs: list[Run]) -> Iterator[Garbage]:
     for run in runs:
         ending = {"KILLED": "killed; ", "FAILED": "failed; "}.get(run.info.status, "")
         yield _garbage(client, run, f"{ending}its state is not recorded")
+    registered = registered_models(client)
     for run in deleted_runs(client):
-        if not _is_open(run):
+        has_version = any(model.model_id in registered for model in models_of(client, run))
+        if not (_is_open(run) or has_version or run.info.run_id in registered):
             has_another = DUPLICATE in run.data.tags or REPLACED in run.data.tags
             why = "another run has its place" if has_another else "deleted in MLflow"
             yield _garbage(client, run, why)

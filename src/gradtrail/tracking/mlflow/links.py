@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 
-from gradtrail.tracking.mlflow.models import link_evaluation
+from gradtrail.tracking.mlflow.models import EXPORT, attach_metrics, link_evaluation
 from gradtrail.tracking.mlflow.naming import NOTE, is_headline, metric_name, note, summary_in
 from gradtrail.tracking.mlflow.search import Find
-from gradtrail.tracking.mlflow.tags import WEIGHTS_TAGS, weights_of
+from gradtrail.tracking.mlflow.tags import WEIGHTS_TAGS, outputs, weights_of
 
 PARENT = "mlflow.parentRunId"
 
@@ -22,8 +22,10 @@ def link_runs(client: MlflowClient, run: Run, find: Find) -> None:
                 client.set_tag(child.info.run_id, PARENT, run.info.run_id)
             copy_headlines(client, child, run)
     if "train_state" in run.data.tags:
-        for train in _trainings(run, find):
+        for train in trainings_of(run, find):
             copy_headlines(client, run, train)
+            if EXPORT in outputs(run.data.tags):
+                _copy_evaluation(client, client.get_run(train.info.run_id), find)
 
 
 def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
@@ -43,6 +45,8 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     model = link_evaluation(client, child, train) if stage == "evaluate" else None
     about = {"model_id": model.model_id, "run_id": train.info.run_id} | _dataset(child) if model else {}
     metrics = [Metric(name, value, now, 0, **about) for name, value in new.items()]
+    if model:
+        attach_metrics(client, train, model, chosen.keys() - new.keys(), _dataset(child))
     described = child.data.tags if stage == "gradients" else train.data.tags
     found, summary = train.data, summary_in(described.get(NOTE, ""))
     words = note(train.info.run_id, found.tags, found.params, found.metrics | chosen, summary)
@@ -50,6 +54,13 @@ def copy_headlines(client: MlflowClient, child: Run, train: Run) -> bool:
     if metrics or tags:
         client.log_batch(train.info.run_id, metrics=metrics, tags=tags)
     return bool(metrics or tags)
+
+
+def _copy_evaluation(client: MlflowClient, train: Run, find: Find) -> None:
+    """Tie a training's model, which was logged just now, to the evaluation that was before it."""
+    for child in _children(train, find):
+        if child.data.tags["stage"] == "evaluate":
+            copy_headlines(client, child, train)
 
 
 def _dataset(run: Run) -> dict[str, str]:
@@ -83,7 +94,7 @@ def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
     return next((run for run in complete_first if read in (None, weights_of(run.data.tags) or read)), None)
 
 
-def _trainings(child: Run, find: Find) -> list[Run]:
+def trainings_of(child: Run, find: Find) -> list[Run]:
     """Return the runs of the trainings that wrote the weights that the child read, or else of the one that it names."""
     if final := weights_of(child.data.tags):
         return [run for run in _with_weights(final, find) if run.data.tags["stage"] == "train"]

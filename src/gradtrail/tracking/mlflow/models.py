@@ -1,183 +1,203 @@
-"""Weights as logged models of MLflow, which anybody can load and serve: `mlflow.pyfunc.load_model("models:/…")`.
+"""Exports as logged models of MLflow, which anybody can load and serve: `mlflow.pyfunc.load_model("models:/…")`.
 
-A model belongs to the run of its training, and carries the params, the data set and the digest of its weights, and the
-validation metrics of its epoch. The weights that `evaluate.weights` names also get the metrics of the evaluation, once
-there is one, and its temperature: from then on the model answers with calibrated probabilities. Weights that were not
-evaluated have neither. Of a training with several members a model is their ensemble.
+A model belongs to the run of its training, and carries the params, the data set and the digest of its export. It holds
+the files of `models/export` under `data/export`, so it is made by whoever has both: the stage `export`, or `gradtrail
+sync` from the outs. The run of the evaluation that fitted its temperature has it as an input, and its metrics are the
+model's too. Versions before logged the weights; what they logged stays until its run is deleted.
 """
 
+import contextlib
 import json
+import math
 import shutil
-import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, LoggedModelStatus, Metric, Run
+from mlflow.exceptions import MlflowException
 
 import gradtrail
-from gradtrail.stages.artifacts.members import has_members, read_folders, seeds_in_words
-from gradtrail.stages.common.dataset import DIGEST_LENGTH
-from gradtrail.stages.common.digests import digest, folder_digest
-from gradtrail.support.errors import UserError
+from gradtrail.stages.artifacts.exported import Manifest, read_manifest
+from gradtrail.stages.artifacts.members import seeds_in_words
+from gradtrail.stages.common.digests import digest
 from gradtrail.tracking.mlflow.naming import NOTE
 
-if TYPE_CHECKING:
-    from gradtrail.stages.artifacts.weights import WeightsInfo
-
-WEIGHTS = "weights"  # tag of a logged model: final, best or a kept epoch
-_DIGEST = "weights_digest"
-CALIBRATION, TEMPERATURE = "calibration.json", "temperature"  # in a model that was evaluated, which `pyfunc.py` reads
+EXPORT = "models/export"  # the out
+WEIGHTS, EXPORT_DIGEST = "weights", "export_digest"  # tags of a logged model: final or best; `Manifest.digest`
+_OUT = "export_out"  # tag: digest of the out, as DVC has it
+_TEMPERATURE = "temperature"  # tag
 EXAMPLE = "images.json"  # in a model: one image, in the form that `mlflow models predict` and a server take
-_UNCALIBRATED = "not calibrated: no evaluation fitted a temperature yet"
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 _LOADER = "gradtrail.tracking.mlflow.pyfunc"
-_PACKAGES = ("flax", "jax", "jaxlib", "jaxtyping", "filelock", "numpy", "pydantic", "ruamel.yaml", "safetensors")
+LOADED = (_LOADER, "gradtrail.stages.artifacts.exported", "gradtrail.support.errors")  # the loader, and what it imports
+_PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import
+_PAGE = 1000
 
 
-def log_models(client: MlflowClient, run: Run, folder: Path, *, kept_epochs: bool) -> None:
-    """Log the weights in a folder as models of a training's run; models that were logged before stay as they are.
+def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
+    """Log an exported model as a model of a training's run, unless the run has it.
 
     Args:
         client: of the store.
-        run: the training's run, which has its params.
-        folder: with `final.safetensors`, `best.safetensors` and `epochs/`; those of several members are below it.
-        kept_epochs: whether to log the weights of the kept epochs too.
+        train: the run of the training that wrote the weights, which has its params.
+        folder: the export.
+
+    Raises:
+        UserError: it has no manifest of this version.
     """
-    names = {name: f"{name}.safetensors" for name in ("final", "best")}
-    names |= {path.stem: f"epochs/{path.name}" for path in sorted((folder / "epochs").glob("*")) if kept_epochs}
-    members = read_folders(folder, folder) if has_members(folder) else {0: folder}
-    logged = {model.tags[_DIGEST] + model.tags[WEIGHTS] for model in models_of(client, run) if _is_ready(client, model)}
-    for name, file in names.items():
-        paths = {seed: own / file for seed, own in members.items() if (own / file).is_file()}
-        if paths and _digest_of(paths) + name not in logged:
-            _log_model(client, run, name, paths)
+    manifest, out = read_manifest(folder), digest(folder)
+    ready = [model for model in models_of(client, train) if EXPORT_DIGEST in model.tags and _is_ready(client, model)]
+    if not any(model.tags[EXPORT_DIGEST] == manifest.digest for model in ready):
+        _log_model(client, train, manifest, folder, out)
+
+
+def logged_exports(client: MlflowClient, experiment: str) -> set[tuple[str, str]]:
+    """Return (run of a training, digest of the out `models/export`) of each model that is complete."""
+    found = _search(client, experiment, f"tags.`{_OUT}` != ''")
+    return {(model.source_run_id, model.tags[_OUT]) for model in found if model.status == LoggedModelStatus.READY}
 
 
 def models_of(client: MlflowClient, run: Run) -> Iterator[LoggedModel]:
-    """Yield the logged models of a training's run."""
-    condition = f"source_run_id = '{run.info.run_id}'"
-    found = client.search_logged_models([run.info.experiment_id], filter_string=condition)
+    """Yield the logged models of a training's run, the newest first."""
+    found = _search(client, run.info.experiment_id, f"source_run_id = '{run.info.run_id}'")
     yield from (model for model in found if WEIGHTS in model.tags)
 
 
+def registered_models(client: MlflowClient) -> set[str]:
+    """Return the ids of logged models that have a version in MLflow's registry, and of their runs: these are needed."""
+    found, token = set[str](), None
+    while True:
+        page = client.search_model_versions(max_results=_PAGE, page_token=token)
+        for known in page:
+            source = known.source.removeprefix("models:/") if known.source.startswith("models:/m-") else None
+            model = known.model_id or source
+            found |= {str(name) for name in (model, known.run_id) if name}
+            with contextlib.suppress(MlflowException):  # of a model that was deleted
+                found |= {str(client.get_logged_model(model).source_run_id)} if model else set()
+        if not (token := page.token):
+            return found
+
+
 def delete_models(client: MlflowClient, run: Run) -> None:
-    """Delete the models of a run that is being deleted; MLflow keeps them until `mlflow gc`."""
+    """Delete the models of a run that is being deleted, registered ones aside; MLflow keeps them until `mlflow gc`."""
+    registered = registered_models(client)
     for model in models_of(client, run):
-        client.delete_logged_model(model.model_id)
+        if model.model_id not in registered:
+            client.delete_logged_model(model.model_id)
 
 
 def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> LoggedModel | None:
-    """Log the model that was evaluated as an input of the evaluation's run, and let it use the temperature.
+    """Log the model that an evaluation calibrated as an input of the evaluation's run.
 
     Returns:
-        The model; None where none was logged.
+        The model; None where none was logged yet.
     """
-    weights = evaluation.data.params.get("evaluate.weights")
-    model = next((model for model in models_of(client, train) if model.tags[WEIGHTS] == weights), None)
+    model = next((model for model in models_of(client, train) if _is_of(model, evaluation)), None)
     known = evaluation.inputs.model_inputs if evaluation.inputs else []
     if model and model.model_id not in {found.model_id for found in known}:
         client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
-    metrics = evaluation.data.metrics
-    temperature = metrics.get("eval/ensemble_temperature", metrics.get("eval/temperature"))
-    if (
-        model and temperature is not None and _UNCALIBRATED in model.tags.get(NOTE, "")
-    ):  # older ones read no temperature
-        _calibrate(client, model, temperature)
     return model
 
 
-def _calibrate(client: MlflowClient, model: LoggedModel, temperature: float) -> None:
-    """Add the file with the temperature to a logged model, and say so."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / CALIBRATION).write_text(json.dumps({TEMPERATURE: temperature}), encoding="utf-8")
-        client.log_model_artifacts(model.model_id, folder)
-    words = model.tags.get(NOTE, "").replace(_UNCALIBRATED, f"calibrated, by a temperature of {temperature:.3g}")
-    client.set_logged_model_tags(model.model_id, {TEMPERATURE: f"{temperature:.6g}", NOTE: words})
+def attach_metrics(
+    client: MlflowClient, train: Run, model: LoggedModel, names: Iterable[str], data: dict[str, str]
+) -> None:
+    """Attach points that the run of a training has to its model, so that the run has none of them twice.
+
+    Args:
+        client: of the store.
+        train: the run.
+        model: that was logged after them.
+        names: of metrics; of each the last point.
+        data: `dataset_name` and `dataset_digest`, on which they were measured.
+    """
+    known = {metric.key for metric in model.metrics or ()}
+    of = {"model_id": model.model_id, "run_id": train.info.run_id, **data}
+    metrics = []
+    for name in set(names) - known:
+        history = client.get_metric_history(train.info.run_id, name)
+        last = max(history, key=lambda point: (point.step, point.timestamp), default=None)
+        metrics += [Metric(last.key, last.value, last.timestamp, last.step, **of)] if last else []
+    if metrics:
+        client.log_batch(train.info.run_id, metrics=metrics)
 
 
-def save(path: Path, weights: Mapping[int, Path], about: "WeightsInfo", ids: Mapping[str, str]) -> None:
-    """Write a model as MLflow loads it: the weights, the modules that read them, and the packages that these need.
+def save(path: Path, export: Path, ids: dict[str, str]) -> None:
+    """Write a model as MLflow loads it: the export, the modules that read it, and the packages that these need.
 
     Args:
         path: the folder to make.
-        weights: weights file of each member, by seed.
-        about: the metadata of the first.
+        export: folder of the export; its name is that in `data` too.
         ids: `run_id` and `model_id`, where it is logged.
     """
     with warnings.catch_warnings():  # about types in a module of MLflow itself
         warnings.simplefilter("ignore", UserWarning)
-        import mlflow.pyfunc  # late: only a training needs it
+        import mlflow.pyfunc  # late: only an export needs it
     from mlflow.models import Model as MlflowModel
 
-    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as gathered:
-        code = _copy_code(Path(name))
-        data = next(iter(weights.values()))
-        if len(weights) > 1:
-            data = Path(gathered) / "members"
-            data.mkdir()
-            for seed, file in weights.items():
-                shutil.copyfile(file, data / f"seed_{seed:010}.safetensors")  # in their order
+    manifest = read_manifest(export)
+    stroke = _stroke(manifest.image_shape)
+    with tempfile.TemporaryDirectory() as name:
         mlflow.pyfunc.save_model(
             path,
             mlflow_model=MlflowModel(**ids),
             loader_module=_LOADER,
-            data_path=str(data),
-            code_paths=[str(code)],
-            signature=_signature(about.model.num_classes),
-            pip_requirements=[f"mlflow=={mlflow.__version__}", *(f"{name}=={version(name)}" for name in _PACKAGES)],
-            input_example=_stroke(about.model.image_shape),
-            metadata={"input": _input(about)},
+            data_path=str(export),
+            code_paths=[str(_copy_code(Path(name)))],
+            signature=_signature(len(manifest.classes)),
+            pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
+            input_example=stroke,
+            metadata={"input": _input(manifest)},
         )
-    example = {"inputs": _stroke(about.model.image_shape).tolist()}
-    (path / EXAMPLE).write_text(json.dumps(example), encoding="utf-8")
+    (path / EXAMPLE).write_text(json.dumps({"inputs": stroke.tolist()}), encoding="utf-8")
 
 
-def _digest_of(weights: Mapping[int, Path]) -> str:
-    """Return the digest of a weights file, or that of a folder with those of all members."""
-    if len(weights) == 1:
-        return digest(next(iter(weights.values())))
-    return folder_digest({f"seed_{seed}": digest(path) for seed, path in weights.items()})
-
-
-def _log_model(client: MlflowClient, run: Run, name: str, weights: Mapping[int, Path]) -> None:
-    from gradtrail.stages.artifacts.weights import read_weights  # late: it imports JAX
-
-    try:
-        about, *others = [read_weights(path)[2] for path in weights.values()]
-    except UserError as error:  # written by older code in another form: the run has no model that could be served
-        print(f"warning: {error}; no MLflow model is logged for it", file=sys.stderr)
-        return
-    epochs = sorted({each.epoch for each in (about, *others)})
-    epoch = ", ".join(map(str, epochs))
-    tags = {WEIGHTS: name, _DIGEST: _digest_of(weights), "dataset": about.dataset.label, "epoch": epoch}
+def _log_model(client: MlflowClient, train: Run, manifest: Manifest, folder: Path, out: str) -> None:
+    tags = {WEIGHTS: manifest.weights, EXPORT_DIGEST: manifest.digest, _OUT: out, "dataset": manifest.dataset}
+    tags |= {"epoch": _epochs(manifest), _TEMPERATURE: f"{manifest.temperature:.6g}"}
     logged = client.create_logged_model(
-        run.info.experiment_id,
-        name=_model_name(run, name),
-        source_run_id=run.info.run_id,
+        train.info.experiment_id,
+        name=_model_name(train, manifest.weights),
+        source_run_id=train.info.run_id,
         tags=tags,
-        params=run.data.params,
+        params=train.data.params,
         model_type="classifier",
     )
-    after = f"eights after epoch{'s' if len(epochs) > 1 else ''} {epoch}"
-    networks = f"Mean probabilities of {len(weights)} networks, {seeds_in_words([*weights])}; w"
-    whose = f"{networks if others else 'W'}{after}"
-    words = _how_to_use(client.tracking_uri, logged.model_id, about, whose)
+    words = _how_to_use(client.tracking_uri, logged.model_id, manifest)
     client.set_logged_model_tags(logged.model_id, {NOTE: words})
-    with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "model"
-        save(saved, weights, about, {"run_id": run.info.run_id, "model_id": logged.model_id})
+    with tempfile.TemporaryDirectory() as name:
+        saved = Path(name) / "model"
+        save(saved, folder, {"run_id": train.info.run_id, "model_id": logged.model_id})
         client.log_model_artifacts(logged.model_id, str(saved))
     client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
-    if len(epochs) == 1:
-        _attach_validation(client, run, logged.model_id, about)
-    client.log_outputs(run.info.run_id, [LoggedModelOutput(logged.model_id, step=max(epochs))])
+    if len({*manifest.epochs}) == 1:
+        _attach_validation(client, train, logged.model_id, manifest)
+    client.log_outputs(train.info.run_id, [LoggedModelOutput(logged.model_id, step=max(manifest.epochs))])
+
+
+def _search(client: MlflowClient, experiment: str, condition: str) -> Iterator[LoggedModel]:
+    token = None
+    while True:
+        page = client.search_logged_models([experiment], filter_string=condition, page_token=token)
+        yield from page
+        if not (token := page.token):
+            return
+
+
+def _is_of(model: LoggedModel, evaluation: Run) -> bool:
+    """Whether a model has the weights and the temperature of an evaluation."""
+    metrics = evaluation.data.metrics
+    temperature = metrics.get("eval/ensemble_temperature", metrics.get("eval/temperature", math.nan))
+    is_same = model.tags[WEIGHTS] == evaluation.data.params.get("evaluate.weights") and EXPORT_DIGEST in model.tags
+    is_complete = model.status == LoggedModelStatus.READY
+    return is_same and is_complete and math.isclose(float(model.tags[_TEMPERATURE]), temperature, rel_tol=1e-5)
 
 
 def _model_name(run: Run, weights: str) -> str:
@@ -185,14 +205,21 @@ def _model_name(run: Run, weights: str) -> str:
     return f"{run.info.run_name} · {weights}".translate(_IN_MODEL_NAMES)
 
 
-def _input(about: "WeightsInfo") -> str:
-    height, width = about.model.image_shape
+def _epochs(manifest: Manifest) -> str:
+    return ", ".join(map(str, sorted({*manifest.epochs})))
+
+
+def _input(manifest: Manifest) -> str:
+    height, width = manifest.image_shape
     return f"array (images, {height}, {width}), or one image ({height}, {width}): uint8, or floats from 0 to 1"
 
 
-def _how_to_use(tracking_uri: str, model_id: str, about: "WeightsInfo", whose: str) -> str:
+def _how_to_use(tracking_uri: str, model_id: str, manifest: Manifest) -> str:
     """Return the recipe for loading a model, in any folder, and what it takes and returns."""
-    return f"""{whose}, trained on {about.dataset.label}. In any folder:
+    epochs = f"eights after epoch{'s' if len({*manifest.epochs}) > 1 else ''} {_epochs(manifest)}"
+    networks = f"Mean probabilities of {len(manifest.seeds)} networks, {seeds_in_words(manifest.seeds)}; w"
+    whose = f"{networks if len(manifest.seeds) > 1 else 'W'}{epochs}"
+    return f"""{whose}, trained on {manifest.dataset}; StableHLO, without Flax. In any folder:
 
 ```
 import json
@@ -203,19 +230,20 @@ model = mlflow.pyfunc.load_model(folder)
 model.predict(json.load(open(f"{{folder}}/{EXAMPLE}"))["inputs"])
 ```
 
-It takes an {_input(about)}, bright ink on 0, and returns `label` and `probabilities`, which are {_UNCALIBRATED}.
+It takes an {_input(manifest)}, bright ink on 0, and returns `label` and `probabilities`, which are calibrated, by a \
+temperature of {manifest.temperature:.3g}.
 """
 
 
-def _attach_validation(client: MlflowClient, run: Run, model_id: str, about: "WeightsInfo") -> None:
+def _attach_validation(client: MlflowClient, run: Run, model_id: str, manifest: Manifest) -> None:
     """Attach to the model the validation metrics that the run has at the epoch of the weights: means over members."""
-    of = {"model_id": model_id, "run_id": run.info.run_id}
-    of |= {"dataset_name": about.dataset.name, "dataset_digest": about.dataset.digest[:DIGEST_LENGTH]}
+    of = {"model_id": model_id, "run_id": run.info.run_id, "dataset_name": manifest.dataset.partition(" ")[0]}
+    of |= {"dataset_digest": run.data.tags.get("dataset_digest", "")}
     metrics = [
         Metric(point.key, point.value, point.timestamp, point.step, **of)
         for name in _VALIDATION
         for point in client.get_metric_history(run.info.run_id, name)
-        if point.step == about.epoch
+        if point.step == manifest.epochs[0]
     ]
     if metrics:  # the same points as those of the run, so that it has none of them twice
         client.log_batch(run.info.run_id, metrics=metrics)
@@ -230,12 +258,9 @@ def _is_ready(client: MlflowClient, model: LoggedModel) -> bool:
 
 
 def _copy_code(to: Path) -> Path:
-    """Copy the loader and the modules that it imports, late ones included; return the folder of the package."""
-    import grimp  # late: only a training needs it
-
-    graph = grimp.build_graph("gradtrail", exclude_type_checking_imports=True, cache_dir=None)
+    """Copy the modules that load an export; return the folder of the package."""
     package = Path(gradtrail.__file__ or "").parent
-    for module in (_LOADER, *graph.find_upstream_modules(_LOADER)):
+    for module in LOADED:
         parts = module.split(".")
         for depth in range(1, len(parts)):  # without these, a `gradtrail` that is installed would be imported
             folder = to.joinpath(*parts[:depth])

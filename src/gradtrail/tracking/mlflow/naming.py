@@ -46,6 +46,7 @@ _HEADLINES = {  # stage → what its training's run shows of it; of a stage that
         *("expected_calibration_error", "num_mistakes"),
         *("ensemble_accuracy", "ensemble_loss", "ensemble_expected_calibration_error"),
     ),
+    "export": ("size_bytes", "worst_class_recall"),
     "gradients": ("noise_scale_typical", "coherence_within_classes", "grad_norm_median", "norm_held_by_largest"),
     "profile": (
         *("train_step_flops", "train_step_total_bytes", "predict_flops"),

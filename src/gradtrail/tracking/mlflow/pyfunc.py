@@ -1,78 +1,53 @@
-"""A trained network as MLflow serves it: `mlflow.pyfunc.load_model` and `mlflow models predict` import this module.
+"""An exported model as MLflow serves it: `mlflow.pyfunc.load_model` and `mlflow models predict` import this module.
 
-A logged model contains this module, those that it imports, and a weights file, or a folder with that of each member of
-an ensemble: it needs no repository and no pickle. The evaluation adds `calibration.json`, with the temperature.
+A logged model contains this module, those that it imports, and the export: it needs no repository, no Flax, no pickle.
 """
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
-from gradtrail.core.evaluate.calibration import calibrate, pooled
-from gradtrail.core.nn.models import Model, Params
-from gradtrail.stages.artifacts.weights import read_weights
+from gradtrail.stages.artifacts.exported import ExportedModel, read_export
+from gradtrail.support.errors import UserError
 
-_LARGEST_BATCH = 256
-_CALIBRATION, _TEMPERATURE = "calibration.json", "temperature"  # which `models.py` adds
-Images = UInt8[np.ndarray, "images height width"] | Float[np.ndarray, "images height width"]
+Images = UInt8[np.ndarray, "images height width"]
 
 
 class ServedModel:
-    """A network that takes images and returns labels, or an ensemble of several, whose mean probabilities count.
+    """An exported model that takes images in any form and returns labels."""
 
-    Args:
-        model: the network.
-        members: its parameters, as arrays on the host, or those of each member.
-        temperature: that calibrates the probabilities; 1 leaves them as they are.
-    """
+    def __init__(self, exported: ExportedModel):
+        self._exported = exported
 
-    def __init__(self, model: Model, members: Sequence[Params], temperature: float = 1.0):
-        self._temperature = temperature
-        self._shape = model.config.image_shape
-        self._num_classes = model.config.num_classes
-        self._members = jax.device_put([*members])
-        self._probabilities = jax.jit(lambda params, images: jax.nn.softmax(model.apply(params, images)))
-
-    def predict(self, data: Any, params: dict[str, Any] | None = None) -> dict[str, np.ndarray]:  # noqa: ARG002 - MLflow's
+    def predict(
+        self,
+        data: Any,
+        params: dict[str, Any] | None = None,  # noqa: ARG002 - MLflow's
+    ) -> dict[str, np.ndarray]:
         """Classify images, however many.
 
         Args:
             data: array of shape (images, height, width), or (height, width) for one image: whole numbers from 0 to 255,
-                or floats from 0 to 1, with bright ink on a background of 0. Nested lists, as from JSON, are accepted.
+                or floats from 0 to 1, which are rounded to 1/255, with bright ink on a background of 0. Nested lists,
+                as from JSON, are accepted.
             params: MLflow's inference parameters; there are none.
 
         Returns:
-            `label` (images), int64, and `probabilities` (images, classes), float32, calibrated once evaluated.
+            `label` (images), int64, and `probabilities` (images, classes), float32, calibrated.
 
         Raises:
             MlflowException: another shape, type or range; one line.
         """
-        images = as_images(data, self._shape)
-        starts = range(0, len(images), _LARGEST_BATCH)
-        parts = [self._batch(images[start : start + _LARGEST_BATCH]) for start in starts]
-        probabilities = np.concatenate([np.zeros((0, self._num_classes), np.float32), *parts])
-        labels = probabilities.argmax(axis=1)  # of these: rounding may make two calibrated ones equal
-        if self._temperature != 1:
-            probabilities = calibrate(probabilities, self._temperature)
-        return {"label": labels, "probabilities": probabilities}
-
-    def _batch(self, images: Images) -> Float[np.ndarray, "images classes"]:
-        """Return the probabilities; padding to a power of two keeps the number of compiled sizes small."""
-        size = 1 << (len(images) - 1).bit_length()
-        padded = np.concatenate([images, np.zeros((size - len(images), *self._shape), images.dtype)])
-        of_each = (np.asarray(self._probabilities(params, padded)) for params in self._members)
-        return pooled(of_each)[: len(images)]
+        probabilities = self._exported.predict(as_images(data, self._exported.manifest.image_shape))
+        return {"label": probabilities.argmax(axis=1), "probabilities": probabilities}
 
 
 def as_images(data: Any, shape: tuple[int, int]) -> Images:
-    """Return images as the network takes them: uint8 pixels, or float32 in 0..1; a single image as a batch of one.
+    """Return images as the program takes them, uint8 pixels; a single image as a batch of one.
 
     Raises:
         MlflowException: another shape, type or range; one line.
@@ -92,7 +67,7 @@ def as_images(data: Any, shape: tuple[int, int]) -> Images:
     low, high = (images.min(), images.max()) if images.size else (0, 0)
     if not (low >= 0 and high <= (1 if is_float else 255)):  # NaN is neither
         raise _refusal(f"{images.dtype} from {low:g} to {high:g}", shape)
-    return images.astype(np.float32 if is_float else np.uint8)
+    return (np.rint(images * 255.0) if is_float else images).astype(np.uint8)
 
 
 def _refusal(found: str, shape: tuple[int, int]) -> MlflowException:
@@ -101,13 +76,12 @@ def _refusal(found: str, shape: tuple[int, int]) -> MlflowException:
 
 
 def _load_pyfunc(path: str) -> ServedModel:
-    """Load the model from its weights file, or from a folder of several: what MLflow calls.
+    """Load the model from the folder of its export: what MLflow calls.
 
-    Args:
-        path: in the folder `data` of the model.
+    Raises:
+        MlflowException: it is damaged, or JAX has another backend or version here than it is for; one line.
     """
-    files = sorted(Path(path).iterdir()) if Path(path).is_dir() else [Path(path)]
-    networks = [read_weights(file) for file in files]
-    calibration = Path(path).parents[1] / _CALIBRATION
-    temperature = json.loads(calibration.read_text(encoding="utf-8"))[_TEMPERATURE] if calibration.is_file() else 1.0
-    return ServedModel(networks[0][0], [params for _, params, _ in networks], temperature)
+    try:
+        return ServedModel(read_export(Path(path)))
+    except UserError as error:
+        raise MlflowException(str(error), error_code=INVALID_PARAMETER_VALUE) from None

@@ -19,8 +19,8 @@ from gradtrail.tracking.lineage.environment import environment, environment_tags
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, log_small_figure, noise_curves, read_tables
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
-from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of
-from gradtrail.tracking.mlflow.models import delete_models, log_models
+from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of, trainings_of
+from gradtrail.tracking.mlflow.models import EXPORT, delete_models, log_export
 from gradtrail.tracking.mlflow.naming import FIGURES, NOTE, is_logged, metric_name, note, run_name, summary_in
 from gradtrail.tracking.mlflow.search import StoredRuns
 from gradtrail.tracking.mlflow.tags import (
@@ -37,7 +37,6 @@ from gradtrail.tracking.mlflow.tags import (
 
 REBUILT, REPLACED = "rebuilt", "replaced_by"
 _DATA, _WEIGHTS = "data/", "models/"
-_EPOCHS = "models/epochs"
 _LINEAGE = "lineage.json"
 _PAGES = "reports/"  # folder of the outs that are one page each
 
@@ -80,9 +79,9 @@ class StoredRun:
     def log_outs(self, stage: Identity) -> None:
         """Log what the stage wrote, from the files.
 
-        Weights are logged as models. Data, weights of single epochs and parquet tables, which DVC's cache has, are only
-        named by their digests, unless `runtime.copy_outs` asks for copies of weights and tables. Where the attempts
-        before wrote other bytes, a new run takes the place of theirs, so that no run mixes two results.
+        An export is logged as a model of its training's run. Data, weights and parquet tables, which DVC's cache has,
+        are only named by their digests, unless `runtime.copy_outs` asks for copies of weights and tables. Where the
+        attempts before wrote other bytes, a new run takes the place of theirs, so that no run mixes two results.
         """
         outs = stage.out_digests()
         if self._outs and self._outs != outs:
@@ -98,14 +97,14 @@ class StoredRun:
             if out.startswith(_PAGES):
                 self.client.log_artifact(self.run_id, str(stage.folder / out))
         self._log_dataset(stage, metrics)
-        if stage.name == "train":
-            kept_epochs = stage.runtime.log_kept_epochs
-            log_models(self.client, self.client.get_run(self.run_id), stage.folder / "models", kept_epochs=kept_epochs)
         for out in stage.spec.outs if stage.runtime.copy_outs else ():
             if out.startswith(_WEIGHTS) and (stage.folder / out).is_file():  # the weights of the epochs are DVC's alone
                 self.log_files(stage.folder / out, "models")
         tags = {"dataset": metrics["dataset"], "dataset_digest": metrics["dataset_digest"][:DIGEST_LENGTH]}
         self.set_tags(output_tags(stage, outs) | tags)
+        if EXPORT in stage.spec.outs:
+            for train in trainings_of(self.client.get_run(self.run_id), StoredRuns(self.client)):
+                log_export(self.client, train, stage.folder / EXPORT)
         lineage = stage.describe_lineage()
         lineage[stage.name]["outs"] = outs
         self.client.log_dict(self.run_id, lineage, _LINEAGE)
@@ -256,8 +255,8 @@ def find_own_run(client: MlflowClient, stage: Identity, *, is_live: bool) -> Run
 
 def is_referenced(stage: Stage, out: str) -> bool:
     """Whether a run names a file or folder by its digest alone."""
-    runtime = stage.runtime
-    return out.startswith(_DATA) or (out == _EPOCHS and not (runtime.copy_outs or runtime.log_kept_epochs))
+    is_copied = out == EXPORT or stage.runtime.copy_outs
+    return out.startswith(_DATA) or (out.startswith(_WEIGHTS) and not is_copied)
 
 
 def close_dead_runs(client: MlflowClient, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradtrail.stages.common.pipeline_file import TRAIN, Entry
+from gradtrail.stages.common.pipeline_file import Entry
 from gradtrail.support.errors import UserError, is_store_fault, one_line
 from gradtrail.support.paths import SQLITE, store_uri
 from gradtrail.tracking.lineage.environment import speak_for_stage
@@ -99,13 +99,13 @@ class RunLog:
 
     def _open(self, stage: Identity) -> None:
         from gradtrail.tracking.mlflow.client import open_store  # late: a stage imports this module too
+        from gradtrail.tracking.mlflow.models import EXPORT
         from gradtrail.tracking.mlflow.stored_run import open_run
 
         self._stage, self._stored = stage, open_run(open_store(), stage)
-        if stage.name == TRAIN:  # which logs models: import that now, not when the training waits for it
+        if EXPORT in stage.spec.outs:  # which logs a model: import that now, not when the stage waits for it
             with warnings.catch_warnings(action="ignore"):  # about types in a module of MLflow itself
                 importlib.import_module("mlflow.pyfunc")
-            importlib.import_module("gradtrail.stages.artifacts.weights")
         if stage.runtime.system_metrics:
             self._monitor_at = time.monotonic() + _MONITOR_AFTER_SECONDS
 

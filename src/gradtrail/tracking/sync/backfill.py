@@ -3,6 +3,7 @@
 The store is searched once, at the beginning; later only the runs that were changed are queried again.
 """
 
+import contextlib
 import dataclasses
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from gradtrail.tracking.lineage.snapshots import Snapshot
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, has_headlines, training_of
+from gradtrail.tracking.mlflow.models import EXPORT, log_export, logged_exports
 from gradtrail.tracking.mlflow.relocate import own_database
 from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, is_finished_or_live
 from gradtrail.tracking.mlflow.stored_run import (
@@ -100,6 +102,7 @@ class States:
         self.unreadable: set[str] = set()
         self._client = client
         self._index = index
+        self._models: set[tuple[str, str]] | None = None
         self._states = {run.data.tags.get("state") for run in index.runs() if is_finished_or_live(run)}
 
     def is_known(self, state: str) -> bool:
@@ -117,6 +120,8 @@ class States:
             self._states.add(stage.state)
             if run_id := self._run_id(stage):
                 found[stage.name] = self.run_ids[_result_of(stage)] = run_id
+            if EXPORT in stage.spec.outs and stage.name in found and TRAIN in found:
+                self._ensure_model(stage, self._index[found[TRAIN]])
         return found
 
     def replace_others(self) -> int:
@@ -200,6 +205,20 @@ class States:
                 remove_run(self._client, run, DUPLICATE, by=run_id)
                 self._index.drop(run.info.run_id)
         return run_id
+
+    def _ensure_model(self, stage: Identity, train: Run) -> None:
+        """Log an export as a model of its training's run, as far as its files are there."""
+        out = stage.out_digests()[EXPORT]
+        model = train.info.run_id, out
+        if self._models is None:
+            self._models = logged_exports(self._client, train.info.experiment_id)
+        if model in self._models:
+            return
+        self._models.add(model)
+        with tempfile.TemporaryDirectory() as name, contextlib.suppress(UserError):  # of another version's layout
+            place, commit = Path(name).resolve(), stage.snapshot.commit if stage.snapshot else ""
+            if restore(EXPORT, out, place, commit):
+                log_export(self._client, train, place / EXPORT)
 
     def _set_parent(self, child: Run, train_id: str) -> None:
         self._client.set_tag(child.info.run_id, PARENT, train_id)

@@ -1,0 +1,107 @@
+"""What an export's files tell: its size, what the evaluation says of it, and how near its answers are to that."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Float
+
+from gradtrail.core.common.batching import join, map_batches
+from gradtrail.core.common.split import Split
+from gradtrail.core.evaluate.metrics import wilson_interval
+from gradtrail.core.export.forward import TEMPERATURE
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+from gradtrail.stages.artifacts.calibration import Evaluated
+from gradtrail.stages.artifacts.exported import ExportedModel
+from gradtrail.support.errors import UserError, one_line
+
+_PREDICTIONS = Path("predictions.parquet")
+
+Probabilities = Float[np.ndarray, "examples classes"]
+
+
+def compile_largest(exported: ExportedModel, *, compiler: Compiler) -> CompiledFunction:
+    """Compile the exported program for the largest batch size of its manifest: tensors, images → probabilities."""
+    shape = (exported.manifest.batch_sizes[-1], *exported.manifest.image_shape)
+    return compiler.compile("forward", exported.program, exported.tensors, jax.ShapeDtypeStruct(shape, np.uint8))
+
+
+def answers(exported: ExportedModel, forward: Callable[..., Any], split: Split) -> Probabilities:
+    """Return the probabilities of a split by the exported program; `forward` is compiled for the largest batch size."""
+
+    def of_batch(images: np.ndarray) -> dict[str, Array]:
+        return {"probabilities": forward(exported.tensors, images)}
+
+    return join(list(map_batches(of_batch, exported.manifest.batch_sizes[-1], split.images)))["probabilities"]
+
+
+def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFrame:
+    """Read the predictions of `evaluate`; raise UserError in one line where they are damaged or of other examples."""
+    path = results / _PREDICTIONS
+    columns = ["example_id", "label", "predicted", *_columns(num_classes)]
+    try:
+        table = pd.read_parquet(path, columns=columns)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (OSError, ValueError, LookupError) as error:
+        raise UserError(f"{path}: no predictions: {one_line(error)[:200]}; `dvc checkout` restores it") from None
+    if not np.array_equal(table["example_id"], split.example_id) or not np.array_equal(table["label"], split.labels):
+        raise UserError(f"{path}: of other examples than the test split has; `dvc repro` makes it anew")
+    return table
+
+
+def measure(
+    exported: ExportedModel, folder: Path, evaluated: Evaluated, said: pd.DataFrame, own: Probabilities
+) -> dict[str, Any]:
+    """Return flat metrics of an export.
+
+    Sizes in bytes, numbers of parameters and classes, the temperature; the accuracy and the worst class's recall on the
+    test split with Wilson's 95 % intervals, and the calibration error with its interval, as `evaluate` found them; and
+    how far the export's answers are from those.
+
+    Args:
+        exported: the model.
+        folder: with its files.
+        evaluated: what the evaluation says of its networks.
+        said: the predictions of the evaluation.
+        own: the probabilities of the same examples by the exported program.
+    """
+    sizes = {f"{path.stem.replace('.', '_')}_bytes": path.stat().st_size for path in sorted(folder.iterdir())}
+    error = evaluated.calibration_error
+    difference = np.abs(own - said[_columns(own.shape[1])].to_numpy())
+    return {
+        **_share("accuracy", np.asarray(said["predicted"] == said["label"])),
+        **_worst_class(said),
+        "expected_calibration_error": error.value,
+        "expected_calibration_error_low": error.low,
+        "expected_calibration_error_high": error.high,
+        "largest_difference": float(np.max(difference)),
+        "num_other_labels": int(np.sum(own.argmax(axis=1) != said["predicted"])),
+        "num_examples": len(said),
+        "num_classes": own.shape[1],
+        "num_networks": len(exported.manifest.seeds),
+        "num_parameters": sum(tensor.size for name, tensor in exported.tensors.items() if name != TEMPERATURE),
+        "temperature": evaluated.temperature,
+        "size_bytes": sum(sizes.values()),
+        **sizes,
+    }
+
+
+def _worst_class(said: pd.DataFrame) -> dict[str, float]:
+    """Return the class with the lowest recall, the first of equal ones, of those that the split has, and its recall."""
+    labels, is_correct = said["label"].to_numpy(), np.asarray(said["predicted"] == said["label"])
+    worst = min(np.unique(labels), key=lambda label: float(is_correct[labels == label].mean()))
+    return {"worst_class": int(worst), **_share("worst_class_recall", is_correct[labels == worst])}
+
+
+def _share(name: str, is_correct: np.ndarray) -> dict[str, float]:
+    """Return a share with Wilson's 95 % interval."""
+    low, high = wilson_interval(int(is_correct.sum()), len(is_correct))
+    return {name: float(is_correct.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
+def _columns(num_classes: int) -> list[str]:
+    return [f"probability_{label}" for label in range(num_classes)]

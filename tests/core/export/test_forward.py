@@ -1,0 +1,89 @@
+"""The exported forward pass: for every network, equal to the jitted one, with any number of images."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from exports import random_params
+from factories import CNN, NUM_CLASSES, SHAPE, model_config, random_split
+
+from gradtrail.core.evaluate.calibration import calibrate, pooled
+from gradtrail.core.export.forward import TEMPERATURE, ExportConfig, export_forward, forward, tensors
+from gradtrail.core.nn.models import MLPConfig, Model, ModelConfig
+
+IMAGES = random_split(5).images
+PLAIN = {"channels": (4,), "hidden": (5,)}
+
+
+def network(**overrides: Any) -> ModelConfig:
+    return model_config(kind="cnn", cnn=dataclasses.replace(CNN, **(PLAIN | overrides)))
+
+
+NETWORKS = {
+    "linear": model_config(kind="linear"),
+    "mlp": model_config(),
+    "dropout": model_config(mlp=MLPConfig(hidden=(5, 4), dropout=0.5)),
+    "bfloat16": model_config(precision="bfloat16"),
+    "float16": model_config(precision="float16"),
+    "cnn": network(),
+    "group norm": network(norm="group", convolutions=2),
+    "layer norm": network(norm="layer", kernel_size=1),
+    "cnn, bfloat16": dataclasses.replace(network(hidden=()), precision="bfloat16"),
+}
+
+
+def params_of(model: Model, count: int) -> list[Any]:
+    return [random_params(model, seed) for seed in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_members", "count"),
+    [
+        ("mlp", 1, 1),
+        ("mlp", 2, 3),
+        ("cnn", 2, 1),
+        *(pytest.param(name, 1, 3, marks=() if name == "cnn" else pytest.mark.slow) for name in NETWORKS),
+    ],
+)
+def test_equal_to_the_jitted_forward_pass_at_any_batch_size(name: str, num_members: int, count: int) -> None:
+    model = Model(NETWORKS[name])
+    named = tensors(params_of(model, num_members), 0.7)
+    exported = jax.jit(export_forward(model, named, num_members, "cpu").call)
+    jitted = jax.jit(forward(model, num_members))
+    np.testing.assert_array_equal(exported(named, IMAGES[:count]), jitted(named, IMAGES[:count]))
+
+
+@pytest.mark.parametrize("num_members", [1, 3])
+def test_the_probabilities_are_those_of_the_evaluation(num_members: int) -> None:
+    model = Model(NETWORKS["mlp"])
+    members = params_of(model, num_members)
+    own = [np.asarray(jax.nn.softmax(model.apply(params, jax.device_put(IMAGES)))) for params in members]
+    expected = calibrate(pooled(own), 0.7)
+    found = np.asarray(jax.jit(forward(model, num_members))(tensors(members, 0.7), IMAGES))
+    assert found.shape == (5, NUM_CLASSES)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_tensors_are_named_by_their_paths_and_those_of_members_are_stacked() -> None:
+    model = Model(NETWORKS["mlp"])
+    one, three = tensors(params_of(model, 1), 2.0), tensors(params_of(model, 3), 2.0)
+    assert (
+        set(one) == set(three) == {TEMPERATURE, *(f"layers/{k}/{name}" for k in (0, 1) for name in ("bias", "kernel"))}
+    )
+    assert one["layers/0/kernel"].shape == (SHAPE[0] * SHAPE[1], 5)
+    assert three["layers/0/kernel"].shape == (3, *one["layers/0/kernel"].shape)
+    assert one[TEMPERATURE] == three[TEMPERATURE] == np.float32(2)
+
+
+@pytest.mark.parametrize("sizes", [(), (8, 1), (1, 1), (0, 8), (65537,)])
+def test_batch_sizes_ascend(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="batch_sizes"):
+        ExportConfig(name="digits", batch_sizes=sizes)
+
+
+def test_a_program_for_a_gpu_is_lowered_here() -> None:
+    model = Model(NETWORKS["cnn"])
+    exported = export_forward(model, tensors(params_of(model, 1), 1.0), 1, "cuda")
+    assert exported.platforms == ("cuda",)
