@@ -15,13 +15,14 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Run
 from mlflow.exceptions import MlflowException
 
-from gradtrail.serving.registry import EXPORT_DIGEST, Reference, resolve
+from gradtrail.serving.registry import Reference, resolve
 from gradtrail.stages.artifacts.exported import Manifest, read_manifest
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.lineage.dvc_cache import restore
 from gradtrail.tracking.lookup.runs import find_run
 from gradtrail.tracking.mlflow.links import PARENT
+from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
 from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.tags import outputs
 

@@ -11,7 +11,6 @@ from gradtrail.serving.candidate import Candidate, candidate_of, find_candidate
 from gradtrail.serving.registry import (
     CHALLENGER,
     CHAMPION,
-    EXPORT_DIGEST,
     of_alias,
     registered_name,
     source_of_version,
@@ -23,6 +22,7 @@ from gradtrail.serving.verdict.judge import PASS
 from gradtrail.serving.verdict.main import VERDICT, VERDICT_EXPORT
 from gradtrail.support.errors import UserError, printable
 from gradtrail.tracking.mlflow.client import open_store
+from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
 
 
 def promote(what: str, *, as_champion: bool, is_forced: bool, reason: str) -> int:

@@ -17,7 +17,7 @@ PARENT = "mlflow.parentRunId"
 def link_runs(client: MlflowClient, run: Run, find: Find) -> None:
     """Copy headline metrics between a run that just ended and its children or trainings that ended before."""
     if run.data.tags["stage"] == "train":
-        for child in children(run, find):
+        for child in _children(run, find):
             if PARENT not in child.data.tags:
                 client.set_tag(child.info.run_id, PARENT, run.info.run_id)
             copy_headlines(client, child, run)
@@ -74,7 +74,7 @@ def has_headlines(train: Run, stage: str) -> bool:
     return any(name.startswith(metric_name(stage, "")) for name in train.data.metrics)
 
 
-def children(train: Run, find: Find) -> Iterator[Run]:
+def _children(train: Run, find: Find) -> Iterator[Run]:
     """Yield, for each stage below training, the newest finished run that names this training or read its weights."""
     final = weights_of(train.data.tags)
     own = find({"train_state": train.data.tags["state"]}, finished=True)
