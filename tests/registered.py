@@ -55,7 +55,7 @@ def log_export(client: MlflowClient, run: Run, export: Path) -> str:
     """Log an export as the model of a run; return the model's id."""
     tags = {"export_digest": read_manifest(export).digest}
     logged = client.create_logged_model(run.info.experiment_id, name="m", source_run_id=run.info.run_id, tags=tags)
-    inside = export.parent / f"{export.name}-model"
+    inside = Path(f"{logged.model_id}-model")
     shutil.copytree(export, inside / "data/export")
     client.log_model_artifacts(logged.model_id, str(inside))
     client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)

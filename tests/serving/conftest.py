@@ -1,10 +1,11 @@
-"""A store for the tests of this folder, which takes seconds to create."""
+"""A store for the tests of this folder, which takes seconds to create, and exports, which take a second each."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from registered import created_store, enter_store
+from registered import created_store, enter_store, small_export
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +17,16 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
     """The client of a store of its own, in whose folder the test runs."""
     return enter_store(empty_store, tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Small exports, by the seed of their weights."""
+    folder, made = tmp_path_factory.mktemp("exports"), dict[int, Path]()
+
+    def of_seed(seed: int) -> Path:
+        if seed not in made:
+            made[seed] = small_export(folder / str(seed), seed=seed)
+        return made[seed]
+
+    return of_seed

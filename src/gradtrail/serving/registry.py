@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION, CHALLENGER = "champion", "challenger"  # aliases
-EXPORT_DIGEST = "export_digest"  # tag of logged models and of versions: `Manifest.digest`
 EXPORTED = "data/export"  # folder of a logged model
 _MODELS = "models:/"
 _LAST = "last"  # folder of the cache: what an address meant when the registry was last in reach
@@ -202,6 +201,8 @@ def source_of_version(client: "MlflowClient", version: "ModelVersion") -> _Sourc
 
 
 def _of_logged_model(client: "MlflowClient", model_id: str, version: "ModelVersion | None") -> _Source:
+    from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
+
     logged = client.get_logged_model(model_id)
     if EXPORT_DIGEST not in logged.tags:
         raise UserError(f"models:/{model_id}: has no export; `dvc repro export` makes one")
@@ -217,7 +218,7 @@ def _of_logged_model(client: "MlflowClient", model_id: str, version: "ModelVersi
 def _safe(digest: str, model_id: str) -> str:
     """Return a digest that is one: it becomes the name of a folder, and people can edit tags."""
     if not re.fullmatch("[0-9a-f]{64}", digest):
-        raise UserError(f"models:/{model_id}: its tag {EXPORT_DIGEST} is no SHA-256: {digest[:80]!r}")
+        raise UserError(f"models:/{model_id}: its tag export_digest is no SHA-256: {digest[:80]!r}")
     return digest
 
 

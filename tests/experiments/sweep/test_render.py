@@ -16,8 +16,9 @@ from rich.console import Console
 from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison, times_note
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import Comparison, PlannedRun
-from gradtrail.experiments.sweep.stats import Difference, Summary, are_times_comparable, paired_difference, summarize
+from gradtrail.experiments.sweep.stats import Summary, are_times_comparable, summarize
 from gradtrail.stages.artifacts import plotting
+from gradtrail.support.significance import Difference, paired_difference
 
 LABELS = ("plain", "better", "same", "other")
 COMPARISON = Comparison(about="which?", seeds=(0, 1, 2), variants={label: {} for label in LABELS})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gradtrail.experiments.sweep.stats import LEVEL, paired_difference
+from gradtrail.support.significance import LEVEL, paired_difference
 
 RNG = np.random.default_rng(0)
 

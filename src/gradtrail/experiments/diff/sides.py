@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,16 +19,10 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from gradtrail.experiments.diff.hlo import Program, read_program
-from gradtrail.experiments.show.lookup import look_up
-from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.git import git
-from gradtrail.tracking.lineage.recorded import consistent_stages
-from gradtrail.tracking.lineage.snapshots import snapshot_of, working_snapshot
-from gradtrail.tracking.mlflow.links import PARENT
+from gradtrail.tracking.lookup.runs import find_run
 from gradtrail.tracking.mlflow.stored_run import REBUILT, of_attempt
 
-WORKSPACE = "workspace"
 _ATTEMPT = re.compile(r"(.+)@(\d+)")
 _COMPILE = "compile/"
 _HLO = ".hlo.txt"
@@ -162,7 +156,7 @@ def find_side(what: str, runs: list[Run], client: MlflowClient, stage: str | Non
     """Return the run that a word refers to.
 
     Args:
-        what: `workspace`, `HEAD` or another commit of git, or what `look_up` takes; with `@2` behind it, the second
+        what: what `find_run` takes; with `@2` behind it, the second
             execution of its state.
         runs: all runs of the store, the newest first.
         client: of the store.
@@ -173,40 +167,11 @@ def find_side(what: str, runs: list[Run], client: MlflowClient, stage: str | Non
     """
     match = _ATTEMPT.fullmatch(what)
     name, attempt = (match[1], int(match[2])) if match else (what, None)
-    found = list(_of_commit(name, runs, stage or TRAIN)) or look_up(name, runs)
-    if stage:
-        found = [run for run in found if run.data.tags["stage"] == stage] or _relatives(found, runs, stage)
-    if len(found) > 1 and len({run.data.tags["state"] for run in found}) > 1:
-        some = ", ".join(run.info.run_id[:8] for run in found[:8])
-        raise UserError(f"{one_line(name)[:100]}: {len(found)} runs; give the id of one: {some}")
-    if not found:
-        raise UserError(f"{one_line(name)[:100]}: no run of the stage {stage}")
-    attempts = int(found[0].data.tags.get("attempts", 1))
+    found = find_run(name, runs, stage)
+    attempts = int(found.data.tags.get("attempts", 1))
     if attempt is not None and not 1 <= attempt <= attempts:
         raise UserError(f"{one_line(what)[:100]}: the run has attempts 1 to {attempts}")
-    return Side(what, found[0], attempt or attempts, client)
-
-
-def _of_commit(name: str, runs: list[Run], stage: str) -> Iterator[Run]:
-    """Yield the newest run of the state that the workspace's `dvc.lock`, or that of a commit, has of a stage."""
-    if name == WORKSPACE:
-        snapshot = working_snapshot()
-    elif name == "HEAD" or re.fullmatch(r"HEAD[~^\d]+|[0-9a-f]{40}", name):
-        if not (commit := git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")):
-            raise UserError(f"{name}: no such commit")
-        snapshot = snapshot_of(commit)
-    else:
-        return
-    states = {one.name: one.state for one in consistent_stages(snapshot)} if snapshot else {}
-    if not (found := [run for run in runs if run.data.tags.get("state") == states.get(stage, "")]):
-        raise UserError(f"{name}: its {stage} has no run; `dvc repro` makes it, and `gradtrail sync` those of commits")
-    yield found[0]
-
-
-def _relatives(found: list[Run], runs: list[Run], stage: str) -> list[Run]:
-    """Return the runs of another stage that belong to the same trainings."""
-    ids = {run.info.run_id for run in found}
-    return [run for run in runs if run.data.tags.get("stage") == stage and run.data.tags.get(PARENT) in ids]
+    return Side(what, found, attempt or attempts, client)
 
 
 def _function(row: Mapping[str, Any]) -> Function:

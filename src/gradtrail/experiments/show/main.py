@@ -15,7 +15,6 @@ from mlflow.exceptions import MlflowException
 from rich.text import Text
 from rich.tree import Tree
 
-from gradtrail.experiments.show.lookup import look_up
 from gradtrail.experiments.show.restore import restore_options
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import (
@@ -30,6 +29,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.lineage.dvc_cache import is_here, listing
 from gradtrail.tracking.lineage.keys import state_key
+from gradtrail.tracking.lookup.runs import look_up
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.tags import flat_params, outputs, shown

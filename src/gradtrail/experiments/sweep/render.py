@@ -13,8 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradtrail.experiments.sweep.runs import CompletedRun
-from gradtrail.experiments.sweep.stats import LEVEL, NOT_SIGNIFICANT, SIGNIFICANT, Difference, Summary
+from gradtrail.experiments.sweep.stats import NOT_SIGNIFICANT, SIGNIFICANT, Summary
 from gradtrail.stages.artifacts import plotting
+from gradtrail.support.significance import LEVEL, Difference
 
 _COLOURS = {"baseline": plotting.GREY, SIGNIFICANT: plotting.VERMILLION}  # every other verdict: blue
 _SPREAD = 0.14  # half the width of the points of a variant

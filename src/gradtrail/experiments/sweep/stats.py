@@ -16,78 +16,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from scipy import stats
-
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import Comparison
+from gradtrail.support.significance import Difference, paired_difference
 
-LEVEL = 0.05
-_EQUAL = 1e-9  # metrics are stored with 9 digits, so values closer than this are equal
 _CLOSE_SECONDS = 3600.0
 
 _Pair = tuple[CompletedRun, CompletedRun]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """The mean of paired differences.
-
-    Attributes:
-        mean: mean over all pairs.
-        low: lower end of the simultaneous 95 % confidence interval; −∞ where it has no end, NaN with a single pair.
-        high: upper end; ∞ and NaN likewise.
-        p_value: for the hypothesis that there is no difference, adjusted for the number of comparisons; NaN with a
-            single pair.
-        num_pairs: at least 1.
-    """
-
-    mean: float
-    low: float
-    high: float
-    p_value: float
-    num_pairs: int
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether both ends of the interval are known."""
-        return math.isfinite(self.low) and math.isfinite(self.high)
-
-
-def paired_difference(values: Sequence[float], baseline: Sequence[float], *, num_comparisons: int = 1) -> Difference:
-    """Compare values in pairs by Student's t-test, two-sided, one of `num_comparisons` that are made together.
-
-    Where all differences are the same number, their spread is 0 and the t-test is undefined. If the number is 0, p = 1
-    and the interval is 0. Otherwise the exact sign test is used, which needs no spread: n equal signs have
-    p = 2 · 2⁻ⁿ, and its interval for the median, from the least to the greatest difference, is that number if the
-    adjusted p is below the level, and else has no ends.
-
-    Args:
-        values: at least one.
-        baseline: of the same length; values at the same index are a pair.
-        num_comparisons: at least 1; the p value is multiplied by it, up to 1, and the interval's level is
-            1 − 0.05 / `num_comparisons`.
-    """
-    differences = np.subtract(values, baseline)
-    count, mean = len(differences), float(np.mean(differences))
-    if count < 2:
-        low, high, p_value = math.nan, math.nan, math.nan
-    elif np.ptp(differences) > _EQUAL:
-        test = stats.ttest_1samp(differences, 0)
-        low, high = map(float, test.confidence_interval(1 - LEVEL / num_comparisons))
-        p_value = min(1.0, num_comparisons * float(test.pvalue))
-    elif abs(mean) <= _EQUAL:
-        mean, low, high, p_value = 0.0, 0.0, 0.0, 1.0
-    else:
-        p_value = min(1.0, num_comparisons * 2.0 ** (1 - count))
-        low, high = (mean, mean) if p_value < LEVEL else (-math.inf, math.inf)
-    return Difference(mean=mean, low=low, high=high, p_value=p_value, num_pairs=count)
-
 
 SIGNIFICANT, NOT_SIGNIFICANT = "significant", "not significant"
 _ONE_SEED, _NO_SEED = "unknown: one seed", "unknown: no seed in common"

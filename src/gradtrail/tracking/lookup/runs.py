@@ -1,20 +1,46 @@
-"""Find runs in MLflow's store by name or id, by state, by DVC experiment, or by the content of a file."""
+"""Find runs in MLflow's store by name or id, by state, by DVC experiment, by commit, or by the content of a file."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from mlflow.entities import Run
 
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
+from gradtrail.support.git import git
 from gradtrail.support.paths import working_folder
 from gradtrail.tracking.lineage.dvc_cache import listing
 from gradtrail.tracking.lineage.recorded import consistent_stages
 from gradtrail.tracking.lineage.snapshots import find_experiments, snapshot_of, working_snapshot
+from gradtrail.tracking.mlflow.links import PARENT
 from gradtrail.tracking.mlflow.tags import outputs
 
+WORKSPACE = "workspace"
 _PREFIX = re.compile("[0-9a-f]{4,64}")  # of an id or a state
+
+
+def find_run(what: str, runs: list[Run], stage: str | None = None) -> Run:
+    """Return the one run that a word refers to.
+
+    Args:
+        what: `workspace`, `HEAD` or another commit of git, or what `look_up` takes.
+        runs: all runs of the store, the newest first.
+        stage: of the run to take where a commit or an experiment has several; None for the training.
+
+    Raises:
+        UserError: there is none, or more than one; one line.
+    """
+    found = list(_of_commit(what, runs, stage or TRAIN)) or look_up(what, runs)
+    if stage:
+        found = [run for run in found if run.data.tags["stage"] == stage] or _relatives(found, runs, stage)
+    if len(found) > 1 and len({run.data.tags["state"] for run in found}) > 1:
+        some = ", ".join(run.info.run_id[:8] for run in found[:8])
+        raise UserError(f"{one_line(what)[:100]}: {len(found)} runs; give the id of one: {some}")
+    if not found:
+        raise UserError(f"{one_line(what)[:100]}: no run of the stage {stage}")
+    return found[0]
 
 
 def look_up(what: str, runs: Iterable[Run], place: Path = Path()) -> list[Run]:
@@ -91,3 +117,25 @@ def _out_with(wanted: str, run: Run) -> str | None:
                 if md5 == wanted:
                     return f"{out}/{name}"
     return None
+
+
+def _of_commit(name: str, runs: list[Run], stage: str) -> Iterator[Run]:
+    """Yield the newest run of the state that the workspace's `dvc.lock`, or that of a commit, has of a stage."""
+    if name == WORKSPACE:
+        snapshot = working_snapshot()
+    elif name == "HEAD" or re.fullmatch(r"HEAD[~^\d]+|[0-9a-f]{40}", name):
+        if not (commit := git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")):
+            raise UserError(f"{name}: no such commit")
+        snapshot = snapshot_of(commit)
+    else:
+        return
+    states = {one.name: one.state for one in consistent_stages(snapshot)} if snapshot else {}
+    if not (found := [run for run in runs if run.data.tags.get("state") == states.get(stage, "")]):
+        raise UserError(f"{name}: its {stage} has no run; `dvc repro` makes it, and `gradtrail sync` those of commits")
+    yield found[0]
+
+
+def _relatives(found: list[Run], runs: list[Run], stage: str) -> list[Run]:
+    """Return the runs of another stage that belong to the same trainings."""
+    ids = {run.info.run_id for run in found}
+    return [run for run in runs if run.data.tags.get("stage") == stage and run.data.tags.get(PARENT) in ids]

@@ -1,0 +1,203 @@
+"""A training whose export is to be judged or released: its logged model, its evaluation, and what that predicted."""
+
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus, Run
+from mlflow.exceptions import MlflowException
+
+from gradtrail.serving.registry import Reference, resolve
+from gradtrail.stages.artifacts.exported import Manifest, read_manifest
+from gradtrail.stages.common.pipeline_file import TRAIN
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.tracking.lineage.dvc_cache import restore
+from gradtrail.tracking.lookup.runs import find_run
+from gradtrail.tracking.mlflow.links import PARENT
+from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
+from gradtrail.tracking.mlflow.search import RunIndex
+from gradtrail.tracking.mlflow.tags import outputs
+
+_RESULTS = "results/evaluate"  # out of the stage; its small files are artifacts in `results`
+_TABLE, _CLASSES, _MEMBERS = "predictions.parquet", "classes.csv", "members.csv"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of the test split.
+
+    Attributes:
+        table: a row for each example: `example_id`, where known, `label`, `predicted`, and, where known, `loss` and
+            `probability_0` and so on; in the order of the split.
+        dataset: name and digest of the data set.
+    """
+
+    table: pd.DataFrame
+    dataset: str
+
+    def test_digest(self, *, by_id: bool) -> str:
+        """SHA-256 over the data set and the labels of the test split, with the examples' ids or in their order."""
+        columns = ["example_id", "label"] if by_id else ["label"]
+        content = self._sorted(by_id=by_id)[columns].to_numpy(np.int64).tobytes()
+        return hashlib.sha256(self.dataset.encode() + b"\0" + content).hexdigest()
+
+    def paired_with(self, other: "Predictions") -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Return the labels, and what this model and the other one predict, of the same examples, joined by their ids.
+
+        By their order where one of the tables has no ids. None where the two test splits are not the same.
+        """
+        by_id = "example_id" in self.table and "example_id" in other.table
+        if self.test_digest(by_id=by_id) != other.test_digest(by_id=by_id):
+            return None
+        own, others = (each._sorted(by_id=by_id) for each in (self, other))
+        return own["label"].to_numpy(), own["predicted"].to_numpy(), others["predicted"].to_numpy()
+
+    def _sorted(self, *, by_id: bool) -> pd.DataFrame:
+        return self.table.sort_values("example_id") if by_id else self.table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An exported training.
+
+    Attributes:
+        run: of the training.
+        model_id: of its logged model.
+        digest: of the export.
+        client: of the store.
+        index: of all runs.
+    """
+
+    run: Run
+    model_id: str
+    digest: str
+    client: MlflowClient
+    index: RunIndex
+
+    @property
+    def name(self) -> str:
+        """What to call it in a sentence."""
+        return f"{self.run.info.run_name} {self.run.info.run_id[:8]}"
+
+    @cached_property
+    def export(self) -> Reference:
+        """The export on this machine; UserError where it cannot be downloaded or is damaged."""
+        return resolve(f"models:/{self.model_id}")
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What the export is."""
+        return read_manifest(self.export.folder)
+
+    @cached_property
+    def evaluation(self) -> Run | None:
+        """The newest evaluation of the exported weights."""
+        of_weights = (run for run in self._children("evaluate") if _evaluates(run, self.manifest.weights))
+        return next(of_weights, None)
+
+    @cached_property
+    def export_metrics(self) -> dict[str, float]:
+        """The metrics of the stage `export`; empty where it has no run."""
+        run = next(self._children("export"), None)
+        return run.data.metrics if run else {}
+
+    @cached_property
+    def predictions(self) -> Predictions | None:
+        """The predictions of the evaluation; None where neither the store nor DVC's cache has them.
+
+        The store has the table of all of them only with `runtime.copy_outs`; else DVC's cache has it. Where that is on
+        another machine, the store's small table of labels and predictions takes its place.
+        """
+        if (run := self.evaluation) is None:
+            return None
+        dataset = " ".join(run.data.tags.get(tag, "") for tag in ("dataset", "dataset_digest"))
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            path = self._artifact(run, f"results/{_TABLE}", folder) or _of_cache(run, folder)
+            path = path or self._artifact(run, f"results/{_CLASSES}", folder)
+            return Predictions(_read_table(path), dataset) if path else None
+
+    @cached_property
+    def accuracies(self) -> dict[int, float]:
+        """Accuracy on the test split of each member, by its seed; of a single network, one."""
+        if (run := self.evaluation) is None:
+            return {}
+        with tempfile.TemporaryDirectory() as folder:
+            path = self._artifact(run, f"results/{_MEMBERS}", Path(folder))
+            if path is None:
+                accuracy = run.data.metrics.get("eval/accuracy")
+                return {self.manifest.seeds[0]: accuracy} if accuracy is not None else {}
+            table = _read_table(path, ("seed", "accuracy"))
+        return dict(zip(table["seed"].astype(int), table["accuracy"].astype(float), strict=True))
+
+    def _children(self, stage: str) -> Iterator[Run]:
+        yield from self.index({"stage": stage, PARENT: self.run.info.run_id}, finished=True)
+
+    def _artifact(self, run: Run, path: str, folder: Path) -> Path | None:
+        with contextlib.suppress(MlflowException, OSError):
+            return Path(self.client.download_artifacts(run.info.run_id, path, str(folder)))
+        return None
+
+
+def find_candidate(what: str, client: MlflowClient) -> Candidate:
+    """Return the exported training that a word refers to.
+
+    Args:
+        what: see `find_run`; a run below a training stands for it.
+        client: of the store.
+
+    Raises:
+        UserError: there is no such run, or no export of it; one line.
+    """
+    index = RunIndex(client)
+    run = find_run(what, index.runs())
+    if run.data.tags.get("stage") != TRAIN and (parent := run.data.tags.get(PARENT)) in index:
+        run = index[str(parent)]
+    return candidate_of(run, client, index)
+
+
+def candidate_of(run: Run, client: MlflowClient, index: RunIndex, digest: str | None = None) -> Candidate:
+    """Return an exported training by its run; where it has several exports, that of a digest, or else the newest."""
+    condition = f"source_run_id = '{run.info.run_id}'"
+    found = client.search_logged_models([run.info.experiment_id], filter_string=condition)
+    ready = [model for model in found if model.status == LoggedModelStatus.READY and EXPORT_DIGEST in model.tags]
+    ready = [model for model in ready if digest in (None, model.tags[EXPORT_DIGEST])]
+    if not ready:
+        name = f"{run.info.run_name} {run.info.run_id[:8]}"
+        raise UserError(f"{name}: has no exported model; `dvc repro export` makes it")
+    newest = max(ready, key=lambda model: model.creation_timestamp)
+    return Candidate(run=run, model_id=newest.model_id, digest=newest.tags[EXPORT_DIGEST], client=client, index=index)
+
+
+def _evaluates(run: Run, weights: str) -> bool:
+    return run.data.params.get("evaluate.weights", weights) == weights
+
+
+def _of_cache(run: Run, folder: Path) -> Path | None:
+    """Return the table of predictions from DVC's cache or the working folder."""
+    md5 = outputs(run.data.tags).get(_RESULTS)
+    with contextlib.suppress(OSError, ValueError):
+        if md5 and restore(_RESULTS, md5, folder, commit="") and (folder / _RESULTS / _TABLE).is_file():
+            return folder / _RESULTS / _TABLE
+    return None
+
+
+def _read_table(path: Path, columns: tuple[str, ...] = ("label", "predicted")) -> pd.DataFrame:
+    """Read a table that has these columns; raise UserError in one line where it is damaged."""
+    try:
+        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        if missing := [name for name in columns if name not in table]:
+            raise ValueError(f"no column {missing[0]}")
+        if table.empty:
+            raise ValueError("no rows")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{path.name} of the evaluation: damaged: {one_line(error)[:200]}") from None
+    return table

@@ -1,0 +1,162 @@
+"""Statistics that several commands share: is a difference more than chance, and how sure is a quantile."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.05
+_EQUAL = 1e-9  # metrics are stored with 9 digits, so values closer than this are equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The mean of paired differences.
+
+    Attributes:
+        mean: mean over all pairs.
+        low: lower end of the simultaneous 95 % confidence interval; −∞ where it has no end, NaN with a single pair.
+        high: upper end; ∞ and NaN likewise.
+        p_value: for the hypothesis that there is no difference, adjusted for the number of comparisons; NaN with a
+            single pair.
+        num_pairs: at least 1.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+    num_pairs: int
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether both ends of the interval are known."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float], *, num_comparisons: int = 1) -> Difference:
+    """Compare values in pairs by Student's t-test, two-sided, one of `num_comparisons` that are made together.
+
+    Where all differences are the same number, their spread is 0 and the t-test is undefined. If the number is 0, p = 1
+    and the interval is 0. Otherwise the exact sign test is used, which needs no spread: n equal signs have
+    p = 2 · 2⁻ⁿ, and its interval for the median, from the least to the greatest difference, is that number if the
+    adjusted p is below the level, and else has no ends.
+
+    Args:
+        values: at least one.
+        baseline: of the same length; values at the same index are a pair.
+        num_comparisons: at least 1; the p value is multiplied by it, up to 1, and the interval's level is
+            1 − 0.05 / `num_comparisons`.
+    """
+    differences = np.subtract(values, baseline)
+    count, mean = len(differences), float(np.mean(differences))
+    if count < 2:
+        low, high, p_value = math.nan, math.nan, math.nan
+    elif np.ptp(differences) > _EQUAL:
+        test = stats.ttest_1samp(differences, 0)
+        low, high = map(float, test.confidence_interval(1 - LEVEL / num_comparisons))
+        p_value = min(1.0, num_comparisons * float(test.pvalue))
+    elif abs(mean) <= _EQUAL:
+        mean, low, high, p_value = 0.0, 0.0, 0.0, 1.0
+    else:
+        p_value = min(1.0, num_comparisons * 2.0 ** (1 - count))
+        low, high = (mean, mean) if p_value < LEVEL else (-math.inf, math.inf)
+    return Difference(mean=mean, low=low, high=high, p_value=p_value, num_pairs=count)
+
+
+def unpaired_difference(values: Sequence[float], others: Sequence[float]) -> Difference:
+    """Compare the means of independent values by Welch's t-test, two-sided.
+
+    Source: B. L. Welch, Biometrika 34 (1947). Where neither has any spread the test is undefined: then there is no
+    interval, unless the means are equal.
+
+    Args:
+        values: at least two.
+        others: at least two.
+
+    Returns:
+        The mean of `values` minus that of `others`; `num_pairs` is the smaller number of values.
+    """
+    mean, count = float(np.mean(values) - np.mean(others)), min(len(values), len(others))
+    if max(np.ptp(values), np.ptp(others)) <= _EQUAL:
+        ends = (0.0, 0.0) if abs(mean) <= _EQUAL else (-math.inf, math.inf)
+        return Difference(
+            mean=mean, low=ends[0], high=ends[1], p_value=1.0 if ends[1] == 0 else math.nan, num_pairs=count
+        )
+    test = stats.ttest_ind(values, others, equal_var=False)
+    low, high = map(float, test.confidence_interval(1 - LEVEL))
+    return Difference(mean=mean, low=low, high=high, p_value=float(test.pvalue), num_pairs=count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class McNemar:
+    """The exact McNemar test: two classifiers on the same examples.
+
+    Attributes:
+        gained: examples that the new one gets right and the old one wrong.
+        lost: examples that the new one gets wrong and the old one right.
+        num_examples: in all, at least 1.
+        p_value: two-sided, for the hypothesis that a differing example is as likely gained as lost.
+        low: lower end of the 95 % interval of the difference of the accuracies, given how many examples differ.
+        high: upper end.
+    """
+
+    gained: int
+    lost: int
+    num_examples: int
+    p_value: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the new one minus that of the old one."""
+        return (self.gained - self.lost) / self.num_examples
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the new one is worse, by more than chance."""
+        return self.lost > self.gained and self.p_value < LEVEL
+
+
+def mcnemar(gained: int, lost: int, num_examples: int) -> McNemar:
+    """Return the exact test of Q. McNemar, Psychometrika 12 (1947): binomial, given the examples that differ.
+
+    The interval is that of C. Clopper and E. Pearson, Biometrika 26 (1934), for the share of the differing examples
+    that are gained, as a difference of accuracies: it excludes 0 exactly where the test rejects.
+    """
+    differing = gained + lost
+    if differing == 0:
+        return McNemar(gained=0, lost=0, num_examples=num_examples, p_value=1.0, low=0.0, high=0.0)
+    test = stats.binomtest(gained, differing, 0.5)
+    share = test.proportion_ci(1 - LEVEL, method="exact")
+    low, high = ((2 * float(end) - 1) * differing / num_examples for end in (share.low, share.high))
+    p_value = float(test.pvalue)
+    return McNemar(gained=gained, lost=lost, num_examples=num_examples, p_value=p_value, low=low, high=high)
+
+
+def quantile_interval(values: Sequence[float], share: float) -> tuple[float, float]:
+    """Return the 95 % interval of a quantile of independent values between two of them, whatever their distribution.
+
+    The number of values below the quantile is binomial; the ends are the order statistics that leave at most 2.5 % on
+    either side. An end that so few values do not have is infinite: the median needs 6, the 99th percentile 368.
+
+    Source: H. David and H. Nagaraja, "Order Statistics", 3rd edition (2003), section 7.1.
+
+    Args:
+        values: at least one.
+        share: of the distribution below the quantile, such as 0.5 for the median.
+    """
+    ordered, count = sorted(values), len(values)
+    below = stats.binom.cdf(np.arange(count), count, share)  # P(at most k of the values are below the quantile)
+    lows, highs = np.flatnonzero(below <= LEVEL / 2), np.flatnonzero(1 - below <= LEVEL / 2)
+    low = ordered[int(lows[-1])] if len(lows) else -math.inf
+    high = ordered[int(highs[0])] if len(highs) else math.inf
+    return float(low), float(high)

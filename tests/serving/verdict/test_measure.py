@@ -1,0 +1,63 @@
+"""Measuring in fresh processes, and why their interval is over processes."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradtrail.serving.verdict.judge import KINDS
+from gradtrail.serving.verdict.measure import COLD, WARM, measure, measured
+from gradtrail.serving.verdict.probe import peak_memory_mib
+from gradtrail.support.errors import UserError
+from gradtrail.support.significance import quantile_interval
+
+KNOWN = {"accuracy_lower_bound", "calibration_error", "worst_class_recall", "agreement", "size_mib"}  # from files
+
+
+@pytest.mark.slow
+def test_every_limit_that_files_do_not_tell_is_measured(exported, tmp_path: Path):
+    found = measure(exported(0), processes=2)
+    assert KINDS.keys() - KNOWN <= found.keys()
+    for name, number in found.items():
+        assert len(number.values) == 2, name
+        assert number.value > 0, name
+        assert math.isinf(number.high), name  # of two processes there is no upper end
+    assert found["p50_ms_1"].value <= found["p99_ms_1"].value
+    assert found["p50_ms_1"].value < 1000 * found[WARM].value
+    assert min(found[WARM].values) > 0.1  # imports alone take longer
+    assert set(found) >= {COLD, WARM}
+
+
+def test_a_model_that_cannot_answer_is_one_line(tmp_path: Path):
+    with pytest.raises(UserError, match=r"the model cannot answer: .*manifest\.json"):
+        measure(tmp_path, processes=1)
+
+
+def test_peak_memory_is_this_process_own_and_in_mib():
+    before = peak_memory_mib()
+    block = np.ones(2**26, np.uint8)  # 64 MiB
+    grown = peak_memory_mib()
+    assert block.sum() == 2**26
+    assert 20 < before <= grown < 100_000
+
+
+def test_six_processes_have_the_range_as_the_interval_of_their_median():
+    assert measured([5, 1, 4, 2, 6, 3]).low == 1
+    assert measured([5, 1, 4, 2, 6, 3]).high == 6
+    assert measured([5, 1, 4, 2, 6, 3]).value == 3.5
+
+
+def test_the_interval_over_processes_holds_where_that_over_answers_does_not():
+    """Each process is slow or fast as a whole: the answers of one process do not tell of the next one's."""
+    rng = np.random.default_rng(0)
+    held, held_by_answers = [], []
+    for _ in range(400):
+        speeds = np.exp(rng.normal(0, 0.2, 6))
+        answers = speeds[:, None] * rng.lognormal(0, 0.1, (6, 400))
+        found = measured([float(np.median(each)) for each in answers])
+        held.append(found.low <= 1 <= found.high)
+        low, high = quantile_interval(answers.ravel().tolist(), 0.5)
+        held_by_answers.append(low <= 1 <= high)
+    assert np.mean(held) >= 0.93
+    assert np.mean(held_by_answers) < 0.5

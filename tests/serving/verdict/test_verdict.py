@@ -1,0 +1,190 @@
+"""`gradtrail verdict` on a store: planted faults fail exactly their limits, and what is kept of it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import ROOT
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from registered import evaluation, training
+
+from gradtrail.core.evaluate.metrics import wilson_interval
+from gradtrail.serving.release.promote import promote
+from gradtrail.serving.verdict.judge import KINDS, Measured
+from gradtrail.serving.verdict.main import PAGE, verdict
+from gradtrail.serving.verdict.measure import WARM, measured
+from gradtrail.support.errors import UserError
+
+LABELS = np.arange(2000) % 10
+_FAST = {
+    "memory_mib": 300.0,
+    "cold_start_seconds": 2.0,
+    "first_answer_ms": 1.0,
+    "p50_ms_1": 0.2,
+    "p99_ms_1": 0.5,
+    "p50_ms_32": 0.4,
+    "p99_ms_32": 1.0,
+    "images_per_second": 200_000.0,
+    WARM: 1.5,
+}
+
+
+def fast(folder: Path, **slower: float) -> dict[str, Measured]:
+    assert (folder / "manifest.json").is_file()
+    return {
+        name: measured([value * factor for factor in np.linspace(0.9, 1.1, 6)])
+        for name, value in (_FAST | slower).items()
+    }
+
+
+@pytest.fixture
+def run(client: MlflowClient, exported: Callable[[int], Path]) -> Run:
+    """An evaluated training, right about 1,980 of 2,000 examples."""
+    shutil.copy(ROOT / "slo.yaml", ".")
+    made = training(client, seed=1, export=exported(1))
+    evaluation(client, made, predictions(20), labels=LABELS, confidence=0.99)
+    return made
+
+
+def predictions(wrong: int) -> np.ndarray:
+    """Predictions of which some are wrong, spread over the classes."""
+    predicted = LABELS.copy()
+    predicted[:wrong] = (predicted[:wrong] + 1) % 10
+    return predicted
+
+
+def judged(run: Run, capsys: pytest.CaptureFixture, **slower: float) -> dict:
+    status = verdict(run.info.run_id, Path("slo.yaml"), as_json=True, measured=lambda folder: fast(folder, **slower))
+    said = json.loads(capsys.readouterr().out)
+    assert said["verdict"] == ("pass" if status == 0 else "fail")
+    return said
+
+
+def failed(said: dict) -> set[str]:
+    return {name for name, line in said["limits"].items() if line["pass"] is False}
+
+
+def test_a_good_model_passes_and_every_number_has_an_interval(
+    client: MlflowClient, run: Run, capsys: pytest.CaptureFixture
+):
+    said = judged(run, capsys)
+    assert said["verdict"] == "pass"
+    assert said["limits"].keys() == KINDS.keys()
+    assert said["limits"]["agreement"]["said"] == "not judged: there is no champion"
+    for name, line in said["limits"].items():
+        if name != "agreement":
+            assert line["low"] <= line["value"] <= line["high"], name
+            assert line["how"], name
+            assert line["margin"] >= 0, name
+    accuracy = said["limits"]["accuracy_lower_bound"]
+    assert (accuracy["low"], accuracy["high"]) == pytest.approx(wilson_interval(1980, 2000))
+    assert said["limits"]["worst_class_recall"]["value"] == pytest.approx(0.99)
+    assert said["limits"]["calibration_error"]["value"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_it_stands_on_the_run_without_any_metric(client: MlflowClient, run: Run, capsys: pytest.CaptureFixture):
+    said = judged(run, capsys)
+    stored = client.get_run(run.info.run_id)
+    assert stored.data.metrics == {}
+    assert (stored.data.tags["verdict"], stored.data.tags["verdict_export"]) == ("pass", said["export_digest"])
+    paths = {found.path for found in client.list_artifacts(run.info.run_id, "verdict")}
+    assert paths == {"verdict/verdict.json", "verdict/verdict.html"}
+    judged(run, capsys, p99_ms_1=100.0)
+    tags = client.get_run(run.info.run_id).data.tags
+    assert tags["verdict"] == "fail"
+    assert len(json.loads(tags["mlflow.loggedArtifacts"])) == 1
+    page = PAGE.read_text()
+    assert "p99, 1 image" in page
+    assert "<script" not in page
+    assert "http" not in page
+
+
+@pytest.mark.parametrize(
+    ("slower", "wanted"),
+    [
+        (
+            {"p50_ms_1": 50.0, "p99_ms_1": 80.0, "images_per_second": 100.0},
+            {"p50_ms_1", "p99_ms_1", "images_per_second"},
+        ),
+        ({"cold_start_seconds": 60.0}, {"cold_start_seconds"}),
+        ({"memory_mib": 5000.0}, {"memory_mib"}),
+        ({"p99_ms_32": 19.0}, {"p99_ms_32"}),  # the median keeps 20, the upper end 20.9 does not
+    ],
+)
+def test_a_slow_model_fails_exactly_its_limits(
+    run: Run, capsys: pytest.CaptureFixture, slower: dict[str, float], wanted: set[str]
+):
+    assert failed(judged(run, capsys, **slower)) == wanted
+
+
+def test_a_wrong_model_fails_exactly_what_it_is_wrong_in(
+    client: MlflowClient, run: Run, exported: Callable[[int], Path], capsys: pytest.CaptureFixture
+):
+    wrong = training(client, seed=2, export=exported(2))
+    evaluation(client, wrong, predictions(1000), labels=LABELS, confidence=0.99)
+    assert failed(judged(wrong, capsys)) == {"accuracy_lower_bound", "calibration_error", "worst_class_recall"}
+    one_class = training(client, seed=3, export=exported(3))
+    predicted = np.where((LABELS == 7) & (np.arange(2000) < 220), 1, LABELS)  # 22 of the 200 sevens
+    evaluation(client, one_class, predicted, labels=LABELS, confidence=0.99)
+    said = judged(one_class, capsys)
+    assert failed(said) == {"worst_class_recall"}
+    assert said["limits"]["accuracy_lower_bound"]["value"] == pytest.approx(0.989)
+    assert said["limits"]["worst_class_recall"]["value"] == pytest.approx(0.89)
+
+
+def test_the_agreement_with_the_champion_is_judged(
+    client: MlflowClient, run: Run, exported: Callable[[int], Path], capsys: pytest.CaptureFixture
+):
+    judged(run, capsys)
+    assert promote(run.info.run_id, as_champion=True, is_forced=False, reason="") == 0
+    capsys.readouterr()
+    assert judged(run, capsys)["limits"]["agreement"]["said"] == "not judged: this is the champion"
+    for seed, differing, is_kept in ((2, 20, True), (3, 90, False)):
+        other = training(client, seed=seed, export=exported(seed))
+        predicted = predictions(20)
+        predicted[100 : 100 + differing] = (predicted[100 : 100 + differing] + 1) % 10
+        evaluation(client, other, predicted, labels=LABELS, confidence=0.99)
+        line = judged(other, capsys)["limits"]["agreement"]
+        assert line["pass"] is is_kept
+        assert (line["low"], line["high"]) == pytest.approx(wilson_interval(2000 - differing, 2000))
+
+
+def test_metrics_of_the_export_come_first(client: MlflowClient, run: Run, capsys: pytest.CaptureFixture):
+    tags = {"stage": "export", "state": "x", "mlflow.parentRunId": run.info.run_id}
+    child = client.create_run(run.info.experiment_id, tags=tags)
+    for key, value in {"": 0.5, "_low": 0.4, "_high": 0.6}.items():
+        client.log_metric(child.info.run_id, f"export/accuracy{key}", value)
+    client.set_terminated(child.info.run_id)
+    said = judged(run, capsys)
+    assert (said["limits"]["accuracy_lower_bound"]["value"], failed(said)) == (0.5, {"accuracy_lower_bound"})
+
+
+def test_without_an_evaluation_nothing_is_known_of_its_accuracy(
+    client: MlflowClient, run: Run, exported: Callable[[int], Path], capsys: pytest.CaptureFixture
+):
+    bare = training(client, seed=2, export=exported(2))
+    said = judged(bare, capsys)
+    assert failed(said) == {"accuracy_lower_bound", "calibration_error", "worst_class_recall"}
+    assert "no evaluation" in said["limits"]["calibration_error"]["said"]
+
+
+def test_the_terminal_shows_a_line_for_each_limit(run: Run, capsys: pytest.CaptureFixture):
+    status = verdict("mlp 1", Path("slo.yaml"), as_json=False, measured=lambda folder: fast(folder, p50_ms_1=9.0))
+    said = capsys.readouterr().out
+    assert status == 1
+    for kind in KINDS.values():
+        assert kind.title in said
+    assert "verdict: fail: p50, 1 image" in said
+    assert str(PAGE) in said
+
+
+@pytest.mark.parametrize(("what", "words"), [("nowhere", "no run has this name"), ("f" * 40, "no such commit")])
+def test_bad_input_is_one_line(run: Run, what: str, words: str):
+    with pytest.raises(UserError, match=words):
+        verdict(what, Path("slo.yaml"), as_json=False, measured=fast)
+    with pytest.raises(UserError, match=r"other\.yaml: no such file"):
+        verdict(run.info.run_id, Path("other.yaml"), as_json=False, measured=fast)

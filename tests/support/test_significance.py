@@ -1,0 +1,62 @@
+"""Tests and intervals, against sums by hand, SciPy's own, and how often they hold in simulations."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gradtrail.support.significance import mcnemar, quantile_interval, unpaired_difference
+
+
+def exact_p(gained: int, lost: int) -> float:
+    """The two-sided binomial test, summed term by term."""
+    count, smaller = gained + lost, min(gained, lost)
+    tail = sum(math.comb(count, k) for k in range(smaller + 1)) / 2**count
+    return min(1.0, 2 * tail)
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (0, 5), (0, 6), (7, 20), (20, 7), (10, 10), (130, 90)])
+def test_mcnemar_is_the_binomial_sum_and_agrees_with_its_interval(gained: int, lost: int):
+    found = mcnemar(gained, lost, 1000)
+    assert found.p_value == pytest.approx(exact_p(gained, lost) if gained + lost else 1.0, rel=1e-9)
+    assert found.difference == pytest.approx((gained - lost) / 1000)
+    assert found.low <= found.difference <= found.high
+    assert (found.low > 0 or found.high < 0) == (found.p_value < 0.05)
+    assert found.is_worse == (lost > gained and found.p_value < 0.05)
+
+
+def test_mcnemar_rarely_calls_an_equal_model_worse():
+    rng = np.random.default_rng(0)
+    lost = rng.binomial(40, 0.5, 2000)
+    assert np.mean([mcnemar(40 - each, each, 500).is_worse for each in lost]) <= 0.035  # 2.5 % on this side
+
+
+def test_welch_is_scipys_and_says_nothing_without_spread():
+    rng = np.random.default_rng(1)
+    values, others = rng.normal(0.98, 0.002, 5), rng.normal(0.97, 0.004, 7)
+    wanted = stats.ttest_ind(values, others, equal_var=False)
+    found = unpaired_difference(values, others)
+    assert (found.p_value, found.mean) == pytest.approx((wanted.pvalue, values.mean() - others.mean()))
+    assert (found.low, found.high) == pytest.approx(tuple(wanted.confidence_interval(0.95)))
+    assert not unpaired_difference([0.9, 0.9], [0.8, 0.8]).has_interval
+    assert unpaired_difference([0.9, 0.9], [0.9, 0.9]).p_value == 1
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.5, 6), (0.5, 25), (0.99, 400), (0.99, 2000), (0.1, 60)])
+def test_the_interval_of_a_quantile_holds_it(share: float, count: int):
+    rng = np.random.default_rng(2)
+    draws, truth = rng.lognormal(0, 1, (1000, count)), stats.lognorm.ppf(share, 1)
+    found = np.array([quantile_interval(each, share) for each in draws])
+    assert np.all(np.isfinite(found))
+    coverage = np.mean((found[:, 0] <= truth) & (truth <= found[:, 1]))
+    assert coverage >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1000)
+    assert np.mean(found[:, 1] < truth) <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / 1000)  # the end that is judged
+
+
+def test_too_few_values_have_no_end():
+    assert quantile_interval([1, 2, 3, 4, 5], 0.5) == (-math.inf, math.inf)
+    assert quantile_interval([3, 1, 2, 6, 5, 4], 0.5) == (1, 6)
+    low, high = quantile_interval(np.arange(367), 0.99)
+    assert (math.isfinite(low), high) == (True, math.inf)
+    assert math.isfinite(quantile_interval(np.arange(368), 0.99)[1])
