@@ -14,113 +14,29 @@ lengthens everything.
 
 import argparse
 import contextlib
-import http.client
 import json
 import os
 import re
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record
+from benchmarks.serving.servers import OURS, ROOT, Server, environment_of, servers_of, write_models
 
-OURS = "gradtrail"
-ORDER = (OURS, "mlflow", "onnx", "torch")
 CLIENTS = (1, 8, 32)
-PACKAGES = {"onnx": ("onnx==1.23.2", "onnxruntime==1.32.0"), "torch": ("torch==2.13.0",)}
 TOLERANCE = 1e-5
-_PATIENCE = 120  # seconds for a server to be ready
-_ROOT = Path(__file__).resolve().parents[1]
-
-
-@dataclass(kw_only=True)
-class Server:
-    """A server that can be started.
-
-    Attributes:
-        name: of `ORDER`.
-        command: without the port, which follows.
-        env: variables that it gets besides.
-    """
-
-    name: str
-    command: Sequence[str]
-    env: Mapping[str, str]
-    port: int = 0
-    process: subprocess.Popen[bytes] | None = None
-
-    @contextlib.contextmanager
-    def running(self, *, is_cold: bool = False) -> Iterator[float]:
-        """Start it; yield the seconds until it was ready; end it."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        env = os.environ | self.env | ({"JAX_ENABLE_COMPILATION_CACHE": "false"} if is_cold else {})
-        command = [*self.command, "--port", str(self.port)]
-        with tempfile.TemporaryFile() as log:
-            started = time.perf_counter()
-            self.process = subprocess.Popen(command, cwd=_ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
-            try:
-                while not self._is_ready():
-                    if self.process.poll() is not None or time.perf_counter() - started > _PATIENCE:
-                        log.seek(0)
-                        raise SystemExit(f"{self.name} did not start:\n{log.read().decode()[-3000:]}")
-                    time.sleep(0.005)
-                yield time.perf_counter() - started
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGTERM)
-                self.process.wait()
-
-    def _is_ready(self) -> bool:
-        try:
-            return self.ask("GET", "/ping")[0] == 200
-        except OSError:
-            return False
-
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """Return status and body of an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE)
-        with contextlib.closing(connection):
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-
-    def probabilities(self, body: bytes) -> np.ndarray:
-        """Return the answer to a request."""
-        status, answer = self.ask("POST", "/invocations", body)
-        if status != 200:
-            raise SystemExit(f"{self.name} answered {status}: {answer[:500]!r}")
-        return np.asarray(json.loads(answer)["predictions"]["probabilities"])
-
-    def _processes(self) -> list[psutil.Process]:
-        assert self.process
-        first = psutil.Process(self.process.pid)
-        return [first, *first.children(recursive=True)]
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time that its processes have taken so far."""
-        times = [process.cpu_times() for process in self._processes()]
-        return sum(each.user + each.system for each in times)
-
-    def memory(self) -> dict[str, float]:
-        """Return the MiB of its processes: `rss_mib`, resident, and `pss_mib`, proportional."""
-        found = [process.memory_full_info() for process in self._processes()]
-        return {f"{name}_mib": sum(getattr(each, name) for each in found) / 2**20 for name in ("rss", "pss")}
 
 
 @dataclass(kw_only=True)
@@ -130,7 +46,7 @@ class Measured:
     Attributes:
         ready_seconds: from its start, cold and warm.
         first_ms: milliseconds of the first answer, cold and warm.
-        loads: by the number of clients, one of each round, as `benchmarks.serving_load` prints it.
+        loads: by the number of clients, one of each round, as `benchmarks.serving.load` prints it.
         memory: after the loads.
     """
 
@@ -142,93 +58,6 @@ class Measured:
     def median(self, num_clients: int, key: str) -> float:
         """Return the median over the rounds."""
         return statistics.median(load[key] for load in self.loads[num_clients])
-
-
-def write_models(kind: str, folder: Path) -> tuple[Path, Path]:
-    """Write an export of random weights, of the network in `params.yaml`, and the model that MLflow logs of it."""
-    import jax
-
-    from gradtrail.core.export.forward import ExportConfig
-    from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig
-    from gradtrail.stages.common.params import read_yaml
-    from gradtrail.stages.export.package import Network, write_export
-    from gradtrail.tracking.mlflow.models import save
-
-    train = read_yaml(_ROOT / "params.yaml")["train"]
-    mlp = MLPConfig(hidden=tuple(train["mlp"]["hidden"]), dropout=0.0) if kind == "mlp" else None
-    of_cnn = {name: tuple(value) if isinstance(value, list) else value for name, value in train["cnn"].items()}
-    model = Model(
-        ModelConfig(
-            kind=kind,  # type: ignore[arg-type]
-            mlp=mlp,
-            cnn=CNNConfig(**of_cnn) if kind == "cnn" else None,
-            precision="float32",
-            image_shape=(28, 28),
-            num_classes=10,
-        )
-    )
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: rng.normal(scale=np.sqrt(2 / max(1, np.prod(leaf.shape[:-1]))), size=leaf.shape).astype(
-            leaf.dtype
-        ),
-        model.abstract_params(),
-    )
-    network = Network(
-        model=model,
-        members={0: params},
-        weights="final",
-        epochs=(1,),
-        dataset="mnist 00000000",
-        classes=tuple(map(str, range(10))),
-        temperature=1.5,
-    )
-    export, logged = folder / f"{kind}-export", folder / f"{kind}-mlflow"
-    write_export(export, network, ExportConfig(name="digits", batch_sizes=(1, 8, 32, 128)))
-    save(logged, export, {})
-    return export, logged
-
-
-def environment_of(peer: str, folder: Path) -> Path:
-    """Return the interpreter of a peer's environment, which is made where it is missing.
-
-    It has the peer's packages, and behind them those of the environment that runs this, for the application.
-    """
-    home = folder / "-".join(PACKAGES[peer]).replace("==", "-")
-    python, done = home / "bin" / "python", home / "complete"
-    if not done.exists():
-        shutil.rmtree(home, ignore_errors=True)
-        numpy_too = (*PACKAGES[peer], f"numpy=={np.__version__}")
-        subprocess.run([sys.executable, "-m", "uv", "venv", "-q", "--python", sys.executable, str(home)], check=True)
-        install = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", str(python), *numpy_too]
-        if subprocess.run(install, check=False).returncode:  # pip also finds what only its own settings name
-            subprocess.run(
-                [sys.executable, "-m", "pip", "-q", "--python", str(python), "install", *numpy_too], check=True
-            )
-        (site,) = home.glob("lib/python*/site-packages")
-        here = Path(np.__file__).parents[1]
-        (site / "behind.pth").write_text(f"{here}\n")
-        done.touch()
-    return python
-
-
-def servers_of(export: Path, logged: Path, environments: Mapping[str, Path]) -> dict[str, Server]:
-    """Return the servers of one network."""
-    ours = {"PYTHONPATH": str(_ROOT / "src")}
-    peers = {"PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "src")])}
-    mlflow = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(logged), "--env-manager", "local"]
-    found = {
-        OURS: Server(name=OURS, command=[sys.executable, "-m", "gradtrail", "serve", str(export)], env=ours),
-        "mlflow": Server(
-            name="mlflow",
-            command=mlflow,
-            env={"PYTHONPATH": "", "MLFLOW_DISABLE_TELEMETRY": "true"},
-        ),
-    }
-    for name, python in environments.items():
-        command = [str(python), "-m", "benchmarks.serving_peers", name, str(export)]
-        found[name] = Server(name=name, command=command, env=peers)
-    return found
 
 
 def body_of(images: np.ndarray) -> bytes:
@@ -246,10 +75,10 @@ def check_answers(servers: Sequence[Server], images: np.ndarray, expected: np.nd
 
 def load(server: Server, body: bytes, num_clients: int, seconds: float) -> dict[str, float]:
     """Load a server by a process of its own; `cpu_ms` is the server's processor time for a request."""
-    command = [sys.executable, "-m", "benchmarks.serving_load", f"http://127.0.0.1:{server.port}/invocations"]
+    command = [sys.executable, "-m", "benchmarks.serving.load", f"http://127.0.0.1:{server.port}/invocations"]
     command += ["--clients", str(num_clients), "--seconds", str(seconds)]
     before = server.cpu_seconds()
-    done = subprocess.run(command, input=body, cwd=_ROOT, capture_output=True, check=True)
+    done = subprocess.run(command, input=body, cwd=ROOT, capture_output=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
     found["cpu_ms"] = 1000 * (server.cpu_seconds() - before) / found["sent"]
     if found["errors"]:
@@ -398,7 +227,7 @@ def main() -> None:
     parser.add_argument("--peers", type=lambda names: names.split(","), default=["onnx", "torch"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4, help="of each load")
-    parser.add_argument("--environments", type=Path, default=_ROOT / ".gradtrail" / "benchmarks")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".gradtrail" / "benchmarks")
     parser.add_argument("--quick", action="store_true", help="one short round of the MLP; nothing is recorded")
     options = parser.parse_args()
     if options.quick:

@@ -1,6 +1,6 @@
 """A closed-loop load on a server, in a process of its own: each client sends its next request after the last answer.
 
-    python -m benchmarks.serving_load http://127.0.0.1:8080/invocations --clients 8 --seconds 5 <body.json
+    python -m benchmarks.serving.load http://127.0.0.1:8080/invocations --clients 8 --seconds 5 <body.json
 
 Prints one JSON object. Written on asyncio's protocols, with bytes that are made once, so that it takes a small share of
 what a server takes for a request; `busy` says how much of one core it took.

@@ -1,6 +1,6 @@
 """The same network in ONNX Runtime and in PyTorch, behind the application of `gradtrail serve`.
 
-    ENVIRONMENT/bin/python -m benchmarks.serving_peers onnx|torch EXPORT --port 8081
+    ENVIRONMENT/bin/python -m benchmarks.serving.peers onnx|torch EXPORT --port 8081
 
 Runs in an environment of its own, which has the peer and, behind it, the packages of the application. JAX is not
 imported. Weights and temperature are those of the export; the network is told from the names of its tensors.
@@ -31,7 +31,7 @@ def build_onnx(tensors: Tensors) -> Any:
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 
-    convolutions, layers = _parts(tensors)
+    convolutions, layers = layers_of(tensors)
     values: dict[str, np.ndarray] = {"white": np.float32(255), "temperature": tensors["temperature"]}
     nodes = [
         helper.make_node("Cast", ["images"], ["pixels"], to=TensorProto.FLOAT),
@@ -77,7 +77,7 @@ def build_torch(tensors: Tensors) -> Any:
     import torch
     from torch import nn
 
-    convolutions, layers = _parts(tensors)
+    convolutions, layers = layers_of(tensors)
     parts = list[Any]()
     for kernel, bias in convolutions:
         size, _, num_inputs, num_outputs = kernel.shape
@@ -108,7 +108,7 @@ def _set(module: Any, weight: np.ndarray, bias: np.ndarray) -> None:
         module.bias.copy_(torch.from_numpy(np.array(bias)))
 
 
-def _parts(tensors: Tensors) -> tuple[list[Layer], list[Layer]]:
+def layers_of(tensors: Tensors) -> tuple[list[Layer], list[Layer]]:
     """Return kernel and bias of each convolution, one in each stack, and of each dense layer."""
     if any("norm" in name for name in tensors) or tensors["layers/0/kernel"].ndim != 2:
         raise ValueError("a network with normalization, or several networks: not for this benchmark")
