@@ -88,6 +88,8 @@ bench: env ## what everything costs, beside its peers; a table and a JSON file e
 	@$(BIN)/python -m benchmarks.audit
 	@$(BIN)/python -m benchmarks.corrections
 	@$(BIN)/python -m benchmarks.smoothing
+	@$(BIN)/python -m benchmarks.serving
+	@$(BIN)/python -m benchmarks.serving.predicting
 
 clean: ## remove the environment and all caches, but no results
 	@rm -rf $(VENV) .gradtrail .outs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -23,5 +23,6 @@ def test_no_folder_has_many_modules() -> None:
 def test_every_folder_of_tests_is_one_of_the_package_or_of_whole_projects() -> None:
     own = {Path(), Path("contracts"), Path("pipeline")}
     package = {path.parent.relative_to(ROOT / "src" / "gradtrail") for path in MODULES}
+    benchmarks = {path.parent.relative_to(ROOT) for path in (ROOT / "benchmarks").rglob("*.py")}
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")}
-    assert folders - package - own == set()
+    assert folders - package - benchmarks - own == set()

@@ -1,0 +1,129 @@
+"""The rate of `gradtrail predict --out` beside the evaluation's, in images per second.
+
+    python -m benchmarks.serving.predicting [--images 60000] [--models mlp,cnn] [--rounds 5]
+
+Both take the same images of the same network of random weights, in turn: the evaluation's forward pass over an array in
+memory, in batches of `evaluate.batch_size`, and the whole of a batch prediction, from a file to a parquet file, once
+the program is compiled. Files: an npz that is not compressed, a parquet file with pixels, one with PNGs, and a folder
+of PNGs, of which there are fewer images, since Pillow takes longer for one than the network.
+"""
+
+import argparse
+import contextlib
+import functools
+import io
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.record import record
+from benchmarks.serving.servers import ROOT, random_network
+from gradtrail.core.common.split import Split
+from gradtrail.core.export.forward import ExportConfig
+from gradtrail.core.nn import inference
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.serving.predict import batch
+from gradtrail.stages.artifacts.exported import read_export
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.export.package import write_export
+
+_ENCODED_SHARE = 10  # of the images are PNGs, one in so many
+
+
+def write_sources(folder: Path, images: np.ndarray) -> dict[str, tuple[Path, int]]:
+    """Write images in each form; return path and number of images."""
+    fewer = images[: max(1, len(images) // _ENCODED_SHARE)]
+    encoded = []
+    for image in fewer:
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "png")
+        encoded.append(file.getvalue())
+    np.savez(folder / "a.npz", images=images)
+    pixels = pa.FixedSizeListArray.from_arrays(images.ravel(), images[0].size)
+    pq.write_table(pa.table({"image": pixels}), folder / "pixels.parquet", row_group_size=10_000)
+    pq.write_table(pa.table({"image": encoded}), folder / "png.parquet", row_group_size=10_000)
+    (folder / "png").mkdir()
+    for number, content in enumerate(encoded):
+        (folder / "png" / f"{number:06d}.png").write_bytes(content)
+    return {
+        "npz": (folder / "a.npz", len(images)),
+        "parquet, pixels": (folder / "pixels.parquet", len(images)),
+        "parquet, PNG": (folder / "png.parquet", len(fewer)),
+        "folder of PNG": (folder / "png", len(fewer)),
+    }
+
+
+def measure(kind: str, num_images: int, rounds: int) -> dict[str, list[float]]:
+    """Return images per second of each round, of the evaluation and of each form."""
+    network, rng = random_network(kind), np.random.default_rng(0)
+    images = np.zeros((num_images, 28, 28), np.uint8)
+    images[:, 4:24, 4:24] = rng.integers(0, 256, (num_images, 20, 20))  # a black edge, as of MNIST's
+    size = read_yaml(ROOT / "params.yaml")["evaluate"]["batch_size"]
+    call = inference.compile_predict(network.model, size, compiler=Compiler(time.perf_counter))
+    labels = np.zeros(num_images, np.int32)
+    names = ("labels", "true_labels", "given_labels", "corrected_labels", "example_id")
+    split = Split(images=images, **dict.fromkeys(names, labels))
+    predict = functools.partial(call, jax.device_put(network.members[0]))
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, count: int, action: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        action()
+        found.setdefault(name, []).append(count / (time.perf_counter() - started))
+
+    with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as nothing:  # noqa: PTH123
+        folder = Path(name)
+        write_export(folder / "export", network, ExportConfig(name="digits", batch_sizes=(1, 8, 32, 128)))
+        model = read_export(folder / "export")
+        model.compile(batch.BATCH_SIZE)
+        sources = write_sources(folder, images)
+        for _ in range(rounds + 1):
+            note(
+                "evaluation",
+                num_images,
+                lambda: inference.probabilities(predict, size, split),
+            )
+            with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+                for form, (path, count) in sources.items():
+                    note(form, count, lambda path=path: batch.predict_into(folder / "out.parquet", [path], model))
+    return {name: values[1:] for name, values in found.items()}  # the first round warms up
+
+
+def show(kind: str, found: dict[str, list[float]]) -> None:
+    """Print medians, and the medians of each round's ratios."""
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    table = Table(title=f"{kind}: images per second (load averages: {load}; {os.cpu_count()} cores)")
+    for title in ("what", "images/s", "of the evaluation's"):
+        table.add_column(title, justify="left" if title == "what" else "right")
+    for name, values in found.items():
+        shares = [value / whole for value, whole in zip(values, found["evaluation"], strict=True)]
+        table.add_row(name, f"{statistics.median(values):,.0f}", f"{statistics.median(shares):.2f}")
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=60_000)
+    parser.add_argument("--models", type=lambda names: names.split(","), default=["mlp", "cnn"])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    results = {}
+    for kind in options.models:
+        results[kind] = measure(kind, options.images, options.rounds)
+        show(kind, results[kind])
+    record("predicting", results, options)
+
+
+if __name__ == "__main__":
+    main()

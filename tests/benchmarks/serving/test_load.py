@@ -1,0 +1,93 @@
+"""The load of `benchmarks.serving` and what it and `wrk` tell."""
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.serving.__main__ import Measured, goals, ratio, read_wrk
+from benchmarks.serving.load import answer_length, percentile, run, summary
+
+
+@given(st.lists(st.floats(0, 10), min_size=1), st.sampled_from([0.01, 0.5, 0.95, 0.99, 1.0]))
+def test_a_percentile_is_numpys(values: list[float], share: float) -> None:
+    ordered = sorted(values)
+    if not float(share * len(values)).is_integer():  # where rounding errors decide
+        assert percentile(ordered, share) == np.percentile(values, 100 * share, method="inverted_cdf")
+    assert sum(value <= percentile(ordered, share) for value in values) >= share * len(values) - 1e-9
+
+
+def test_the_length_of_an_answer_is_told_by_its_head() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nserver: a\r\nContent-Length: 5\r\n\r\nhello"
+    assert answer_length(bytearray(answer)) == len(answer)
+    assert answer_length(bytearray(answer[:30])) == -1
+    with pytest.raises(ValueError, match="without a length"):
+        answer_length(bytearray(b"HTTP/1.1 200 OK\r\n\r\n"))
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_every_client_sends_its_next_request_after_the_last_answer(failing: bool) -> None:
+    under_way, most, asked = 0, 0, itertools.count()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal under_way, most
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                assert await reader.readexactly(4) == b"body"
+                under_way += 1
+                most = max(most, under_way)
+                await asyncio.sleep(0.001)
+                under_way -= 1
+                status = b"500 No" if failing and next(asked) % 2 else b"200 OK"
+                writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 2\r\n\r\n")
+                writer.write(b"{}")  # a part that comes later
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    async def loaded() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1")
+        port = server.sockets[0].getsockname()[1]
+        tally, num_sent = await run(f"http://127.0.0.1:{port}/a", b"body", 4, 0.2)
+        server.close()
+        await server.wait_closed()
+        found = summary(tally, 0.2)
+        assert most == 4
+        assert num_sent > found["requests"] > 4
+        assert (found["errors"] > 0) == failing
+        assert 1 <= found["p50_ms"] <= found["p95_ms"] <= found["p99_ms"]
+
+    asyncio.run(loaded())
+
+
+def test_what_wrk_says_is_read() -> None:
+    said = """Running 2s test @ http://127.0.0.1:8080/
+  1 threads and 8 connections
+  Latency Distribution
+     50%    1.25ms
+     75%    2.00ms
+     90%    3.00ms
+     99%  999.00us
+  3000 requests in 2.00s, 1.00MB read
+Requests/sec:   1499.50
+Transfer/sec:      0.50MB
+"""
+    assert read_wrk(said) == {"per_second": 1499.5, "p50_ms": 1.25, "p99_ms": 0.999}
+    with pytest.raises(SystemExit, match="Non-2xx"):
+        read_wrk(f"{said}  Non-2xx or 3xx responses: 7\n")
+
+
+def test_a_ratio_is_of_the_same_round() -> None:
+    def measured(*values: float) -> Measured:
+        loads = [{"p50_ms": value, "p99_ms": value, "per_second": 1 / value} for value in values]
+        return Measured(ready_seconds={"warm": 2.0}, loads=dict.fromkeys((1, 8, 32), loads))
+
+    found = {"gradtrail": measured(1, 10, 100), "mlflow": measured(3, 30, 50), "onnx": measured(1, 5, 100)}
+    assert ratio(found, "mlflow", 1, "p99_ms") == pytest.approx(1 / 3)
+    met = {goal.split(",")[0]: is_met for goal, _, is_met in goals(found)}
+    assert met["p99 at one client"]
+    assert met["p50 of ONNX Runtime's at 8 clients"]
+    assert not goals(found | {"onnx": measured(0.5, 5, 50)})[-1][2]
