@@ -29,9 +29,10 @@ SIDES = ("A", "B")
 _FIRST_PAIRS = 8  # of processes, from whose spread the number of all is chosen
 _FEWEST_PAIRS = 3  # whatever the budget
 _MOST_PAIRS = 200
-_BURST_SECONDS = 0.04  # at least
-_SLICE_SECONDS = 4.0  # of bursts for one pair of processes, in a budget that allows it
-_FEWEST_BURSTS = 15  # of each process
+_BURST_SECONDS = 0.02  # at least
+_SLICE = 1 / 16  # of the budget, that the bursts of one pair of processes may take
+_FEWEST_BURSTS = 30  # of each process
+_CLOSE = 0.005  # standard error of a pair of processes' log ratio, from which more bursts add little
 
 
 class Timed(Protocol):
@@ -116,7 +117,7 @@ def compare_times(
             break
         with start() as workers:
             steps = steps or burst_steps(workers)
-            found = time_in_turn(workers, steps, _slice(budget), clock=clock, rng=rng)
+            found = time_in_turn(workers, steps, _SLICE * budget, clock=clock, rng=rng)
         medians.append(statistics.median(found))
         num_bursts += len(found)
         longest = clock() - began - spent
@@ -155,13 +156,29 @@ def time_in_turn(
     clock: Callable[[], float],
     rng: np.random.Generator,
 ) -> list[float]:
-    """Return the log ratios of adjacent bursts, B over A, for so many seconds; the order within a pair is random."""
+    """Return the log ratios of adjacent bursts, B over A; the order within a pair is random.
+
+    Args:
+        workers: a process of each side.
+        steps: of a burst.
+        seconds: after which it ends, though the median of the log ratios is not yet known closely.
+        clock: returns seconds.
+        rng: for the order.
+    """
     per_epoch = {side: worker.steps_per_epoch / steps[side] for side, worker in workers.items()}
     ends, found = clock() + seconds, list[float]()
-    while clock() < ends or len(found) < _FEWEST_BURSTS:
+    while len(found) < _FEWEST_BURSTS or (clock() < ends and not _is_close(found)):
         taken = {side: workers[side].run(steps[side]) * per_epoch[side] for side in rng.permutation(SIDES)}
         found.append(math.log(taken["B"] / taken["A"]))
     return found
+
+
+def _is_close(found: Sequence[float]) -> bool:
+    """Whether the median has a small standard error, by the quartiles: as if normal, but whatever the outliers."""
+    if len(found) % _FEWEST_BURSTS:
+        return False
+    lower, _, upper = statistics.quantiles(found, n=4)
+    return 0.93 * (upper - lower) / math.sqrt(len(found)) <= _CLOSE
 
 
 def needed(medians: Sequence[float]) -> int:
@@ -181,7 +198,3 @@ def interval(medians: Sequence[float]) -> tuple[float, float]:
 def _half_width(first: Sequence[float], count: int) -> float:
     quantile = float(stats.t.ppf((1 + LEVEL) / 2, len(first) - 1))
     return quantile * statistics.stdev(first) / math.sqrt(count)
-
-
-def _slice(budget: float) -> float:
-    return min(_SLICE_SECONDS, budget / (3 * _FIRST_PAIRS))
