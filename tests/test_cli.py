@@ -81,7 +81,9 @@ def test_outside_of_a_project_a_verb_says_so_and_writes_nothing(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = {"show": ["what"], "predict": ["image.png"], "diff": ["A", "B"]}.get(verb, [])
+    arguments = {"show": ["what"], "predict": ["image.png"], "diff": ["A", "B"], "upgrade": ["jax==0.10.1"]}.get(
+        verb, []
+    )
     assert run(monkeypatch, verb, *arguments) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

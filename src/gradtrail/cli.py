@@ -288,6 +288,16 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
     return max(static, run_timed_gate(ACCEPTED, seconds=seconds)) if timed else static
 
 
+@gradtrail.command(epilog="Example: gradtrail upgrade jax==0.10.2")
+@click.argument("packages", nargs=-1, required=True, metavar="PACKAGE==VERSION...")
+@click.option("--seconds", type=_SECONDS, default=120.0, show_default=True, metavar="N", help="For timing, at most.")
+def upgrade(packages: tuple[str, ...], seconds: float) -> None:
+    """Rehearse other versions of packages: programs, costs, times, bits and accuracy. Changes nothing."""
+    from gradtrail.experiments.upgrade.main import upgrade
+
+    upgrade(packages, seconds=seconds)
+
+
 @gradtrail.command(epilog="Example: gradtrail versions")
 def versions() -> None:
     """Record the installed package versions in versions.yaml."""
