@@ -16,7 +16,7 @@ from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.git import GitError, git, git_bytes
 from gradtrail.support.paths import private_folder
-from gradtrail.tracking.mlflow.tags import CUT_OFF
+from gradtrail.tracking.mlflow.tags import CUT_OFF, shown
 
 _SECTIONS = ("train.", "environment.")  # of params.yaml, which the compiled training depends on
 
@@ -69,14 +69,16 @@ def write_params(folder: Path, recorded: Mapping[str, str]) -> None:
     found = {
         key: _value(recorded[key])
         for key, value in flatten(params).items()
-        if key.startswith(_SECTIONS) and key in recorded and str(value) != recorded[key]
+        if key.startswith(_SECTIONS) and key in recorded and shown(value) != recorded[key]
     }
     if found:
         (folder / PARAMS).write_text(json.dumps(changed(params, found), indent=2), encoding="utf-8")
 
 
 def _value(text: str) -> Any:
-    """Return the value that was written as `str(value)`."""
+    """Return the value that `shown` wrote."""
+    if text == "null":
+        return None
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
