@@ -56,8 +56,8 @@ check: env ## ruff (lint and format), mypy, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-gate: env ## compare the costs of the compiled functions with the accepted ones; `gradtrail gate --accept` accepts
-	@$(BIN)/gradtrail gate
+gate: env ## compare costs of compiled functions with the accepted ones; TIMED=1 times the training too, for two minutes
+	@$(BIN)/gradtrail gate $(if $(TIMED),--timed)
 
 format: env ## format the code with ruff
 	@$(BIN)/ruff check --fix .

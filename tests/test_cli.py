@@ -87,6 +87,7 @@ def test_outside_of_a_project_a_verb_says_so_and_writes_nothing(
         "diff": ["A", "B"],
         "verdict": ["run"],
         "promote": ["run"],
+        "upgrade": ["jax==0.10.1"],
     }.get(verb, [])
     assert run(monkeypatch, verb, *arguments) == 2
     out, err = capsys.readouterr()

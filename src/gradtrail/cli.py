@@ -17,6 +17,8 @@ from gradtrail.support.verb import Verb
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
 _PORT = click.IntRange(1, 2**16 - 1)
+_SECONDS = click.FloatRange(0, 86_400, min_open=True)
+_PYTHONS = {"python_a": "--python-a", "python_b": "--python-b"}
 
 
 def main() -> None:
@@ -219,14 +221,28 @@ def compare(name: str | None, seeds: list[int] | None, jobs: int) -> int:
 @click.argument("after", metavar="B")
 @click.option("--stage", metavar="STAGE", help="Of the runs, such as gradients.  [default: train]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def diff(before: str, after: str, stage: str | None, *, as_json: bool) -> None:
+@click.option(
+    "--time", "is_timed", is_flag=True, help="Also run both trainings in turn, and print how much slower B is."
+)
+@click.option("--seconds", type=_SECONDS, default=120.0, show_default=True, metavar="N", help="For --time, at most.")
+@click.option("--python-a", metavar="PATH", help="For --time: the interpreter of A.  [default: this one]")
+@click.option("--python-b", metavar="PATH", help="For --time: the interpreter of B.  [default: this one]")
+@click.pass_obj
+def diff(
+    place: Path, /, before: str, after: str, stage: str | None, *, as_json: bool, is_timed: bool, **how: Any
+) -> None:
     """Compare two runs, down to the instruction, and say why one was slower.
 
     A and B are ids or names of runs, states, DVC experiments, commits or `workspace`; A@2 is the second execution.
     """
     from gradtrail.experiments.diff.main import diff
+    from gradtrail.experiments.diff.timed import Timing, interpreter
 
-    with_store(lambda: diff(before, after, stage, as_json=as_json))
+    if not is_timed and (how["python_a"] or how["python_b"]):
+        raise UserError("--python-a, --python-b: need --time")
+    pythons = [interpreter(how[name], place, option) for name, option in _PYTHONS.items()]
+    timing = Timing(seconds=how["seconds"], pythons=(pythons[0], pythons[1])) if is_timed else None
+    with_store(lambda: diff(before, after, stage, as_json=as_json, timing=timing))
 
 
 for _verb in serving.VERBS:
@@ -235,14 +251,30 @@ for _verb in serving.VERBS:
 
 @gradtrail.command(epilog="Example: gradtrail gate --accept")
 @click.option("--accept", is_flag=True, help="Accept the current costs.")
-def gate(*, accept: bool) -> int:
+@click.option("--timed", is_flag=True, help="Also time the training against the commit that last accepted the costs.")
+@click.option("--seconds", type=_SECONDS, default=120.0, show_default=True, metavar="N", help="For --timed, at most.")
+def gate(*, accept: bool, timed: bool, seconds: float) -> int:
     """Compare costs of compiled functions with the accepted costs.
 
     The costs are static: FLOPs, bytes, instructions. See benchmarks/accepted_costs.json.
     """
-    from gradtrail.experiments.cost_gate import run_gate
+    from gradtrail.experiments.cost_gate import ACCEPTED, run_gate
+    from gradtrail.experiments.timed.gate import run_timed_gate
 
-    return run_gate(accept=accept)
+    if accept and timed:
+        raise UserError("--timed: a comparison with what was accepted; not together with --accept")
+    static = run_gate(accept=accept)
+    return max(static, run_timed_gate(ACCEPTED, seconds=seconds)) if timed else static
+
+
+@gradtrail.command(epilog="Example: gradtrail upgrade jax==0.10.2")
+@click.argument("packages", nargs=-1, required=True, metavar="PACKAGE==VERSION...")
+@click.option("--seconds", type=_SECONDS, default=120.0, show_default=True, metavar="N", help="For timing, at most.")
+def upgrade(packages: tuple[str, ...], seconds: float) -> None:
+    """Rehearse other versions of packages: programs, costs, times, bits and accuracy. Changes nothing."""
+    from gradtrail.experiments.upgrade.main import upgrade
+
+    upgrade(packages, seconds=seconds)
 
 
 @gradtrail.command(epilog="Example: gradtrail versions")

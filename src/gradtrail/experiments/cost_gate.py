@@ -17,7 +17,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
 from gradtrail.core.xla.static_costs import NO_COST
 from gradtrail.stages.common.environment import EnvironmentConfig, set_cpu_devices, set_up_jax
 from gradtrail.stages.common.files import write_json
+from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train import loop as training_runs
@@ -57,6 +58,7 @@ from gradtrail.tracking.mlflow.run import TrackedRun
 from gradtrail.tracking.mlflow.training_log import TrainingLog
 
 Costs = Mapping[str, Mapping[str, int]]  # function → metric → value
+Keep = Callable[[str, Compiler], object]
 
 TOLERANCES = {
     "flops": 0.01,
@@ -95,6 +97,9 @@ class Change:
     def ratio(self) -> float:
         """`after` divided by `before`; NaN where either is missing."""
         return self.after / self.before if self.before and self.after is not None else float("nan")
+
+
+def _forget(stage: str, compiler: Compiler) -> None: ...
 
 
 def costs_of(compiler: Compiler) -> dict[str, dict[str, int]]:
@@ -160,10 +165,8 @@ def run_gate(*, accept: bool) -> int:
     accepted = read_record(ACCEPTED)
     metrics = _comparable(accepted.machine, found.machine)
     if len(metrics) < len(TOLERANCES):
-        console.print(
-            f"accepted on {_described(accepted.machine)}; here is {_described(found.machine)}: "
-            f"comparing only {', '.join(sorted(metrics))}"
-        )
+        here = f"accepted on {_described(accepted.machine)}; here is {_described(found.machine)}"
+        console.print(f"{here}: comparing only {', '.join(sorted(metrics))}")
     if changed := _changed_params(accepted.params, found.params):
         console.print(f"other params than those that were accepted: {', '.join(changed)}")
     changes = find_changes(accepted.costs, found.costs, metrics)
@@ -175,20 +178,20 @@ def run_gate(*, accept: bool) -> int:
     return 1
 
 
-def measure() -> Record:
-    """Measure the costs of the functions of `train`, `evaluate` and `gradients`, as configured in `params.yaml`."""
+def measure(keep: Keep = _forget) -> Record:
+    """Measure the costs of `train`, `evaluate` and `gradients`, as configured; `keep` takes each one's compiler."""
     config, runtime = load_section("train", TrainConfig), load_section("runtime", RuntimeConfig)
     no_debugging = dataclasses.replace(runtime, debug_nans=False, disable_jit=False)
     set_up_jax(load_section("environment", EnvironmentConfig), no_debugging)
     set_cpu_devices(config.shards)
-    costs = measure_training(config)
-    costs |= measure_evaluation(config, load_section("evaluate", EvaluateConfig))
-    costs |= measure_gradients(config, load_section("gradients", GradientsConfig))
+    costs = measure_training(config, keep)
+    costs |= measure_evaluation(config, load_section("evaluate", EvaluateConfig), keep)
+    costs |= measure_gradients(config, load_section("gradients", GradientsConfig), keep)
     params = read_yaml(Path("params.yaml"))
     return Record(machine=_machine(), params={name: params[name] for name in _SECTIONS}, costs=costs)
 
 
-def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
+def measure_training(config: TrainConfig, keep: Keep = _forget) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `train`, as `train/<function>` → metric → value."""
     with CompileLog() as log:
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
@@ -197,6 +200,7 @@ def measure_training(config: TrainConfig) -> dict[str, dict[str, int]]:
         )
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         _train_shortly(config, engine, predict)
+    keep("train", compiler)
     return _costs("train", compiler, log)
 
 
@@ -225,7 +229,7 @@ def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunctio
         )
 
 
-def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig) -> dict[str, dict[str, int]]:
+def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig, keep: Keep) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `evaluate`."""
     with CompileLog() as log:
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
@@ -235,10 +239,11 @@ def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig) -> dict[st
         temperature = fit_temperature(logits_of(rows["probabilities"]), split.labels)
         bins = evaluate.calibration_bins
         metrics.evaluate(rows["probabilities"], split.labels, temperature=temperature, calibration_bins=bins)
+    keep("evaluate", compiler)
     return _costs("evaluate", compiler, log)
 
 
-def measure_gradients(config: TrainConfig, gradients: GradientsConfig) -> dict[str, dict[str, int]]:
+def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Keep) -> dict[str, dict[str, int]]:
     """Return the costs of the functions of `gradients`."""
     with CompileLog() as log:
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
@@ -263,6 +268,7 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig) -> dict[s
         exact = compile_exact(model, config.label_smoothing, sample_size(splits), compiler=compiler)
         scores = analysis.analyze(compiled, trajectory, splits, few, _NUM_CLASSES).scores
         float64_errors(exact, trajectory.params[1], splits, scores, label_smoothing=config.label_smoothing)
+    keep("gradients", compiler)
     return _costs("gradients", compiler, log)
 
 
@@ -323,15 +329,9 @@ def _comparable(accepted: Mapping[str, str], found: Mapping[str, str]) -> frozen
     return OF_VERSION if same_version else OF_PROGRAM
 
 
-def _changed_params(accepted: Mapping[str, Any], found: Mapping[str, Any], prefix: str = "") -> list[str]:
-    changed = []
-    for key in dict.fromkeys([*accepted, *found]):
-        before, after = accepted.get(key), found.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            changed += _changed_params(before, after, f"{prefix}{key}.")
-        elif before != after:
-            changed.append(f"{prefix}{key}")
-    return changed
+def _changed_params(accepted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    before, after = flatten(accepted), flatten(found)
+    return [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
 
 
 def _machine() -> dict[str, str]:

@@ -6,11 +6,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gradtrail.experiments.diff.compare import Comparison
 from gradtrail.experiments.diff.tables import all_tables, notes
+from gradtrail.experiments.timed.ratio import Ratio
 
 PARTS = ("imports", "data", "compile", "compute", "tracking")
 
 
-def render(found: Comparison, cause: str) -> str:
+def render(found: Comparison, cause: str, ratio: Ratio | None = None) -> str:
     """Return the page."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -29,6 +30,7 @@ def render(found: Comparison, cause: str) -> str:
         names=[side.name for side in sides],
         stage=found.before.stage,
         cause=cause,
+        timed=ratio.describe() if ratio else "",
         notes=notes(found),
         bars=bars,
         parts=PARTS,

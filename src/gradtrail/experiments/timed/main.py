@@ -1,0 +1,74 @@
+"""Times the trainings of two revisions, or of two environments, against each other."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gradtrail.experiments.timed.processes import Job, Program, cores, running
+from gradtrail.experiments.timed.ratio import SIDES, Ratio, compare_times
+from gradtrail.support.progress import progress_bar
+from gradtrail.support.signals import stopping_on_sigterm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revision:
+    """A training to time.
+
+    Attributes:
+        name: for errors.
+        folder: holds `src/` and `params.yaml`.
+        python: the interpreter.
+        examples: number of training examples.
+        image_shape: height and width in pixels.
+        classes: number of classes.
+    """
+
+    name: str
+    folder: Path
+    python: Path = Path(sys.executable)
+    examples: int = 55_000  # as of MNIST
+    image_shape: tuple[int, int] = (28, 28)
+    classes: int = 10
+
+
+def time_revisions(before: Revision, after: Revision, *, seconds: float, cache: Path) -> Ratio:
+    """Time two trainings in turn.
+
+    Args:
+        before: A.
+        after: B.
+        seconds: the budget, see `compare_times`.
+        cache: folder for compiled programs.
+
+    Raises:
+        UserError: one does not start, or does not compile; one line.
+    """
+    programs = {side: _program(each, cache) for side, each in zip(SIDES, (before, after), strict=True)}
+    with (
+        stopping_on_sigterm("stopped"),
+        progress_bar("timing", seconds, unit="steps") as bar,
+    ):
+        started = time.monotonic()
+        return compare_times(
+            lambda: running(programs),
+            budget=seconds,
+            clock=time.monotonic,
+            rng=np.random.default_rng(),
+            note=lambda line: bar.update(min(seconds, round(time.monotonic() - started)), message=line),
+        )
+
+
+def _program(revision: Revision, cache: Path) -> Program:
+    job = Job(
+        source=str((revision.folder / "src").resolve()),
+        folder=str(revision.folder.resolve()),
+        cache=str(cache.resolve()),
+        examples=revision.examples,
+        image_shape=revision.image_shape,
+        classes=revision.classes,
+        cores=cores(),
+    )
+    return Program(name=revision.name, python=revision.python, job=job)

@@ -1,0 +1,158 @@
+"""`gradtrail upgrade jax==X`: what would become of programs, times, bits and accuracy, before anything is changed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from gradtrail.experiments.cost_gate import TOLERANCES, as_table, find_changes
+from gradtrail.experiments.diff.hlo import read_program
+from gradtrail.experiments.timed.checkout import scratch
+from gradtrail.experiments.timed.main import Revision, time_revisions
+from gradtrail.experiments.upgrade.environment import LOCK, Resolved, install, read_pins, removed_on_failure, resolve
+from gradtrail.stages.common.dataset import read_info
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.paths import private_folder
+from gradtrail.support.progress import stdout_console
+from gradtrail.support.signals import stopping_on_sigterm
+from gradtrail.support.significance import paired_difference
+
+SEEDS = (0, 1, 2)
+_SCRIPT = Path(__file__).with_name("rehearsal.py")
+_PROGRAMS = "programs"
+_DATA = Path("data/processed")
+_LONGEST_LINE = 300  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsed:
+    """What an environment computes.
+
+    Attributes:
+        folder: with the weights, as `seed-<n>.npz`, and the programs.
+        costs: function → metric → value.
+        accuracies: of the validation split, by seed.
+    """
+
+    folder: Path
+    costs: Mapping[str, Mapping[str, int]]
+    accuracies: list[float]
+
+    @property
+    def programs(self) -> dict[str, str]:
+        """Function → digest of its optimized program."""
+        above = self.folder / _PROGRAMS
+        paths = {str(path.relative_to(above)).removesuffix(".hlo.txt"): path for path in above.rglob("*.hlo.txt")}
+        return {name: read_program(path.read_text(), name).digest for name, path in sorted(paths.items())}
+
+
+def upgrade(words: tuple[str, ...], *, seconds: float) -> None:
+    """Rehearse a change of versions, and print what it would do; the project stays as it is.
+
+    Args:
+        words: `PACKAGE==VERSION`, at least one.
+        seconds: budget of the timed comparison.
+
+    Raises:
+        UserError: a version is not to be had or does not fit, or the project does not run with it; one line.
+    """
+    pins = read_pins(words)
+    read_info(_DATA)  # before minutes are spent
+    console = stdout_console()
+    name = "-".join(f"{package}-{version}" for package, version in sorted(pins.items()))
+    with stopping_on_sigterm("stopped"), removed_on_failure(private_folder() / "upgrade" / name) as folder:
+        resolved = resolve(pins, folder)
+        for package, (before, after) in resolved.versions.items():
+            console.print(f"{package} {before or '(none)'} → {after or '(none)'}")
+        python = install(resolved.lock, folder / "venv")
+        with scratch() as work:
+            sides = [
+                _rehearse(label, interpreter, work / letter)
+                for label, interpreter, letter in (("now", Path(sys.executable), "A"), (name, python, "B"))
+            ]
+            for line in _described(console, *sides):
+                console.print(line, soft_wrap=True)
+            revisions = [
+                Revision(name=label, folder=Path(), python=interpreter)
+                for label, interpreter in (("now", Path(sys.executable)), (name, python))
+            ]
+            ratio = time_revisions(*revisions, seconds=seconds, cache=work / "cache")
+        console.print(f"time: A is now, B {name}: {ratio.describe()}", soft_wrap=True)
+        shutil.rmtree(folder / "venv", ignore_errors=True)
+    console.print("\nNothing of the project was changed. To accept it:")
+    for command in accepting(resolved):
+        console.print(f"  {command}", soft_wrap=True)
+
+
+def accepting(resolved: Resolved) -> Iterator[str]:
+    """Yield the commands, and the edits, that would accept an upgrade."""
+    if resolved.bounds:
+        yield f"# in pyproject.toml, make these allow it: {', '.join(resolved.bounds)}"
+    yield f"cp {resolved.lock.relative_to(Path.cwd())} {LOCK}"
+    yield "make lock  # requirements-cuda.lock follows"
+    yield "make env"
+    yield ".venv/bin/gradtrail versions"
+    yield ".venv/bin/gradtrail gate --accept"
+    yield ".venv/bin/gradtrail repro"
+
+
+def _rehearse(name: str, python: Path, folder: Path) -> Rehearsed:
+    folder.mkdir()
+    env = dict(os.environ) | {"PYTHONPATH": str(Path("src").resolve())}
+    command = [str(python), str(_SCRIPT), str(folder), json.dumps(SEEDS)]
+    result = subprocess.run(command, env=env, capture_output=True, check=False, text=True)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
+        raise UserError(f"{name}: the project does not run with it: {one_line(lines[-1])[:_LONGEST_LINE]}")
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return Rehearsed(folder=folder, costs=found["costs"], accuracies=found["accuracies"])
+
+
+def _described(console: Console, before: Rehearsed, after: Rehearsed) -> Iterator[str]:
+    """Yield what differs, in lines."""
+    programs = before.programs, after.programs
+    other = [
+        name for name in dict.fromkeys([*programs[0], *programs[1]]) if programs[0].get(name) != programs[1].get(name)
+    ]
+    same = len(programs[0].keys() & programs[1].keys()) - len(other)
+    yield f"programs: {len(other)} changed, {same} the same" + (f"; changed: {', '.join(other)}" if other else "")
+    if changes := find_changes(before.costs, after.costs, TOLERANCES):
+        console.print(as_table(changes))
+    else:
+        yield "costs: those of all functions within the gate's tolerances"
+    yield bits(before.folder, after.folder)
+    difference = paired_difference(after.accuracies, before.accuracies)
+    yield (
+        f"validation accuracy after one epoch, {len(SEEDS)} seeds: {np.mean(before.accuracies):.4f} now, "
+        f"difference {difference.mean:+.4f} (95 % interval {difference.low:+.4f} to {difference.high:+.4f})"
+    )
+
+
+def bits(before: Path, after: Path) -> str:
+    """Say whether the weights of both folders are the same to the bit, else by how much they differ at most."""
+    largest, where, count = 0.0, "", 0
+    for seed in SEEDS:
+        name = f"seed-{seed}.npz"
+        with np.load(before / name) as first, np.load(after / name) as second:
+            if {*first} != {*second}:
+                return f"weights: other arrays: {', '.join(sorted({*first} ^ {*second}))}"
+            for key in first:
+                one, other = first[key], second[key]
+                if one.dtype != other.dtype or one.shape != other.shape:
+                    return f"weights: {key} is {other.dtype}{list(other.shape)}, was {one.dtype}{list(one.shape)}"
+                if one.tobytes() != other.tobytes():
+                    count += 1
+                    distance = float(np.max(np.abs(one.astype(np.float64) - other.astype(np.float64))))
+                    if not distance <= largest:  # a NaN counts
+                        largest, where = distance, f"{key}, seed {seed}"
+    if not count:
+        return f"weights after one epoch: the same bits, for {len(SEEDS)} seeds"
+    return f"weights after one epoch: largest difference {largest:.3g} ({where})"
