@@ -9,8 +9,9 @@ import pytest
 
 from gradtrail.tracking.mlflow.ui_view import VIEWS, View, write_views
 
-TRAININGS, COMPILING = VIEWS
-BOTH = pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.key)
+TRAININGS, COMPILING, FUNCTIONS = VIEWS
+ALL = pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.key)
+BOTH = pytest.mark.parametrize("view", [TRAININGS, COMPILING], ids=lambda view: view.key)
 
 
 def state(view: View) -> dict[str, Any]:
@@ -49,22 +50,27 @@ def test_what_was_compiled_is_drawn_over_attempts_for_every_stage_that_compiles(
     assert lines == {f"{stage}/{kind}" for stage in stages for kind in kinds}
 
 
-@BOTH
+@ALL
 def test_the_tag_is_the_same_every_time_and_fits_the_store(view: View) -> None:
     assert view.state() == view.state()
     assert len(view.state()) < 5000
 
 
-@BOTH
-def test_the_link_names_the_view_and_opens_its_charts_among_trainings(view: View) -> None:
+@ALL
+def test_the_link_names_the_view_and_opens_its_charts_or_tables_among_trainings(view: View) -> None:
     base, _, query = view.link("http://127.0.0.1:5000", "2").partition("?")
     assert base == "http://127.0.0.1:5000/#/experiments/2/runs"
     options = dict(pair.split("=") for pair in query.split("&"))
     assert options == {
         "viewStateShareKey": view.key,
-        "compareRunsMode": "CHART",
+        "compareRunsMode": "ARTIFACT" if view is FUNCTIONS else "CHART",
         "workflowType": "machine_learning",
     }
+
+
+def test_the_view_of_tables_has_no_groups_which_the_ui_does_not_show() -> None:
+    assert state(FUNCTIONS)["groupBy"] is None
+    assert not state(FUNCTIONS)["compareRunCharts"]
 
 
 def test_the_views_differ_and_are_written_once() -> None:
@@ -84,7 +90,7 @@ def test_the_views_differ_and_are_written_once() -> None:
     write_views(store, "1")
     write_views(store, "1")
     assert store.tags == {f"mlflow.sharedViewState.{view.key}": view.state() for view in VIEWS}
-    assert store.written == len(VIEWS) == 2
+    assert store.written == len(VIEWS) == 3
 
 
 def test_the_columns_of_the_table_fit_on_a_screen() -> None:

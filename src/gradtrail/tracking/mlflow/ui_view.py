@@ -1,8 +1,8 @@
-"""Two shared views of MLflow's UI: one compares trainings, one shows what was compiled; their columns and charts.
+"""Shared views of MLflow's UI: trainings, compile times, and tables of compiled functions; their columns and charts.
 
 The UI stores a shared view as a tag of the experiment, and opens it by a link that names it. `gradtrail ui` writes
-these; a person's own arrangement of the page is not changed. In both, runs are grouped by the machine that computed
-them, and so are the bars of the charts of seconds: the UI groups all charts of a view, or none.
+these; a person's own arrangement of the page is not changed. Where there are charts, runs are grouped by the machine
+that computed them, and so are the bars of the charts of seconds: the UI groups all charts of a view, or none.
 """
 
 import base64
@@ -86,7 +86,7 @@ class View:
         columns: of the table of runs, as the UI names them.
         search: which runs, as MLflow filters.
         order: column by which they are ordered, the highest first.
-        charts: section → the charts in it.
+        charts: section → the charts in it; none for the table of all runs' logged tables.
     """
 
     key: str
@@ -95,6 +95,10 @@ class View:
     search: str
     order: str
     charts: _Charts
+
+    @property
+    def _mode(self) -> str:
+        return "CHART" if self.charts else "ARTIFACT"
 
     @property
     def tag(self) -> str:
@@ -107,18 +111,19 @@ class View:
         return "deflate;" + base64.b64encode(zlib.compress(text.encode())).decode()
 
     def link(self, base: str, experiment_id: str) -> str:
-        """Return the link to its charts, the UI's address given; a button there leads to the table."""
-        view = f"viewStateShareKey={self.key}&compareRunsMode=CHART&workflowType=machine_learning"
+        """Return the link to its charts or tables, the UI's address given; a button there leads to the runs."""
+        view = f"viewStateShareKey={self.key}&compareRunsMode={self._mode}&workflowType=machine_learning"
         return f"{base}/#/experiments/{experiment_id}/runs?{view}"
 
     def _state(self) -> dict[str, Any]:
         sections = list(self.charts)
+        by_machine = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "machine"}]}
         return {
             "selectedColumns": self.columns,
             "searchFilter": self.search,
             "orderByKey": self.order,
             "orderByAsc": False,
-            "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "machine"}]},
+            "groupBy": by_machine if self.charts else None,  # the UI shows no tables of groups
             "useGroupedValuesInCharts": False,  # a chart shows runs, in the order of their groups, not means
             "runsHiddenMode": "FIRST_20_RUNS",
             "isAccordionReordered": True,  # else the UI puts its own sections, of all other metrics, in between
@@ -150,7 +155,7 @@ VIEWS = (
     ),
     View(
         key="gradtrail-compiling",
-        title="what was compiled",
+        title="compile times",
         columns=(
             "tags.`stage`",
             "metrics.`train/compile_total_seconds`",
@@ -162,6 +167,14 @@ VIEWS = (
         search="tags.stage != 'report'",
         order="attributes.start_time",
         charts=_OF_COMPILING,
+    ),
+    View(
+        key="gradtrail-functions",
+        title="compiled functions",
+        columns=("tags.`stage`", "tags.`machine`"),
+        search="tags.stage = 'train'",
+        order="attributes.start_time",
+        charts={},
     ),
 )
 
