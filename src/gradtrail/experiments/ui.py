@@ -1,4 +1,4 @@
-"""`gradtrail ui`: MLflow's UI on this repository's store, with a link to a comparison of all training runs."""
+"""`gradtrail ui`: MLflow's UI on this repository's store, with links to views of the trainings and of compiling."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import psutil
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import SQLITE, store_uri
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
-from gradtrail.tracking.mlflow.ui_view import link, write_view
+from gradtrail.tracking.mlflow.ui_view import VIEWS, write_views
 from gradtrail.tracking.sync import sync
 
 _HOST = "127.0.0.1"
@@ -21,7 +21,7 @@ _POLL_SECONDS, _GRACE_SECONDS = 0.2, 5.0
 
 
 def serve(port: int) -> int:
-    """Sync the store, print the link to the comparison, and run the UI; a tracking server has a UI of its own.
+    """Sync the store, print the links to the views, and run the UI; a tracking server has a UI of its own.
 
     Returns:
         The exit status: 0 after Ctrl-C or SIGTERM, else that of the UI.
@@ -38,14 +38,18 @@ def serve(port: int) -> int:
         print(f"gradtrail: {one_line(error)}", file=sys.stderr)
     client = open_store()
     experiment = experiment_id(client, "models")
-    write_view(client, experiment)
+    write_views(client, experiment)
     if is_server:
-        print(f"compare training runs: {link(store_uri(), experiment)}")
+        _print_links(store_uri(), experiment)
         return 0
-    address = f"http://{_HOST}:{port}"
-    print(f"compare training runs: {link(address, experiment)}", flush=True)
+    _print_links(f"http://{_HOST}:{port}", experiment)
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--port", str(port)]
     return _run_until_stopped([*command, "--backend-store-uri", store_uri()])
+
+
+def _print_links(address: str, experiment: str) -> None:
+    for view in VIEWS:
+        print(f"{view.title}: {view.link(address, experiment)}", flush=True)
 
 
 def _require_free(port: int) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +82,7 @@ def test_a_run_gets_times_costs_memory_and_programs(capsys: pytest.CaptureFixtur
     kinds = ("jaxpr", "stablehlo", "hlo")
     assert set(run.written) == {
         "compile/functions.csv",
+        "compile/functions.json",
         "compile/roofline.png",
         "compile/calls.csv",
         "compile/process.csv",
@@ -103,6 +105,32 @@ def test_what_a_call_compiles_is_a_warning_with_its_shapes_and_line(capsys: pyte
     assert told[2] == "float32[3], float32[4]"
     rows = pd.read_csv(io.StringIO(run.written["compile/calls.csv"])).to_dict("records")
     assert rows == [{"function": "planted", "signature": f"float32[{n}]", "line": told[1]} for n in (3, 4)]
+
+
+def test_the_table_for_people_has_a_row_for_each_function_and_says_how_often_it_was_traced_again() -> None:
+    run = RecordingRun()
+    with compiling(run) as compiler:  # type: ignore[arg-type]
+        for size in (4, 8):
+            square = compiler.compile("square", lambda x: x @ x, jax.ShapeDtypeStruct((size, size), jnp.float32))
+        for _ in range(3):
+            square(np.eye(8, dtype=np.float32))
+        for length in (3, 4, 5):
+            jax.jit(by_calls)(np.ones(length, np.float32))
+    content = json.loads(run.written["compile/functions.json"])
+    assert set(content) == {"columns", "data"}, "as MLflow's UI reads a table"
+    of, other = (dict(zip(content["columns"], row, strict=True)) for row in content["data"])
+    (told,) = run.told["functions"]
+    seconds = sum(told[f"{part}_seconds"] for part in ("trace", "lower", "compile"))
+    assert (of["function"], of["retraces"], of["cached"]) == ("square", 1, told["cached"])
+    assert of["compile_seconds"] == pytest.approx(seconds, rel=1e-3)
+    assert of["gflop"] == pytest.approx(told["flops"] / 1e9)
+    assert of["percent_of_matmul_rate"] == pytest.approx(100 * told["share_of_matmul_rate"], rel=1e-3)
+    assert of["temporary_mib"] == pytest.approx(told["temporary_bytes"] / 2**20, abs=1e-5)
+    assert (other["function"], other["retraces"], other["gflop"]) == ("by_calls", 2, None)
+
+
+def by_calls(values: jax.Array) -> jax.Array:
+    return values.sum()
 
 
 def test_a_stage_that_fails_tells_what_calls_compiled(capsys: pytest.CaptureFixture[str]) -> None:

@@ -270,8 +270,24 @@ def test_system_metrics_are_sampled_of_long_runs_alone(
     from mlflow.system_metrics import system_metrics_monitor
 
     said: list[str] = []
-    monitor = SimpleNamespace(start=lambda: said.append("start"), finish=lambda: said.append("finish"))
-    monkeypatch.setattr(system_metrics_monitor, "SystemMetricsMonitor", lambda run_id, **_: monitor)
+
+    class Monitor:
+        """Stands for MLflow's, which samples every GPU, disks and networks too."""
+
+        def __init__(self, run_id: str, **_: object):
+            assert run_id == stored.run_id
+
+        def aggregate_metrics(self) -> dict[str, float]:
+            return dict.fromkeys([*tracker.SYSTEM_METRICS[:2], "disk_usage_percentage", "gpu_7_power_usage_watts"], 1.0)
+
+        def start(self) -> None:
+            said.append("start")
+            assert set(self.aggregate_metrics()) == set(tracker.SYSTEM_METRICS[:2])
+
+        def finish(self) -> None:
+            said.append("finish")
+
+    monkeypatch.setattr(system_metrics_monitor, "SystemMetricsMonitor", Monitor)
     stage.runtime.system_metrics = True
     for seconds, expected in ((3600.0, []), (0.0, ["start", "finish"])):
         monkeypatch.setattr(tracker, "_MONITOR_AFTER_SECONDS", seconds)

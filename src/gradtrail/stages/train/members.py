@@ -120,12 +120,8 @@ def write_members(new: Path, written: Mapping[int, WrittenMember]) -> None:
 
 
 def measure_time(written: Mapping[int, WrittenMember]) -> dict[str, float]:
-    """Return how long the loops of all members took, validation included and compilation not; of one also by epoch."""
-    seconds = sum(member.seconds for member in written.values())
-    if len(written) > 1:
-        return {"seconds": seconds}
-    (alone,) = written.values()
-    return {"seconds": seconds, "seconds_per_epoch": seconds / len(alone.epochs)}
+    """Return how long the loops of all members took, validation included and compilation not."""
+    return {"seconds": sum(member.seconds for member in written.values())}
 
 
 def mean_epochs(members: Mapping[int, WrittenMember]) -> pd.DataFrame:

@@ -6,12 +6,13 @@ where the UI has a view for these.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 CURVE_POINTS = 200
+COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
 _SMALL_WIDTH = 680  # pixels: of the page of a run, on a screen of 1,280
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
 _TABLE = ".parquet"  # of all examples or steps, which a browser does not show
@@ -141,11 +143,20 @@ def _log_tables(client: MlflowClient, run_id: str, folder: Path, costs: Path) ->
         shown["functions"] = _costs_table(costs)
     for name, table in shown.items():
         client.log_dict(run_id, json.loads(table.to_json(orient="split", index=False)), f"tables/{name}.json")
-    if shown:
-        said = json.dumps([{"path": f"tables/{name}.json", "type": "table"} for name in shown])
-        from mlflow.entities import RunTag  # late: what only names curves starts without MLflow
+    announce_tables(client, run_id, [f"tables/{name}.json" for name in shown])
 
-        client.log_batch(run_id, tags=[RunTag(_TABLES_TAG, said)])
+
+def announce_tables(client: MlflowClient, run_id: str, paths: Iterable[str]) -> None:
+    """Name artifacts that the UI can show as tables, besides those that the run names already."""
+    before = client.get_run(run_id).data.tags.get(_TABLES_TAG, "")
+    named: Any = []
+    with contextlib.suppress(ValueError, RecursionError):  # people can edit tags
+        named = json.loads(before or "[]")
+    named = named if isinstance(named, list) else []
+    new = [{"path": path, "type": "table"} for path in paths]
+    said = json.dumps([*(each for each in named if each not in new), *new])
+    if said != before and new:
+        client.set_tag(run_id, _TABLES_TAG, said)
 
 
 def _costs_table(path: Path) -> pd.DataFrame:

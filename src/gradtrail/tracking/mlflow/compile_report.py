@@ -9,6 +9,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from gradtrail.stages.common.setup import only_compiler, set_up_cache
 from gradtrail.stages.profile import time_figures
 from gradtrail.support.errors import one_line
 from gradtrail.support.tracing import Recorder
+from gradtrail.tracking.mlflow.artifacts import COMPILED
 from gradtrail.tracking.mlflow.run import TrackedRun
 
 _MIB = 2**20
@@ -71,7 +73,10 @@ def compiling(run: TrackedRun) -> Iterator[Compiler]:
             process = _rates(rates) | _of_log(log, seconds) | _memory(rss)
             table = pd.DataFrame(process.items(), columns=["quantity", "value"])
             table.to_csv(Path(folder) / "process.csv", index=False)
-            run.files(Path(folder), "compile")
+            shown = shown_table(compiler, rates, log)
+            text = shown.to_json(orient="split", index=False, double_precision=9)
+            (Path(folder) / COMPILED.name).write_text(text, encoding="utf-8")
+            run.files(Path(folder), COMPILED.parent.as_posix())
 
 
 @contextlib.contextmanager
@@ -118,6 +123,36 @@ def profile_table(functions: list[CompiledFunction], rates: MachineRates) -> pd.
         for function in functions
     ]
     return pd.DataFrame(rows)
+
+
+def shown_table(compiler: Compiler, rates: MachineRates, log: CompileLog) -> pd.DataFrame:
+    """Return a row for each function that was compiled, for people; the slowest to compile first.
+
+    `retraces` is how often a function was traced after its first time, by calls too. A function that calls alone
+    compiled has no other values: nothing else is known of it.
+    """
+    table = profile_table(list(compiler.functions.values()), rates)
+    unplanned = Counter(each.function for each in log.unplanned)
+    again = compiler.compilations - Counter(list(compiler.functions)) + unplanned
+    shown = pd.DataFrame(
+        {
+            "function": table["function"],
+            "compile_seconds": table[["trace_seconds", "lower_seconds", "compile_seconds"]].sum(axis=1),
+            "cached": table["cached"],
+            "retraces": [again[name] for name in table["function"]],
+            "gflop": table["flops"] / 1e9,
+            "ms_per_call": table["steady_call_seconds"] * 1000,
+            "percent_of_matmul_rate": table["share_of_matmul_rate"] * 100,
+            "percent_of_copy_rate": table["share_of_copy_rate"] * 100,
+            "temporary_mib": table["temporary_bytes"] / _MIB,
+            "total_mib": table["total_bytes"] / _MIB,
+            "instructions": table["hlo_instructions"],
+            "fusions": table["hlo_fusions"],
+        }
+    ).sort_values("compile_seconds", ascending=False, ignore_index=True)
+    others = [name for name in unplanned if name not in compiler.functions]
+    by_calls = pd.DataFrame({"function": others, "retraces": [unplanned[name] - 1 for name in others]})
+    return pd.concat([shown, by_calls], ignore_index=True) if others else shown
 
 
 def write_profile(folder: Path, compiler: Compiler, rates: MachineRates, log: CompileLog, title: str) -> None:

@@ -43,26 +43,27 @@ _LEAST_FACTOR = 1.05  # of two precisions, that is worth a sentence
 _HEADLINES = {  # stage → what its training's run shows of it; of a stage that is not here, every metric
     "evaluate": (
         *("accuracy", "accuracy_low", "accuracy_high", "accuracy_sd", "accuracy_corrected_labels", "loss"),
-        *("expected_calibration_error", "num_mistakes"),
+        "expected_calibration_error",
         *("ensemble_accuracy", "ensemble_loss", "ensemble_expected_calibration_error"),
     ),
-    "export": ("size_bytes", "worst_class_recall"),
-    "gradients": ("noise_scale_typical", "coherence_within_classes", "grad_norm_median", "norm_held_by_largest"),
+    "export": ("worst_class_recall",),
+    "gradients": ("noise_scale_typical", "coherence_within_classes", "grad_norm_median"),
     "profile": (
-        *("train_step_flops", "train_step_total_bytes", "predict_flops"),
+        *("train_step_flops", "train_step_total_bytes"),
         *(f"{name}{_OVER}{end}" for name in _OTHERS for end in ("", "_low", "_high")),
     ),
     "report": (),
 }
-_ONLY_IN_FILES = {"planned_steps", "members", "dataset", "dataset_digest"}  # of what a metrics file has
+_ONLY_IN_FILES = {  # of what a metrics file has; curves show the steps and the loss scale
+    *("planned_steps", "members", "dataset", "dataset_digest", "steps", "loss_scale"),
+}
 _OF_ONE_MEMBER = {  # whose means over members say little
-    *("best_epoch", "best_validation_accuracy", "num_mistakes", "skipped_steps", "loss_scale"),
+    *("best_epoch", "best_validation_accuracy", "num_mistakes", "skipped_steps", "noise_scale"),
 }
 _SHOWN_SPREADS = {  # of means over members: what runs and curves show; the rest is in files
     *(f"eval/accuracy_{end}" for end in ("sd", "low", "high")),
     *(f"eval/ensemble_accuracy_{end}" for end in ("low", "high")),  # over test examples
-    *(f"train/validation_accuracy_{end}" for end in ("sd", "low", "high")),
-    *(f"train/validation_loss_{end}" for end in ("low", "high")),
+    *(f"train/validation_accuracy_{end}" for end in ("low", "high")),
 }
 _SEPARATOR = " · "
 _LONGEST_NAME = 250  # characters, in a database of MLflow
@@ -197,7 +198,8 @@ def is_headline(name: str, stage: str, precision: str = _REFERENCE) -> bool:
     key = name.removeprefix(metric_name(stage, ""))
     if name == key or "/" in key or key.startswith("compile_"):
         return False
-    if _OVER in key and precision not in (_REFERENCE, key.partition(_OVER)[0]):
+    of = _OTHERS[0] if precision == _REFERENCE else precision  # one ratio: that of `profile` itself has every one
+    if _OVER in key and key.partition(_OVER)[0] != of:
         return False
     return stage not in _HEADLINES or key in _HEADLINES[stage]
 

@@ -17,7 +17,16 @@ from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.stage import Stage
 from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, of_stage_process
 from gradtrail.tracking.lineage.state import Identity
-from gradtrail.tracking.mlflow.artifacts import Curves, curves, log_results, log_small_figure, noise_curves, read_tables
+from gradtrail.tracking.mlflow.artifacts import (
+    COMPILED,
+    Curves,
+    announce_tables,
+    curves,
+    log_results,
+    log_small_figure,
+    noise_curves,
+    read_tables,
+)
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
 from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of, trainings_of
 from gradtrail.tracking.mlflow.models import EXPORT, delete_models, log_export
@@ -145,6 +154,8 @@ class StoredRun:
             self._given_files.append((path, under))
         log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
         log(self.run_id, str(path), under)
+        if under == COMPILED.parent.as_posix():
+            announce_tables(self.client, self.run_id, [COMPILED.as_posix()])
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set several tags at once."""

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 _MONITOR_AFTER_SECONDS = 60.0  # shorter runs have no use for samples of processor and memory
 _SAMPLE_SECONDS = 5.0
+SYSTEM_METRICS = (  # of MLflow's, which are five for each GPU and eight besides: what people compare drowns in them
+    *("cpu_utilization_percentage", "system_memory_usage_megabytes"),
+    *("gpu_0_utilization_percentage", "gpu_0_memory_usage_megabytes"),
+)
 
 
 class RunLog:
@@ -130,7 +134,12 @@ class RunLog:
     def _start_monitor(self) -> None:
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-        monitor = SystemMetricsMonitor(self._stored.run_id, sampling_interval=_SAMPLE_SECONDS, resume_logging=True)
+        class Monitor(SystemMetricsMonitor):
+            def aggregate_metrics(self) -> dict[str, float]:
+                found = super().aggregate_metrics()
+                return {name: found[name] for name in SYSTEM_METRICS if name in found}
+
+        monitor = Monitor(self._stored.run_id, sampling_interval=_SAMPLE_SECONDS, resume_logging=True)
         monitor.start()
         self._monitor_at, self._stop_monitor = None, monitor.finish
 

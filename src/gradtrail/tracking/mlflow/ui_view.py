@@ -1,26 +1,19 @@
-"""A shared view of MLflow's UI that compares trainings: which columns and which charts.
+"""Shared views of MLflow's UI: trainings, compile times, and tables of compiled functions; their columns and charts.
 
-The UI stores a shared view as a tag of the experiment, and opens it by a link that names it. `gradtrail ui` writes this
-one; a person's own arrangement of the page is not changed.
+The UI stores a shared view as a tag of the experiment, and opens it by a link that names it. `gradtrail ui` writes
+these; a person's own arrangement of the page is not changed. Where there are charts, runs are grouped by the machine
+that computed them, and so are the bars of the charts of seconds: the UI groups all charts of a view, or none.
 """
 
 import base64
 import json
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mlflow import MlflowClient
 
-_NAME = "gradtrail"
-_TAG = f"mlflow.sharedViewState.{_NAME}"
-_COLUMNS = (  # no more than a screen of 1,440 pixels shows; names say in what runs differ
-    "metrics.`eval/accuracy`",
-    "metrics.`eval/accuracy_low`",
-    "metrics.`eval/accuracy_high`",
-    "metrics.`train/seconds`",
-    "params.`train.seed`",
-    "tags.`dvc.exp_name`",
-)
 _LINE, _BAR, _LOGARITHMIC = {"type": "LINE"}, {"type": "BAR"}, {"scaleType": "log"}
 _OVER_TIME = {"xAxisKey": "metric", "selectedXAxisMetricKey": "train/elapsed_seconds", "useGlobalXaxisKey": False}
 _DIFFERENCES = {  # a table with a column for each run: metrics, and params that differ
@@ -31,7 +24,8 @@ _DIFFERENCES = {  # a table with a column for each run: metrics, and params that
     "showDifferencesOnly": True,
     "baselineColumnUuid": "",
 }
-_CHARTS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # section → metric, options of its chart
+_Charts = Mapping[str, list[tuple[str, dict[str, Any]]]]  # section → metric, options of its chart
+_OF_TRAININGS: _Charts = {
     "Learning curves": [
         ("train/validation_accuracy", _LINE),
         ("train/validation_accuracy", _LINE | _OVER_TIME),
@@ -49,6 +43,20 @@ _CHARTS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # section → metric, 
         ("gradients/noise_scale_typical", _BAR | _LOGARITHMIC),
     ],
     "Runs side by side": [("", _DIFFERENCES)],
+}
+_COMPILING_STAGES = ("train", "eval", "gradients", "profile")  # prefixes of their metrics
+_OF_COMPILING: _Charts = {  # a point for each attempt of a run
+    "Seconds of compiling, by attempt": [(f"{stage}/compile_total_seconds", _LINE) for stage in _COMPILING_STAGES],
+    "Share of the programs that came from the cache on disk, by attempt": [
+        (f"{stage}/compile_cache_hit_rate", _LINE) for stage in _COMPILING_STAGES
+    ],
+    "Programs that a call had compiled, which should be none": [
+        (f"{stage}/compile_unplanned", _BAR) for stage in _COMPILING_STAGES
+    ],
+    "Seconds of the last attempt": [
+        ("train/compile_total_seconds", _BAR),
+        ("train/seconds", _BAR),
+    ],
 }
 _CARD = {  # fields that the UI requires of every chart
     "runsCountToCompare": 10,
@@ -68,45 +76,120 @@ _CARD = {  # fields that the UI requires of every chart
 }
 
 
-def write_view(client: MlflowClient, experiment_id: str) -> None:
-    """Write the view to an experiment, unless it has it already."""
-    tag = as_tag()
-    if client.get_experiment(experiment_id).tags.get(_TAG) != tag:
-        client.set_experiment_tag(experiment_id, _TAG, tag)
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A shared view.
+
+    Attributes:
+        key: by which a link names it.
+        title: what a person gets to see.
+        columns: of the table of runs, as the UI names them.
+        search: which runs, as MLflow filters.
+        order: column by which they are ordered, the highest first.
+        charts: section → the charts in it; none for the table of all runs' logged tables.
+    """
+
+    key: str
+    title: str
+    columns: tuple[str, ...]
+    search: str
+    order: str
+    charts: _Charts
+
+    @property
+    def _mode(self) -> str:
+        return "CHART" if self.charts else "ARTIFACT"
+
+    @property
+    def tag(self) -> str:
+        """The tag of an experiment that has the view."""
+        return f"mlflow.sharedViewState.{self.key}"
+
+    def state(self) -> str:
+        """Return the view as the UI stores it."""
+        text = json.dumps(self._state(), sort_keys=True)
+        return "deflate;" + base64.b64encode(zlib.compress(text.encode())).decode()
+
+    def link(self, base: str, experiment_id: str) -> str:
+        """Return the link to its charts or tables, the UI's address given; a button there leads to the runs."""
+        view = f"viewStateShareKey={self.key}&compareRunsMode={self._mode}&workflowType=machine_learning"
+        return f"{base}/#/experiments/{experiment_id}/runs?{view}"
+
+    def _state(self) -> dict[str, Any]:
+        sections = list(self.charts)
+        by_machine = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "machine"}]}
+        return {
+            "selectedColumns": self.columns,
+            "searchFilter": self.search,
+            "orderByKey": self.order,
+            "orderByAsc": False,
+            "groupBy": by_machine if self.charts else None,  # the UI shows no tables of groups
+            "useGroupedValuesInCharts": False,  # a chart shows runs, in the order of their groups, not means
+            "runsHiddenMode": "FIRST_20_RUNS",
+            "isAccordionReordered": True,  # else the UI puts its own sections, of all other metrics, in between
+            "compareRunSections": [_section(number, name, self.charts) for number, name in enumerate(sections)],
+            "compareRunCharts": [
+                _card(number, place, metric, special)
+                for number, name in enumerate(sections)
+                for place, (metric, special) in enumerate(self.charts[name])
+            ],
+        }
 
 
-def as_tag() -> str:
-    """Return the view as the UI stores it."""
-    return "deflate;" + base64.b64encode(zlib.compress(json.dumps(_state(), sort_keys=True).encode())).decode()
+VIEWS = (
+    View(
+        key="gradtrail",
+        title="compare training runs",
+        columns=(  # no more than a screen of 1,440 pixels shows; names say in what runs differ
+            "metrics.`eval/accuracy`",
+            "metrics.`eval/accuracy_low`",
+            "metrics.`eval/accuracy_high`",
+            "metrics.`train/seconds`",
+            "params.`train.seed`",
+            "tags.`machine`",
+            "tags.`dvc.exp_name`",
+        ),
+        search="tags.stage = 'train'",
+        order="metrics.`eval/accuracy`",
+        charts=_OF_TRAININGS,
+    ),
+    View(
+        key="gradtrail-compiling",
+        title="compile times",
+        columns=(
+            "tags.`stage`",
+            "metrics.`train/compile_total_seconds`",
+            "metrics.`train/compile_cache_hit_rate`",
+            "tags.`machine`",
+            "tags.`jax`",
+            "tags.`attempts`",
+        ),
+        search="tags.stage != 'report'",
+        order="attributes.start_time",
+        charts=_OF_COMPILING,
+    ),
+    View(
+        key="gradtrail-functions",
+        title="compiled functions",
+        columns=("tags.`stage`", "tags.`machine`"),
+        search="tags.stage = 'train'",
+        order="attributes.start_time",
+        charts={},
+    ),
+)
 
 
-def link(base: str, experiment_id: str) -> str:
-    """Return the link to the charts of the comparison, the UI's address given; a button there leads to the table."""
-    view = f"viewStateShareKey={_NAME}&compareRunsMode=CHART&workflowType=machine_learning"
-    return f"{base}/#/experiments/{experiment_id}/runs?{view}"
+def write_views(client: MlflowClient, experiment_id: str) -> None:
+    """Write the views to an experiment, unless it has them already."""
+    tags = client.get_experiment(experiment_id).tags
+    for view in VIEWS:
+        if tags.get(view.tag) != view.state():
+            client.set_experiment_tag(experiment_id, view.tag, view.state())
 
 
-def _state() -> dict[str, Any]:
-    sections = list(_CHARTS)
-    return {
-        "selectedColumns": _COLUMNS,
-        "searchFilter": "tags.stage = 'train'",
-        "orderByKey": "metrics.`eval/accuracy`",
-        "orderByAsc": False,
-        "runsHiddenMode": "FIRST_20_RUNS",
-        "isAccordionReordered": True,  # else the UI puts its own sections, of all other metrics, in between
-        "compareRunSections": [_section(number, name) for number, name in enumerate(sections)],
-        "compareRunCharts": [
-            _card(number, place, metric, special)
-            for number, name in enumerate(sections)
-            for place, (metric, special) in enumerate(_CHARTS[name])
-        ],
-    }
-
-
-def _section(number: int, name: str) -> dict[str, Any]:
+def _section(number: int, name: str, charts: _Charts) -> dict[str, Any]:
     state = {"display": True, "isReordered": True, "deleted": False, "isGenerated": False}
-    columns = 1 if _CHARTS[name][0][1] is _DIFFERENCES else 2
+    columns = 1 if charts[name][0][1] is _DIFFERENCES else 2
     return {
         "uuid": f"section-{number}",
         "name": name,

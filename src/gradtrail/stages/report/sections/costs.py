@@ -12,6 +12,7 @@ _HEADER = (
     "HLO instructions",
     "fusions",
 )
+_OF_STAGES = ("flops", "bytes_accessed", "temporary_bytes", "total_bytes", "hlo_instructions", "hlo_fusions")
 _STEP = "train_step"
 _BATCH_SIZES = {("train", _STEP): "train.batch_size", ("evaluate", "predict"): "evaluate.batch_size"}
 
@@ -22,7 +23,7 @@ def costs_section(sources: Sources) -> Section:
     configured = [row for row in _numbered(costs) if _is_configured(sources, row)]
     return Section(
         id="costs",
-        title="Compile costs",
+        title="Compiling",
         summary=_step(sources),
         text=(_memory(sources), _doubling(sources)),
         tables=(
@@ -49,8 +50,9 @@ def _memory(sources: Sources) -> str:
     held, between = (sources.cost("profile", _STEP, name) for name in ("total_bytes", "temporary_bytes"))
     return (
         f"A training step takes {size(held)} of memory including arguments and results, {size(between)} of it "
-        "temporary. Measured times differ from run to run and are logged to MLflow only; there the description of the "
-        "`profile` run says whether another precision pays on the machine."
+        "temporary. Seconds, what came from the cache on disk, and retraces differ from run to run and are in MLflow "
+        "only: in the second view that `gradtrail ui` links to, and as the table `compile/functions.json` of each run. "
+        "There the description of the `profile` run says whether another precision pays on the machine."
     )
 
 
@@ -98,24 +100,15 @@ def _of_stages(sources: Sources) -> Table:
     """Return the costs of the functions that the stages compiled; those of `profile` are by variant."""
     rows = []
     for stage, name in [(stage, name) for stage, costs in sources.costs.items() for name in sorted(costs)]:
-        work, read, held, program = (
-            sources.cost(stage, name, cost) for cost in ("flops", "bytes_accessed", "total_bytes", "hlo_instructions")
-        )
+        work, read, between, held, program, fused = (sources.cost(stage, name, cost) for cost in _OF_STAGES)
         if stage != "profile":
             key = _BATCH_SIZES.get((stage, name))
             batch = count(int(sources.param(key))) if key else "set by the stage"
-            rows.append((name, stage, batch, flops(work), size(read), size(held), count(program)))
+            sizes = (size(read), size(between), size(held))
+            rows.append((name, stage, batch, flops(work), *sizes, count(program), count(fused)))
     return Table(
         caption="Compiled by the other stages: one call each; the same function on more examples costs more",
-        header=(
-            "function",
-            "stage",
-            "examples in a call",
-            "FLOPs",
-            "bytes read and written",
-            "total memory",
-            "HLO instructions",
-        ),
+        header=(_HEADER[0], "stage", "examples in a call", *_HEADER[1:]),
         rows=rows,
     )
 
