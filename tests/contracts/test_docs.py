@@ -26,7 +26,7 @@ from gradtrail.stages.common.pipeline_file import read_pipeline
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
-METRIC_GROUPS = ("data", "eval", "train", "gradients", "profile", "report", "steps", "xla")
+METRIC_GROUPS = ("data", "eval", "train", "export", "gradients", "profile", "report", "steps", "xla")
 FILE_ENDINGS = {"py", "json", "npz", "parquet", "html", "j2", "safetensors", "csv", "md", "png", "yaml"}
 QUICK = {
     "fetch.dataset": "digits",

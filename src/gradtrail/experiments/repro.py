@@ -33,6 +33,7 @@ def _configs() -> dict[str, type]:
     from gradtrail.core.audit.config import AuditConfig  # late: they import JAX
     from gradtrail.core.data.preprocessing import PreprocessConfig
     from gradtrail.core.evaluate.metrics import EvaluateConfig
+    from gradtrail.core.export.forward import ExportConfig
     from gradtrail.core.gradients.config import GradientsConfig
     from gradtrail.core.profile.variants import ProfileConfig
     from gradtrail.core.train.config import TrainConfig
@@ -44,6 +45,7 @@ def _configs() -> dict[str, type]:
         "preprocess": PreprocessConfig,
         "train": TrainConfig,
         "evaluate": EvaluateConfig,
+        "export": ExportConfig,
         "gradients": GradientsConfig,
         "profile": ProfileConfig,
         "report": ReportConfig,

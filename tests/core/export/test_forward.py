@@ -83,6 +83,12 @@ def test_batch_sizes_ascend(sizes: tuple[int, ...]) -> None:
         ExportConfig(name="digits", batch_sizes=sizes)
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "a:b", "@a", "-a", "a b", "a" * 101])
+def test_a_name_fits_into_an_address(name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        ExportConfig(name=name, batch_sizes=(1,))
+
+
 def test_a_program_for_a_gpu_is_lowered_here() -> None:
     model = Model(NETWORKS["cnn"])
     exported = export_forward(model, tensors(params_of(model, 1), 1.0), 1, "cuda")

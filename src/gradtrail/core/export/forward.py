@@ -5,6 +5,7 @@ networks of one architecture have one program, and its compilation is cached for
 """
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -39,6 +40,8 @@ class ExportConfig:
     batch_sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
+            raise ValueError(f"name: letters, digits, '_', '.' and '-' are allowed, up to 100; got {self.name[:100]!r}")
         for size in self.batch_sizes:
             check("batch_sizes", size, at_least=1, at_most=65536)
         if not self.batch_sizes or list(self.batch_sizes) != sorted({*self.batch_sizes}):
