@@ -165,7 +165,8 @@ def _print(said: Verdict, *, as_json: bool) -> None:
     rows = as_rows(said.judgement)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0]:
-        table.add_column(column, justify="right" if column in ("value", "95 % interval", "margin") else "left")
+        is_number = column in ("value", "95 % interval", "margin")
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=column != "verdict")
     for row in rows:
         style = "red" if row["verdict"].startswith("fail") else None
         table.add_row(*row.values(), style=style)
