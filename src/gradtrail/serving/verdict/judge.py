@@ -115,7 +115,7 @@ class Line:
 
     @property
     def outcome(self) -> str:
-        """In words: pass, fail, why it is not judged; a failure is inconclusive where the interval crosses the limit."""
+        """In words; a failure whose interval crosses the limit is inconclusive."""
         if not self.is_judged:
             return self.note or "not judged"
         if self.measured is None:
