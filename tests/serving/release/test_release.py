@@ -275,7 +275,8 @@ def race(runs: list[Run]) -> list[tuple[int, str]]:
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     commands = [[sys.executable, "-c", RACE, f"ready{number}", run.info.run_id] for number, run in enumerate(runs)]
     started = [subprocess.Popen(each, env=env, stdout=subprocess.PIPE, text=True) for each in commands]
-    return [(process.wait(timeout=300), process.stdout.read()) for process in started]
+    outputs = [process.communicate(timeout=300)[0] for process in started]
+    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
 
 
 @pytest.mark.slow
