@@ -178,7 +178,7 @@ def _print(said: Verdict, *, as_json: bool) -> None:
         title = page.BESIDE[name]
         console.print(f"{title}: {number(found.value, 's')} {interval(found, 's')}, no limit", soft_wrap=True)
     failed = said.judgement.failed
-    named = ", ".join(line.kind.title for line in failed)
+    named = "; ".join(line.kind.title for line in failed)
     console.print(f"\nverdict: {said.judgement.outcome}{f': {named}' if failed else ''}", style="bold", soft_wrap=True)
     console.print(f"Also written to {PAGE}", soft_wrap=True)
 
