@@ -64,7 +64,7 @@ def test_the_worse_end_decides_and_an_interval_across_the_limit_is_inconclusive(
 
 def test_an_end_that_is_not_known_fails_as_inconclusive():
     judgement = judge(LIMITS, good() | {"p99_ms_1": number(1.0, -math.inf, math.inf)}, {})
-    assert outcomes(judgement)["p99_ms_1"] == "fail: inconclusive, the interval crosses the limit"
+    assert outcomes(judgement)["p99_ms_1"] == "fail: inconclusive"
 
 
 def test_a_limit_without_a_number_fails_unless_it_is_excused_or_null():

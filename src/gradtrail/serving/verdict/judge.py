@@ -115,14 +115,14 @@ class Line:
 
     @property
     def outcome(self) -> str:
-        """In words: pass, fail, or why it is neither or cannot be told."""
+        """In words; a failure whose interval crosses the limit is inconclusive."""
         if not self.is_judged:
             return self.note or "not judged"
         if self.measured is None:
             return f"{FAIL}: not known, {self.note}"
         if self.is_kept:
             return PASS
-        return FAIL if self.is_conclusive else f"{FAIL}: inconclusive, the interval crosses the limit"
+        return FAIL if self.is_conclusive else f"{FAIL}: inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,8 @@ def _print(said: Verdict, *, as_json: bool) -> None:
     rows = as_rows(said.judgement)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in rows[0]:
-        table.add_column(column, justify="right" if column in ("value", "95 % interval", "margin") else "left")
+        is_number = column in ("value", "95 % interval", "margin")
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=column != "verdict")
     for row in rows:
         style = "red" if row["verdict"].startswith("fail") else None
         table.add_row(*row.values(), style=style)
@@ -177,7 +178,7 @@ def _print(said: Verdict, *, as_json: bool) -> None:
         title = page.BESIDE[name]
         console.print(f"{title}: {number(found.value, 's')} {interval(found, 's')}, no limit", soft_wrap=True)
     failed = said.judgement.failed
-    named = ", ".join(line.kind.title for line in failed)
+    named = "; ".join(line.kind.title for line in failed)
     console.print(f"\nverdict: {said.judgement.outcome}{f': {named}' if failed else ''}", style="bold", soft_wrap=True)
     console.print(f"Also written to {PAGE}", soft_wrap=True)
 

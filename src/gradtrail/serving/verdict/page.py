@@ -87,8 +87,9 @@ def margin(line: Line) -> str:
     if not math.isfinite(line.margin):
         return "unknown"
     sign = "+" if line.margin >= 0 else "−"
-    text = f"{sign}{number(abs(line.margin), line.kind.unit)}"
-    return text if not line.kind.unit or not line.limit else f"{text} ({sign}{abs(line.margin) / line.limit:.0%})"
+    if not line.kind.unit:
+        return f"{sign}{100 * abs(line.margin):.2f} points"
+    return f"{sign}{number(abs(line.margin), line.kind.unit)} ({sign}{abs(line.margin) / line.limit:.0%})"
 
 
 def finite(value: float | None) -> float | None:
