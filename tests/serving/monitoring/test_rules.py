@@ -95,7 +95,7 @@ def test_routes_of_the_rules_are_those_that_infer(slo: Slo) -> None:
 
 
 def test_every_alert_has_an_entry_in_the_runbook(slo: Slo) -> None:
-    text = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "serving_runbook.md").read_text(encoding="utf-8")
     anchors = {
         "#" + re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.*)$", text, re.M)
     }
@@ -103,7 +103,7 @@ def test_every_alert_has_an_entry_in_the_runbook(slo: Slo) -> None:
     assert len(alerts) > 10
     for rule in alerts:
         file, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-        assert (file, f"#{anchor}" in anchors) == ("docs/runbook.md", True), rule["alert"]
+        assert (file, f"#{anchor}" in anchors) == ("docs/serving_runbook.md", True), rule["alert"]
 
 
 def test_burn_rates_are_those_of_the_workbook(slo: Slo) -> None:

@@ -197,11 +197,13 @@ class ServerMetrics:
         """Count a batch of `images` that was padded to `size`."""
         self._fill.labels(str(size)).observe(images / size)
 
-    def compiled(self, size: int, seconds: float, *, from_cache: bool, in_request: bool = False) -> None:
-        """Count a program that was compiled or came from the compile cache; `in_request` if a client waited for it."""
+    def compiled(self, size: int, seconds: float, *, from_cache: bool) -> None:
+        """Count a program that was compiled or came from the compile cache, before it answered anybody."""
         self._compile_seconds.labels(str(size), "hit" if from_cache else "miss").observe(seconds)
-        if in_request:
-            self._late_compiles.inc()
+
+    def compiled_in_request(self) -> None:
+        """Count a compilation that a request waited for."""
+        self._late_compiles.inc()
 
     def serving(self, role: Role, name: str, version: str, digest: str) -> None:
         """Say which model serves in a role; the series of the one before it end, unless it has taken the other role."""

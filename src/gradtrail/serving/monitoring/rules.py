@@ -24,7 +24,7 @@ from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError
 
 RULES = Path("deploy/prometheus/rules.yaml")
-RUNBOOK = "docs/runbook.md"
+RUNBOOK = "docs/serving_runbook.md"
 HEAD = "# Made of slo.yaml by `python -m gradtrail.serving.monitoring.rules`; a test compares the two.\n"
 HOURS = {"5m": 1 / 12, "30m": 0.5, "1h": 1.0, "2h": 2.0, "6h": 6.0, "1d": 24.0, "3d": 72.0}
 DRIFT_IMAGES = 500  # in an hour, below which shares of classes say little

@@ -23,6 +23,9 @@ Images = UInt8[np.ndarray, "images height width"]
 Probabilities = Float[np.ndarray, "images classes"]
 
 
+THREAD = "model"  # beginning of the names of threads that answer
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchingConfig:
     """How requests are gathered.
@@ -232,4 +235,4 @@ class Batcher:
 
 
 def _new_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="model")
+    return ThreadPoolExecutor(1, thread_name_prefix=THREAD)

@@ -17,10 +17,11 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gradtrail.core.common.validation import ConfigError, check
+from gradtrail.serving.monitoring.compilations import watch_compilations
 from gradtrail.serving.monitoring.metrics import ServerMetrics
 from gradtrail.serving.rollout import start
 from gradtrail.serving.server.app import ROUTES, create_app
-from gradtrail.serving.server.batching import BatchingConfig
+from gradtrail.serving.server.batching import THREAD, BatchingConfig
 from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_token
 from gradtrail.serving.server.router import Router, Served, Source
 from gradtrail.serving.server.watching import MetricsWatcher
@@ -107,6 +108,7 @@ def serve(model: str | None, place: Path, config: ServerConfig) -> int:
 async def _run(model: str, config: ServerConfig, token: str, listener: socket.socket) -> int:
     """Listen, load, answer, drain."""
     metrics = ServerMetrics(ROUTES)
+    watch_compilations(lambda _: metrics.compiled_in_request(), THREAD)
     router = Router(batching=config.batching, watcher=MetricsWatcher(metrics))
     guard = Guard(limits=config.limits, token=token, has_access_log=config.has_access_log)
     create_app(router, guard, metrics)

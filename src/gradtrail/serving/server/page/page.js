@@ -7,6 +7,7 @@ const seen = document.getElementById("seen");
 const tokenForm = document.getElementById("token");
 let last = null;      // where the pen was
 let isEmpty = true;
+let isPicture = false;  // which the next stroke does not draw over
 let asked = 0;        // requests so far: only the answer to the last one is shown
 let again = null;     // what to do once there is a token
 
@@ -14,6 +15,7 @@ function clear() {
   pen.fillStyle = "#000";
   pen.fillRect(0, 0, paper.width, paper.height);
   isEmpty = true;
+  isPicture = false;
   asked += 1;
   bars.replaceChildren();
   seen.hidden = true;
@@ -118,12 +120,14 @@ async function open(file) {
     pen.fillRect(0, 0, paper.width, paper.height);
     pen.drawImage(picture, (paper.width - width) / 2, (paper.height - height) / 2, width, height);
     isEmpty = false;
+    isPicture = true;
   } catch { /* the server says what is wrong with it */ }
   send(file);
 }
 
 paper.addEventListener("pointerdown", (event) => {
   if (event.button !== 0) return;
+  if (isPicture) clear();
   paper.setPointerCapture(event.pointerId);
   draw(event);
 });
