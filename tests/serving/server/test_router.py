@@ -56,6 +56,7 @@ def test_twenty_swaps_under_load_lose_no_request_and_each_answer_is_of_one_model
             app.router.swap(app.router.serve(replace(models[number % 2], version=str(number))))
             before = num_answers
             while num_answers < before + 5:
+                assert not any(each.done() for each in clients), "a client gave up"
                 await asyncio.sleep(0)
         is_over.set()
         await asyncio.gather(*clients)
