@@ -108,14 +108,13 @@ class Guard:
         except ConnectionError:
             exchange.status = exchange.status or 499  # the client is gone
         except Exception:
-            LOG.exception("%s %s failed", scope["method"], printable(scope["path"]))
+            LOG.exception("%s %s failed", scope["method"], _logged(scope["path"]))
             await exchange.refuse(Refusal(500, "the server failed; its log says why"))
         seconds = time.perf_counter() - started
         if self.observe:
             self.observe(scope, exchange.status, seconds)
         if self.has_access_log:
-            said = printable(scope["path"])[:_MAX_PATH]
-            LOG.info("%s %s %d %.1f ms", scope["method"], said, exchange.status, 1000 * seconds)
+            LOG.info("%s %s %d %.1f ms", scope["method"], _logged(scope["path"]), exchange.status, 1000 * seconds)
 
     async def _answer(self, scope: Scope, exchange: "_Exchange") -> None:
         headers = dict(scope["headers"])
@@ -158,6 +157,11 @@ class Guard:
         is_known = hmac.compare_digest(given.strip(), self.token.encode()) and kind.lower() == b"bearer"
         if not is_known and path not in _OPEN:
             raise Refusal(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+
+
+def _logged(path: str) -> str:
+    """Return a path as a part of a line: clients can put line breaks into it."""
+    return printable(path[:_MAX_PATH]).replace("\n", "\\n")
 
 
 def _check_own_page(headers: dict[bytes, bytes]) -> None:

@@ -1,0 +1,189 @@
+"""The server without a network: requests are calls of the application, and a model may be a plain function."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.serving.server.app import ROUTES, create_app
+from gradtrail.serving.server.batching import BatchingConfig
+from gradtrail.serving.server.guard import App, Guard, Limits
+from gradtrail.serving.server.router import Loaded, Router
+from gradtrail.serving.server.watching import MetricsWatcher
+from gradtrail.stages.artifacts.exported import ExportedModel, Manifest
+
+SHAPE = (4, 3)
+CLASSES = ("zero", "one", "two")
+SIZES = (1, 4, 8)
+JSON = {"content-type": "application/json"}
+
+
+def manifest(**changes: Any) -> Manifest:
+    """Return what a tiny model is."""
+    about = {
+        "format": 1,
+        "name": "digits",
+        "model": "mlp-8",
+        "weights": "final",
+        "epochs": (1,),
+        "seeds": (0,),
+        "dataset": "digits 00000000",
+        "image_shape": SHAPE,
+        "classes": CLASSES,
+        "temperature": 1.0,
+        "batch_sizes": SIZES,
+        "versions": {},
+        "calling_convention": 1,
+        "files": {},
+    }
+    return Manifest(**cast(Any, about | changes))
+
+
+def shares(images: np.ndarray) -> np.ndarray:
+    """Return probabilities that tell images apart: float32 (images, classes)."""
+    first = images[:, 0, 0].astype(np.float32) / 255
+    return np.stack([first, 1 - first, np.zeros_like(first)], axis=1)
+
+
+@dataclass
+class FakeModel:
+    """A model that is a function; it notes the size of each batch, and runs no other than those of its manifest."""
+
+    function: Callable[[np.ndarray], np.ndarray] = shares
+    manifest: Manifest = field(default_factory=manifest)
+    batches: list[int] = field(default_factory=list)
+
+    def run(self, images: np.ndarray) -> np.ndarray:
+        assert len(images) in self.manifest.batch_sizes, "would compile"
+        self.batches.append(len(images))
+        return self.function(images)
+
+    def loaded(self, version: str = "1") -> Loaded:
+        return Loaded(model=cast(ExportedModel, self), version=version, sizes=())
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client got."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Application:
+    """A server's parts, in a running event loop."""
+
+    guard: Guard
+    router: Router
+    metrics: ServerMetrics
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
+        return await ask(self.guard, "GET", path, headers=headers)
+
+    async def post(self, path: str, content: Any, headers: Mapping[str, str] | None = None) -> Reply:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        return await ask(self.guard, "POST", path, [body], JSON | dict(headers or {}))
+
+
+def application(
+    model: FakeModel | None = None,
+    *,
+    limits: Limits | None = None,
+    token: str = "",
+    max_wait_ms: float = 2.0,
+    max_queue_images: int = 4096,
+) -> Application:
+    """Return a server that answers with a model; None for one that has none yet."""
+    metrics = ServerMetrics(ROUTES, CLASSES)
+    batching = BatchingConfig(max_wait_ms=max_wait_ms, max_queue_images=max_queue_images)
+    router = Router(batching=batching, watcher=MetricsWatcher(metrics))
+    guard = Guard(limits=limits or Limits(), token=token)
+    create_app(router, guard, metrics)
+    if model:
+        router.swap(router.serve(model.loaded()))
+    return Application(guard, router, metrics)
+
+
+async def ask(
+    app: App,
+    method: str,
+    path: str,
+    parts: Sequence[bytes | None] = (b"",),
+    headers: Mapping[str, str] | None = None,
+) -> Reply:
+    """Send a request, and return the answer.
+
+    Args:
+        app: that answers.
+        method: of HTTP.
+        path: percent-decoded, without a query.
+        parts: of the body; None where the client leaves, and nothing after the last part never ends.
+        headers: besides Host.
+    """
+    named = {"host": "localhost:8080", **(headers or {})}
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode("utf-8", "replace"),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in named.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8080),
+    }
+    waiting = list(parts)
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if not waiting:
+            await asyncio.sleep(3600)
+        part = waiting.pop(0)
+        if part is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": part, "more_body": bool(waiting)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    if not sent:
+        return Reply(0, {}, b"")
+    head, *rest = sent
+    assert head["type"] == "http.response.start"
+    assert not rest[-1].get("more_body")
+    answered = {name.decode(): value.decode("latin-1") for name, value in head["headers"]}
+    return Reply(head["status"], answered, b"".join(part.get("body", b"") for part in rest))
+
+
+def inference(images: np.ndarray, **more: Any) -> dict[str, Any]:
+    """Return a request of the open inference protocol."""
+    tensor = {"name": "images", "shape": images.shape, "datatype": "UINT8", "data": images.ravel().tolist()}
+    return {"inputs": [tensor], **more}
+
+
+def probabilities(reply: Reply) -> np.ndarray:
+    """Return those of an answer of the open inference protocol, float32 (images, classes)."""
+    (tensor,) = (each for each in reply.json["outputs"] if each["name"] == "probabilities")
+    return np.array(tensor["data"], np.float32).reshape(tensor["shape"])
+
+
+def small_export(folder: Path, **arguments: Any) -> Path:
+    """Write a small exported network of 28 × 28 pixels, for three batch sizes."""
+    from exports import write_small_export
+
+    return write_small_export(folder, batch_sizes=SIZES, **arguments)

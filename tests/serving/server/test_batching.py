@@ -1,0 +1,172 @@
+"""Requests share batches of the compiled sizes; each gets its own answer, and nobody waits in vain."""
+
+import asyncio
+import threading
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from asgi import CLASSES, SHAPE, SIZES, FakeModel, shares
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradtrail.serving.server.batching import Batcher, BatchingConfig, BatchRun
+from gradtrail.serving.server.refusal import Refusal
+from gradtrail.stages.artifacts.exported import ExportedModel
+
+
+def images(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, *SHAPE), dtype=np.uint8)
+
+
+def batcher(model: FakeModel, runs: list[BatchRun] | None = None, **config: Any) -> Batcher:
+    observe = runs.append if runs is not None else None
+    return Batcher(cast(ExportedModel, model), BatchingConfig(**config), observe)
+
+
+class Gate:
+    """A function of a model that waits until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, batch: np.ndarray) -> np.ndarray:
+        self.entered.set()
+        assert self.opened.wait(60)
+        return shares(batch)
+
+    async def is_entered(self) -> None:
+        assert await asyncio.to_thread(self.entered.wait, 60)
+
+
+@given(st.lists(st.integers(0, 30), max_size=12), st.sampled_from([0.0, 2.0]))
+def test_each_request_gets_the_answer_to_its_own_images(counts: list[int], max_wait_ms: float) -> None:
+    model, runs = FakeModel(), list[BatchRun]()
+
+    async def main() -> list[np.ndarray]:
+        queue = batcher(model, runs, max_wait_ms=max_wait_ms)
+        found = await asyncio.gather(*(queue.predict(images(count, seed)) for seed, count in enumerate(counts)))
+        queue.close()
+        assert (queue.num_images, queue.num_waiting) == (0, 0)
+        return found
+
+    for seed, (count, found) in enumerate(zip(counts, asyncio.run(main()), strict=True)):
+        np.testing.assert_array_equal(found, shares(images(count, seed)).reshape(count, len(CLASSES)))
+    assert {*model.batches} <= {*SIZES}
+    assert sum(run.num_images for run in runs) == sum(counts)
+    assert all(run.num_images <= run.size for run in runs)
+
+
+def test_requests_that_come_while_a_batch_runs_share_the_next() -> None:
+    gate, runs = Gate(), list[BatchRun]()
+    model = FakeModel(gate)
+
+    async def main() -> None:
+        queue = batcher(model, runs)
+        first = asyncio.create_task(queue.predict(images(1)))
+        await gate.is_entered()
+        others = [asyncio.create_task(queue.predict(images(1, seed))) for seed in range(6)]
+        await asyncio.sleep(0)
+        gate.opened.set()
+        await asyncio.gather(first, *others)
+
+    asyncio.run(main())
+    assert [(run.size, run.num_requests) for run in runs] == [(1, 1), (8, 6)]
+
+
+def test_one_client_never_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        queue = batcher(FakeModel(), max_wait_ms=1000)
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", lambda *_: pytest.fail("waits"))
+        for seed in range(20):
+            await queue.predict(images(1, seed))
+
+    asyncio.run(main())
+
+
+def test_several_clients_wait_for_each_other_but_not_for_ever() -> None:
+    runs: list[BatchRun] = []
+
+    async def main() -> None:
+        queue = batcher(FakeModel(), runs, max_wait_ms=50)
+        for _ in range(3):
+            await asyncio.gather(*(queue.predict(images(1, seed)) for seed in range(5)))
+        runs.clear()
+        await asyncio.gather(*(queue.predict(images(1, seed)) for seed in range(5)))
+        shared = [run.num_requests for run in runs]
+        assert max(shared) >= 4, shared
+        await queue.predict(images(1))  # the others are gone: it waits for them once, and is answered
+
+    asyncio.run(main())
+
+
+def test_what_the_model_raises_reaches_those_who_were_in_the_batch_and_nobody_else() -> None:
+    def fail_on_zero(batch: np.ndarray) -> np.ndarray:
+        if not batch[0].any():
+            raise RuntimeError("broken")
+        return shares(batch)
+
+    async def main() -> None:
+        queue = batcher(FakeModel(fail_on_zero))
+        with pytest.raises(RuntimeError, match="broken"):
+            await queue.predict(np.zeros((20, *SHAPE), np.uint8))  # in three parts
+        assert (queue.num_images, queue.num_waiting) == (0, 0)
+        np.testing.assert_array_equal(await queue.predict(images(3)), shares(images(3)))
+
+    asyncio.run(main())
+
+
+def test_a_request_that_nobody_waits_for_is_not_run() -> None:
+    gate, runs = Gate(), list[BatchRun]()
+
+    async def main() -> None:
+        queue = batcher(FakeModel(gate), runs)
+        first = asyncio.create_task(queue.predict(images(1)))
+        await gate.is_entered()
+        gone, stays = (asyncio.create_task(queue.predict(images(count))) for count in (3, 1))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        assert queue.num_images == 1
+        gate.opened.set()
+        await asyncio.gather(first, stays)
+
+    asyncio.run(main())
+    assert [run.num_images for run in runs] == [1, 1]
+
+
+def test_more_than_the_queue_holds_is_refused_and_the_rest_is_answered() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        queue = batcher(FakeModel(gate), max_queue_images=10)
+        first = asyncio.create_task(queue.predict(images(1)))
+        await gate.is_entered()
+        waiting = [asyncio.create_task(queue.predict(images(5, seed))) for seed in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refusal) as refused:
+            await queue.predict(images(1))
+        assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
+        gate.opened.set()
+        assert [len(found) for found in await asyncio.gather(first, *waiting)] == [1, 5, 5]
+
+    asyncio.run(main())
+
+
+def test_after_closing_what_waits_is_answered_and_the_thread_ends() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        before = {*threading.enumerate()}
+        queue = batcher(FakeModel(gate))
+        tasks = [asyncio.create_task(queue.predict(images(9, seed))) for seed in range(3)]
+        await gate.is_entered()
+        (thread,) = (each for each in {*threading.enumerate()} - before if each.name.startswith("model"))
+        queue.close()
+        gate.opened.set()
+        assert [len(found) for found in await asyncio.gather(*tasks)] == [9, 9, 9]
+        await asyncio.to_thread(thread.join, 60)
+        assert not thread.is_alive()
+
+    asyncio.run(main())

@@ -1,0 +1,163 @@
+"""The server as a process: it starts, refuses to, drains, and is there again after it was killed."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from answering import Server, command, environment, server
+from asgi import inference, small_export
+from factories import ROOT
+
+ONE = inference(np.zeros((1, 28, 28), np.uint8))
+INFER = "/v2/models/digits/infer"
+TOKEN = "a-secret-of-32-characters-or-so"  # noqa: S105
+UNWANTED = ("mlflow", "pandas", "flax", "sklearn", "matplotlib", "pyarrow", "optax")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_export(tmp_path_factory.mktemp("served") / "export")
+
+
+def refused(*arguments: str, **variables: str) -> str:
+    """Return the one line with which the server refuses to start."""
+    whole, variables = command(*arguments), environment(**variables)
+    ran = subprocess.run(whole, check=False, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    (line,) = ran.stderr.splitlines()
+    return line
+
+
+@pytest.mark.slow
+def test_it_says_what_answers_where_and_imports_no_more_than_it_needs(folder: Path) -> None:
+    with server(folder, python=("-X", "importtime")) as running:
+        said = r"http://127\.0\.0\.1:\d+ answers with digits version [0-9a-f]{12} \(mlp-8, sha256 [0-9a-f]{12}\), "
+        assert re.fullmatch(said + r"in batches of 1, 4, 8; ready after \d+\.\d s\n", running.line)
+        assert running.ask("GET", "/v2/health/ready") == (200, {"ready": True})
+        assert running.ask("POST", INFER, ONE)[0] == 200
+        imported = {line.rpartition("|")[2].strip() for line in running.errors.read_text().splitlines()}
+        assert "jax" in imported
+        assert not {each for each in imported if each.split(".")[0] in UNWANTED}
+        assert running.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+def test_it_refuses_to_start_in_one_line(folder: Path, tmp_path: Path) -> None:
+    assert "--host 0.0.0.0: other machines could ask; set GRADTRAIL_TOKEN" in refused(str(folder), "--host", "0.0.0.0")  # noqa: S104
+    assert "GRADTRAIL_TOKEN: must be at least 16" in refused(str(folder), GRADTRAIL_TOKEN="short")  # noqa: S106
+    assert "no exported model here" in refused(str(tmp_path), "--port", "0")
+    assert "max_wait_ms must be at least 0" in refused(str(folder), "--max-wait-ms", "-1")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"--port {port}: cannot listen there: Address already in use" in refused(str(folder), "--port", port)
+
+
+@pytest.mark.slow
+def test_with_a_token_it_listens_elsewhere_and_asks_for_it(folder: Path) -> None:
+    with server(folder, "--host", "0.0.0.0", GRADTRAIL_TOKEN=TOKEN) as running:  # noqa: S104
+        assert running.ask("POST", INFER, ONE)[0] == 401
+        assert running.ask("POST", INFER, ONE, {"Authorization": f"Bearer {TOKEN}"})[0] == 200
+        assert running.ask("GET", "/v2/health/ready")[0] == 200
+        assert TOKEN not in running.line + running.errors.read_text()
+
+
+def _begun(running: Server, body: bytes) -> socket.socket:
+    """Return a connection that has sent a request but for its last byte."""
+    connection = socket.create_connection(("127.0.0.1", running.port), timeout=120)
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body[:-1])
+    return connection
+
+
+@pytest.mark.slow
+def test_after_sigterm_what_has_begun_is_answered_and_the_exit_status_is_0(folder: Path) -> None:
+    body = json.dumps(ONE).encode()
+    with server(folder) as running:
+        kept = _begun(running, body)
+        while running.ask("GET", "/v2/health/ready")[0] != 200:
+            pass
+        running.process.send_signal(signal.SIGTERM)
+        while _accepts(running.port):
+            pass
+        kept.sendall(body[-1:])
+        answer = kept.makefile("rb").read()
+        kept.close()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert running.process.wait(120) == 0
+
+
+@pytest.mark.slow
+def test_a_request_that_never_ends_delays_the_end_no_longer_than_it_may(folder: Path) -> None:
+    with server(folder, "--drain-seconds", "0.5") as running:
+        kept = _begun(running, b"{}")
+        assert running.ask("GET", "/v2/health/live")[0] == 200
+        assert running.end(signal.SIGTERM) == 0
+        kept.close()
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=120).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_killed_under_load_it_answers_again_on_the_same_port(folder: Path) -> None:
+    with server(folder) as running:
+        port, is_over, answered = running.port, threading.Event(), threading.Event()
+
+        def load() -> None:
+            while not is_over.is_set():
+                try:
+                    running.ask("POST", INFER, ONE)
+                except (OSError, ValueError):
+                    return
+                answered.set()
+
+        clients = [threading.Thread(target=load) for _ in range(4)]
+        for client in clients:
+            client.start()
+        assert answered.wait(120)
+        assert running.end(signal.SIGKILL) == -signal.SIGKILL
+        with server(folder, "--port", str(port)) as again:
+            is_over.set()
+            assert again.port == port
+            assert again.ask("POST", INFER, ONE)[0] == 200
+        for client in clients:
+            client.join()
+
+
+@pytest.mark.slow
+def test_what_is_no_http_is_refused_in_json_and_large_bodies_too(folder: Path) -> None:
+    def raw(sent: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=120) as connection:
+            connection.sendall(sent)
+            received = b""
+            while part := connection.recv(65536):
+                received += part
+        return received
+
+    with server(folder, "--max-body-mib", "0.01") as running:
+        answer = raw(b"nonsense\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.endswith(b'{"error":"Invalid HTTP request received."}')
+        chunks = b"400\r\n" + b" " * 1024 + b"\r\n"
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        answer = raw(head + chunks * 12 + b"0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b'{"error":"the body has more than 10,485 bytes"}' in answer
+        status, content = running.ask("POST", INFER, b" " * 20_000)
+        assert (status, [*content]) == (413, ["error"])
+        said: Any = running.ask("GET", "/v2")
+        assert said[0] == 200

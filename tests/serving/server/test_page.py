@@ -1,0 +1,165 @@
+"""The page in a real browser: drawn with a mouse and a finger, cleared with a key, given pictures."""
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from answering import Server, server
+from asgi import small_export
+from browser import Browser, browser, needs_chromium
+from PIL import Image
+
+from gradtrail.serving.predict.images import decode_image, framing_of
+from gradtrail.stages.artifacts.exported import read_export
+
+TOKEN = "a-secret-of-32-characters-or-so"  # noqa: S105
+ANSWER = "document.querySelector('#answer').textContent"
+PROBABILITIES = "[...document.querySelectorAll('#bars progress')].map((each) => each.value)"
+
+pytestmark = [pytest.mark.slow, needs_chromium]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_export(tmp_path_factory.mktemp("served") / "export")
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[Server]:
+    with server(folder) as each:
+        yield each
+
+
+@pytest.fixture
+def page(running: Server, tmp_path: Path) -> Iterator[Browser]:
+    with browser(tmp_path / "profile") as each:
+        each.size(1000, 800)
+        each.open(f"{running.address}/")
+        yield each
+        asked = {address.partition("/")[2] for address in each.requests}
+        assert all(address.startswith(f"{running.address}/") for address in each.requests), asked
+        assert not each.errors
+
+
+def stroke(page: Browser, points: list[tuple[float, float]], *, touch: bool = False) -> None:
+    """Draw a line over the paper; points are shares of its sides."""
+    left, top, width, height = page.box("#paper")
+    places = [{"x": left + x * width, "y": top + y * height} for x, y in points]
+    if touch:
+        for kind, points_now in (
+            ("touchStart", places[:1]),
+            *(("touchMove", [place]) for place in places[1:]),
+            ("touchEnd", []),
+        ):
+            page.ask("Input.dispatchTouchEvent", type=kind, touchPoints=points_now)
+        return
+    common: dict[str, Any] = {"button": "left", "buttons": 1, "clickCount": 1}
+    page.ask("Input.dispatchMouseEvent", type="mousePressed", **places[0], **common)
+    for place in places[1:]:
+        page.ask("Input.dispatchMouseEvent", type="mouseMoved", **place, **common)
+    page.ask("Input.dispatchMouseEvent", type="mouseReleased", **places[-1], **common)
+
+
+SEVEN = [(0.3, 0.25), (0.7, 0.25), (0.45, 0.8)]
+
+
+def drop(page: Browser, content: bytes, kind: str) -> None:
+    """Drop a file on the paper."""
+    script = f"""(() => {{
+      const data = new DataTransfer();
+      data.items.add(new File([new Uint8Array({json.dumps([*content])})], "dropped", {{type: "{kind}"}}));
+      document.querySelector("#paper").dispatchEvent(new DragEvent("drop", {{bubbles: true, dataTransfer: data}}));
+    }})()"""
+    page.run(script)
+
+
+def seven(kind: str) -> bytes:
+    """Return a seven in dark ink on bright paper, as a person may have photographed it."""
+    drawn = np.full((90, 70), 240, np.uint8)
+    drawn[20:26, 20:50] = 20
+    for row in range(26, 70):
+        drawn[row, 49 - (row - 26) // 2 - 4 : 49 - (row - 26) // 2] = 20
+    content = io.BytesIO()
+    Image.fromarray(drawn).save(content, kind)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("touch", [False, True], ids=["mouse", "finger"])
+def test_a_drawn_digit_is_answered_with_a_bar_for_each_class(
+    page: Browser, folder: Path, tmp_path: Path, touch: bool
+) -> None:
+    if touch:
+        page.size(390, 844, touch=True)
+    assert page.run(ANSWER) == "Draw a digit."
+    stroke(page, SEVEN, touch=touch)
+    shown = page.wait(f"{PROBABILITIES}.length === 10 && {PROBABILITIES}")
+    assert sum(shown) == pytest.approx(1, abs=1e-3)
+    best = int(np.argmax(shown))
+    assert page.run(ANSWER) == f"{best}, with {100 * shown[best]:.1f} %"
+    assert page.run("document.querySelector('li.best').firstChild.textContent") == str(best)
+    assert "digits, version" in page.run("document.querySelector('#model').textContent")
+    assert page.run("document.documentElement.scrollWidth <= window.innerWidth")
+    if shots := os.environ.get("SCREENSHOTS"):
+        page.screenshot(Path(shots) / f"serve-{'finger' if touch else 'mouse'}.png")
+
+
+def test_escape_and_the_button_clear_and_a_late_answer_is_not_shown(page: Browser) -> None:
+    stroke(page, SEVEN)
+    page.wait(f"{PROBABILITIES}.length === 10")
+    page.press("Escape")
+    assert page.run(PROBABILITIES) == []
+    assert page.run(ANSWER) == "Draw a digit."
+    assert not page.run(
+        "new Uint32Array(pen.getImageData(0, 0, 280, 280).data.buffer).some((each) => each !== 0xff000000)"
+    )
+    stroke(page, SEVEN)
+    page.click("#clear")
+    page.run("fetch('/v2').then((answer) => answer.text())")  # by then the answer to the drawing has come
+    assert page.run(PROBABILITIES) == []
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_dropped_picture_is_seen_as_gradtrail_predict_sees_it(page: Browser, folder: Path, kind: str) -> None:
+    content = seven(kind)
+    drop(page, content, f"image/{kind.lower()}")
+    shown = page.wait(f"{PROBABILITIES}.length === 10 && {PROBABILITIES}")
+    model = read_export(folder)
+    image = decode_image(io.BytesIO(content), (28, 28), framing_of(model.manifest.dataset))
+    np.testing.assert_allclose(shown, model.predict(image[None])[0], rtol=1e-4)
+    pixels = "[...document.querySelector('#seen canvas').getContext('2d').getImageData(0, 0, 28, 28).data]"
+    np.testing.assert_array_equal(np.array(page.run(pixels)).reshape(28, 28, 4)[..., 0], image)
+    if shots := os.environ.get("SCREENSHOTS"):
+        page.media(scheme="dark")
+        page.screenshot(Path(shots) / f"serve-dropped-{kind}.png")
+
+
+def test_what_is_no_picture_is_said(page: Browser) -> None:
+    drop(page, b"GIF89a", "image/gif")
+    page.wait(f"{ANSWER} === 'the picture must be a PNG or a JPEG'")
+    page.errors.clear()  # the browser logs the status
+
+
+def test_the_page_works_with_the_keyboard_alone(page: Browser) -> None:
+    focused = []
+    for _ in range(4):
+        page.press("Tab")
+        focused.append(page.run("document.activeElement.id || document.activeElement.tagName"))
+    assert focused == ["paper", "clear", "LABEL", "A"]
+
+
+def test_where_there_is_a_token_the_page_asks_for_it_and_goes_on(folder: Path, tmp_path: Path) -> None:
+    with server(folder, GRADTRAIL_TOKEN=TOKEN) as guarded, browser(tmp_path / "profile") as page:
+        page.size(1000, 800)
+        page.open(f"{guarded.address}/")
+        stroke(page, SEVEN)
+        page.wait("!document.querySelector('#token').hidden")
+        assert page.run("document.activeElement.type") == "password"
+        page.press(*TOKEN)
+        page.press("Enter")
+        page.wait(f"{PROBABILITIES}.length === 10")
+        assert TOKEN not in page.run("document.documentElement.outerHTML")
