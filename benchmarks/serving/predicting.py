@@ -50,15 +50,21 @@ def write_sources(folder: Path, images: np.ndarray) -> dict[str, tuple[Path, int
         Image.fromarray(image).save(file, "png")
         encoded.append(file.getvalue())
     np.savez(folder / "a.npz", images=images)
-    pixels = pa.FixedSizeListArray.from_arrays(images.ravel(), images[0].size)
-    pq.write_table(pa.table({"image": pixels}), folder / "pixels.parquet", row_group_size=10_000)
+    size = images[0].size
+    columns = {
+        "list": pa.FixedSizeListArray.from_arrays(images.ravel(), size),
+        "binary": pa.array([image.tobytes() for image in images], pa.binary(size)),
+    }
+    for name, column in columns.items():
+        pq.write_table(pa.table({"image": column}), folder / f"{name}.parquet", row_group_size=10_000)
     pq.write_table(pa.table({"image": encoded}), folder / "png.parquet", row_group_size=10_000)
     (folder / "png").mkdir()
     for number, content in enumerate(encoded):
         (folder / "png" / f"{number:06d}.png").write_bytes(content)
     return {
         "npz": (folder / "a.npz", len(images)),
-        "parquet, pixels": (folder / "pixels.parquet", len(images)),
+        "parquet, binary": (folder / "binary.parquet", len(images)),
+        "parquet, lists": (folder / "list.parquet", len(images)),
         "parquet, PNG": (folder / "png.parquet", len(fewer)),
         "folder of PNG": (folder / "png", len(fewer)),
     }

@@ -288,12 +288,12 @@ def test_a_real_kill_loses_no_finished_part(export: Path, tmp_path: Path) -> Non
         return subprocess.Popen([*command, str(tmp_path / name)], cwd=folder, stderr=subprocess.PIPE)
 
     killed, parts = start("killed.parquet"), tmp_path / ".killed.parquet.parts"
-    while len([*parts.glob("*.parquet")]) < 3:
+    while len([*parts.glob("*.arrow")]) < 3:
         assert killed.poll() is None
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    finished = {path: path.stat().st_mtime_ns for path in parts.glob("0*.parquet")}
+    finished = {path: path.stat().st_mtime_ns for path in parts.glob("*.arrow")}
     assert not (tmp_path / "killed.parquet").exists()
     assert finished
     for name in ("killed.parquet", "whole.parquet"):

@@ -29,8 +29,8 @@ from gradtrail.stages.common.files import atomic_file, write_json
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.progress import progress_bar, stdout_console
 
-BATCH_SIZE = 1024  # images that the model takes at a time
-PART_SIZE = 16 * BATCH_SIZE  # images of a part: what a kill may cost
+BATCH_SIZE = 256  # images that the model takes at a time
+PART_SIZE = 64 * BATCH_SIZE  # images of a part: what a kill may cost
 
 Probabilities = Float[np.ndarray, "images classes"]
 
@@ -111,7 +111,7 @@ def _predict_parts(parts: Path, sources: Sequence[Source], model: ExportedModel,
     with progress_bar("predict", sum(source.num_images for source in sources), unit="steps") as bar:
         for source in sources:
             starts = range(0, source.num_images, PART_SIZE)
-            own = [parts / f"{len(files) + number:06d}.parquet" for number in range(len(starts))]
+            own = [parts / f"{len(files) + number:06d}.arrow" for number in range(len(starts))]
             files += own
             finished = next((number for number, file in enumerate(own) if not file.exists()), len(own))
             bar.advance(min(finished * PART_SIZE, source.num_images))
@@ -119,11 +119,10 @@ def _predict_parts(parts: Path, sources: Sequence[Source], model: ExportedModel,
                 continue
             answers = _answers(source, finished * PART_SIZE, model)
             for file in own[finished:]:
-                tables = [
-                    _table(*answer, model.manifest, schema) for answer in islice(answers, PART_SIZE // BATCH_SIZE)
-                ]
-                _write(file, pa.concat_tables(tables))
-                bar.advance(sum(len(table) for table in tables), message=file.stem)
+                table = _table([*islice(answers, PART_SIZE // BATCH_SIZE)], model.manifest, schema)
+                with atomic_file(file) as temporary, pa.ipc.new_file(temporary, schema) as writer:
+                    writer.write_table(table)
+                bar.advance(len(table), message=file.stem)
     return files
 
 
@@ -167,40 +166,45 @@ def _schema(manifest: Manifest, version: str | None) -> pa.Schema:
     return pa.schema([*kinds.items()], metadata=about)
 
 
-def _table(batch: Decoded, probabilities: Probabilities, manifest: Manifest, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a batch."""
-    count, source = len(probabilities), batch.batch
+def _table(answers: Sequence[tuple[Decoded, Probabilities]], manifest: Manifest, schema: pa.Schema) -> pa.Table:
+    """Return the rows of a part."""
+    probabilities = np.concatenate([each for _, each in answers])
+    count, first = len(probabilities), answers[0][0].batch
+    errors = np.full(count, None, object)
+    start = 0
+    for batch, found in answers:
+        errors[[start + place for place in batch.errors]] = [*batch.errors.values()]
+        start += len(found)
+    is_fault = errors != None  # noqa: E711 (elementwise)
     labels = probabilities.argmax(axis=1).astype(np.int32)
-    is_fault = np.zeros(count, bool)
-    is_fault[[*batch.errors]] = True
-    paths = source.paths if source.first is None else pa.repeat(source.paths[0], count)
-    index = pa.nulls(count, pa.int64()) if source.first is None else np.arange(source.first, source.first + count)
-    errors = pa.array([batch.errors.get(place) for place in range(count)], pa.string())
     flat = np.where(is_fault[:, None], np.float32(np.nan), probabilities).ravel()
+    if first.first is None:
+        paths, index = (
+            pa.array([path for batch, _ in answers for path in batch.batch.paths]),
+            pa.nulls(count, pa.int64()),
+        )
+    else:
+        paths, index = pa.repeat(first.paths[0], count), pa.array(np.arange(first.first, first.first + count))
     columns = [
-        pa.array(paths),
-        pa.array(index),
+        paths,
+        index,
         pa.array(labels, mask=is_fault),
-        pa.array(np.asarray(manifest.classes, object)[labels], pa.string(), mask=is_fault),
+        pa.array(manifest.classes).take(pa.array(labels, mask=is_fault)),
         pa.array(probabilities.max(axis=1), mask=is_fault),
         pa.FixedSizeListArray.from_arrays(flat, len(manifest.classes)),  # parquet of Arrow loses those that are null
-        errors if batch.errors else pa.nulls(count, pa.string()),
+        pa.array(errors, pa.string()),
     ]
-    return pa.Table.from_arrays([pa.array(column) for column in columns], schema=schema)
-
-
-def _write(file: Path, table: pa.Table) -> None:
-    with atomic_file(file) as temporary:
-        pq.write_table(table, temporary, row_group_size=PART_SIZE, compression="zstd")
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _join(files: Sequence[Path], out: Path, schema: pa.Schema) -> tuple[int, int]:
     """Join parts into one file, a row group each; return the numbers of images and of images without an answer."""
     num_images = num_faults = 0
-    with atomic_file(out) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    texts = ["path", "class", "error"]  # floats hardly repeat: a dictionary of them would only take time
+    with atomic_file(out) as temporary, pq.ParquetWriter(temporary, schema, use_dictionary=texts) as writer:
         for file in files:
             try:
-                table = pq.read_table(file)
+                table = pa.ipc.open_file(file).read_all()
             except (pa.ArrowException, OSError) as error:
                 raise UserError(f"{file}: damaged: {one_line(error)[:200]}; remove it and try again") from None
             num_images += len(table)

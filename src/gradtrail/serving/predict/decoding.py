@@ -21,7 +21,7 @@ from gradtrail.stages.fetch.catalog import Framing
 from gradtrail.support.errors import UserError
 
 _AHEAD = 3  # batches that are decoded or being decoded while the model computes
-_PIECE = 64  # files that a thread decodes at a time
+_PIECE = 32  # files that a thread decodes at a time
 
 Decode = Callable[[Path | BinaryIO], UInt8[np.ndarray, "height width"]]
 
@@ -44,17 +44,18 @@ class Decoded:
 def decoded(batches: Iterable[Batch], shape: tuple[int, int], framing: Framing | None) -> Iterator[Decoded]:
     """Decode batches in their order, a few of them ahead; pixels are taken as they are."""
     decode = functools.partial(decode_image, shape=shape, framing=framing)
-    waiting: deque[tuple[Batch, list[Future[_Piece]]]] = deque()
+    waiting: deque[tuple[Batch, list[Future[_Piece]] | _Piece]] = deque()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "decode") as pool:
         for batch in batches:
+            pieces: list[Future[_Piece]] | _Piece
             if isinstance(batch.images, np.ndarray):
-                pieces = [pool.submit(_Piece, batch.images, {})]
+                pieces = _Piece(batch.images, {})
             elif _is_encoded(batch.images):
                 starts = range(0, len(batch), _PIECE)
                 parts = [batch.images[start : start + _PIECE] for start in starts]
                 pieces = [pool.submit(_decode_files, part, shape, decode) for part in parts]
             else:
-                pieces = [pool.submit(_pixels, batch.images, shape)]
+                pieces = _pixels(batch.images, shape)
             waiting.append((batch, pieces))
             if len(waiting) > _AHEAD:
                 yield _joined(*waiting.popleft())
@@ -72,7 +73,9 @@ def _is_encoded(images: Sequence[Path] | pa.Array) -> bool:
     return not isinstance(images, pa.Array) or pa.types.is_binary(images.type) or pa.types.is_large_binary(images.type)
 
 
-def _joined(batch: Batch, pieces: list[Future[_Piece]]) -> Decoded:
+def _joined(batch: Batch, pieces: list[Future[_Piece]] | _Piece) -> Decoded:
+    if isinstance(pieces, _Piece):
+        return Decoded(batch=batch, images=pieces.images, errors=pieces.errors)
     images, errors, start = [], dict[int, str](), 0
     for piece in (future.result() for future in pieces):
         images.append(piece.images)
@@ -101,7 +104,9 @@ def _pixels(column: pa.Array, shape: tuple[int, int]) -> _Piece:
     errors = {int(place): "no image" for place in np.flatnonzero(column.is_null())}
     is_used = np.asarray(column.is_valid())
     if pa.types.is_fixed_size_binary(column.type):
-        values = np.frombuffer(b"".join(column.drop_null().to_pylist()), np.uint8)
+        found = column.drop_null()
+        start = found.offset * length
+        values = np.frombuffer(found.buffers()[1] or b"", np.uint8)[start : start + len(found) * length]
     else:
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), length))
         for place in np.flatnonzero(lengths != length):
