@@ -46,7 +46,7 @@ def time_revisions(before: Revision, after: Revision, *, seconds: float, cache: 
     Raises:
         UserError: one does not start, or does not compile; one line.
     """
-    programs = {side: _program(each, cache) for side, each in zip(SIDES, (before, after), strict=True)}
+    programs = {side: program_of(each, cache) for side, each in zip(SIDES, (before, after), strict=True)}
     with (
         stopping_on_sigterm("stopped"),
         progress_bar("timing", seconds, unit="steps") as bar,
@@ -61,7 +61,8 @@ def time_revisions(before: Revision, after: Revision, *, seconds: float, cache: 
         )
 
 
-def _program(revision: Revision, cache: Path) -> Program:
+def program_of(revision: Revision, cache: Path) -> Program:
+    """Return the process that a revision is timed in."""
     job = Job(
         source=str((revision.folder / "src").resolve()),
         folder=str(revision.folder.resolve()),

@@ -1,6 +1,7 @@
 """`gradtrail upgrade jax==X`: what would become of programs, times, bits and accuracy, before anything is changed."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -138,7 +139,7 @@ def _described(console: Console, before: Rehearsed, after: Rehearsed) -> Iterato
 
 def bits(before: Path, after: Path) -> str:
     """Say whether the weights of both folders are the same to the bit, else by how much they differ at most."""
-    largest, where, count = 0.0, "", 0
+    largest, where, count = -1.0, "", 0
     for seed in SEEDS:
         name = f"seed-{seed}.npz"
         with np.load(before / name) as first, np.load(after / name) as second:
@@ -151,7 +152,7 @@ def bits(before: Path, after: Path) -> str:
                 if one.tobytes() != other.tobytes():
                     count += 1
                     distance = float(np.max(np.abs(one.astype(np.float64) - other.astype(np.float64))))
-                    if not distance <= largest:  # a NaN counts
+                    if not (distance <= largest or math.isnan(largest)):  # a NaN is the largest
                         largest, where = distance, f"{key}, seed {seed}"
     if not count:
         return f"weights after one epoch: the same bits, for {len(SEEDS)} seeds"

@@ -1,0 +1,100 @@
+"""Whether timed comparisons can be believed: a training against itself, and against itself with work planted.
+
+    python -m benchmarks.timed_comparison [--tries 20] [--seconds 120]
+
+Each try is what `gradtrail gate --timed` does, without the checkout: processes of the working folder's training, as
+`params.yaml` configures it, on images of MNIST's shape. In the first half B is A. In the second half B does more: a
+burst of it is repeated in part, so that it takes 5 % longer. Counted are intervals that are no wider than 3 % and hold
+1, and slowdowns that are found, the whole interval above 1. It wants two minutes for a try.
+"""
+
+import argparse
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.record import record
+from benchmarks.training import machine
+from gradtrail.experiments.timed.main import Revision, program_of
+from gradtrail.experiments.timed.processes import running
+from gradtrail.experiments.timed.ratio import WIDEST, Ratio, Timed, compare_times
+
+SLOWDOWN = 0.05
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """A process that does its work and a share of it once more."""
+
+    process: Timed
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.process.steps_per_epoch
+
+    def run(self, steps: int) -> float:
+        """Return the seconds of the steps and of the share, which is rounded at random: on average it is exact."""
+        more = SLOWDOWN * steps
+        whole = int(more) + (np.random.default_rng().random() < more % 1)
+        return self.process.run(steps + whole)
+
+
+def one(*, is_slowed: bool, seconds: float, cache: Path) -> Ratio:
+    """Make one comparison."""
+    programs = {side: program_of(Revision(name=side, folder=Path()), cache) for side in "AB"}
+
+    @contextlib.contextmanager
+    def start() -> Iterator[Mapping[str, Timed]]:
+        with running(programs) as workers:
+            yield {"A": workers["A"], "B": Slowed(workers["B"])} if is_slowed else workers
+
+    return compare_times(start, budget=seconds, clock=time.monotonic, rng=np.random.default_rng())
+
+
+def as_table(found: Mapping[str, list[Ratio]]) -> Table:
+    """Return the table for a terminal."""
+    about = ", ".join(f"{name} {value}" for name, value in machine().items())
+    table = Table(title=about, caption=f"Load {os.getloadavg()[0]:.1f}.")
+    for column in ("B", "tries", "hold 1, ≤ 3 % wide", "found slower", "width, %", "ratio", "seconds"):
+        table.add_column(column, justify="left" if column == "B" else "right")
+    for name, ratios in found.items():
+        good = sum(each.low <= 1 <= each.high and each.high - each.low <= WIDEST for each in ratios)
+        table.add_row(
+            name,
+            str(len(ratios)),
+            str(good),
+            str(sum(each.low > 1 for each in ratios)),
+            f"{100 * np.median([each.high - each.low for each in ratios]):.2f}",
+            f"{np.median([each.ratio for each in ratios]):.4f}",
+            f"{np.median([each.seconds for each in ratios]):.0f}",
+        )
+    return table
+
+
+def main() -> None:
+    """Make the tries, print the table, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tries", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    arguments = parser.parse_args()
+    found: dict[str, list[Ratio]] = {"the same": [], f"{SLOWDOWN:.0%} more work": []}
+    console = Console()
+    with tempfile.TemporaryDirectory() as cache:
+        for number in range(arguments.tries):
+            for name, ratios in found.items():
+                ratios.append(one(is_slowed=name != "the same", seconds=arguments.seconds, cache=Path(cache)))
+                console.print(f"{number + 1}, {name}: {ratios[-1].describe()}", soft_wrap=True, highlight=False)
+    console.print(as_table(found))
+    record("timed_comparison", {name: [asdict(each) for each in ratios] for name, ratios in found.items()}, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""`gradtrail upgrade`: what it says of bits, and what accepting takes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradtrail.experiments.upgrade.environment import Resolved
+from gradtrail.experiments.upgrade.main import SEEDS, accepting, bits
+
+
+def weights(folder: Path, *, added: float = 0.0, dtype: str = "float32") -> Path:
+    """Write the weights of every seed, the last of which differs."""
+    folder.mkdir()
+    for seed in SEEDS:
+        kernel = np.full((2, 3), seed, dtype)
+        kernel[1, 2] += added * (seed == SEEDS[-1])
+        np.savez(folder / f"seed-{seed}.npz", kernel=kernel)
+    return folder
+
+
+def test_the_same_bits_and_the_largest_difference(tmp_path: Path) -> None:
+    first = weights(tmp_path / "a")
+    assert "the same bits, for 3 seeds" in bits(first, weights(tmp_path / "b"))
+    assert "largest difference 0.5 (kernel, seed 2)" in bits(first, weights(tmp_path / "c", added=0.5))
+    assert "largest difference nan (kernel, seed 2)" in bits(first, weights(tmp_path / "d", added=np.nan))
+    assert "kernel is float64[2, 3], was float32[2, 3]" in bits(first, weights(tmp_path / "e", dtype="float64"))
+
+
+def test_a_negative_zero_is_another_bit(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for folder, zero in ((first, 0.0), (second, -0.0)):
+        folder.mkdir()
+        for seed in SEEDS:
+            np.savez(folder / f"seed-{seed}.npz", bias=np.array([zero], np.float32))
+    assert "largest difference 0 (bias, seed 0)" in bits(first, second)
+
+
+def test_what_accepts_it_names_the_bounds_that_are_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lock = tmp_path / ".gradtrail/upgrade/jax-0.10.1/requirements.lock"
+    commands = [*accepting(Resolved(lock=lock, versions={}, bounds=("jax>=0.10.2",)))]
+    assert commands[0] == "# in pyproject.toml, make these allow it: jax>=0.10.2"
+    assert commands[1] == "cp .gradtrail/upgrade/jax-0.10.1/requirements.lock requirements.lock"
+    assert commands[-1] == ".venv/bin/gradtrail repro"
+    assert len([*accepting(Resolved(lock=lock, versions={}, bounds=()))]) == len(commands) - 1
