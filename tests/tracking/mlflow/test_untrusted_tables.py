@@ -1,7 +1,10 @@
 """Tables that a run is rebuilt from: damaged ones are refused in one line, and a mere claim takes no memory."""
 
 import io
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +14,7 @@ import pytest
 from hypothesis import given, seed
 from untrusted import MAX_BYTES, damaged, fuzz, on_linux, refusal, taken_bytes
 
-from gradtrail.tracking.mlflow.artifacts import read_tables
+from gradtrail.tracking.mlflow.artifacts import announce_tables, read_tables
 
 EPOCHS = b"epoch,loss\n1,2.5\n2,1.5\n"
 
@@ -66,3 +69,23 @@ def test_billions_of_equal_rows_take_no_memory(tmp_path: Path) -> None:
 def test_damaged_bytes_are_read_or_refused(tmp_path: Path, steps: bytes) -> None:
     line = refused(tmp_path, steps)
     assert line is None or line.startswith(f"{tmp_path}/steps.parquet: ")
+
+
+@pytest.mark.parametrize("tag", ["", "no JSON", "{}", "[1, null]", "[" * 100_000])
+def test_tables_are_announced_beside_others_whatever_the_tag_has(tag: str) -> None:
+    class Store:
+        def __init__(self) -> None:
+            self.tags = {"mlflow.loggedArtifacts": tag} if tag else {}
+
+        def get_run(self, _: str) -> Any:
+            return SimpleNamespace(data=SimpleNamespace(tags=self.tags))
+
+        def set_tag(self, _: str, key: str, value: str) -> None:
+            self.tags[key] = value
+
+    store: Any = Store()
+    announce_tables(store, "0", ["tables/epochs.json"])
+    announce_tables(store, "0", ["compile/functions.json"])
+    announce_tables(store, "0", ["tables/epochs.json"])
+    tables = json.loads(store.tags["mlflow.loggedArtifacts"])
+    assert [table["path"] for table in tables] == ["compile/functions.json", "tables/epochs.json"]

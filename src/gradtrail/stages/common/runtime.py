@@ -19,7 +19,7 @@ class RuntimeConfig:
         steps_per_call: optimizer steps between two updates of the progress bar.
         checkpoint_seconds: time between two checkpoints of a training, from which it resumes after a kill.
         compile_cache: whether to keep compiled functions on disk, for the next run.
-        trace: whether to record some training steps with JAX's profiler, as an artifact.
+        trace: whether to record half a second of what the stage computes with JAX's profiler, as an artifact.
         tracking: whether to log to MLflow.
         tracking_seconds: longest that a stage waits, at its end, for a tracking server; `gradtrail sync` backfills
             what is then missing.

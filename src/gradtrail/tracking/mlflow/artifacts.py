@@ -147,14 +147,15 @@ def _log_tables(client: MlflowClient, run_id: str, folder: Path, costs: Path) ->
 
 
 def announce_tables(client: MlflowClient, run_id: str, paths: Iterable[str]) -> None:
-    """Name artifacts that the UI can show as tables, besides those that the run names already."""
+    """Name artifacts that the UI can show as tables, besides those that the run names already; the first opens."""
     before = client.get_run(run_id).data.tags.get(_TABLES_TAG, "")
     named: Any = []
     with contextlib.suppress(ValueError, RecursionError):  # people can edit tags
         named = json.loads(before or "[]")
     named = named if isinstance(named, list) else []
     new = [{"path": path, "type": "table"} for path in paths]
-    said = json.dumps([*(each for each in named if each not in new), *new])
+    found = [*(each for each in named if isinstance(each, dict) and each not in new), *new]
+    said = json.dumps(sorted(found, key=lambda table: str(table.get("path"))))
     if said != before and new:
         client.set_tag(run_id, _TABLES_TAG, said)
 
