@@ -123,7 +123,13 @@ def _add_inference(app: FastAPI, router: Router, limits: Limits) -> None:
 
 def _add_fast(app: FastAPI, path: str, endpoint: _Endpoint, example: dict[str, Any]) -> None:
     """Add an address that is answered by Starlette alone: FastAPI describes it, but would take as long as the rest."""
-    app.router.routes.insert(0, Route(path, endpoint, methods=["POST"]))
+
+    async def counted(request: Request) -> Response:
+        request.scope["route"] = route  # as FastAPI's own do, for the metrics
+        return await endpoint(request)
+
+    route = Route(path, counted, methods=["POST"])
+    app.router.routes.insert(0, route)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", path)
