@@ -70,15 +70,16 @@ def tries(count: int, **about: float) -> list[Ratio]:
 
 
 def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
-    for by_process in (0.0, 0.004, 0.012):
-        found = tries(120, by_process=by_process)
+    for by_process in (0.0, 0.012):
+        found = tries(80, by_process=by_process)
         held = sum(one.low <= 1 <= one.high for one in found)
-        assert held >= 120 * LEVEL - 4, by_process  # 99 % of 120, less three standard deviations
+        assert held >= 80 * LEVEL - 3, by_process  # less three standard deviations
         assert sum(one.low <= 1.05 <= one.high for one in found) <= 2
 
 
 def test_with_itself_it_is_narrow_and_holds_one_in_19_of_20_and_5_percent_are_found() -> None:
-    same, slower = tries(20), tries(20, slowdown=1.05)
+    noise = {"by_process": 0.004, "by_burst": 0.03}
+    same, slower = tries(20, **noise), tries(20, slowdown=1.05, **noise)
     assert sum(one.is_narrow and one.low <= 1 <= one.high for one in same) >= 19
     assert sum(one.low > 1 for one in slower) >= 18
     assert all(one.seconds <= 120 + 10 for one in same + slower)
@@ -86,8 +87,8 @@ def test_with_itself_it_is_narrow_and_holds_one_in_19_of_20_and_5_percent_are_fo
 
 def test_processes_that_differ_much_are_not_taken_for_programs_that_differ() -> None:
     """A comparison within one pair of processes would see what belongs to the processes as a difference."""
-    found = tries(100, by_process=0.05)
-    assert sum(one.low <= 1 <= one.high for one in found) >= 96
+    found = tries(50, by_process=0.05)
+    assert sum(one.low <= 1 <= one.high for one in found) >= 47
     assert not any(one.is_narrow for one in found)
     assert all("the budget ended" in one.describe() for one in found)
 

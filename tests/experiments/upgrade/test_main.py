@@ -14,7 +14,7 @@ def weights(folder: Path, *, added: float = 0.0, dtype: str = "float32") -> Path
     folder.mkdir()
     for seed in SEEDS:
         kernel = np.full((2, 3), seed, dtype)
-        kernel[1, 2] += added * (seed == SEEDS[-1])
+        kernel[1, 2] += added if seed == SEEDS[-1] else 0.0
         np.savez(folder / f"seed-{seed}.npz", kernel=kernel)
     return folder
 

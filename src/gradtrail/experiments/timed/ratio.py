@@ -26,11 +26,11 @@ from scipy import stats
 LEVEL = 0.99
 WIDEST = 0.03  # of the interval of the ratio
 SIDES = ("A", "B")
-_FIRST_PAIRS = 8  # of processes, from whose spread the number of all is chosen
+_FIRST_PAIRS = 10  # of processes, from whose spread the number of all is chosen
 _FEWEST_PAIRS = 3  # whatever the budget
 _MOST_PAIRS = 200
 _BURST_SECONDS = 0.02  # at least
-_SLICE = 1 / 16  # of the budget, that the bursts of one pair of processes may take
+_SLICE = 1 / 18  # of the budget, that the bursts of one pair of processes may take
 _FEWEST_BURSTS = 30  # of each process
 _CLOSE = 0.005  # standard error of a pair of processes' log ratio, from which more bursts add little
 
