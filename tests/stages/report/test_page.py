@@ -180,7 +180,7 @@ def test_the_numbers_are_those_of_the_metrics_files(folder: Path) -> None:
         "the model is underconfident. The expected calibration error is 0.0978, and 0.1200 without the temperature",
         "train_step 134 MFLOP 18.9 MiB 1.79 MiB 46.5 MiB 1,358 86",
         "382,509 29,519 unbounded",
-        "train_step train 128 134 MFLOP 60.1 MiB 46.5 MiB 1,358",
+        "train_step train 128 134 MFLOP 60.1 MiB 1.79 MiB 46.5 MiB 1,358 61",
     ):
         assert said in words, said
 
