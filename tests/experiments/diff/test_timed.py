@@ -13,7 +13,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    return finished_project().copy(tmp_path / "project")
+    project = finished_project().copy(tmp_path / "project")
+    project.gradtrail("runs")  # says that the store was moved
+    return project
 
 
 def left_behind(project: Project) -> list[str]:

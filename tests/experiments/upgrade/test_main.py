@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from factories import ROOT
+from projects import finished_project
 
 from gradtrail.experiments.upgrade.environment import Resolved
 from gradtrail.experiments.upgrade.main import SEEDS, accepting, bits
@@ -44,3 +46,49 @@ def test_what_accepts_it_names_the_bounds_that_are_in_the_way(tmp_path: Path, mo
     assert commands[1] == "cp .gradtrail/upgrade/jax-0.10.1/requirements.lock requirements.lock"
     assert commands[-1] == ".venv/bin/gradtrail repro"
     assert len([*accepting(Resolved(lock=lock, versions={}, bounds=()))]) == len(commands) - 1
+
+
+_PLAYED = """
+import sys
+from pathlib import Path
+from gradtrail.experiments.upgrade import main
+from gradtrail.experiments.upgrade.environment import Resolved
+
+def resolve(pins, folder):
+    return Resolved(lock=folder / "requirements.lock", versions={"jax": ("1", "2")}, bounds=())
+
+def install(lock, into):
+    if sys.argv[1:]:
+        python = lock.parent / "python"
+        python.write_text("#!/bin/sh\\necho 'AttributeError: gone in this version' >&2; exit 1\\n")
+        python.chmod(0o755)
+        return python
+    return Path(sys.executable)
+
+main.resolve, main.install = resolve, install
+main.upgrade(("jax==0.0.1",), seconds=1.0)
+"""
+
+
+@pytest.mark.slow
+def test_the_same_versions_change_nothing_and_nothing_of_the_project_is_changed(tmp_path: Path) -> None:
+    """The rehearsal end to end, in an environment that is the project's own; uv is played."""
+    project = finished_project().copy(tmp_path / "project")
+    for name in ("requirements.lock", "pyproject.toml"):
+        (project.folder / name).write_bytes((ROOT / name).read_bytes())
+    project.commit("a lock")
+    runs, status = project.runs(), project.git("status", "--porcelain")
+    outs = {path: path.read_bytes() for path in (project.folder / "models").rglob("*") if path.is_file()}
+    said = project.python("-c", _PLAYED)
+    assert "programs: 0 changed" in said
+    assert "costs: those of all functions within the gate's tolerances" in said
+    assert "the same bits, for 3 seeds" in said
+    assert "difference +0.0000" in said
+    assert "× the time of A" in said
+    assert "cp .gradtrail/upgrade/jax-0.0.1/requirements.lock requirements.lock" in said
+    assert (project.runs(), project.git("status", "--porcelain")) == (runs, status)
+    assert {path: path.read_bytes() for path in outs} == outs
+    broken = project.python("-c", _PLAYED, "broken", check=False)
+    assert "jax-0.0.1: the project does not run with it: AttributeError: gone in this version" in broken
+    assert not [*(project.folder / ".gradtrail/upgrade").iterdir()]
+    assert not [*(project.folder / ".gradtrail/timed").iterdir()]
