@@ -102,7 +102,7 @@ def serve(model: str | None, place: Path, config: ServerConfig) -> int:
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     LOG.setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # a batch has a thread of its own; another costs it 0.1 ms
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs a batch 0.1 ms
     with _bound(config.host, config.port) as listener:
         return _run_loop(_run(_address_of(model, place), config, token, listener))
 
