@@ -40,6 +40,8 @@ def member_checkpoints(run: TrackedRun, seeds: MemberSeeds, *, several: bool) ->
     with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
         checkpoints = resume_folder(state, stage.runtime, clock=time.monotonic, user=stage.state)
         is_kept = several or checkpoints.is_complete
+        if checkpoints.is_begun:
+            run.timings(resumed=True)
         yield checkpoints
         if not is_kept:
             run.at_end(checkpoints.remove)
@@ -74,6 +76,7 @@ def main(stage: Stage) -> None:
         first, written = members.write_each(scratch, results, model.config, config, info, train.example_id)
         epochs = members.mean_epochs(written)
         run.metrics(members.measure_time(written))
+        run.timings(classes=info.num_classes)
 
         with stage.writing_outs() as new:
             members.write_members(new, written)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from gradtrail.support import tracing
 from gradtrail.support.tracing import Recorder
 
 
@@ -95,11 +96,12 @@ def test_what_is_called_for_longer_is_left_out(tmp_path: Path) -> None:
     assert names(recorder.trace) == ["my work"]
 
 
-def test_a_trace_that_is_too_large_is_recorded_anew_and_shorter(tmp_path: Path) -> None:
-    with Recorder(tmp_path, seconds=60, largest_bytes=50_000) as recorder:
+def test_a_trace_that_is_too_large_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_num_bytes", lambda folder: {"1": 10, "2": 100}[folder.name])
+    with Recorder(tmp_path, seconds=60, largest_bytes=50) as recorder:
         work = recorder.recording("my work", WORK)
         work(jnp.int32(1), MATRIX)
-        work(jnp.int32(1000), MATRIX).block_until_ready()
+        work(jnp.int32(10), MATRIX).block_until_ready()
     assert recorder.trace
     assert recorder.trace.name == "1", "the second one was too large"
     assert [path.name for path in tmp_path.iterdir()] == ["1"]

@@ -59,7 +59,7 @@ def test_equal_to_the_jitted_forward_pass_at_any_batch_size(name: str, num_membe
 def test_the_probabilities_are_those_of_the_evaluation(num_members: int) -> None:
     model = Model(NETWORKS["mlp"])
     members = params_of(model, num_members)
-    own = [np.asarray(jax.nn.softmax(model.apply(params, jax.device_put(IMAGES)))) for params in members]
+    own = [np.asarray(jax.nn.softmax(model.apply(*jax.device_put((params, IMAGES))))) for params in members]
     expected = calibrate(pooled(own), 0.7)
     found = np.asarray(jax.jit(forward(model, num_members))(tensors(members, 0.7), IMAGES))
     assert found.shape == (5, NUM_CLASSES)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gradtrail.experiments.diff.cause import most_likely_cause
-from gradtrail.experiments.diff.compare import Comparison, FunctionPair
+from gradtrail.experiments.diff.compare import Comparison, FunctionPair, _edits
 from gradtrail.experiments.diff.hlo import Instruction, Program
 from gradtrail.experiments.diff.sides import Function
 
@@ -75,6 +75,14 @@ PLANTED = {
         {"environment": {"processor.cores_allowed": ("2", "1")}, "seconds": SLOWER},
         "1 core in place of 2",
     ),
+    "a container's limit": (
+        {"environment": {"processor.cores_quota": ("2.0", "1.0")}, "seconds": SLOWER},
+        "1.0 cores in place of 2.0 by the limit of a container",
+    ),
+    "a param and an edit": (
+        {"params": {"train.epochs": ("5", "10")}, "gained": DOT, "seconds": SLOWER} | EDITED,
+        f"train.epochs 5 → 10; the code changed too ({LOSSES}): train_step has 1 × `dot` more, from {LOSSES}:24",
+    ),
     "a cold cache": (
         {"cached": (True, False), "seconds": {"compile": 4.0}},
         "a cold compilation cache: train_step had to be compiled, which made 3.6 s of the difference",
@@ -113,6 +121,19 @@ def test_a_planted_cause_is_named(name: str) -> None:
 )
 def test_no_cause_is_named_where_nothing_made_it_slower(differing: dict[str, Any]) -> None:
     assert "No cause: nothing that is recorded " in most_likely_cause(comparison(**differing))
+
+
+def test_that_nothing_differs_is_said_only_where_nothing_does() -> None:
+    assert "nothing that is recorded differs" in most_likely_cause(comparison())
+    memory = {"environment": {"memory_mib": ("1", "2")}}
+    assert "nothing that is recorded explains a difference" in most_likely_cause(comparison(**memory))
+
+
+def test_the_same_uncommitted_edit_of_both_runs_is_no_difference() -> None:
+    both = "diff --git a/one.py b/one.py\n+ 1\n"
+    before, after = _edits(both), _edits(both + "diff --git a/two.py b/two.py\n+ 2\n")
+    assert before["one.py"] == after["one.py"]
+    assert after.keys() - before.keys() == {"two.py"}
 
 
 def test_a_seed_is_no_cause_beside_another_param() -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,15 @@ def write_odd(path: Path) -> dict[str, Path]:
     np.savez(path / "f.npz", image=np.zeros((3, 28, 28), np.uint8))
     (path / "g.npz").write_bytes(b"PK")
     np.savez(path / "h.npz", images=np.zeros((2, 28, 28), object), allow_pickle=True)
+    for name, count in (("l", 10**15), ("m", -5)):
+        with zipfile.ZipFile(path / f"{name}.npz", "w") as archive, archive.open("images.npy", "w") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (count, 28, 28)}
+            np.lib.format.write_array_header_1_0(file, header)
+    np.savez_compressed(path / "n.npz", images=np.zeros((300, 28, 28), np.uint8))
+    data = bytearray((path / "n.npz").read_bytes())
+    data[40:60] = bytes(20)
+    (path / "n.npz").write_bytes(data)
+    pq.write_table(pa.Table.from_arrays([pa.array([b""])] * 2, names=["image", "image"]), path / "o.parquet")
     (path / "empty").mkdir()
     np.savez(path / "i.npz", images=np.zeros((0, 28, 28), np.uint8))
     return {
@@ -236,6 +246,10 @@ def write_odd(path: Path) -> dict[str, Path]:
         "h.npz: images is object (2, 28, 28); must be uint8": path / "h.npz",
         "empty: no images (.png, .jpg": path / "empty",
         "i.npz: no images": path / "i.npz",
+        "l.npz: damaged: images has 0 bytes": path / "l.npz",
+        "m.npz: damaged: images has 0 bytes": path / "m.npz",
+        "n.npz: not a readable npz: ": path / "n.npz",
+        "o.parquet: has 2 columns 'image'; must have one": path / "o.parquet",
         "j.npz: no such file": path / "j.npz",
         "k.parquet: no such file": path / "k.parquet",
     }
@@ -246,6 +260,21 @@ def test_what_holds_no_images_is_one_line_and_writes_nothing(model: ExportedMode
         with pytest.raises(UserError, match=re.escape(said)):
             predict_into(tmp_path / "new" / "out.parquet", [source], model)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet of binary"])
+def test_an_input_is_never_written_to(form: str, model: ExportedModel, tmp_path: Path) -> None:
+    source = FORMS[form](pixels(3), tmp_path / "images")
+    before = source.read_bytes()
+    with pytest.raises(UserError, match="is one of the inputs; name another file"):
+        predict_into(source, [source], model)
+    assert source.read_bytes() == before
+
+
+def test_a_run_that_was_killed_at_once_is_begun_anew(model: ExportedModel, tmp_path: Path) -> None:
+    (tmp_path / ".out.parquet.parts").mkdir()
+    predict_into(tmp_path / "out.parquet", [as_npz(pixels(3), tmp_path / "images")], model)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize("form", ["npz", "parquet of binary"])

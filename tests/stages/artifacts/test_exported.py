@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
 import subprocess
 import sys
@@ -33,6 +34,13 @@ def change(folder: Path, **values: Any) -> None:
     path = folder / "manifest.json"
     content = json.loads(path.read_text()) | values
     write_json(path, {key: value for key, value in content.items() if value is not None})
+
+
+def replace(folder: Path, name: str, data: bytes) -> None:
+    """Write other bytes to a file, whose digest stands in the manifest."""
+    (folder / name).write_bytes(data)
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    change(folder, files=files | {name: hashlib.sha256(data).hexdigest()})
 
 
 def test_any_number_of_images_is_padded_to_the_sizes_of_the_manifest(folder: Path) -> None:
@@ -79,7 +87,16 @@ def test_one_that_always_says_7(tmp_path: Path) -> None:
         (lambda folder: change(folder, batch_sizes=[4, 2]), "batch_sizes (4, 2)"),
         (lambda folder: change(folder, image_shape=[28]), "image_shape (28,)"),
         (lambda folder: change(folder, epochs=[]), "epochs ()"),
-        (lambda folder: change(folder, files={"../up": "0"}), "files ['../up']"),
+        (lambda folder: change(folder, files={"../up": "0"}), "files {'../up': '0'}"),
+        (lambda folder: change(folder, files=["forward.cpu.bin"]), "files ['forward.cpu.bin']"),
+        (lambda folder: change(folder, temperature="1"), "temperature 1"),
+        (lambda folder: change(folder, temperature=0), "temperature 0"),
+        (lambda folder: change(folder, dataset=5), "name, model, weights, dataset"),
+        (lambda folder: change(folder, classes=["7"]), "which are not those of manifest.json"),
+        (lambda folder: change(folder, image_shape=[3, 3]), "which are not those of manifest.json"),
+        (lambda folder: replace(folder, "forward.cpu.bin", bytes(1000)), "cannot read it: "),
+        (lambda folder: replace(folder, "forward.cpu.bin", b""), "cannot read it: "),
+        (lambda folder: replace(folder, "weights.safetensors", b"0"), "weights.safetensors: cannot be read: "),
         (lambda folder: change(folder, files={}), "has no forward.cpu.bin; JAX runs on cpu here"),
         (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors: cannot be read"),
         (lambda folder: (folder / "weights.safetensors").write_bytes(b"0"), "is not the file that was exported"),

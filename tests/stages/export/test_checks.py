@@ -43,9 +43,9 @@ def test_metrics_of_an_export(tmp_path: Path) -> None:
     recalls = {label: is_correct[SPLIT.labels == label] for label in np.unique(SPLIT.labels)}
     worst = min(recalls, key=lambda label: recalls[label].mean())
     assert found["accuracy"] == is_correct.mean()
-    assert (found["accuracy_low"], found["accuracy_high"]) == wilson_interval(is_correct.sum(), 21)
+    assert (found["accuracy_low"], found["accuracy_high"]) == wilson_interval(int(is_correct.sum()), 21)
     assert (found["worst_class"], found["worst_class_recall"]) == (worst, recalls[worst].mean())
-    low = wilson_interval(recalls[worst].sum(), len(recalls[worst]))[0]
+    low = wilson_interval(int(recalls[worst].sum()), len(recalls[worst]))[0]
     assert found["worst_class_recall_low"] == low
     assert [found[f"expected_calibration_error{end}"] for end in ("_low", "", "_high")] == [0.0, 0.1, 0.2]
     assert found["largest_difference"] == np.abs(own[4] - others[4]).max() > 0

@@ -96,7 +96,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stage whose state is known, so that none of its files are needed."""
     runtime = SimpleNamespace(tracking=True, system_metrics=False, tracking_seconds=10.0, trace=False)
     entry = Entry(cmd="", params={}, deps={})
-    known = {"runtime": runtime, "state": "0" * 64, "made_at": time.time()}
+    known = {"spec": SimpleNamespace(outs=()), "runtime": runtime, "state": "0" * 64, "made_at": time.time()}
     stage = SimpleNamespace(name="train", folder=tmp_path, entry=lambda _: entry, **known)
     monkeypatch.setattr(run, "Identity", lambda _: stage)
     monkeypatch.setattr(tracker, "Identity", lambda _, known: stage if known == {"train": entry} else None)

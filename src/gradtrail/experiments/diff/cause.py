@@ -11,7 +11,7 @@ from gradtrail.experiments.diff.compare import Comparison, FunctionPair, Pair
 _LEAST_SECONDS, _LEAST_SHARE = 0.5, 0.1  # below both, a difference in time is what runs of one state differ by
 _SEEDS = (".seed",)
 _FLAGS = ("environment.xla_flags", "switches.XLA_FLAGS", "switches.LIBTPU_INIT_ARGS")
-_CORES = "processor.cores_allowed"
+_CORES = {"processor.cores_allowed": "", "processor.cores_quota": " by the limit of a container"}
 _VERSIONS = "packages."
 
 
@@ -52,10 +52,11 @@ def _of_program(found: Comparison) -> Iterator[str]:
             yield f"float64 in {each.name}, where the first run has none, from {lines[0] or 'XLA itself'}{work}."
     if not (params or flags):
         yield from _lost_donations(found, work)
+    also = f"; the code changed too ({_some(found.code)}){_gained(pair)}" if found.code else ""
     if params:
-        yield f"{_listed(params)}{work}."
+        yield f"{_listed(params)}{also}{work}."
     if flags:
-        yield f"XLA's flags changed from {flags[0][0]} to {flags[0][1]}: {pair.name} is another program{work}."
+        yield f"XLA's flags changed from {flags[0][0]} to {flags[0][1]}: {pair.name} is another program{also}{work}."
     if found.code:
         yield f"the code changed ({_some(found.code)}){_gained(pair)}{work}."
     if versions:
@@ -106,8 +107,9 @@ def _of_machine(found: Comparison) -> Iterator[str]:
         )
     if not is_told:
         return
-    if cores := found.environment.get(_CORES):
-        yield f"{cores[1]} core{'s' * (cores[1] != '1')} in place of {cores[0]}; the programs are the same."
+    for key, why in _CORES.items():
+        if cores := found.environment.get(key):
+            yield f"{cores[1]} core{'s' * (cores[1] != '1')} in place of {cores[0]}{why}; the programs are the same."
     if machine := found.environment.get("machine"):
         yield f"another kind of machine: {machine[0]}, then {machine[1]}; the programs are the same."
     if found.data:
@@ -118,7 +120,8 @@ def _of_machine(found: Comparison) -> Iterator[str]:
 
 
 def _nothing(found: Comparison) -> str:
-    what = f"nothing that is recorded {'differs' if found.is_same_state else 'explains a difference'}"
+    is_alike = found.is_same_state and not found.environment
+    what = f"nothing that is recorded {'differs' if is_alike else 'explains a difference'}"
     if not found.functions:
         return f"No cause: {what}, and there is no compile profile to compare."
     longer = max(("imports", "data", "compile", "compute", "tracking"), key=found.seconds)

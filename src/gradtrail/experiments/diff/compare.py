@@ -25,7 +25,7 @@ Verdict = Literal[
     "only in the second",
     "program not stored",
 ]
-_FILE = re.compile(r"^diff --git a/(\S+) b/", re.MULTILINE)
+_FILE = re.compile(r"diff --git a/(\S+) b/")
 _ABSENT = "–"
 
 
@@ -181,17 +181,24 @@ def _deps(side: Side, *, code: bool) -> dict[str, str]:
     return {path: found for path, found in deps.items() if is_code(path) == code}
 
 
+def _edits(diff: str) -> dict[str, str]:
+    """Return file → its part of a diff of git."""
+    parts = re.split(r"(?m)^(?=diff --git )", diff)
+    return {found[1]: part for part in parts if (found := _FILE.match(part))}
+
+
 def _changed_code(before: Side, after: Side) -> list[str]:
     """Return the files of the stage's code that differ, by git; the folders where git does not know the commits."""
     folders = _differing(*(_deps(side, code=True) for side in (before, after)))
     if not folders:
         return []
-    edited = {path for side in (before, after) for path in _FILE.findall(side.diff)}
+    one, other = _edits(before.diff), _edits(after.diff)
+    edited = {path for path in one.keys() | other.keys() if one.get(path) != other.get(path)}
     committed: set[str] = set()
     if before.commit and after.commit:
         try:
             committed = {*git("diff", "--name-only", before.commit, after.commit, "--", *folders).splitlines()}
         except UserError:  # a commit that this repository lacks
             return sorted(folders)
-    files = {path for path in edited | committed if any(path == one or path.startswith(f"{one}/") for one in folders)}
+    files = {path for path in edited | committed if any(path == dep or path.startswith(f"{dep}/") for dep in folders)}
     return sorted(files) or sorted(folders)

@@ -100,7 +100,7 @@ class Side:
     def seconds(self) -> dict[str, float]:
         """Where the seconds of the attempt went: imports, data, compile, compute, tracking; empty where unknown."""
         of: dict[str, float] = self.timings.get("seconds", {})
-        if not of:
+        if not of or self.timings.get("resumed"):
             return {}
         compiled = min(float(self.timings.get("compile_seconds", 0.0)), of["work"])
         found = {"imports": of["imports"], "data": of["data"], "compile": compiled, "compute": of["work"] - compiled}
@@ -135,6 +135,8 @@ class Side:
             return f"{self.name} is still running: times and programs are those of attempts before, if any"
         if not self.functions:
             return f"{self.name} has no compile profile"
+        if self.timings.get("resumed"):
+            return f"{self.name} went on from a checkpoint: the seconds of that attempt are those of the rest alone"
         return "" if self.timings else f"{self.name} has no `timings.json`: it was logged by an earlier version"
 
     def _json(self, path: str) -> dict[str, Any]:

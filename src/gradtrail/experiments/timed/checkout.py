@@ -27,7 +27,8 @@ def scratch() -> Iterator[Path]:
     above = private_folder() / "timed"
     above.mkdir(exist_ok=True)
     for left in above.iterdir():
-        if not (left.name.isdecimal() and psutil.pid_exists(int(left.name))):
+        is_other = left.name.isdecimal() and int(left.name) != os.getpid()  # ours is that of a killed process
+        if not (is_other and psutil.pid_exists(int(left.name))):
             _remove(left)
     folder = above / str(os.getpid())
     folder.mkdir()

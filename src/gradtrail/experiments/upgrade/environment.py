@@ -79,15 +79,17 @@ def resolve(pins: Mapping[str, str], folder: Path) -> Resolved:
     kept = re.sub(rf"(?m)^(?:{'|'.join([*pins, *loose])})==.*\n(?:[ ].*\n)*", "", LOCK.read_text(encoding="utf-8"))
     wanted = [f"{name}=={version}" for name, version in pins.items()]
     given: list[str] = project["dependencies"]
-    changed = [_without_bounds(each, {*pins, *loose}) for each in given]
+    dev: list[str] = project.get("optional-dependencies", {}).get("dev", [])
+    changed, changed_dev = ([_without_bounds(each, {*pins, *loose}) for each in some] for some in (given, dev))
     bounds: tuple[str, ...] = ()
     lock.write_text(kept, encoding="utf-8")
-    _write_project(folder, project, [*given, *wanted])
+    _write_project(folder, project, [*given, *wanted], dev)
     try:
         _compile(folder)
     except UserError:  # the project's own bounds may be what refuses it: those are changed when it is accepted
-        bounds = tuple(one for one, other in zip(given, changed, strict=True) if one != other)
-        _write_project(folder, project, [*changed, *wanted])
+        both = zip([*given, *dev], [*changed, *changed_dev], strict=True)
+        bounds = tuple(one for one, other in both if one != other)
+        _write_project(folder, project, [*changed, *wanted], changed_dev)
         _compile(folder)
     before, after = locked(LOCK), locked(lock)
     differing = {name: (before.get(name), after.get(name)) for name in sorted({*before, *after})}
@@ -127,10 +129,8 @@ def _without_bounds(requirement: str, names: Iterable[str]) -> str:
     return requirement
 
 
-def _write_project(folder: Path, project: Mapping[str, object], dependencies: list[str]) -> None:
+def _write_project(folder: Path, project: Mapping[str, object], dependencies: list[str], dev: list[str]) -> None:
     """Write a `pyproject.toml` with the project's name, for which its lock was made, and other dependencies."""
-    extras = project.get("optional-dependencies", {})
-    dev = extras.get("dev", []) if isinstance(extras, dict) else []
     values = {key: project[key] for key in ("name", "version", "requires-python")} | {"dependencies": dependencies}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     text = "\n".join(["[project]", *lines, "[project.optional-dependencies]", f"dev = {json.dumps(dev)}", ""])

@@ -41,11 +41,13 @@ class Rehearsed:
         folder: with the weights, as `seed-<n>.npz`, and the programs.
         costs: function → metric → value.
         accuracies: of the validation split, by seed.
+        platform: that computed it, such as `cpu`.
     """
 
     folder: Path
     costs: Mapping[str, Mapping[str, int]]
     accuracies: list[float]
+    platform: str
 
     @property
     def programs(self) -> dict[str, str]:
@@ -79,6 +81,11 @@ def upgrade(words: tuple[str, ...], *, seconds: float) -> None:
                 _rehearse(label, interpreter, work / letter)
                 for label, interpreter, letter in (("now", Path(sys.executable), "A"), (name, python, "B"))
             ]
+            if sides[0].platform != sides[1].platform:
+                here, there = (side.platform for side in sides)
+                raise UserError(
+                    f"upgrade: JAX runs on {here} here, and on {there} with {LOCK}; use an environment of it"
+                )
             for line in _described(console, *sides):
                 console.print(line, soft_wrap=True)
             revisions = [
@@ -114,7 +121,7 @@ def _rehearse(name: str, python: Path, folder: Path) -> Rehearsed:
         lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no message"]
         raise UserError(f"{name}: the project does not run with it: {one_line(lines[-1])[:_LONGEST_LINE]}")
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return Rehearsed(folder=folder, costs=found["costs"], accuracies=found["accuracies"])
+    return Rehearsed(folder=folder, **{key: found[key] for key in ("costs", "accuracies", "platform")})
 
 
 def _described(console: Console, before: Rehearsed, after: Rehearsed) -> Iterator[str]:
@@ -123,7 +130,7 @@ def _described(console: Console, before: Rehearsed, after: Rehearsed) -> Iterato
     other = [
         name for name in dict.fromkeys([*programs[0], *programs[1]]) if programs[0].get(name) != programs[1].get(name)
     ]
-    same = len(programs[0].keys() & programs[1].keys()) - len(other)
+    same = len(programs[0].keys() | programs[1].keys()) - len(other)
     yield f"programs: {len(other)} changed, {same} the same" + (f"; changed: {', '.join(other)}" if other else "")
     if changes := find_changes(before.costs, after.costs, TOLERANCES):
         console.print(as_table(changes))

@@ -41,7 +41,7 @@ def main() -> None:
 
     found = measure(keep)
     accuracies = train(folder, json.loads(sys.argv[2]))
-    write_json(folder / RESULT, {"machine": found.machine, "costs": found.costs, "accuracies": accuracies})
+    write_json(folder / RESULT, {"platform": jax.default_backend(), "costs": found.costs, "accuracies": accuracies})
 
 
 def train(folder: Path, seeds: list[int]) -> list[float]:
@@ -49,7 +49,8 @@ def train(folder: Path, seeds: list[int]) -> list[float]:
     config = dataclasses.replace(load_section("train", TrainConfig), epochs=1)
     info = read_info(DATA)
     training, validation = (read_split(DATA / f"{name}.npz", info) for name in ("train", "validation"))
-    model, compiler = Model(config.model_config(info.image_shape, info.num_classes)), Compiler(time.perf_counter)
+    model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
+    compiler = Compiler(time.perf_counter)
     program = loop.make_program(config, model, len(training), jax.local_devices())
     engine = loop.compile_engine(program, compiler=compiler)
     predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)

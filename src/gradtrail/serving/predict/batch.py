@@ -58,16 +58,18 @@ def predict_into(out: Path, paths: Sequence[Path], model: ExportedModel, version
     manifest, started = model.manifest, time.perf_counter()
     if out.is_dir():
         raise UserError(f"{out}: a folder; name a file, such as {out / 'predictions.parquet'}")
+    if any(path.exists() and out.exists() and path.samefile(out) for path in paths):
+        raise UserError(f"{out}: is one of the inputs; name another file")
     parts = out.with_name(f".{out.name}.parts")
     with opened(paths, manifest.image_shape) as sources, _locked(parts):
         _begin(parts, manifest, sources)
         schema = _schema(manifest, version)
-        files = _predict_parts(parts, sources, model, schema)
+        files, num_new = _predict_parts(parts, sources, model, schema)
         num_images, num_faults = _join(files, out, schema)
         shutil.rmtree(parts)
-    rate = num_images / (time.perf_counter() - started)
+    rate = f"; {num_new / (time.perf_counter() - started):,.0f} images/s" if num_new else ""
     faults = f", {num_faults:,} of them without an answer (column error)" if num_faults else ""
-    stdout_console().print(f"{out}: {num_images:,} images{faults}; {rate:,.0f} images/s", soft_wrap=True)
+    stdout_console().print(f"{out}: {num_images:,} images{faults}{rate}", soft_wrap=True)
     return num_faults
 
 
@@ -77,8 +79,10 @@ def _locked(parts: Path) -> Iterator[None]:
     path = parts.with_suffix(".lock")
     try:
         with FileLock(path, timeout=0):
-            yield
-            path.unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
     except Timeout:
         raise UserError(f"{parts}: another process is writing it") from None
 
@@ -92,7 +96,7 @@ def _begin(parts: Path, manifest: Manifest, sources: Sequence[Source]) -> None:
         "sizes": [BATCH_SIZE, PART_SIZE],
     }
     path = parts / "about.json"
-    if not parts.exists():
+    if not path.exists() and not any(parts.glob("*.arrow")):  # nothing yet, or a run that was killed at once
         write_json(path, about)
         return
     try:
@@ -105,9 +109,11 @@ def _begin(parts: Path, manifest: Manifest, sources: Sequence[Source]) -> None:
         raise UserError(f"{parts}: was begun with {' and '.join(which)}; remove it to begin anew")
 
 
-def _predict_parts(parts: Path, sources: Sequence[Source], model: ExportedModel, schema: pa.Schema) -> list[Path]:
-    """Write the parts that are missing; return all of them, in order."""
-    files = list[Path]()
+def _predict_parts(
+    parts: Path, sources: Sequence[Source], model: ExportedModel, schema: pa.Schema
+) -> tuple[list[Path], int]:
+    """Write the parts that are missing; return all of them, in order, and the number of images that were missing."""
+    files, num_new = list[Path](), 0
     with progress_bar("predict", sum(source.num_images for source in sources), unit="steps") as bar:
         for source in sources:
             starts = range(0, source.num_images, PART_SIZE)
@@ -123,7 +129,8 @@ def _predict_parts(parts: Path, sources: Sequence[Source], model: ExportedModel,
                 with atomic_file(file) as temporary, pa.ipc.new_file(temporary, schema) as writer:
                     writer.write_table(table)
                 bar.advance(len(table), message=file.stem)
-    return files
+                num_new += len(table)
+    return files, num_new
 
 
 def _answers(source: Source, start: int, model: ExportedModel) -> Iterator[tuple[Decoded, Probabilities]]:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import lzma
 import os
 import tempfile
 import zipfile
@@ -24,6 +25,7 @@ from gradtrail.support.errors import UserError, one_line, suggestion
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 COLUMN, MEMBER = "image", "images"  # of a parquet, of an npz
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, ValueError, OSError, EOFError)  # what reading an npz raises
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,15 +166,18 @@ class NpzFile:
         try:
             with zipfile.ZipFile(path) as archive, archive.open(f"{MEMBER}.npy") as file:
                 found, is_fortran, dtype = _read_header(file)
+                length = archive.getinfo(f"{MEMBER}.npy").file_size - file.tell()
         except FileNotFoundError:
             raise UserError(f"{path}: no such file") from None
         except KeyError:
             raise UserError(f"{path}: has no array {MEMBER!r}") from None
-        except (zipfile.BadZipFile, ValueError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+        except (*_DAMAGED, NotImplementedError, RuntimeError) as error:
             raise UserError(f"{path}: not a readable npz: {one_line(error)[:200]}") from None
         if dtype != np.uint8 or found[1:] != shape or is_fortran:
             said = f"{dtype} {found}{', column by column' if is_fortran else ''}"
             raise UserError(f"{path}: {MEMBER} is {said}; must be uint8 (images, {shape[0]}, {shape[1]})")
+        if found[0] < 0 or found[0] * shape[0] * shape[1] != length:
+            raise UserError(f"{path}: damaged: {MEMBER} has {length:,} bytes, which are not {found[0]:,} images")
         self.num_images = found[0]
         self.identity = f"{json.dumps(str(path))} {_stamp(path)}"
 
@@ -190,7 +195,7 @@ class NpzFile:
                         raise ValueError("it ends early")
                     pixels = np.frombuffer(data, np.uint8).reshape(-1, *self._shape)
                     yield Batch(paths=[_text(self._path)], first=number, images=pixels)
-        except (zipfile.BadZipFile, zlib.error, ValueError, OSError, EOFError) as error:
+        except _DAMAGED as error:
             raise UserError(f"{self._path}: damaged: {one_line(error)[:200]}") from None
 
 
@@ -206,6 +211,8 @@ def _image_column(path: Path, schema: pa.Schema, length: int) -> str:
     if COLUMN not in schema.names:
         near = suggestion(COLUMN, schema.names)
         raise UserError(f"{path}: has no column {COLUMN!r}; it has {', '.join(schema.names)[:200]}{near}")
+    if schema.names.count(COLUMN) > 1:
+        raise UserError(f"{path}: has {schema.names.count(COLUMN)} columns {COLUMN!r}; must have one")
     kind, name = schema.field(COLUMN).type, COLUMN
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:  # as Hugging Face's datasets keep images
         kind, name = kind.field("bytes").type, f"{COLUMN}.bytes"

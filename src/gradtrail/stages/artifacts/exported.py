@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax import export
 from jaxtyping import Array, Float, UInt8
+from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from gradtrail.support.errors import UserError, one_line
@@ -140,12 +141,19 @@ def read_export(folder: Path) -> ExportedModel:
     name = program_name(PLATFORMS.get(backend, backend))
     if name not in manifest.files:
         raise UserError(f"{folder}: has no {name}; JAX runs on {backend} here")
-    tensors = load(_verified(folder, WEIGHTS, manifest))
-    data = _verified(folder, name, manifest)
+    weights, data = _verified(folder, WEIGHTS, manifest), _verified(folder, name, manifest)
+    try:
+        tensors = load(weights)
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{folder / WEIGHTS}: cannot be read: {one_line(error)[:200]}") from None
     try:
         program = export.deserialize(bytearray(data))
-    except (ValueError, NotImplementedError) as error:
-        raise UserError(f"{folder / name}: jax {jax.__version__} cannot read it: {one_line(error)}") from None
+        *_, images = program.in_avals
+        (answers,) = program.out_avals
+    except Exception as error:  # flatbuffers raises whatever it meets in a damaged file
+        raise UserError(f"{folder / name}: jax {jax.__version__} cannot read it: {one_line(error)[:200]}") from None
+    if (images.shape[1:], answers.shape[1:]) != (manifest.image_shape, (len(manifest.classes),)):
+        raise UserError(f"{folder / name}: takes {images} and returns {answers}, which are not those of {MANIFEST}")
     return ExportedModel(manifest, program.call, tensors)
 
 
@@ -164,8 +172,13 @@ def _check(manifest: Manifest) -> None:
         raise ValueError(f"seeds {str(manifest.seeds)[:50]} and epochs {str(manifest.epochs)[:50]}")
     if not manifest.classes or not all(isinstance(name, str) for name in manifest.classes):
         raise ValueError(f"classes {str(manifest.classes)[:100]}")
-    if any("/" in name or name.startswith(".") for name in manifest.files):
-        raise ValueError(f"files {str([*manifest.files])[:100]}")
+    texts = (manifest.name, manifest.model, manifest.weights, manifest.dataset)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"name, model, weights, dataset {str(texts)[:100]}")
+    if type(manifest.temperature) not in (int, float) or not manifest.temperature > 0:
+        raise ValueError(f"temperature {str(manifest.temperature)[:100]}")
+    if not isinstance(manifest.files, dict) or any("/" in name or name.startswith(".") for name in manifest.files):
+        raise ValueError(f"files {str(manifest.files)[:100]}")
 
 
 def _verified(folder: Path, name: str, manifest: Manifest) -> bytes:

@@ -118,6 +118,11 @@ class ResumeFolder:
             self._finish()
 
     @property
+    def is_begun(self) -> bool:
+        """Whether there is something of an earlier attempt."""
+        return self._folder is not None and self._folder.is_dir() and any(self._folder.iterdir())
+
+    @property
     def is_complete(self) -> bool:
         """Whether the training is complete, and its last checkpoint is kept."""
         return self._folder is not None and (self._folder / COMPLETE).is_file()

@@ -44,7 +44,7 @@ _OF_TRAININGS: _Charts = {
     ],
     "Runs side by side": [("", _DIFFERENCES)],
 }
-_COMPILING_STAGES = ("train", "eval", "gradients", "profile")  # prefixes of their metrics
+_COMPILING_STAGES = ("train", "eval", "export", "gradients", "profile")  # prefixes of their metrics
 _OF_COMPILING: _Charts = {  # a point for each attempt of a run
     "Seconds of compiling, by attempt": [(f"{stage}/compile_total_seconds", _LINE) for stage in _COMPILING_STAGES],
     "Share of the programs that came from the cache on disk, by attempt": [
