@@ -230,7 +230,7 @@ def write_odd(path: Path) -> dict[str, Path]:
             np.lib.format.write_array_header_1_0(file, header)
     np.savez_compressed(path / "n.npz", images=np.zeros((300, 28, 28), np.uint8))
     data = bytearray((path / "n.npz").read_bytes())
-    data[40:60] = bytes(20)
+    data[60:100] = bytes([255]) * 40
     (path / "n.npz").write_bytes(data)
     pq.write_table(pa.Table.from_arrays([pa.array([b""])] * 2, names=["image", "image"]), path / "o.parquet")
     (path / "empty").mkdir()
