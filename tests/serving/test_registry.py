@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from registered import log_export, training
 
-from gradtrail.serving.registry import Reference, RegistryDown, registered_name, resolve, version_of
+from gradtrail.serving.registry import Reference, RegistryDown, registered_name, remember, resolve, version_of
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.support.errors import UserError
 
@@ -75,6 +75,35 @@ def test_a_store_out_of_reach_means_what_it_meant_before(
         resolve("models:/digits/1")  # never resolved
 
 
+def test_a_store_out_of_reach_means_the_version_that_was_followed_last(
+    registered: str, client: MlflowClient, exported: Callable[[int], Path], tmp_path: Path
+):
+    resolve("models:/digits@champion")
+    run = training(client, seed=1, export=None)
+    second = log_export(client, run, exported(1))
+    client.create_model_version("digits", f"models:/{second}", run_id=run.info.run_id, model_id=second)
+    remember("models:/digits@champion", "models:/digits/2")  # never resolved
+    followed = resolve("models:/digits/2")
+    remember("models:/digits@champion", "models:/digits/2")
+    damage(tmp_path)
+    assert resolve("models:/digits@champion") == followed
+
+
+def test_a_download_that_fails_does_not_change_what_an_address_meant(
+    registered: str, client: MlflowClient, exported: Callable[[int], Path], tmp_path: Path
+):
+    found = resolve("models:/digits@champion")
+    run = training(client, seed=1, export=None)
+    second = log_export(client, run, exported(1))
+    client.create_model_version("digits", f"models:/{second}", run_id=run.info.run_id, model_id=second)
+    client.set_registered_model_alias("digits", "champion", "2")
+    shutil.rmtree(client.get_logged_model(second).artifact_location.removeprefix("file://"))
+    with pytest.raises(UserError, match="the export cannot be downloaded"):
+        resolve("models:/digits@champion")
+    damage(tmp_path)
+    assert resolve("models:/digits@champion") == found
+
+
 def test_a_damaged_download_is_told_and_not_kept(
     registered: str, exported: Callable[[int], Path], client: MlflowClient
 ):
@@ -83,7 +112,7 @@ def test_a_damaged_download_is_told_and_not_kept(
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"the download is damaged: .*weights\.safetensors: damaged"):
         resolve("models:/digits@champion")
-    assert [path.name for path in CACHE.iterdir()] == ["last"]
+    assert [*CACHE.iterdir()] == []
     shutil.rmtree(weights.parent)
     with pytest.raises(UserError, match="the export cannot be downloaded"):
         resolve("models:/digits@champion")

@@ -86,7 +86,7 @@ def resolve(model: str, cache: Path = Path(".gradtrail/exports")) -> Reference:
     """
     if not model.startswith(_MODELS):
         return _of_folder(Path(model))
-    last = cache / _LAST / f"{quote(f'{store_uri()} {model}', safe='')[-200:]}.json"
+    last = _last(cache, model)
     try:
         source = _ask(lambda client: _source(client, model))
     except RegistryDown as error:
@@ -94,14 +94,25 @@ def resolve(model: str, cache: Path = Path(".gradtrail/exports")) -> Reference:
             raise
         print(f"warning: {error}; {model} is taken to be what it was, {known.digest[:12]}", file=sys.stderr)
         source = known
-    else:
-        write_json(last, asdict(source))
     folder = cache / source.digest
     if _cached(folder) is None:
         _ask(lambda client: _download(client, source, folder))
+    write_json(last, asdict(source))
     return Reference(
         name=source.name, version=source.version, run_id=source.run_id, digest=source.digest, folder=folder
     )
+
+
+def remember(alias: str, version: str, cache: Path = Path(".gradtrail/exports")) -> None:
+    """Note that an alias means a version that was resolved here, for when the store is out of reach.
+
+    Args:
+        alias: address `models:/NAME@ALIAS`.
+        version: address `models:/NAME/VERSION`.
+        cache: as of `resolve`.
+    """
+    if (known := _read_last(_last(cache, version))) is not None:
+        write_json(_last(cache, alias), asdict(known))
 
 
 def version_of(name: str, alias: str) -> str | None:
@@ -259,6 +270,11 @@ def _cached(folder: Path) -> Manifest | None:
         manifest = verify_export(folder)
         return manifest if manifest.digest == folder.name else None
     return None
+
+
+def _last(cache: Path, model: str) -> Path:
+    """Return the file that notes what an address means."""
+    return cache / _LAST / f"{quote(f'{store_uri()} {model}', safe='')[-200:]}.json"
 
 
 def _read_last(path: Path) -> _Source | None:

@@ -1,6 +1,8 @@
 """`slo.yaml`: the limits of a verdict, the thresholds of a canary, and the objectives of the service."""
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradtrail.core.common.validation import (
@@ -53,6 +55,11 @@ class Limits:
     def __post_init__(self) -> None:
         shares = dict.fromkeys(("accuracy_lower_bound", "calibration_error", "worst_class_recall", "agreement"), _SHARE)
         check_fields(self, **{name: shares.get(name, POSITIVE) for name in vars(self)})
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the limits, which does not depend on how the file is written."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

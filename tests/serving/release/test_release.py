@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from factories import ROOT
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from postgres import postgres, why_no_postgres
@@ -23,6 +24,7 @@ from gradtrail.serving.release.comparison import compare
 from gradtrail.serving.release.history import Event, before, champions, events_of, versions_of
 from gradtrail.serving.release.promote import promote
 from gradtrail.serving.release.rollback import rollback
+from gradtrail.serving.slo import read_slo
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.client import open_store
 
@@ -46,8 +48,10 @@ def model(client: MlflowClient, exported: Callable[[int], Path]) -> Callable[...
 
 
 def judge(client: MlflowClient, run: Run, verdict: str) -> None:
+    shutil.copy(ROOT / "slo.yaml", ".")
     candidate = find_candidate(run.info.run_id, client)
-    for key, value in (("verdict", verdict), ("verdict_export", candidate.digest)):
+    tags = {"verdict": verdict, "verdict_export": candidate.digest, "verdict_limits": read_slo().limits.digest}
+    for key, value in tags.items():
         if verdict:
             client.set_tag(run.info.run_id, key, value)
 
@@ -124,6 +128,30 @@ def test_a_verdict_of_another_export_does_not_count(client: MlflowClient, model:
     run = model(0)
     client.set_tag(run.info.run_id, "verdict_export", "0" * 64)
     assert crown(run) == 1
+
+
+def test_a_verdict_by_other_limits_does_not_count(
+    client: MlflowClient, model: Callable[..., Run], capsys: pytest.CaptureFixture
+):
+    run = model(0)
+    limits = Path("slo.yaml").read_text()
+    Path("slo.yaml").write_text(f"# another comment\n{limits}".replace("p99_ms_1: 10.0", "p99_ms_1: null"))
+    assert crown(run) == 1
+    assert "the verdict is of other limits than slo.yaml's; run `gradtrail verdict` again" in capsys.readouterr().out
+    Path("slo.yaml").write_text(f"# another comment\n{limits}")
+    assert crown(run) == 0
+
+
+def test_tags_tell_only_of_the_last_promotion(client: MlflowClient, model: Callable[..., Run]):
+    assert crown(model(0)) == 0
+    run = model(1, verdict="")
+    assert crown(run, force=True, reason="demo") == 0
+    assert rollback("slow") == 0
+    tags = client.get_model_version(NAME, "2").tags
+    assert {"reason", "forced", "rolled_back"} <= tags.keys()
+    judge(client, run, "pass")
+    assert crown(run) == 0
+    assert not {"reason", "forced", "rolled_back"} & client.get_model_version(NAME, "2").tags.keys()
 
 
 def test_one_that_is_worse_is_refused_and_one_that_differs_by_chance_is_not(

@@ -159,3 +159,24 @@ def test_requests_of_many_images_count_as_one() -> None:
     sound = Outcome(labels=[1] * 200, confidences=[0.9] * 200, seconds=0.003)
     other = Outcome(labels=[2] * 200, confidences=[0.9] * 200, seconds=0.003)
     assert canary.observe(sound, other) is None
+
+
+def test_seconds_are_compared_only_of_requests_alike() -> None:
+    """Of as many images, none of them empty, and the challenger's waited behind no more others."""
+
+    def outcome(images: int, seconds: float, ahead: int = 0) -> Outcome:
+        return Outcome(labels=[1] * images, confidences=[0.9] * images, seconds=seconds, ahead=ahead)
+
+    for primary, challenger in (
+        (outcome(1, 0.001), outcome(40, 0.02)),
+        (outcome(0, 0.00001), outcome(0, 0.001)),
+        (outcome(0, 0.00001), outcome(1, 0.001)),
+        (outcome(1, 0.001, ahead=1), outcome(1, 0.02, ahead=2)),
+    ):
+        canary = Canary(Limits(min_requests=1))
+        for _ in range(200):
+            assert canary.observe(primary, None) is None
+            assert canary.observe(None, challenger) is None
+    assert canary.observe(outcome(1, 0.001, ahead=2), outcome(1, 0.02, ahead=2)) is None
+    found = [canary.observe(outcome(1, 0.001, ahead=2), outcome(1, 0.02, ahead=2)) for _ in range(100)]
+    assert [each.test for each in found if each] == ["latency"]

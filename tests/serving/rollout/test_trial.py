@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 
 from gradtrail.serving.monitoring.metrics import ServerMetrics
+from gradtrail.serving.rollout.follow import Follower
 from gradtrail.serving.rollout.split import in_canary
+from gradtrail.serving.rollout.start import RolloutConfig, roll_out
 from gradtrail.serving.rollout.trial import Trial, TrialConfig
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.router import Answer, Loaded, Router, Served
+from gradtrail.serving.server.refusal import busy
+from gradtrail.serving.server.router import Answer, Loaded, Router, Served, Source
 from gradtrail.serving.server.watching import MetricsWatcher
 from gradtrail.serving.slo import read_slo
 from gradtrail.support.errors import UserError
@@ -253,3 +257,144 @@ def test_a_request_that_found_a_model_before_it_was_replaced_is_answered() -> No
         assert answer.probabilities.argmax() == 3
 
     run(scenario, share=0.5)
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_a_shadow_within_its_limits_is_not_stopped_by_the_queue_of_comparisons(clients: int) -> None:
+    def seconds(each: float) -> Answers:
+        def answer(batch: np.ndarray) -> np.ndarray:
+            time.sleep(each)
+            return sound(batch)
+
+        return answer
+
+    async def scenario(made: Bench) -> None:
+        made.router.swap(made.load(seconds(0.004), "1"))
+        made.trial.challenge(made.load(seconds(0.006), "2"))
+
+        async def client(first: int) -> None:
+            for number in range(first, 200, clients):
+                await made.ask(number)
+
+        await asyncio.gather(*(client(first) for first in range(clients)))
+        await made.settle()
+        assert made.trial.state == "shadow", made.trial.about()
+        assert made.trial.about()["requests"] > 10
+        assert (made.value("gradtrail_comparisons_dropped_total") or 0) > 0
+
+    run(scenario, share=0.0)
+
+
+def test_a_shadow_that_hangs_under_load_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradtrail.serving.rollout.trial.PATIENCE_SECONDS", 0.01)
+    is_over = threading.Event()
+
+    def hanging(batch: np.ndarray) -> np.ndarray:
+        assert is_over.wait(60)
+        return sound(batch)
+
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(hanging, "2"))
+        for number in range(20):
+            await made.ask(number)
+            await made.settle()
+        is_over.set()
+        assert made.trial.about()["stopped"]["because"] == "errors"
+
+    run(scenario, share=0.0)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_refusal_by_the_limits_of_the_server_is_no_error_of_the_challenger(share: float) -> None:
+    async def scenario(made: Bench) -> None:
+        challenger = made.load(sound, "2")
+        made.trial.challenge(challenger)
+
+        async def refuse(images: np.ndarray) -> np.ndarray:
+            raise busy("too many")
+
+        challenger.batcher.predict = refuse  # type: ignore[method-assign]
+        for number in range(30):
+            assert (await made.ask(number)).by.version == "1"
+        await made.settle()
+        assert (made.trial.state, made.trial.about()["requests"]) == ("canary" if share else "shadow", 0)
+        assert made.value("gradtrail_model_errors_total", role="challenger", version="2") == 0
+
+    run(scenario, share=share)
+
+
+def test_the_first_exception_is_told_after_answers_and_timeouts_too(caplog: pytest.LogCaptureFixture) -> None:
+    def at_times(batch: np.ndarray) -> np.ndarray:
+        return throwing(batch) if batch[0, 0, 0] > 4 else sound(batch)
+
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(at_times, "2"))
+        for number in range(8):
+            await made.ask(number)
+        await made.settle()
+
+    with caplog.at_level(logging.WARNING, "gradtrail.serve"):
+        run(scenario, share=1.0)
+    (told,) = (each for each in caplog.records if each.exc_info)
+    assert told.message == "the challenger, version 2, failed"
+
+
+def test_another_challenger_counts_as_a_swap() -> None:
+    async def scenario(made: Bench) -> None:
+        for version in "234":
+            made.trial.challenge(made.load(sound, version))
+        assert made.value("gradtrail_model_swaps_total", role="challenger") == 2
+        made.trial.challenge(None)
+        assert made.value("gradtrail_model_info", role="challenger", version="4") is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("other", [{"name": "letters"}, {"image_shape": (8, 8)}])
+def test_a_champion_that_does_not_fit_is_not_taken(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    followers: list[Follower] = []
+
+    async def hold(follower: Follower) -> None:
+        followers.append(follower)
+
+    monkeypatch.setattr(Follower, "run", hold)
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr("gradtrail.serving.rollout.start.remember", lambda *said: told.append(said))
+
+    async def scenario(made: Bench) -> None:
+        made.router.rollout = None
+        versions = {"2": made.load(sound, "2", **other), "3": made.load(sound, "3")}
+
+        async def load(source: Source) -> Served:
+            return versions[source.version]
+
+        monkeypatch.setattr(made.router, "load", load)
+        config = RolloutConfig(follow_seconds=5)
+        locate = lambda address: Source(folder=Path(), version=address.rpartition("/")[2])  # noqa: E731
+        await roll_out("models:/digits@champion", config, made.router, made.metrics, locate)
+        with pytest.raises(UserError, match="version 2: takes other images, or has other classes or another name"):
+            await followers[0].take("2")
+        assert (made.router.current.version, told) == ("1", [])
+        await followers[0].take("3")
+        assert made.router.current.version == "3"
+        assert told == [("models:/digits@champion", "models:/digits/3")]
+
+    run(scenario)
+
+
+def test_a_challenger_that_is_no_alias_and_cannot_be_loaded_is_told_and_the_server_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def locate(address: str) -> Source:
+        raise UserError(f"{address}: no exported model here")
+
+    async def scenario(made: Bench) -> None:
+        config = RolloutConfig(follow_seconds=0, challenger="nowhere", trial=made.trial.config)
+        await roll_out("models:/digits@champion", config, made.router, made.metrics, locate)
+        assert (await made.ask(1)).by.version == "1"
+        assert made.value("gradtrail_follow_failures_total", role="challenger") == 1
+
+    with caplog.at_level(logging.WARNING, "gradtrail.serve"):
+        run(scenario)
+    told = "challenger nowhere cannot be used, none is tried: nowhere: no exported model here"
+    assert [(each.message, each.exc_info) for each in caplog.records] == [(told, None)]

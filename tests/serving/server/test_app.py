@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asgi import CLASSES, SHAPE, FakeModel, application, inference, probabilities, shares, small_export
+from asgi import CLASSES, JSON, SHAPE, FakeModel, application, ask, inference, probabilities, shares, small_export
 from mlflow.version import VERSION
 from PIL import Image
 
@@ -221,6 +221,12 @@ def test_metrics_count_requests_by_route_and_the_first_answer_as_cold() -> None:
         assert f'gradtrail_request_seconds_count{{{route},temperature="cold"}} 1.0' in text
         assert f'gradtrail_request_seconds_count{{{route},temperature="warm"}} 2.0' in text
         assert 'gradtrail_errors_total{kind="not_found"} 2.0' in text
+        assert (await app.get("/" + "a" * 5000)).status == 414
+        await ask(app.guard, "POST", "/invocations", [b"{", None], JSON)  # the client leaves
+        text = (await app.get("/metrics")).body.decode()
+        assert 'gradtrail_errors_total{kind="too_large"} 1.0' in text
+        assert 'gradtrail_errors_total{kind="invalid"} 1.0' in text
+        assert 'gradtrail_errors_total{kind="failed"} 0.0' in text
         assert 'gradtrail_model_info{digest="' in text
         assert 'gradtrail_batch_fill_ratio_count{size="4"} 3.0' in text
 

@@ -55,6 +55,9 @@ def test_each_request_gets_the_answer_to_its_own_images(counts: list[int], max_w
     assert {*model.batches} <= {*SIZES}
     assert sum(run.num_images for run in runs) == sum(counts)
     assert all(run.num_images <= run.size for run in runs)
+    assert sum(len(run.queue_seconds) for run in runs) == sum(count > 0 for count in counts), (
+        "one wait for each request"
+    )
 
 
 def test_requests_that_come_while_a_batch_runs_share_the_next() -> None:
@@ -72,6 +75,7 @@ def test_requests_that_come_while_a_batch_runs_share_the_next() -> None:
 
     asyncio.run(main())
     assert [(run.size, run.num_requests) for run in runs] == [(1, 1), (8, 6)]
+    assert [len(run.queue_seconds) for run in runs] == [1, 6]
 
 
 def test_one_client_never_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

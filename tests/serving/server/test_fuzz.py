@@ -15,7 +15,6 @@ from asgi import SHAPE, Application, FakeModel, Reply, application, ask
 
 from gradtrail.serving.server.guard import Limits
 
-NUM_REQUESTS = 10_000
 METHODS = ("GET", "POST", "POST", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "X" * 20)
 PATHS = (
     *("/v2/models/digits/infer", "/v2/models/digits/versions/1/infer", "/invocations", "/picture") * 4,
@@ -114,14 +113,16 @@ async def fuzz(app: Application, rng: random.Random, count: int) -> Counter[int]
     return seen
 
 
-@pytest.mark.slow
-def test_ten_thousand_requests_are_answered_without_a_fault_and_leave_nothing_behind(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    "num_requests", [pytest.param(2_000, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.nightly)]
+)
+def test_thousands_of_requests_are_answered_without_a_fault_and_leave_nothing_behind(
+    num_requests: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         app = application(FakeModel(), limits=Limits(max_body_bytes=20_000, max_images=20))
         rng = random.Random(19)  # noqa: S311
-        seen = await fuzz(app, rng, NUM_REQUESTS - 1000)
+        seen = await fuzz(app, rng, num_requests - 1000)
         gc.collect()
         tracemalloc.start()
         await fuzz(app, rng, 500)

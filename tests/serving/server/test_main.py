@@ -1,19 +1,30 @@
 """The server as a process: it starts, refuses to, drains, and is there again after it was killed."""
 
+import asyncio
+import contextlib
 import json
 import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from answering import Server, command, environment, server
 from asgi import inference, small_export
+from click.testing import CliRunner
 from factories import ROOT
+
+from gradtrail.cli import gradtrail
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.serving.server import main
+from gradtrail.serving.server.guard import Guard, Limits
+from gradtrail.support.errors import UserError
 
 ONE = inference(np.zeros((1, 28, 28), np.uint8))
 INFER = "/v2/models/digits/infer"
@@ -161,3 +172,116 @@ def test_what_is_no_http_is_refused_in_json_and_large_bodies_too(folder: Path) -
         assert (status, [*content]) == (413, ["error"])
         said: Any = running.ask("GET", "/v2")
         assert said[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--max-body-mib", "inf"), "max_body_mib must be above 0 and at most 1,024, got inf"),
+        (("--max-body-mib", "nan"), "max_body_mib must be above 0 and at most 1,024, got nan"),
+        (("--host", "127.0.0..1"), "--host 127.0.0..1 --port 8080: cannot listen there: no such address"),
+        (("--challenger", "@next", "--shadow"), "models/export is not in the registry; name the challenger in full"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_line(
+    options: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("GRADTRAIL_TOKEN", TOKEN)
+    monkeypatch.setattr(main, "_run_loop", lambda coroutine: coroutine.close())
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    ran = CliRunner().invoke(gradtrail, ["serve", "models/export", *options])
+    assert isinstance(ran.exception, ConfigError | UserError), ran.exception
+    assert said in str(ran.exception)
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    (tmp_path / ".gradtrail").write_text("")
+    with pytest.raises(UserError, match=r"/\.gradtrail: .*; a server keeps its compilation cache and exports in"):
+        main._locate("models/export")
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent, self.is_closed = b"", False
+
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+async def sent_to_the_parser(parts: list[bytes]) -> Transport:
+    """Send parts of requests until the connection is closed; bodies are left to whoever reads them."""
+    guard = Guard(limits=Limits(max_seconds=0.01))
+    config = main.uvicorn.Config(guard, ws="none", lifespan="off", log_config=None)
+    config.load()
+    protocol = main._Protocol(config, main.uvicorn.server.ServerState(), {})
+    transport = Transport()
+    protocol.connection_made(cast(Any, transport))
+    for part in parts:
+        if transport.is_closed:
+            break
+        protocol.data_received(part)
+    protocol.connection_lost(None)
+    await asyncio.gather(*protocol.tasks)
+    return transport
+
+
+_POST = b"POST /invocations HTTP/1.1\r\nHost: localhost\r\n"
+_CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "part"),
+    [
+        (b"GET /", b"a" * 1000),
+        (b"GET / HTTP/1.1\r\na: ", b"a" * 1000),
+        (b"GET / HTTP/1.1\r\n", b"a: " + b"a" * 1000 + b"\r\n"),
+        (_CHUNKED + b"1\r\nx\r\n0\r\n", b"a: " + b"a" * 1000 + b"\r\n"),
+    ],
+)
+def test_a_head_without_an_end_is_refused(start: bytes, part: bytes) -> None:
+    transport = asyncio.run(sent_to_the_parser([start, *[part] * 300]))
+    assert transport.is_closed
+    assert transport.sent.startswith(b"HTTP/1.1 400")
+    assert transport.sent.endswith(b'{"error":"the head of the request has more than 262,144 bytes"}')
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [_POST + b"Content-Length: 1000000\r\n\r\n", *[b"a" * 10_000] * 100],
+        [_CHUNKED, *[b"1\r\nx\r\n" * 100] * 1000],
+        [b"GET /v2 HTTP/1.1\r\na: " + b"a" * 10_000 + b"\r\n\r\n"] * 100,
+    ],
+)
+def test_long_bodies_and_many_requests_are_not_long_heads(parts: list[bytes]) -> None:
+    assert b"the head" not in asyncio.run(sent_to_the_parser(parts)).sent
+
+
+def test_a_thread_that_does_not_end_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    is_over = threading.Event()
+    monkeypatch.setattr(main.os, "_exit", lambda status: (ended.append(status), is_over.set()))
+    monkeypatch.setattr(main, "_END_SECONDS", 0.05)
+
+    async def serve(seconds: float) -> int:
+        asking = asyncio.get_running_loop().run_in_executor(None, is_over.wait, seconds)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(asking), 0.01)
+        asking.cancel()
+        return 3
+
+    began = time.monotonic()
+    assert main._run_loop(serve(60)) == 3
+    assert time.monotonic() - began < 30
+    assert ended == [3]

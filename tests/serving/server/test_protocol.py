@@ -12,11 +12,17 @@ from gradtrail.serving.server import protocol
 from gradtrail.serving.server.refusal import Refusal
 
 SHAPE = (3, 2)
+DEEP = b"[" * 1010 + b"]" * 1010  # read by orjson, and nested too deeply for `str`
 
 
 def inference(data: Any, shape: Any, datatype: str = "UINT8", **more: Any) -> bytes:
     tensor = {"name": "images", "shape": shape, "datatype": datatype, "data": data}
     return json.dumps({"inputs": [tensor], **more}).encode()
+
+
+def with_deep(body: bytes) -> bytes:
+    """Put nested lists where `body` has the text DEEP."""
+    return body.replace(b'"DEEP"', DEEP)
 
 
 @given(st.integers(0, 4), st.randoms(use_true_random=False), st.booleans())
@@ -58,6 +64,22 @@ def test_one_image_without_a_list_around_it_is_taken_as_mlflow_takes_it() -> Non
         (inference([0] * 6, [-1, 3, 2]), "inputs[0].shape: must be"),
         (inference([0] * 6, [True, 3, 2]), "inputs[0].shape: must be"),
         (inference([0] * 6, 7), "inputs[0].shape: must be"),
+        (inference([0] * 6, []), "inputs[0].shape: must be [images, 3, 2], got []"),
+        (inference([0] * 6, [1]), "inputs[0].shape: must be [images, 3, 2], got [1]"),
+        (inference([0] * 6, [1, 3.0, 2.0]), "inputs[0].shape: must be [images, 3, 2], got [1, 3.0, 2.0]"),
+        (inference([0] * 6, [1.0, 3, 2]), "inputs[0].shape: must be"),
+        (with_deep(inference([0] * 6, "DEEP")), "inputs[0].shape: must be [images, 3, 2], got a list"),
+        (
+            inference([0] * 6, [1, 3, 2], "DEEP").replace(b'"DEEP"', DEEP),
+            "inputs[0].datatype: must be one of UINT8, FP32, got a list",
+        ),
+        (inference([0] * 6, [1, 3, 2], 10**300), "inputs[0].datatype: must be"),
+        (b'{"inputs": [{"name": {"a": ' + DEEP + b"}}]}", 'inputs[0].name: must be "images", got a dict'),
+        (
+            with_deep(inference([0] * 6, [1, 3, 2], outputs=[{"name": "DEEP"}])),
+            "outputs: must name some of",
+        ),
+        (inference([0] * 6, [1, 3, 2], outputs=[{"name": None}]), "outputs: must name some of"),
         (inference([0] * 5, [1, 3, 2]), "must have 6 values, as its shape says; got 5"),
         (inference([0] * 5 + [256], [1, 3, 2]), "UINT8 values must be whole numbers from 0 to 255"),
         (inference([0] * 5 + [-1], [1, 3, 2]), "UINT8 values must be"),
@@ -87,7 +109,7 @@ def test_what_is_no_request_is_refused_in_one_line(body: bytes, said: str) -> No
     ("content", "said"),
     [
         ({}, "expected one of the keys inputs, instances"),
-        ({"inputs": [], "instances": []}, "expected one of the keys"),
+        ({"inputs": [], "instances": []}, "expected one of the keys inputs, instances; got ['inputs', 'instances']"),
         ({"dataframe_split": {}}, "expected one of the keys"),
         ({"inputs": []}, "inputs: must be a list of images"),
         ({"inputs": 3}, "must be a list of images"),

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradtrail.serving.verdict import probe
 from gradtrail.serving.verdict.judge import KINDS
 from gradtrail.serving.verdict.measure import COLD, WARM, measure, measured
 from gradtrail.serving.verdict.probe import peak_memory_mib
+from gradtrail.stages.artifacts.exported import ExportedModel
 from gradtrail.support.errors import UserError
 from gradtrail.support.significance import quantile_interval
 
@@ -32,6 +34,20 @@ def test_every_limit_that_files_do_not_tell_is_measured(exported, tmp_path: Path
 def test_a_model_that_cannot_answer_is_one_line(tmp_path: Path):
     with pytest.raises(UserError, match=r"the model cannot answer: .*manifest\.json"):
         measure(tmp_path, processes=1)
+
+
+def test_every_batch_size_is_run(exported, monkeypatch: pytest.MonkeyPatch):
+    sizes: list[int] = []
+    predict = ExportedModel.predict
+
+    def noted(self: ExportedModel, images: np.ndarray) -> np.ndarray:
+        sizes.append(len(images))
+        return predict(self, images)
+
+    monkeypatch.setattr(ExportedModel, "predict", noted)
+    monkeypatch.setattr(probe, "_timed", lambda *_, **__: [0.001])
+    probe.steady(exported(0))
+    assert sizes == [1, 1, 32]
 
 
 def test_peak_memory_is_this_process_own_and_in_mib():

@@ -153,6 +153,29 @@ def test_the_agreement_with_the_champion_is_judged(
         assert (line["low"], line["high"]) == pytest.approx(wilson_interval(2000 - differing, 2000))
 
 
+def test_a_process_that_is_killed_between_two_tags_leaves_no_verdict(
+    client: MlflowClient, run: Run, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    judged(run, capsys)
+    set_tag, done = MlflowClient.set_tag, list[str]()
+    for left in range(4):
+        done.clear()
+
+        def set_until_killed(self: MlflowClient, run_id: str, key: str, value: str, left: int = left) -> None:
+            if key.startswith("verdict"):
+                if len(done) == left:
+                    raise KeyboardInterrupt
+                done.append(key)
+            set_tag(self, run_id, key, value)
+
+        monkeypatch.setattr(MlflowClient, "set_tag", set_until_killed)
+        with pytest.raises(KeyboardInterrupt):
+            judged(run, capsys, p99_ms_1=100.0)
+        tags = client.get_run(run.info.run_id).data.tags
+        assert tags["verdict"] == "fail" or (tags["verdict_export"] == "none") == bool(left)
+    monkeypatch.undo()
+
+
 def test_metrics_of_the_export_come_first(client: MlflowClient, run: Run, capsys: pytest.CaptureFixture):
     tags = {"stage": "export", "state": "x", "mlflow.parentRunId": run.info.run_id}
     child = client.create_run(run.info.experiment_id, tags=tags)

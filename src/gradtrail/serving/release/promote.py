@@ -18,8 +18,9 @@ from gradtrail.serving.registry import (
 )
 from gradtrail.serving.release.comparison import Comparison, compare
 from gradtrail.serving.release.history import Event, Refused, claim_of, events_of, move, user, versions_of
+from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict.judge import PASS
-from gradtrail.serving.verdict.main import VERDICT, VERDICT_EXPORT
+from gradtrail.serving.verdict.main import VERDICT, VERDICT_EXPORT, VERDICT_LIMITS
 from gradtrail.support.errors import UserError, printable
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
@@ -86,6 +87,8 @@ def allowed(candidate: Candidate, champion: Candidate | None) -> tuple[list[str]
         reasons.append(f"no verdict of this export; run `gradtrail verdict {candidate.run.info.run_id[:8]}` first")
     elif tags.get(VERDICT) != PASS:
         reasons.append("the verdict is fail; see reports/verdict.html, or the run's artifact verdict/verdict.html")
+    elif tags.get(VERDICT_LIMITS) != read_slo().limits.digest:
+        reasons.append("the verdict is of other limits than slo.yaml's; run `gradtrail verdict` again")
     if champion:
         try:
             comparison = compare(candidate, champion)
@@ -147,6 +150,9 @@ def tell_tags(client: MlflowClient, name: str, event: Event) -> None:
     tags |= {"forced": event.forced} if event.forced else {}
     for key, value in tags.items():
         client.set_model_version_tag(name, event.version, key, value)
+    for key in {"reason", "forced", "rolled_back"} & client.get_model_version(name, event.version).tags.keys():
+        if key not in tags:  # of an earlier promotion
+            client.delete_model_version_tag(name, event.version, key)
 
 
 def _make_challenger(client: MlflowClient, name: str, version: ModelVersion, reason: str) -> None:

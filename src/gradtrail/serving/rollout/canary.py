@@ -5,7 +5,8 @@ challenger within all limits is stopped with a probability of at most `significa
 
 - **errors**: the mean of "it failed" is at most `max_error_rate`;
 - **latency**: in at most half of the pairs of answers the challenger takes more than `max_latency_ratio` times as long
-  as the primary (a sequential sign test: outliers of either weigh one);
+  as the primary (a sequential sign test: outliers of either weigh one); pairs count whose requests have as many images
+  and where the challenger's request did not wait behind more others than the primary's did;
 - **agreement**: the mean share of images that get another label than the primary's is at most 1 - `min_agreement`; this
   one needs answers of both to the same images;
 - **class share**: the total variation distance of the labels' distributions is at most `max_class_share_distance`. That
@@ -66,12 +67,14 @@ class Outcome:
         confidences: probability of each label.
         seconds: from the request's entry into the model's queue to its answer.
         error: kind of its failure, or None.
+        ahead: requests that it had to wait for, `Batcher.num_ahead`.
     """
 
     labels: Sequence[int] = ()
     confidences: Sequence[float] = ()
     seconds: float
     error: str | None = None
+    ahead: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +158,11 @@ class Canary:
             self._pair(self._waiting[0].pop(), self._waiting[1].pop())
 
     def _pair(self, primary: Outcome, challenger: Outcome) -> None:
-        slower = challenger.seconds > self.limits.max_latency_ratio * primary.seconds
-        self._note("latency", self._slower.observe(float(slower)))
         if not (primary.labels and challenger.labels):
             return
+        if len(primary.labels) == len(challenger.labels) and challenger.ahead <= primary.ahead:
+            slower = challenger.seconds > self.limits.max_latency_ratio * primary.seconds
+            self._note("latency", self._slower.observe(float(slower)))
         more = self._given_more_often()
         shares = [sum(label in more for label in each.labels) / len(each.labels) for each in (primary, challenger)]
         self._note("class share", self._shifted.observe((1 + shares[1] - shares[0]) / 2))

@@ -1,6 +1,8 @@
 """Starts what changes the models of a running server: following the registry's aliases, and a challenger's trial."""
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +10,14 @@ from typing import Any
 
 from gradtrail.core.common.validation import check
 from gradtrail.serving.monitoring.metrics import Role, ServerMetrics
-from gradtrail.serving.registry import version_of
+from gradtrail.serving.registry import remember, version_of
 from gradtrail.serving.rollout.follow import Follower, Take
-from gradtrail.serving.rollout.trial import Trial, TrialConfig
+from gradtrail.serving.rollout.trial import Trial, TrialConfig, fit
 from gradtrail.serving.server.router import Router, Served, Source
 from gradtrail.serving.slo import read_slo
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, one_line, printable
 
+LOG = logging.getLogger("gradtrail.serve")
 _MODELS = "models:/"
 Locate = Callable[[str], Source]
 Load = Callable[[str], Awaitable[Served]]
@@ -91,7 +94,7 @@ async def roll_out(model: str, config: RolloutConfig, router: Router, metrics: S
         locate: finds a model's folder by its address, in a thread.
 
     Raises:
-        UserError: a challenger that is no alias cannot be used; one line.
+        UserError: `@ALIAS` names a challenger of a model without a name; one line.
     """
     running = []
     if config.follow_seconds and (followed := alias_of(model)):
@@ -108,9 +111,17 @@ async def _follow_primary(
     followed: tuple[str, str], config: RolloutConfig, router: Router, metrics: ServerMetrics, locate: Locate
 ) -> None:
     load = _loader(router, locate)
+    name, alias = followed
 
     async def promote(version: str | None) -> None:
-        served = await load(f"{_MODELS}{followed[0]}/{version}")
+        address = f"{_MODELS}{name}/{version}"
+        served, current = await load(address), router.current
+        if not fit(served, current) or served.about.name != current.about.name:
+            served.batcher.close()
+            unlike = "takes other images, or has other classes or another name, than the model that serves"
+            raise UserError(f"version {version}: {unlike}; restart the server to serve it")
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(remember, f"{_MODELS}{name}@{alias}", address)
         metrics.classes = served.about.classes
         router.swap(served)
 
@@ -124,7 +135,12 @@ async def _follow_challenger(
     """Try a challenger, and every next one that its alias names."""
     followed = alias_of(address)
     if followed is None:
-        trial.challenge(await load(address))
+        try:
+            trial.challenge(await load(address))
+        except Exception as error:
+            metrics.follow_failed("challenger")
+            said = f"challenger {address} cannot be used, none is tried: {one_line(error)}"
+            LOG.warning("%s", printable(said), exc_info=None if isinstance(error, UserError) else error)
         return
     name = followed[0]
 

@@ -5,7 +5,8 @@ client's way, so that the two can be compared; a failure of the challenger becom
 client sees it. **Shadow**: every client gets the primary's answer; the challenger answers the same images afterwards.
 
 What it costs: a canary of 10 % runs 10 % more images than no canary, a shadow twice as many. Comparisons are the first
-to go when there is much to do: at most `MAX_COMPARISONS` are under way, further requests are not compared.
+to go when there is much to do: at most `MAX_COMPARISONS` are under way, further requests are not compared. Nor does a
+shadow compare a request that would wait longer for the challenger than it has waited for the primary.
 """
 
 import asyncio
@@ -56,6 +57,7 @@ class Trial:
         self._challenger: Served | None = None
         self._version: str | None = None
         self._canary = Canary(config.limits)
+        self._has_told = False  # of its first exception
         self._against = ""  # digest of the primary that the evidence is about
         self._tasks: set[asyncio.Task[None]] = set()
         self._tell("off")
@@ -75,16 +77,17 @@ class Trial:
         Raises:
             UserError: it takes other images than the primary, or knows other classes.
         """
-        if served is not None and not _fit(served, self._router.current):
+        if served is not None and not fit(served, self._router.current):
             served.batcher.close()
             raise UserError(f"challenger {served.version}: takes other images or classes than the primary model")
         old, self._challenger = self._challenger, served
         self._version = served.version if served else None
-        self._canary = Canary(self.config.limits)
+        self._canary, self._has_told = Canary(self.config.limits), False
         if old is not None:
             old.batcher.close()
-        self._metrics.unloaded("challenger")
-        if served is not None:
+        if served is None:
+            self._metrics.unloaded("challenger")
+        else:
             self._metrics.serving("challenger", served.about.name, served.version, served.digest)
         self._tell(self.state)
 
@@ -111,11 +114,13 @@ class Trial:
             return await self._router.answer_by(current, images)
         if self.config.share and in_canary(request_id or secrets.token_hex(8), self.config.share):
             return await self._by_challenger(images, challenger, current)
-        started = time.perf_counter()
+        started, ahead = time.perf_counter(), current.batcher.num_ahead
         answer = await self._router.answer_by(current, images)
-        outcome = _outcome(answer.probabilities, time.perf_counter() - started)
+        outcome = _outcome(answer.probabilities, time.perf_counter() - started, ahead)
         if self.config.share:
             self._observe(challenger, outcome, None)
+        elif self._tasks and challenger.batcher.num_ahead > ahead:  # it would wait longer than the primary did
+            self._metrics.comparison_dropped()
         else:
             self._later(self._shadow(images, challenger, outcome))
         return answer
@@ -127,47 +132,52 @@ class Trial:
         if outcome.error is None and self._challenger is challenger:
             self._later(self._compare(images, challenger, current, outcome), instead=outcome)
             return Answer(probabilities=probabilities, by=challenger, is_first=is_first)
-        self._observe(challenger, None, outcome)
+        if outcome.error != "overloaded":  # by the server's own limit, which tells nothing of the model
+            self._observe(challenger, None, outcome)
         self._metrics.fell_back()
         return await self._router.answer_by(current, images)
 
     async def _try(self, challenger: Served, images: Images) -> tuple[Probabilities, Outcome]:
         """Ask the challenger; whatever goes wrong is an outcome."""
-        started = time.perf_counter()
+        started, ahead = time.perf_counter(), challenger.batcher.num_ahead
         probabilities = np.zeros((0, 0), np.float32)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 probabilities = await challenger.batcher.predict(images)
-            outcome = _outcome(probabilities, time.perf_counter() - started)
+            outcome = _outcome(probabilities, time.perf_counter() - started, ahead)
         except TimeoutError:
             outcome = Outcome(seconds=PATIENCE_SECONDS, error="timeout")
         except Refusal:
             outcome = Outcome(seconds=time.perf_counter() - started, error="overloaded")
         except Exception:
             outcome = Outcome(seconds=time.perf_counter() - started, error="failed")
-            if not self._canary.requests:
+            if not self._has_told:
+                self._has_told = True
                 LOG.warning("the challenger, version %s, failed", challenger.version, exc_info=True)
         if outcome.error is None:
             self._metrics.answered(
                 "challenger", challenger.version, outcome.seconds, outcome.labels, outcome.confidences
             )
-        else:
+        elif outcome.error != "overloaded":
             self._metrics.failed("challenger", challenger.version)
         return probabilities, outcome
 
     async def _compare(self, images: Images, challenger: Served, current: Served, outcome: Outcome) -> None:
         """Ask the primary what it makes of the images that the challenger has answered."""
-        started = time.perf_counter()
+        started, ahead = time.perf_counter(), current.batcher.num_ahead
         try:
             probabilities = await current.batcher.predict(images)
         except Exception:  # its own failures are counted where it answers clients
             self._observe(challenger, None, outcome)
         else:
-            self._observe(challenger, _outcome(probabilities, time.perf_counter() - started), outcome)
+            self._observe(challenger, _outcome(probabilities, time.perf_counter() - started, ahead), outcome)
 
     async def _shadow(self, images: Images, challenger: Served, primary: Outcome) -> None:
         """Ask the challenger what it makes of the images that the primary has answered."""
         _, outcome = await self._try(challenger, images)
+        if outcome.error == "overloaded":
+            self._metrics.comparison_dropped()
+            return
         self._observe(challenger, primary, outcome)
 
     def _later(self, comparison: Coroutine[Any, Any, None], instead: Outcome | None = None) -> None:
@@ -201,7 +211,7 @@ class Trial:
         if current.digest == self._against or self._challenger is None:
             return False
         self._against = current.digest
-        if self._challenger.digest == current.digest or not _fit(self._challenger, current):
+        if self._challenger.digest == current.digest or not fit(self._challenger, current):
             LOG.warning("version %s is the primary model now; the trial of %s ends", current.version, self._version)
             self.challenge(None)
             return True
@@ -212,19 +222,21 @@ class Trial:
         self._metrics.rollout(state, self.config.share if state == "canary" else 0.0)
 
 
-def _fit(challenger: Served, primary: Served) -> bool:
+def fit(challenger: Served, primary: Served) -> bool:
+    """Whether a model takes the images of another one, and has its classes."""
     of_both = [(each.about.image_shape, each.about.classes) for each in (challenger, primary)]
     return of_both[0] == of_both[1]
 
 
-def _outcome(probabilities: Probabilities, seconds: float) -> Outcome:
+def _outcome(probabilities: Probabilities, seconds: float, ahead: int) -> Outcome:
     """Return what became of a request; probabilities that are none are a failure."""
     if not np.isfinite(probabilities).all():
         return Outcome(seconds=seconds, error="failed")
     if not len(probabilities):
-        return Outcome(seconds=seconds)
+        return Outcome(seconds=seconds, ahead=ahead)
     return Outcome(
         labels=probabilities.argmax(axis=1).tolist(),
         confidences=probabilities.max(axis=1).tolist(),
         seconds=seconds,
+        ahead=ahead,
     )

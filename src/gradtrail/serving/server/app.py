@@ -44,6 +44,7 @@ _HEADERS = {
 }
 _KINDS = {400: "invalid", 401: "unauthorized", 403: "unauthorized", 404: "not_found", 405: "invalid"}
 _KINDS |= {413: "too_large", 415: "invalid", 421: "unauthorized", 429: "overloaded", 503: "not_ready", 504: "timeout"}
+_KINDS |= {414: "too_large", 499: "invalid"}
 _Endpoint = Callable[..., Awaitable[Response]]
 
 

@@ -51,14 +51,14 @@ class BatchRun:
         size: images that it was compiled for.
         num_images: that were in it.
         num_requests: that it answered, or parts of them.
-        queue_seconds: that its oldest request waited.
+        queue_seconds: that each request waited whose first images are in it.
         run_seconds: that the model took.
     """
 
     size: int
     num_images: int
     num_requests: int
-    queue_seconds: float
+    queue_seconds: tuple[float, ...]
     run_seconds: float
 
 
@@ -108,6 +108,11 @@ class Batcher:
     def num_waiting(self) -> int:
         """Requests that are not wholly in a batch yet; `num_images` are their images."""
         return len(self._queue)
+
+    @property
+    def num_ahead(self) -> int:
+        """Requests that the next one has to wait for; the batch that runs counts as one."""
+        return len(self._queue) + self._is_running
 
     async def predict(self, images: Images) -> Probabilities:
         """Return the probabilities of any number of images.
@@ -198,7 +203,7 @@ class Batcher:
             size=size,
             num_images=count,
             num_requests=len(spans),
-            queue_seconds=started - spans[0].request.arrived,
+            queue_seconds=tuple(started - span.request.arrived for span in spans if not span.start),
             run_seconds=time.perf_counter() - started,
         )
         self._loop.call_soon_threadsafe(self._finish, spans, found, run)

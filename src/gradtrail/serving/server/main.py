@@ -6,8 +6,10 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,14 @@ from gradtrail.serving.server.batching import THREAD, BatchingConfig
 from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_token
 from gradtrail.serving.server.router import Router, Served, Source
 from gradtrail.serving.server.watching import MetricsWatcher
-from gradtrail.support.errors import UserError
+from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.signals import stop_request
 
 _KEEP_ALIVE = 75  # seconds that an idle connection stays open
 _BACKLOG = 2048  # connections that wait to be accepted
+_LONGEST_HEAD = 2**18  # bytes of a request besides its body
+_PER_PART = 32  # bytes that a part of a body may have around it, in Transfer-Encoding: chunked
+_END_SECONDS = 1.0  # that threads have to end when everything is answered
 _SWITCH_SECONDS = 0.0005  # between the threads: Python's 5 ms are longer than a batch
 
 
@@ -67,6 +72,7 @@ def config_of(place: Path, host: str, port: int, options: Mapping[str, Any]) -> 
         ConfigError: a value is out of its bounds; one line.
     """
     try:
+        check("max_body_mib", options["max_body_mib"], above=0, at_most=1024)
         return ServerConfig(
             host=host,
             port=port,
@@ -99,12 +105,15 @@ def serve(model: str | None, place: Path, config: ServerConfig) -> int:
     """
     token = os.environ.get(TOKEN, "")
     require_token(config.host, token)
+    address = _address_of(model, place)
+    if config.rollout.challenger:
+        start.challenger_address(config.rollout.challenger, address)  # raises before anything is loaded
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     LOG.setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs a batch 0.1 ms
     with _bound(config.host, config.port) as listener:
-        return _run_loop(_run(_address_of(model, place), config, token, listener))
+        return _run_loop(_run(address, config, token, listener))
 
 
 async def _run(model: str, config: ServerConfig, token: str, listener: socket.socket) -> int:
@@ -153,8 +162,13 @@ def _locate(model: str) -> Source:
     from gradtrail.serving.registry import resolve
     from gradtrail.stages.common.setup import set_up_cache
 
-    set_up_cache()
-    found = resolve(model)
+    try:
+        set_up_cache()
+        found = resolve(model)
+    except OSError as error:
+        what = error.strerror or one_line(error)
+        kept = "a server keeps its compilation cache and exports in .gradtrail, which it must be able to write to"
+        raise UserError(f"{error.filename or '.gradtrail'}: {what}; {kept}") from None
     return Source(folder=found.folder, version=found.version or "")
 
 
@@ -202,7 +216,26 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """Says in JSON, too, that what came in is no HTTP."""
+    """Says in JSON, too, that what came in is no HTTP; ends a connection whose head or trailers do not end.
+
+    The parser keeps both in memory before anybody sees them. Bodies are the guard's.
+    """
+
+    _num_head = 0  # bytes of the request so far, but for its body
+
+    def data_received(self, data: bytes) -> None:
+        self._num_head += len(data)
+        super().data_received(data)
+        if self._num_head > _LONGEST_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"the head of the request has more than {_LONGEST_HEAD:,} bytes")
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head = max(0, self._num_head - len(body) - _PER_PART)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_head = 0  # what the same data has of the next request is not counted
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         body = orjson.dumps({"error": msg})
@@ -222,8 +255,9 @@ def _bound(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
-        raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:  # IDNA's for a name that can be none
+        said = getattr(error, "strerror", None) or "no such address"
+        raise UserError(f"--host {host} --port {port}: cannot listen there: {said}") from None
     return listener
 
 
@@ -233,12 +267,30 @@ def _address(listener: socket.socket) -> str:
 
 
 def _run_loop(main: Coroutine[Any, Any, int]) -> int:
-    try:
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):  # on Windows
         import uvloop
-    except ImportError:  # Windows
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+
+        new_event_loop = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        threads = ThreadPoolExecutor(thread_name_prefix="serve")
+        runner.get_loop().set_default_executor(threads)
+        status = runner.run(main)
+        threads.shutdown(wait=False, cancel_futures=True)
+        _end_with_threads(status)
+    return status
+
+
+def _end_with_threads(status: int) -> None:
+    """End the process where a thread does not: one that waits for a registry would keep it for minutes."""
+    deadline = time.monotonic() + _END_SECONDS
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
 
 
 def _address_of(model: str | None, place: Path) -> str:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import orjson
@@ -24,6 +24,8 @@ _OUTPUTS = (PROBABILITIES, LABEL)
 _TYPES = ("UINT8", "FP32")
 _MLFLOW_KEYS = ("inputs", "instances")
 _LONGEST_ID = 128
+_SCALARS = (int, float, str, type(None))
+_SHOWN = 10  # elements of a list that is not what it must be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ def _tensor_pixels(tensor: Mapping[str, Any], shape: tuple[int, int], max_images
     if (datatype := tensor.get("datatype")) not in _TYPES:
         raise Refusal(400, f"inputs[0].datatype: must be one of {', '.join(_TYPES)}, got {_short(datatype)}")
     sides = tensor.get("shape")
-    if not (isinstance(sides, list) and tuple(sides[1:]) == shape and type(sides[0]) is int and sides[0] >= 0):
+    if not (_are_whole(sides) and tuple(sides[1:]) == shape and sides[0] >= 0):
         raise Refusal(400, f"inputs[0].shape: must be [images, {shape[0]}, {shape[1]}], got {_short(sides)}")
     _check_number(sides[0], max_images)
     flat = _flat(tensor.get("data"))
@@ -76,6 +78,10 @@ def _tensor_pixels(tensor: Mapping[str, Any], shape: tuple[int, int], max_images
     if pixels is None:
         raise Refusal(400, "inputs[0].data: UINT8 values must be whole numbers from 0 to 255")
     return pixels.reshape(sides)
+
+
+def _are_whole(sides: Any) -> TypeGuard[list[int]]:
+    return isinstance(sides, list) and len(sides) == 3 and all(type(each) is int for each in sides)
 
 
 def _flat(data: Any) -> list[Any]:
@@ -185,7 +191,8 @@ def _wanted_outputs(content: Mapping[str, Any]) -> Sequence[str]:
     asked = content.get("outputs")
     if not asked:
         return _OUTPUTS
-    names = [str(each.get("name")) for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
+    given = [each.get("name") for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
+    names = [each for each in given if isinstance(each, str)]
     if not names or len(names) > len(_OUTPUTS) or not {*names} <= {*_OUTPUTS}:
         raise Refusal(400, f"outputs: must name some of {', '.join(_OUTPUTS)}")
     return names
@@ -230,4 +237,7 @@ def _tensor(name: str, datatype: str, values: np.ndarray) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    return repr(value if isinstance(value, int | float | str | bool | None) else str(value)[:60])[:60]
+    """Return what was found, briefly; lists may be nested too deeply to be written out."""
+    if isinstance(value, list) and all(isinstance(each, _SCALARS) for each in value[:_SHOWN]):
+        return str(value[:_SHOWN])[:60]
+    return repr(value)[:60] if isinstance(value, _SCALARS) else f"a {type(value).__name__}"

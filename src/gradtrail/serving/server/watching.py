@@ -20,7 +20,8 @@ class MetricsWatcher:
 
     def batch(self, run: BatchRun, num_waiting: int) -> None:
         self._metrics.batch(run.num_images, run.size)
-        self._metrics.waited(run.queue_seconds)
+        for seconds in run.queue_seconds:
+            self._metrics.waited(seconds)
         self._metrics.queue(num_waiting)
 
     def answered(self, answer: Answer, seconds: float) -> None:

@@ -26,6 +26,7 @@ from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.mlflow.client import open_store
 
 VERDICT, VERDICT_EXPORT = "verdict", "verdict_export"  # tags of a training's run: the outcome, and of which export
+VERDICT_LIMITS = "verdict_limits"  # tag: digest of the limits
 PAGE = Path("reports/verdict.html")
 _ARTIFACTS = "verdict"
 _TABLES = "mlflow.loggedArtifacts"  # tag: where MLflow's UI looks for tables
@@ -84,7 +85,7 @@ def verdict(what: str, slo: Path, *, as_json: bool, measured: Callable[[Path], d
     said = Verdict(judgement=judgement, beside=shown, about=_about(candidate, slo))
     with atomic_file(PAGE) as temporary:
         temporary.write_text(page.render(said.judgement, said.beside, said.about), encoding="utf-8")
-    _log(candidate, said)
+    _log(candidate, said, limits.digest)
     _print(said, as_json=as_json)
     return 0 if judgement.outcome == PASS else 1
 
@@ -140,7 +141,7 @@ def _about(candidate: Candidate, slo: Path) -> dict[str, str]:
     }
 
 
-def _log(candidate: Candidate, said: Verdict) -> None:
+def _log(candidate: Candidate, said: Verdict, limits: str) -> None:
     """Log the verdict to the run: as files, and as tags; as no metrics, of which a run has few and comparable ones."""
     client, run_id = candidate.client, candidate.run.info.run_id
     with tempfile.TemporaryDirectory() as folder:
@@ -153,8 +154,10 @@ def _log(candidate: Candidate, said: Verdict) -> None:
     shown = json.loads(candidate.run.data.tags.get(_TABLES, "[]"))
     entry = {"path": "tables/verdict.json", "type": "table"}
     client.set_tag(run_id, _TABLES, json.dumps([*shown, *([] if entry in shown else [entry])]))
-    client.set_tag(run_id, VERDICT_EXPORT, candidate.digest)
+    client.set_tag(run_id, VERDICT_EXPORT, "none")  # a process that is killed between two tags leaves no verdict
+    client.set_tag(run_id, VERDICT_LIMITS, limits)
     client.set_tag(run_id, VERDICT, said.judgement.outcome)
+    client.set_tag(run_id, VERDICT_EXPORT, candidate.digest)
 
 
 def _print(said: Verdict, *, as_json: bool) -> None:
