@@ -300,7 +300,7 @@ sys.exit(promote.promote(sys.argv[2], as_champion=True, is_forced=False, reason=
 
 def race(runs: list[Run]) -> list[tuple[int, str]]:
     """Promote several runs at once, each in a process of its own; return status and output of each."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
     commands = [[sys.executable, "-c", RACE, f"ready{number}", run.info.run_id] for number, run in enumerate(runs)]
     started = [subprocess.Popen(each, env=env, stdout=subprocess.PIPE, text=True) for each in commands]
     outputs = [process.communicate(timeout=300)[0] for process in started]

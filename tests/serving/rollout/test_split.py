@@ -40,7 +40,8 @@ def test_a_client_stays_in_another_process_with_another_hash_seed() -> None:
     code = "from gradtrail.serving.rollout.split import position; print(position('client-1'), position('\\xe4\\udcff'))"
     odd = position("ä\udcff")
     wanted = f"{position('client-1')} {odd}"
-    for seed in ("1", "2"):  # the environment but for the seed is that of the tests, and the code that of this folder
+    for seed in ("1", "2"):
+        # Not `sys.path`: MLflow leaves the code of models there that other tests have loaded.
         env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": seed}
         ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
