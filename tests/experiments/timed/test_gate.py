@@ -29,7 +29,7 @@ def test_without_a_commit_it_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         gate.run_timed_gate(Path("accepted.json"), seconds=1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_slower_training_in_the_working_folder_fails_it(tmp_path: Path) -> None:
     project: Project = copy_project(tmp_path / "project")
     project.set("train.mlp.hidden", [32])

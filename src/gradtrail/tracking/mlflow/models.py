@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mlflow import MlflowClient
@@ -23,10 +23,12 @@ from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, Lo
 from mlflow.exceptions import MlflowException
 
 import gradtrail
-from gradtrail.stages.artifacts.exported import Manifest, read_manifest
 from gradtrail.stages.artifacts.members import seeds_in_words
 from gradtrail.stages.common.digests import digest
 from gradtrail.tracking.mlflow.naming import NOTE
+
+if TYPE_CHECKING:
+    from gradtrail.stages.artifacts.exported import Manifest
 
 EXPORT = "models/export"  # the out
 WEIGHTS, EXPORT_DIGEST = "weights", "export_digest"  # tags of a logged model: final or best; `Manifest.digest`
@@ -52,6 +54,8 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
     Raises:
         UserError: it has no manifest of this version.
     """
+    from gradtrail.stages.artifacts.exported import read_manifest  # late: it imports JAX
+
     manifest, out = read_manifest(folder), digest(folder)
     ready = [model for model in models_of(client, train) if EXPORT_DIGEST in model.tags and _is_ready(client, model)]
     if not any(model.tags[EXPORT_DIGEST] == manifest.digest for model in ready):
@@ -142,6 +146,8 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
         import mlflow.pyfunc  # late: only an export needs it
     from mlflow.models import Model as MlflowModel
 
+    from gradtrail.stages.artifacts.exported import read_manifest
+
     manifest = read_manifest(export)
     stroke = _stroke(manifest.image_shape)
     with tempfile.TemporaryDirectory() as name:
@@ -159,7 +165,7 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
     (path / EXAMPLE).write_text(json.dumps({"inputs": stroke.tolist()}), encoding="utf-8")
 
 
-def _log_model(client: MlflowClient, train: Run, manifest: Manifest, folder: Path, out: str) -> None:
+def _log_model(client: MlflowClient, train: Run, manifest: "Manifest", folder: Path, out: str) -> None:
     tags = {WEIGHTS: manifest.weights, EXPORT_DIGEST: manifest.digest, _OUT: out, "dataset": manifest.dataset}
     tags |= {"epoch": _epochs(manifest), _TEMPERATURE: f"{manifest.temperature:.6g}"}
     logged = client.create_logged_model(
@@ -205,16 +211,16 @@ def _model_name(run: Run, weights: str) -> str:
     return f"{run.info.run_name} · {weights}".translate(_IN_MODEL_NAMES)
 
 
-def _epochs(manifest: Manifest) -> str:
+def _epochs(manifest: "Manifest") -> str:
     return ", ".join(map(str, sorted({*manifest.epochs})))
 
 
-def _input(manifest: Manifest) -> str:
+def _input(manifest: "Manifest") -> str:
     height, width = manifest.image_shape
     return f"array (images, {height}, {width}), or one image ({height}, {width}): uint8, or floats from 0 to 1"
 
 
-def _how_to_use(tracking_uri: str, model_id: str, manifest: Manifest) -> str:
+def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
     """Return the recipe for loading a model, in any folder, and what it takes and returns."""
     epochs = f"eights after epoch{'s' if len({*manifest.epochs}) > 1 else ''} {_epochs(manifest)}"
     networks = f"Mean probabilities of {len(manifest.seeds)} networks, {seeds_in_words(manifest.seeds)}; w"
@@ -235,7 +241,7 @@ temperature of {manifest.temperature:.3g}.
 """
 
 
-def _attach_validation(client: MlflowClient, run: Run, model_id: str, manifest: Manifest) -> None:
+def _attach_validation(client: MlflowClient, run: Run, model_id: str, manifest: "Manifest") -> None:
     """Attach to the model the validation metrics that the run has at the epoch of the weights: means over members."""
     of = {"model_id": model_id, "run_id": run.info.run_id, "dataset_name": manifest.dataset.partition(" ")[0]}
     of |= {"dataset_digest": run.data.tags.get("dataset_digest", "")}
