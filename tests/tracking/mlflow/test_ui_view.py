@@ -45,7 +45,7 @@ def test_the_accuracy_is_drawn_over_epochs_and_over_time() -> None:
 
 def test_what_was_compiled_is_drawn_over_attempts_for_every_stage_that_compiles() -> None:
     lines = {c["metricKey"] for c in state(COMPILING)["compareRunCharts"] if c["type"] == "LINE"}
-    stages = ("train", "eval", "gradients", "profile")
+    stages = ("train", "eval", "export", "gradients", "profile")
     kinds = ("compile_total_seconds", "compile_cache_hit_rate")
     assert lines == {f"{stage}/{kind}" for stage in stages for kind in kinds}
 

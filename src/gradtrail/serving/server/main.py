@@ -284,13 +284,13 @@ def _run_loop(main: Coroutine[Any, Any, int]) -> int:
 def _end_with_threads(status: int) -> None:
     """End the process where a thread does not: one that waits for a registry would keep it for minutes."""
     deadline = time.monotonic() + _END_SECONDS
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
+    others = [each for each in threading.enumerate() if not (each.daemon or each is threading.current_thread())]
+    for thread in others:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in others):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _address_of(model: str | None, place: Path) -> str:
