@@ -19,8 +19,10 @@ from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.diagnostics import ClassStructure
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, Params
 from gradtrail.core.per_example.noise_scale import NoiseScale
+from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.profile.benchmark import MachineRates, StepTimes
 from gradtrail.core.profile.variants import ProfileConfig, Variant
+from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.loop import Chunk, Engine, compile_engine, keys_of, make_program, on_device, train
 from gradtrail.core.train.loss_scaling import LossScalingConfig
@@ -33,6 +35,7 @@ from gradtrail.core.train.optimizers import (
     ScheduleFreeConfig,
     SGDConfig,
 )
+from gradtrail.core.train.privacy import NOT_PRIVATE, noise_of_measurements
 from gradtrail.core.train.schedules import (
     ConstantConfig,
     CosineConfig,
@@ -42,8 +45,9 @@ from gradtrail.core.train.schedules import (
     PiecewiseConfig,
     WarmupCosineConfig,
 )
-from gradtrail.core.train.step import Examples, RunKeys, TrainState
+from gradtrail.core.train.step import RunKeys, TrainState
 from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.artifacts.privacy import Promise
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.profile.timings import Timings
 
@@ -61,7 +65,9 @@ def no_clock() -> float:
 
 
 NO_AUGMENTATION = AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0)
-CNN = CNNConfig(channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(5,), dropout=0.0)
+CNN = CNNConfig(
+    channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(5,), activation="relu", dropout=0.0
+)
 
 
 def train_config(**overrides: Any) -> TrainConfig:
@@ -74,8 +80,9 @@ def train_config(**overrides: Any) -> TrainConfig:
         accumulation_steps=1,
         shards=1,
         model="mlp",
-        mlp=MLPConfig(hidden=(5,), dropout=0.0),
+        mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.0),
         cnn=CNN,
+        features="none",
         precision="float32",
         loss_scaling=LossScalingConfig(
             initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
@@ -102,6 +109,7 @@ def train_config(**overrides: Any) -> TrainConfig:
         average_decay=None,
         label_smoothing=0.1,
         augmentation=NO_AUGMENTATION,
+        privacy=NOT_PRIVATE,
         keep_epochs=(0, 1),
         patience=None,
     )
@@ -124,6 +132,11 @@ def audit_config(**overrides: Any) -> AuditConfig:
         noise_rate=0.2,
         num_suspects=3,
     )
+    return dataclasses.replace(config, **overrides)
+
+
+def privacy_audit_config(**overrides: Any) -> PrivacyAuditConfig:
+    config = PrivacyAuditConfig(seed=0, trainings=1, canaries="dots", num_canaries=20, guess_share=0.5, confidence=0.95)
     return dataclasses.replace(config, **overrides)
 
 
@@ -188,16 +201,25 @@ def dataset_info(**overrides: Any) -> DatasetInfo:
     return dataclasses.replace(info, **overrides)
 
 
-def make_engine(config: TrainConfig, split: Split, *, num_classes: int = NUM_CLASSES) -> tuple[Engine, Examples]:
+def make_engine(
+    config: TrainConfig, split: Split, *, num_classes: int = NUM_CLASSES, noise_multiplier: float | None = None
+) -> tuple[Engine, Examples]:
     """Compile the training of `config` on a split, once; return it with the split on the device."""
-    engine = _compiled(config, len(split), split.images.shape[1:], num_classes)
+    engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier)
     return engine, on_device(split.images, split.labels, engine.mesh)
 
 
 @functools.cache
-def _compiled(config: TrainConfig, num_examples: int, shape: tuple[int, int], num_classes: int) -> Engine:
+def _compiled(
+    config: TrainConfig,
+    num_examples: int,
+    shape: tuple[int, int],
+    num_classes: int,
+    noise_multiplier: float | None,
+) -> Engine:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
-    program = make_program(config, model, num_examples, jax.local_devices())
+    noise = noise_of_measurements(config.privacy) if noise_multiplier is None else noise_multiplier
+    program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise)
     return compile_engine(program, compiler=new_compiler())
 
 
@@ -206,10 +228,16 @@ def seed_keys(seed: int) -> Array:
     return keys_of(MemberSeeds.from_one(seed))
 
 
+def private_config(*, privacy: Mapping[str, Any] | None = None, **overrides: Any) -> TrainConfig:
+    """A private training with a given noise multiplier; `privacy` overrides fields of its section."""
+    fields = {"enabled": True, "epsilon": None, "noise_multiplier": 1.0, **(privacy or {})}
+    return train_config(privacy=dataclasses.replace(NOT_PRIVATE, **fields), **overrides)
+
+
 def run_keys(seed: int) -> RunKeys:
     """The keys in the state of such a training, or like them."""
     key = jax.random.key(seed)
-    return RunKeys(order=key, augmentation=key, dropout=key)
+    return RunKeys(order=key, augmentation=key, dropout=key, noise=None)
 
 
 def run_training(
@@ -251,6 +279,26 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
         influence=rng.normal(size=(sizes["train"], len(influenced))).astype(np.float32),
         curvature=None,
     )
+
+
+def a_promise(**changes: Any) -> Promise:
+    promise = Promise(
+        epsilon=3.0,
+        epsilon_each=3.0,
+        epsilon_rdp=3.2,
+        delta=1e-5,
+        noise_multiplier=1.5,
+        example_clip_norm=1.0,
+        sampling="poisson",
+        batch_size=64,
+        num_examples=640,
+        steps=30,
+        members=1,
+        augmentation_multiplicity=1,
+        has_secret=True,
+        release=False,
+    )
+    return dataclasses.replace(promise, **changes)
 
 
 def learning_dynamics(num_examples: int) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ def test_a_wrong_shape_or_type_is_an_error() -> None:
     with pytest.raises(TypeCheckError, match="cross_entropy"):
         cross_entropy(jnp.zeros((2, 3)), jnp.zeros(3, jnp.int32))
     with pytest.raises(TypeCheckError, match="MLPConfig"):
-        MLPConfig(hidden=(2.5,), dropout=0.0)
+        MLPConfig(hidden=(2.5,), activation="relu", dropout=0.0)
 
 
 def test_a_pytree_may_hold_whatever_jax_puts_into_it() -> None:

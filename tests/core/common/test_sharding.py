@@ -39,7 +39,7 @@ CONFIGS = {
     "noisy mlp in float16": train_config(
         batch_size=16,
         precision="float16",
-        mlp=MLPConfig(hidden=(5,), dropout=0.5),
+        mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5),
         augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=2),
     ),
     "schedule-free in parts": train_config(batch_size=16, optimizer="schedule_free", accumulation_steps=2),

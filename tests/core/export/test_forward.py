@@ -24,7 +24,8 @@ def network(**overrides: Any) -> ModelConfig:
 NETWORKS = {
     "linear": model_config(kind="linear"),
     "mlp": model_config(),
-    "dropout": model_config(mlp=MLPConfig(hidden=(5, 4), dropout=0.5)),
+    "dropout": model_config(mlp=MLPConfig(hidden=(5, 4), activation="relu", dropout=0.5)),
+    "features": model_config(kind="linear", features="oriented_gradients"),
     "bfloat16": model_config(precision="bfloat16"),
     "float16": model_config(precision="float16"),
     "cnn": network(),
@@ -43,6 +44,7 @@ def params_of(model: Model, count: int) -> list[Any]:
     [
         ("mlp", 1, 1),
         ("mlp", 2, 3),
+        ("features", 2, 3),
         ("cnn", 2, 1),
         *(pytest.param(name, 1, 3, marks=() if name == "cnn" else pytest.mark.slow) for name in NETWORKS),
     ],

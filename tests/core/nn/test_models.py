@@ -12,17 +12,20 @@ import pytest
 from factories import CNN, NUM_CLASSES, SHAPE, model_config, new_compiler, random_split
 
 from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, num_parameters
 from gradtrail.core.xla.compiler import CompiledFunction
 
 KEY = jax.random.key(0)
 IMAGES = random_split(7).images
 WIDE = random_split(5, shape=(9, 6)).images  # two poolings leave 2 × 1, after an odd side each
+FEATURES: FeaturesKind = "oriented_gradients"
+WIDTH = num_features(FEATURES, (28, 28))
 KEYS = jax.random.split(jax.random.key(1), 7)
 
 
 def perceptron(*hidden: int, dropout: float = 0.0, **overrides: Any) -> ModelConfig:
-    return model_config(mlp=MLPConfig(hidden=hidden, dropout=dropout), **overrides)
+    return model_config(mlp=MLPConfig(hidden=hidden, activation="relu", dropout=dropout), **overrides)
 
 
 def network(image_shape: tuple[int, int] = (9, 6), **overrides: Any) -> ModelConfig:
@@ -52,13 +55,16 @@ def flat(images: np.ndarray) -> np.ndarray:
     return images.reshape(len(images), -1) / 255.0
 
 
-def classified(layers: dict, activations: np.ndarray) -> np.ndarray:
-    """Dense layers with ReLU between them, in NumPy and float64."""
+ACTIVATIONS = {"relu": lambda inputs: np.maximum(inputs, 0), "tanh": np.tanh}
+
+
+def classified(layers: dict, activations: np.ndarray, activation: str = "relu") -> np.ndarray:
+    """Dense layers with activations between them, in NumPy and float64."""
     for index in sorted(layers):
         layer = layers[index]
         activations = activations @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"], np.float64)
         if index < len(layers) - 1:
-            activations = np.maximum(activations, 0)
+            activations = ACTIVATIONS[activation](activations)
     return activations
 
 
@@ -88,17 +94,30 @@ def pooled(images: np.ndarray) -> np.ndarray:
 def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray:
     """The whole network in NumPy."""
     if config.cnn is None:
-        return classified(params["layers"], flat(images))
+        inputs = flat(images) if config.features == "none" else oriented(images)
+        return classified(params["layers"], inputs, config.activation)
     activations = images[..., None] / 255.0
     for index in sorted(params["blocks"]):
         block = params["blocks"][index]
         activations = convolved(activations, block["convolution"])
         if config.cnn.norm != "none":
             activations = normalized(activations, block["norm"], config.cnn)
-        activations = np.maximum(activations, 0)
+        activations = ACTIVATIONS[config.activation](activations)
         if (index + 1) % config.cnn.convolutions == 0:
             activations = pooled(activations)
-    return classified(params["layers"], np.moveaxis(activations, -1, 1).reshape(len(images), -1))
+    features = np.moveaxis(activations, -1, 1).reshape(len(images), -1)
+    return classified(params["layers"], features, config.activation)
+
+
+def oriented(images: np.ndarray) -> np.ndarray:
+    """The features, whose definition has a test of its own."""
+    return np.asarray(oriented_gradients(jnp.asarray(images / 255.0, jnp.float32)), np.float64)
+
+
+def with_tanh(config: ModelConfig) -> ModelConfig:
+    if config.mlp:
+        return dataclasses.replace(config, mlp=dataclasses.replace(config.mlp, activation="tanh"))
+    return dataclasses.replace(config, cnn=dataclasses.replace(config.cnn, activation="tanh"))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +128,12 @@ def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray
         network(dropout=0.5),
         network(norm="group", convolutions=1, hidden=()),
         network(norm="layer", convolutions=1, kernel_size=5),
+        with_tanh(perceptron(6, 5)),
+        with_tanh(network(norm="group", convolutions=2)),
+        model_config(kind="linear", features=FEATURES),
+        with_tanh(perceptron(6, features=FEATURES)),
     ],
-    ids=["linear", "mlp", "cnn", "group", "layer"],
+    ids=["linear", "mlp", "cnn", "group", "layer", "mlp tanh", "cnn tanh", "linear features", "mlp tanh features"],
 )
 def test_logits_equal_numpy_and_without_a_key_nothing_is_left_out(config: ModelConfig) -> None:
     params, images = drawn(config), WIDE if config.cnn else IMAGES
@@ -165,8 +188,11 @@ def test_blocks_are_named_by_number_too_with_their_norms() -> None:
         (perceptron(256, 128), 235_146, "mlp-256-128"),
         (model_config(kind="linear"), 7_850, "linear"),
         (network(channels=(32, 64), convolutions=1, hidden=(128,)), 421_642, "cnn-32-64-128"),
+        (with_tanh(perceptron(256, 128)), 235_146, "mlp-256-128"),
+        (model_config(kind="linear", features=FEATURES), 10 * (WIDTH + 1), "linear on oriented gradients"),
+        (perceptron(5, features=FEATURES), 5 * (WIDTH + 1) + 60, "mlp-5 on oriented gradients"),
     ],
-    ids=["mlp", "linear", "cnn"],
+    ids=["mlp", "linear", "cnn", "tanh", "features", "features and hidden units"],
 )
 def test_number_of_parameters_and_name(config: ModelConfig, count: int, name: str) -> None:
     model = Model(dataclasses.replace(config, image_shape=(28, 28), num_classes=10))
@@ -275,12 +301,12 @@ def test_rematerialization_gives_the_same_gradients_for_more_work_and_less_memor
 @pytest.mark.parametrize("hidden", [(), (0,), (5, -1)])
 def test_a_network_without_hidden_units_is_refused(hidden: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"^hidden"):
-        MLPConfig(hidden=hidden, dropout=0.0)
+        MLPConfig(hidden=hidden, activation="relu", dropout=0.0)
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
 def test_a_share_of_units_that_leaves_none_is_refused(dropout: float) -> None:
-    for make in (lambda: MLPConfig(hidden=(5,), dropout=dropout), lambda: network(dropout=dropout)):
+    for make in (lambda: MLPConfig(hidden=(5,), activation="relu", dropout=dropout), lambda: network(dropout=dropout)):
         with pytest.raises(ValueError, match=r"^dropout must be "):
             make()
 
@@ -301,6 +327,11 @@ def test_a_share_of_units_that_leaves_none_is_refused(dropout: float) -> None:
 def test_values_of_a_cnn_out_of_range_are_refused_by_name(overrides: dict, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         network(**overrides)
+
+
+def test_a_cnn_on_fixed_features_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match="features must be none with a cnn, which convolves pixels, got"):
+        dataclasses.replace(network(), features=FEATURES)
 
 
 def test_groups_need_not_divide_the_channels_where_no_group_is_normalized() -> None:

@@ -95,7 +95,9 @@ def test_size_of_the_microbatch_does_not_matter(microbatch_size: int) -> None:
 
 NETWORKS = {
     "linear": {"kind": "linear"},
-    "mlp": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), dropout=0.4)},
+    "linear on features": {"kind": "linear", "features": "oriented_gradients"},
+    "mlp with tanh": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), activation="tanh", dropout=0.4)},
+    "mlp": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), activation="relu", dropout=0.4)},
     "cnn": {"kind": "cnn", "cnn": dataclasses.replace(CNN, dropout=0.4)},
     "cnn with group norm": {"kind": "cnn", "cnn": dataclasses.replace(CNN, convolutions=2, norm="group")},
     "cnn with layer norm": {
@@ -103,7 +105,12 @@ NETWORKS = {
         "cnn": dataclasses.replace(CNN, channels=(6,), kernel_size=5, norm="layer", dropout=0.4),
     },
 }
-FAST = [("mlp", "float32"), ("cnn with group norm", "bfloat16"), ("cnn with layer norm", "float32")]
+FAST = [
+    ("mlp", "float32"),
+    ("linear on features", "float32"),
+    ("cnn with group norm", "bfloat16"),
+    ("cnn with layer norm", "float32"),
+]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,11 @@ def flat(tree: dict, rows: int) -> np.ndarray:
 
 def test_no_gradient_of_a_dense_layer_is_formed() -> None:
     """Of the MLP, the scores take less than twice the work of a prediction's two passes, whatever the batch."""
-    model = Model(model_config(image_shape=(28, 28), mlp=MLPConfig(hidden=(64, 32), dropout=0.0), num_classes=10))
+    model = Model(
+        model_config(
+            image_shape=(28, 28), mlp=MLPConfig(hidden=(64, 32), activation="relu", dropout=0.0), num_classes=10
+        )
+    )
     score = scores_module.compile_score(model, 0.1, 64, compiler=new_compiler())
     forward = 2 * 64 * (784 * 64 + 64 * 32 + 32 * 10)
     backward = 2 * 64 * (64 * 32 + 32 * 10)

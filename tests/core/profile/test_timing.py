@@ -15,10 +15,12 @@ from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_s
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradtrail.core.common.batching import PADDING
 from gradtrail.core.nn.models import Model
-from gradtrail.core.profile.benchmark import Bench, in_turns, random_state, steps_until_it_pays
+from gradtrail.core.profile.benchmark import Bench, _order, in_turns, random_state, steps_until_it_pays
 from gradtrail.core.profile.variants import CompiledVariant, Variant, compile_variant
 from gradtrail.core.train.loop import make_program, on_device
+from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import CallTimes, Compiler, CompileTimes
 
 
@@ -29,11 +31,12 @@ def ticking(seconds: float = 1.0) -> Callable[[], float]:
 
 
 @functools.cache
-def compiled(num_examples: int = 10, **differences: Any) -> CompiledVariant:
+def compiled(num_examples: int = 10, *, is_private: bool = False, **differences: Any) -> CompiledVariant:
     """A variant whose functions do not time their own calls."""
     variant = Variant(**({"precision": "float32", "batch_size": 4, "remat": False} | differences))
     shapes = {"image_shape": SHAPE, "num_classes": NUM_CLASSES, "num_examples": num_examples, "devices": jax.devices()}
-    made = compile_variant(train_config(batch_size=4), variant, compiler=new_compiler(), **shapes)
+    config = train_config(batch_size=4, privacy=dataclasses.replace(NOT_PRIVATE, enabled=is_private))
+    made = compile_variant(config, variant, compiler=new_compiler(), **shapes)
     return with_calls(made, None)
 
 
@@ -93,6 +96,15 @@ def test_a_call_is_over_when_its_result_is_ready() -> None:
 
     in_turns([Result], clock, seconds=0.0, least=2, most=2)
     assert events == ["clock", "ready", "clock"] * 2
+
+
+def test_batches_of_a_private_training_have_their_mean_size_and_padding() -> None:
+    variant = compiled(40, is_private=True)
+    order = _order(40, variant)
+    assert order.shape[1] > 4
+    assert ((order != PADDING).sum(axis=1) == 4).all()
+    assert len(bench(2, 1.0).time_functions([variant])) == 3
+    assert _order(10, compiled()).shape == (3, 4)
 
 
 @pytest.mark.parametrize(("seconds", "steps", "count"), [(1000.0, 7, 7), (1.0, 7, 1)])

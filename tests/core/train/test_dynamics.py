@@ -49,3 +49,18 @@ def test_a_probability_that_overflowed_counts_as_none() -> None:
     dynamics = LearningDynamics(3)
     dynamics.add(rows(np.arange(3), np.array([np.nan, 0.5, 1.0]), np.array([False, True, True])))
     np.testing.assert_array_equal(dynamics.mean_probability, np.array([0.0, 0.5, 1.0], np.float32))
+
+
+def test_an_epoch_that_leaves_examples_out_counts_the_visits_and_of_two_the_last() -> None:
+    dynamics = LearningDynamics(3)
+    dynamics.add(rows(np.array([0, 1]), np.array([0.5, 0.25, 0.0]), np.array([True, False, False])))
+    dynamics.add(
+        RowRecord(
+            indices=np.array([[1, PADDING], [1, PADDING]], np.int32),
+            probability=np.array([[0.125, 1.0], [0.75, 1.0]], np.float32),
+            correct=np.array([[False, True], [True, True]]),
+        )
+    )
+    np.testing.assert_array_equal(dynamics.mean_probability, np.array([0.5, 0.5, 0.0], np.float32))
+    assert dynamics.first_correct.tolist() == [1, 2, 0]
+    assert dynamics.forgetting_events.tolist() == [0, 0, 0], "who is not visited forgets nothing"

@@ -26,10 +26,11 @@ from gradtrail.core.common import batching
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.data.augmentation import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import SGDConfig
-from gradtrail.core.train.step import Examples, StepRecord, TrainState
+from gradtrail.core.train.step import StepRecord, TrainState
 
 SPLIT = random_split(10)  # in batches of 4: the last one holds 2
 PLAIN = {
@@ -46,7 +47,7 @@ MIXED = LossScalingConfig(initial=2.0**16, growth_factor=2.0, backoff_factor=0.5
 CONFIGS = {
     "plain": train_config(),
     NOISY: train_config(
-        mlp=MLPConfig(hidden=(5,), dropout=0.5),
+        mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5),
         augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
         precision="float16",
         loss_scaling=MIXED,

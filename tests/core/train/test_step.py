@@ -37,7 +37,7 @@ PLAIN = {
     "clip_norm": None,
 }  # moves by rate × gradient
 NOISY = train_config(
-    mlp=MLPConfig(hidden=(5,), dropout=0.5),
+    mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5),
     augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
     schedule="constant",
     average_decay=0.3,  # from the fourth step on; before, the stride is longer
@@ -241,7 +241,7 @@ def on_digits(digits: Split) -> Callable[..., Run]:
     base = train_config()
     config = train_config(
         batch_size=32,
-        mlp=MLPConfig(hidden=(32,), dropout=0.0),
+        mlp=MLPConfig(hidden=(32,), activation="relu", dropout=0.0),
         lion=dataclasses.replace(base.lion, learning_rate=0.003),
         muon=dataclasses.replace(base.muon, learning_rate=0.05),
     )

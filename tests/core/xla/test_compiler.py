@@ -170,7 +170,7 @@ def test_a_loop_in_a_loop_costs_as_often_as_both() -> None:
 def test_flops_of_a_training_step_are_those_of_the_mathematics() -> None:
     """Forward, the gradient of each kernel, and that of each layer's input but the first: 2 m n k each."""
     widths, batch = (784, 256, 128, 10), 128
-    config = train_config(mlp=MLPConfig(hidden=widths[1:-1], dropout=0.0), batch_size=batch)
+    config = train_config(mlp=MLPConfig(hidden=widths[1:-1], activation="relu", dropout=0.0), batch_size=batch)
     model = Model(config.model_config((28, 28), 10))
     cost = compile_run_steps(make_program(config, model, 1000, jax.local_devices()), compiler=new_compiler()).cost
     products = [2 * batch * before * after for before, after in itertools.pairwise(widths)]

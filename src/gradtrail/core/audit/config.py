@@ -17,6 +17,7 @@ from gradtrail.core.train.optimizers import (
     ScheduleFreeConfig,
     SGDConfig,
 )
+from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.schedules import (
     ConstantConfig,
     CosineConfig,
@@ -100,7 +101,7 @@ class AuditConfig:
             accumulation_steps=1,
             shards=1,
             model="cnn",
-            mlp=MLPConfig(hidden=self.hidden, dropout=0.0),
+            mlp=MLPConfig(hidden=self.hidden, activation="relu", dropout=0.0),
             cnn=CNNConfig(
                 channels=self.channels,
                 convolutions=1,
@@ -108,8 +109,10 @@ class AuditConfig:
                 norm="none",
                 groups=1,
                 hidden=self.hidden,
+                activation="relu",
                 dropout=0.0,
             ),
+            features="none",
             precision=self.precision,
             loss_scaling=LossScalingConfig(
                 initial=2.0**15, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, minimum=1.0
@@ -134,6 +137,7 @@ class AuditConfig:
             average_decay=None,
             label_smoothing=0.0,
             augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
+            privacy=NOT_PRIVATE,
             keep_epochs=(),
             patience=None,
         )

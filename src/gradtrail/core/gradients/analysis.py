@@ -55,7 +55,7 @@ class GradientAnalysis:
 
     Attributes:
         scores: split → score → a value for each example, float32.
-        noise_scales: epoch → gradient noise scale of the training split.
+        noise_scales: epoch → gradient noise scale of the training split; none where that has no example.
         classes: similarity of the classes' gradients on the training split, at the scored epoch.
         influenced: positions in the test split of the examples whose influences were computed.
         influence: of each training example on each of those, float32; positive where it lowered the loss.
@@ -92,6 +92,8 @@ def analyze(
 ) -> GradientAnalysis:
     """Run all passes over the splits at each kept epoch.
 
+    Where the training split has no example there are no noise scales, no influences, no classes and no cosines.
+
     Args:
         passes: compiled for the model, and for `num_influenced` examples.
         trajectory: of the training.
@@ -111,14 +113,24 @@ def analyze(
 
     def score(epoch: int) -> dict[str, Scores]:
         params = passes.place(trajectory.params[epoch])
-        return {name: passes.score(params, part.images, part.labels, advance=advance) for name, part in splits.items()}
+        found = {
+            name: passes.score(params, part.images, part.labels, advance=advance)
+            for name, part in splits.items()
+            if len(part)
+        }
+        empty = {name: values[:0] for name, values in next(iter(found.values())).items()}
+        return {name: found.get(name, empty) for name in splits}
 
+    classes = ClassStructure.unknown(num_classes)
+    aligned = {name: _cosines(np.full((len(part), 2), np.nan, np.float32)) for name, part in splits.items()}
     by_epoch[trajectory.scored] = score(trajectory.scored)
     influenced = _choose(config, test, by_epoch[trajectory.scored]["test"])
     for epoch, on_host in sorted(trajectory.params.items()):
         params = passes.place(on_host)
         if epoch not in by_epoch:
             by_epoch[epoch] = score(epoch)
+        if not len(train):
+            continue
         chunks = chunk_gradients(passes, params, train, num_classes, advance=advance)
         squares = chunks.squares(by_epoch[epoch]["train"]["grad_norm"])
         products = chunks.products()
@@ -148,7 +160,8 @@ def analyze(
 def num_visits(trajectory: Trajectory, splits: Mapping[str, Split]) -> int:
     """Return the sum of the numbers that `analyze` reports to `advance`."""
     everywhere, in_training, epochs = sum(map(len, splits.values())), len(splits["train"]), len(trajectory.params)
-    return (epochs + 1) * everywhere + 2 * epochs * in_training
+    aligned = everywhere if in_training else 0
+    return epochs * everywhere + aligned + 2 * epochs * in_training
 
 
 def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndarray, " influenced"]:
@@ -182,7 +195,7 @@ def _followed(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Trajecto
 
 
 def _curvature(hessian: Pass | None, params: Params | HostParams, train: Split, iterations: int) -> float | None:
-    if hessian is None or not iterations:
+    if hessian is None or not iterations or not len(train):
         return None
     product = functools.partial(mean_hessian_product, hessian, params, split=train)
     return largest_eigenvalue(product, params, iterations, seed=_SEED)
@@ -219,7 +232,11 @@ def _align(
                 found[name][rows] = passes.dots(whole, split.images[rows], split.labels[rows], advance=advance)["dots"]
     tiny = np.finfo(np.float32).tiny
     cosines = {name: dots / np.maximum(scores[name]["grad_norm"], tiny)[:, None] for name, dots in found.items()}
-    return {name: {"alignment": each[:, 0], "class_alignment": each[:, 1]} for name, each in cosines.items()}
+    return {name: _cosines(each) for name, each in cosines.items()}
+
+
+def _cosines(values: Float[np.ndarray, "examples 2"]) -> Scores:
+    return {"alignment": values[:, 0], "class_alignment": values[:, 1]}
 
 
 def _unraveled(vectors: Float[np.ndarray, "vectors parameters"], like: Params | HostParams) -> HostParams:

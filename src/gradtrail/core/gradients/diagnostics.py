@@ -35,6 +35,12 @@ class ClassStructure:
     coherence: Classes
     share: Float[np.ndarray, " classes"]
 
+    @classmethod
+    def unknown(cls, num_classes: int) -> "ClassStructure":
+        """Return that of no example."""
+        nothing = np.full((num_classes, num_classes), np.nan)
+        return cls(cosine=nothing, coherence=nothing, share=nothing[0])
+
     @property
     def within(self) -> float:
         """Mean coherence of a class with itself."""

@@ -49,7 +49,9 @@ def by_example(
     cotangent is zero: so each shift of the image is contiguous memory, and the copies are cheap beside the product.
     """
     edge = size // 2
+    inputs, cotangent = jax.lax.optimization_barrier((inputs, cotangent))
     images, deltas = jnp.moveaxis(inputs, -1, 0), jnp.transpose(cotangent, (3, 1, 2, 0))
+    images, deltas = jax.lax.optimization_barrier((images, deltas))
     batch, channels, height, width = images.shape
     stride = width + size - 1
     pixels = height * stride

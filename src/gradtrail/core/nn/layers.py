@@ -3,8 +3,10 @@
 Dense layers have the batch as the first axis, convolutions as the last (see `convolution`).
 """
 
+import itertools
+import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree
 
 from gradtrail.core.nn.convolution import by_example, convolve
-from gradtrail.core.nn.precision import Precision, matmul, rounded
+from gradtrail.core.nn.precision import Precision, contract, matmul, rounded, transposed
 
 EPSILON = 1e-5  # added to a variance before its root is taken
 
@@ -72,7 +74,36 @@ class Layer(nnx.Module):
         """Return the inner products of each example's gradient with those of other examples."""
         return self.grads(inputs, cotangent) @ self.grads(other_inputs, other_cotangent).T
 
+    def clip_terms(
+        self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."], copies: int
+    ) -> tuple[Float[Array, " examples"], PyTree[Float[Array, "..."]]]:
+        """Return the squared L2 norm of each example's gradient, and what `weighted_grad` adds up.
 
+        The gradient of an example is the sum of those of `copies` adjacent rows of the batch.
+        """
+        grads = self.grads(inputs, cotangent)
+        if copies > 1:
+            grads = jnp.sum(grads.reshape(-1, copies, grads.shape[1]), axis=1)
+        return _squared_norm(grads), grads
+
+    def weighted_grad(
+        self, terms: PyTree[Float[Array, "..."]], weights: Float[Array, " examples"]
+    ) -> PyTree[Float[Array, "..."]]:
+        """Return the sum of the examples' gradients, each times its weight, like the parameters.
+
+        Called on a layer with abstract arrays too; `terms` are those of `clip_terms`.
+        """
+        return self._like_parameters(weights @ terms)
+
+    def _like_parameters(self, vector: Float[Array, " parameters"]) -> PyTree[Float[Array, "..."]]:
+        """Return a vector in the order of `flattened` as a pytree like the parameters."""
+        leaves, structure = jax.tree.flatten(nnx.to_pure_dict(nnx.state(self, nnx.Param)))
+        ends = itertools.accumulate(leaf.size for leaf in leaves)
+        parts = [vector[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
+        return jax.tree.unflatten(structure, parts)
+
+
+ActivationKind = Literal["relu", "tanh"]
 Tap: TypeAlias = Callable[[Layer, Array], Array]
 
 
@@ -119,6 +150,23 @@ class Dense(Layer):
         of_outputs = rounded(cotangent, self.precision) @ rounded(other_cotangent, self.precision).T
         return of_inputs * of_outputs + cotangent @ other_cotangent.T
 
+    def clip_terms(self, inputs: Array, cotangent: Array, copies: int) -> tuple[Array, PyTree]:
+        """Return inputs and cotangents as terms; norms of several rows as by `_pair_sums`, without their gradients."""
+        if copies == 1:
+            return self.squared_grad_norms(inputs, cotangent), (inputs, cotangent)
+        rows, deltas, biases = (
+            part.reshape(-1, copies, part.shape[1])
+            for part in (rounded(inputs, self.precision), rounded(cotangent, self.precision), cotangent)
+        )
+        return _pair_sums(rows.swapaxes(1, 2), deltas) + _squared_norm(jnp.sum(biases, axis=1)), (inputs, cotangent)
+
+    def weighted_grad(self, terms: tuple[Array, Array], weights: Array) -> PyTree:
+        """Return A Δ'ᵀ, where Δ' are the cotangents times the weights."""
+        inputs, cotangent = terms
+        scaled = cotangent * jnp.repeat(weights, len(cotangent) // len(weights))[:, None]
+        low = inputs.astype(self.precision), scaled.astype(self.precision)
+        return {"bias": jnp.sum(scaled, axis=0), "kernel": contract(transposed(low[0]), low[1], 1, 0)}
+
 
 class Convolution(Layer):
     """A convolution with stride 1, zeros beyond the edges, and a bias; initial weights as those of `Dense`."""
@@ -135,10 +183,7 @@ class Convolution(Layer):
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
         """Return the sum over pixels of patch times cotangent, for each example."""
-        columns, deltas = self._by_example(inputs, cotangent)
-        of_kernel = jnp.einsum("bip,bpo->bio", columns, deltas)
-        of_bias = jnp.sum(cotangent, axis=(1, 2)).T
-        return jnp.concatenate([of_bias, of_kernel.reshape(len(of_bias), -1)], axis=1)
+        return jnp.concatenate(self._grads_of_each(inputs, cotangent), axis=1)
 
     def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
         """Return the squared norms by whichever needs fewer FLOPs: the gradients, or all pairs of pixels.
@@ -146,12 +191,51 @@ class Convolution(Layer):
         With patches A and cotangents Δ of all pixels of an example, the gradient is A Δᵀ, and its squared norm also the
         sum of (AᵀA) ∘ (ΔᵀΔ): the ghost norm of Bu et al. (arXiv 2205.10683).
         """
-        pixels, inner, outer = inputs[0, ..., 0].size, self.kernel[..., 0].size, len(cotangent)
-        if inner * outer <= pixels * (inner + outer):
+        if self._forms_grads(inputs[0, ..., 0].size):
             return _squared_norm(self.grads(inputs, cotangent))
+        return self._ghost_norms(inputs, cotangent, 1)
+
+    def clip_terms(self, inputs: Array, cotangent: Array, copies: int) -> tuple[Array, PyTree]:
+        """Return the gradients as terms where they are formed for the norms, else inputs and cotangents."""
+        if self._forms_grads(copies * inputs[0, ..., 0].size):
+            grads = [grad.reshape(-1, copies, grad.shape[1]) for grad in self._grads_of_each(inputs, cotangent)]
+            bias, kernel = (grad[:, 0] if copies == 1 else jnp.sum(grad, axis=1) for grad in grads)
+            return _squared_norm(bias) + _squared_norm(kernel), {"bias": bias, "kernel": kernel}
+        return self._ghost_norms(inputs, cotangent, copies), (inputs, cotangent)
+
+    def weighted_grad(self, terms: dict[str, Array] | tuple[Array, Array], weights: Array) -> PyTree:
+        """Return the weighted sum of the gradients, or the convolution's own gradient for scaled cotangents."""
+        if isinstance(terms, dict):
+            return {"bias": weights @ terms["bias"], "kernel": (weights @ terms["kernel"]).reshape(self.kernel.shape)}
+        inputs, cotangent = terms
+        factors = jnp.repeat(weights, cotangent.shape[-1] // len(weights))
+        scaled = cotangent * factors[None, None, None]
+        kernel = jnp.zeros(self.kernel.shape)
+        _, pull_back = jax.vjp(lambda kernel: convolve(inputs, kernel, self.precision), kernel)
+        return {"bias": jnp.sum(scaled, axis=(1, 2, 3)), "kernel": pull_back(scaled)[0]}
+
+    def _forms_grads(self, pixels: int) -> bool:
+        """Return whether an example's gradient takes fewer FLOPs than all pairs of so many pixels."""
+        *window, outer = self.kernel.shape
+        inner = math.prod(window)
+        return inner * outer <= pixels * (inner + outer)
+
+    def _ghost_norms(self, inputs: Array, cotangent: Array, copies: int) -> Array:
+        """Return the squared norms by all pairs of the pixels of an example's rows."""
         columns, deltas = self._by_example(inputs, cotangent)
-        pairs = jnp.einsum("bip,biq->bpq", columns, columns) * jnp.einsum("bpo,bqo->bpq", deltas, deltas)
-        return jnp.sum(pairs, axis=(1, 2)) + jnp.sum(jnp.square(jnp.sum(cotangent, axis=(1, 2))), axis=0)
+        if copies > 1:
+            rows = columns.reshape(-1, copies, *columns.shape[1:])
+            columns = jnp.moveaxis(rows, 1, 2).reshape(len(rows), columns.shape[1], -1)
+            deltas = deltas.reshape(len(rows), -1, deltas.shape[2])
+        found, examples = _pair_sums(columns, deltas), len(columns)
+        biases = jnp.sum(cotangent, axis=(1, 2)).reshape(-1, examples, copies)
+        return found + jnp.sum(jnp.square(jnp.sum(biases, axis=2)), axis=0)
+
+    def _grads_of_each(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
+        """Return the gradients of bias and kernel, each flattened, for each example."""
+        columns, deltas = self._by_example(inputs, cotangent)
+        of_kernel = jnp.einsum("bip,bpo->bio", columns, deltas)
+        return jnp.sum(cotangent, axis=(1, 2)).T, of_kernel.reshape(len(of_kernel), -1)
 
     def _by_example(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
         low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
@@ -197,6 +281,11 @@ class LayerNorm(Layer):
         return _affine_grads(_standardized(inputs, (0,)), cotangent)
 
 
+def activate(inputs: Array, kind: ActivationKind) -> Array:
+    """Apply the activation of a hidden layer to each unit."""
+    return jnp.tanh(inputs) if kind == "tanh" else jax.nn.relu(inputs)
+
+
 def dropout(
     inputs: Float[Array, "batch features"], rate: float, key: Key[Array, " batch"] | None
 ) -> Float[Array, "batch features"]:
@@ -232,5 +321,18 @@ def _squared_norm(rows: Array) -> Array:
     return jnp.sum(jnp.square(rows), axis=tuple(range(1, rows.ndim)))
 
 
+def _pair_sums(
+    inputs: Float[Array, "batch inputs rows"], deltas: Float[Array, "batch rows outputs"]
+) -> Float[Array, " batch"]:
+    """Return ‖AΔ‖² for each entry of the batch, as the sum of (AᵀA) ∘ (ΔΔᵀ)."""
+    pairs = jnp.einsum("bip,biq->bpq", inputs, inputs) * jnp.einsum("bpo,bqo->bpq", deltas, deltas)
+    return jnp.sum(pairs, axis=(1, 2))
+
+
 def _affine_grads(standardized: Array, cotangent: Array) -> Array:
     return jnp.concatenate([jnp.sum(cotangent, axis=(1, 2)), jnp.sum(standardized * cotangent, axis=(1, 2))]).T
+
+
+def folded(key: Key[Array, " batch"] | None, index: int) -> Key[Array, " batch"] | None:
+    """Return keys of their own for one of several uses of `key`."""
+    return None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, index)

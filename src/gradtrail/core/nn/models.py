@@ -5,7 +5,7 @@ pytree of arrays under `jax.jit`, `grad` and `vmap`.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -18,16 +18,25 @@ from jaxtyping import Array, Float, Key, PyTree, UInt8
 from gradtrail.core.common.batching import normalize
 from gradtrail.core.common.names import model_name
 from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_WIDTH, SHARE, ConfigError, check, check_fields
-from gradtrail.core.nn.convolution import max_pool
-from gradtrail.core.nn.layers import Convolution, Dense, GroupNorm, Layer, LayerNorm, Tap, dropout, identity_tap
+from gradtrail.core.nn.blocks import Block, NormKind, make_norm, rematerialized_block
+from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients, require_pixels
+from gradtrail.core.nn.layers import (
+    ActivationKind,
+    Convolution,
+    Dense,
+    Layer,
+    Tap,
+    activate,
+    dropout,
+    folded,
+    identity_tap,
+)
 from gradtrail.core.nn.precision import Precision
-from gradtrail.core.nn.remat import rematerialized
 
 Params: TypeAlias = PyTree[Float[Array, "..."]]
 HostParams: TypeAlias = PyTree[Float[np.ndarray, "..."]]
 AbstractParams: TypeAlias = PyTree[Float[jax.ShapeDtypeStruct, "..."]]
 ModelKind = Literal["linear", "mlp", "cnn"]
-NormKind = Literal["none", "group", "layer"]
 WeightsKind = Literal["final", "best"]
 _PATCHES_BYTES = 8 * 2**20  # of a tile's largest convolution; half and twice as much take longer or no less
 _MAX_LAYERS = 256  # more would compile for minutes
@@ -36,14 +45,17 @@ _MAX_KERNEL = 31  # likewise: a program has one copy for each of its pixels
 
 @dataclass(frozen=True, kw_only=True)
 class MLPConfig:
-    """A multilayer perceptron with ReLU.
+    """A multilayer perceptron.
 
     Attributes:
         hidden: width of each hidden layer, from the input on.
+        activation: of the hidden layers; bounded ones lose less to the clipping of a private training (Papernot et al.,
+            arXiv 2007.14191).
         dropout: probability with which a training step sets a hidden unit to zero.
     """
 
     hidden: tuple[int, ...]
+    activation: ActivationKind
     dropout: float
 
     def __post_init__(self) -> None:
@@ -53,7 +65,7 @@ class MLPConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CNNConfig:
-    """Stacks of convolution, normalization and ReLU, each ended by max pooling of 2 × 2; then dense layers.
+    """Stacks of convolution, normalization and activation, each ended by max pooling of 2 × 2; then dense layers.
 
     Attributes:
         channels: of each stack, from the input on.
@@ -62,6 +74,7 @@ class CNNConfig:
         norm: normalization after each convolution.
         groups: number of channel groups, for `norm: group`.
         hidden: width of each hidden dense layer.
+        activation: of convolutions and hidden dense layers.
         dropout: probability with which a training step sets an input of a dense layer to zero.
     """
 
@@ -71,6 +84,7 @@ class CNNConfig:
     norm: NormKind
     groups: int
     hidden: tuple[int, ...]
+    activation: ActivationKind
     dropout: float
 
     def __post_init__(self) -> None:
@@ -109,12 +123,14 @@ class ModelConfig:
         kind: `linear` is softmax regression.
         mlp: given if and only if `kind` is `mlp`.
         cnn: given if and only if `kind` is `cnn`.
+        features: fixed ones that take the place of the pixels; `none` with `cnn`.
         image_shape: height and width in pixels.
     """
 
     kind: ModelKind
     mlp: MLPConfig | None
     cnn: CNNConfig | None
+    features: FeaturesKind
     precision: Precision
     image_shape: tuple[int, int]
     num_classes: int
@@ -123,6 +139,7 @@ class ModelConfig:
         for kind, part in (("mlp", self.mlp), ("cnn", self.cnn)):
             if (self.kind == kind) != (part is not None):
                 raise ValueError(f"{kind} must be given if and only if kind is {kind}, which is {self.kind}")
+        require_pixels(self.kind, self.features)
         check_fields(self, image_shape=AT_LEAST_ONE, num_classes=AT_LEAST_ONE)
         if self.cnn:
             self.cnn.num_features(self.image_shape)
@@ -130,14 +147,21 @@ class ModelConfig:
     @property
     def name(self) -> str:
         """A short name for tables, such as `mlp-256-128`."""
-        return model_name(self.kind, channels=self.cnn.channels if self.cnn else (), hidden=self._hidden)
+        channels = self.cnn.channels if self.cnn else ()
+        return model_name(self.kind, channels=channels, hidden=self._hidden, features=self.features)
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
         """Number of inputs of the first dense layer, units of each hidden one, and classes."""
-        num_pixels = self.image_shape[0] * self.image_shape[1]
-        num_inputs = self.cnn.num_features(self.image_shape) if self.cnn else num_pixels
+        num_inputs = (
+            self.cnn.num_features(self.image_shape) if self.cnn else num_features(self.features, self.image_shape)
+        )
         return (num_inputs, *self._hidden, self.num_classes)
+
+    @property
+    def activation(self) -> ActivationKind:
+        """Of hidden layers, if there are any."""
+        return self.mlp.activation if self.mlp else self.cnn.activation if self.cnn else "relu"
 
     @property
     def dropout(self) -> float:
@@ -161,44 +185,33 @@ class ModelConfig:
 
 
 class Head(nnx.Module):
-    """Dense layers with ReLU between them: a whole perceptron, or the end of a convolutional network."""
+    """Dense layers with an activation between them: a whole perceptron, or the end of a convolutional network."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.layers = nnx.List(
             Dense(num_inputs, num_outputs, config.precision, rngs=rngs)
             for num_inputs, num_outputs in itertools.pairwise(config.layer_widths)
         )
+        self.activation = config.activation
         self.dropout = config.dropout
 
     def classify(self, features: Float[Array, "batch features"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
         """Return the logits; `key` is for dropout of hidden units."""
         for index, layer in enumerate(self.layers[:-1]):
-            features = dropout(jax.nn.relu(tap(layer, features)), self.dropout, _folded(key, index))
+            features = dropout(activate(tap(layer, features), self.activation), self.dropout, folded(key, index))
         return tap(self.layers[-1], features)
 
 
 class Perceptron(Head):
-    """Softmax regression or a multilayer perceptron."""
+    """Softmax regression or a multilayer perceptron, of the pixels or of fixed features."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.features = config.features
+        super().__init__(config, rngs=rngs)
 
     def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
-        return self.classify(images.reshape(images.shape[0], -1), key, tap)
-
-
-class Block(nnx.Module):
-    """A convolution, its normalization, and ReLU; with max pooling at the end of a stack."""
-
-    def __init__(
-        self, num_inputs: int, num_outputs: int, cnn: CNNConfig, precision: Precision, *, pools: bool, rngs: nnx.Rngs
-    ):
-        self.convolution = Convolution(cnn.kernel_size, num_inputs, num_outputs, precision, rngs=rngs)
-        self.norm = _make_norm(num_outputs, cnn)
-        self.pools = pools
-
-    def __call__(self, inputs: Float[Array, "channels height width batch"], tap: Tap) -> Array:
-        outputs = tap(self.convolution, inputs)
-        if self.norm is not None:
-            outputs = tap(self.norm, outputs)
-        return jax.nn.relu(max_pool(outputs) if self.pools else outputs)  # ReLU after pooling has a quarter of the work
+        inputs = images.reshape(images.shape[0], -1) if self.features == "none" else oriented_gradients(images)
+        return self.classify(inputs, key, tap)
 
 
 class ConvolutionalNetwork(Head):
@@ -211,7 +224,12 @@ class ConvolutionalNetwork(Head):
     def __init__(self, config: ModelConfig, cnn: CNNConfig, *, remat: bool, rngs: nnx.Rngs):
         widths = [1, *(count for count in cnn.channels for _ in range(cnn.convolutions))]
         self.blocks = nnx.List(
-            Block(*pair, cnn, config.precision, pools=index % cnn.convolutions == 0, rngs=rngs)
+            Block(
+                Convolution(cnn.kernel_size, *pair, config.precision, rngs=rngs),
+                make_norm(cnn.norm, pair[1], cnn.groups),
+                cnn.activation,
+                pools=index % cnn.convolutions == 0,
+            )
             for index, pair in enumerate(itertools.pairwise(widths), start=1)
         )
         self.remat = remat
@@ -221,9 +239,9 @@ class ConvolutionalNetwork(Head):
         activations = jnp.moveaxis(images, 0, -1)[None]
         for block in self.blocks:
             again = self.remat and tap is identity_tap
-            activations = _rematerialized(block)(activations) if again else block(activations, tap)
+            activations = rematerialized_block(block)(activations) if again else block(activations, tap)
         features = activations.reshape(-1, images.shape[0]).T
-        return self.classify(dropout(features, self.dropout, _folded(key, len(self.layers))), key, tap)
+        return self.classify(dropout(features, self.dropout, folded(key, len(self.layers))), key, tap)
 
 
 class Model:
@@ -293,6 +311,17 @@ class Model:
             parts[name] = part
         return parts
 
+    def from_layers(self, parts: Mapping[str, Params]) -> Params:
+        """Return a pytree like the parameters from its parts for each layer: the inverse of `by_layer`."""
+        params: dict[Any, Any] = {}
+        for name, part in parts.items():
+            *path, last = [int(step) if step.isdigit() else step for step in name.split("/")]
+            level = params
+            for step in path:
+                level = level.setdefault(step, {})
+            level[last] = part
+        return params
+
     def abstract_params(self) -> AbstractParams:
         """Return the parameters' shapes and dtypes, as `jax.ShapeDtypeStruct`."""
         return jax.eval_shape(lambda: self.init(key=jax.random.key(0)))
@@ -312,19 +341,3 @@ def _layers(network: nnx.Module) -> dict[str, Layer]:
     """Return the layers of a network in order, by the paths of their parameters."""
     modules = nnx.iter_modules(network)
     return {"/".join(map(str, path)): module for path, module in modules if isinstance(module, Layer)}
-
-
-def _make_norm(num_channels: int, cnn: CNNConfig) -> GroupNorm | LayerNorm | None:
-    if cnn.norm == "group":
-        return GroupNorm(num_channels, cnn.groups)
-    return LayerNorm(num_channels) if cnn.norm == "layer" else None
-
-
-def _rematerialized(block: Block) -> Callable[[Array], Array]:
-    graphdef, state = nnx.split(block)
-    function = rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, identity_tap))
-    return lambda inputs: function(state, inputs)
-
-
-def _folded(key: Key[Array, " batch"] | None, index: int) -> Key[Array, " batch"] | None:
-    return None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, index)

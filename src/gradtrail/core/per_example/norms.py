@@ -58,7 +58,7 @@ def layer_metrics(
 
     Args:
         model: the network.
-        forward: tap → (sum of the losses of a batch, logits), see `_forward`.
+        forward: tap → (sum of the losses of a batch, logits), see `forward_of`.
         measure: (layer, what is given for it, inputs, cotangent) → pytree of float32 arrays.
         given: name of a layer → pytree of arrays for `measure`.
 
@@ -86,7 +86,7 @@ def layer_metrics(
     return jax.grad(total_loss, has_aux=True)(zeros)
 
 
-def _forward(
+def forward_of(
     model: Model, params: Params, images: Array, labels: Array, label_smoothing: float, key: Array | None = None
 ) -> Forward:
     """Return the forward pass of a batch for `layer_metrics`; `key` is for dropout, one for each example."""
@@ -115,7 +115,7 @@ def squared_grad_norms(
     def measure(layer: Layer, _: PyTree, inputs: Array, cotangent: Array) -> Array:
         return layer.squared_grad_norms(inputs, cotangent)
 
-    return layer_metrics(model, _forward(model, params, images, labels, label_smoothing, key), measure)
+    return layer_metrics(model, forward_of(model, params, images, labels, label_smoothing, key), measure)
 
 
 def grad_dots(
@@ -136,7 +136,7 @@ def grad_dots(
     def measure(layer: Layer, directions: PyTree, inputs: Array, cotangent: Array) -> Array:
         return layer.grad_dots(inputs, cotangent, directions)
 
-    forward = _forward(model, params, images, labels, label_smoothing, key)
+    forward = forward_of(model, params, images, labels, label_smoothing, key)
     by_layer, _ = layer_metrics(model, forward, measure, model.by_layer(directions))
     return sum(by_layer.values(), start=jnp.float32(0))
 
@@ -147,7 +147,7 @@ def signals(model: Model, params: Params, images: Images, labels: Labels, *, lab
     def measure(_: Layer, __: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
         return inputs, cotangent
 
-    return layer_metrics(model, _forward(model, params, images, labels, label_smoothing), measure)[0]
+    return layer_metrics(model, forward_of(model, params, images, labels, label_smoothing), measure)[0]
 
 
 def grad_products(
@@ -161,7 +161,7 @@ def grad_products(
     def measure(layer: Layer, other: tuple[Array, Array], inputs: Array, cotangent: Array) -> Array:
         return layer.grad_products(inputs, cotangent, *other)
 
-    by_layer, _ = layer_metrics(model, _forward(model, params, images, labels, label_smoothing), measure, others)
+    by_layer, _ = layer_metrics(model, forward_of(model, params, images, labels, label_smoothing), measure, others)
     return sum(by_layer.values(), start=jnp.float32(0))
 
 

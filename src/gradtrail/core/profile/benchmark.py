@@ -18,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import replicated
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
+from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.loop import Program, abstract_state
-from gradtrail.core.train.step import Examples, TrainState
+from gradtrail.core.train.step import TrainState
 from gradtrail.core.xla.compiler import Compiler
 
 _SIDE = 768  # of the matrices
@@ -277,6 +279,7 @@ class _Loop:
     def batch(self) -> tuple[Array, Array]:
         """Return images and labels of one batch."""
         rows = np.asarray(self._order[0])
+        rows = rows[rows != batching.PADDING]
         return jax.block_until_ready((self._examples.images[rows], self._examples.labels[rows]))
 
     def scanned(self, count: int) -> Array:
@@ -335,7 +338,13 @@ def _function_time(compiled: CompiledVariant, name: str, rounds: tuple[float, ..
 
 
 def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
-    """Return the batches of an epoch in random order; the last one is filled up, so that all take the same time."""
-    shape = (compiled.program.steps_per_epoch, compiled.variant.batch_size)
+    """Return the batches of an epoch in random order; the last one is filled up, so that all take the same time.
+
+    Those of a private training have its mean size, and after it the padding that its batches have room for.
+    """
+    program, batch_size = compiled.program, compiled.variant.batch_size
     shuffled = np.random.default_rng(0).permutation(num_examples).astype(np.int32)
-    return np.resize(shuffled, shape)
+    batches = np.resize(shuffled, (program.steps_per_epoch, batch_size))
+    rows = program.records().rows
+    room = rows.indices.shape[1] if rows else batch_size
+    return np.pad(batches, ((0, 0), (0, room - batch_size)), constant_values=batching.PADDING)

@@ -13,6 +13,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Program, compile_run_steps, make_program
+from gradtrail.core.train.privacy import noise_of_measurements
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 _LARGEST_BATCH_SIZE = 2**30
@@ -109,13 +110,17 @@ def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> lis
     """Return the configured variant, then every variant that differs from it in one respect.
 
     Batch sizes that are no multiple of `accumulation_steps` times `shards` are left out.
+    A private training has neither rematerialization nor float16 to compare with.
     """
     configured = Variant.of(train_config)
     parts = train_config.accumulation_steps * train_config.shards
     sizes = [size for size in config.batch_sizes if size % parts == 0]
-    others = {dataclasses.replace(configured, precision=precision) for precision in config.precisions}
+    is_private = train_config.privacy.enabled
+    precisions = [each for each in config.precisions if not (is_private and each == "float16")]
+    others = {dataclasses.replace(configured, precision=precision) for precision in precisions}
     others |= {dataclasses.replace(configured, batch_size=size) for size in sizes}
-    others |= {dataclasses.replace(configured, remat=not configured.remat)}
+    if not is_private:
+        others |= {dataclasses.replace(configured, remat=not configured.remat)}
     return [configured, *sorted(others - {configured})]
 
 
@@ -148,7 +153,7 @@ def compile_variant(
         compiler = compiler.for_variant(variant.label)
     config = dataclasses.replace(config, **dataclasses.asdict(variant))
     model = Model(config.model_config(image_shape, num_classes), remat=config.remat)
-    program = make_program(config, model, num_examples, devices)
+    program = make_program(config, model, num_examples, devices, noise_of_measurements(config.privacy))
     functions = [compile_run_steps(program, compiler=compiler)]
     if not only_the_step:
         functions.append(compile_predict(model, config.batch_size, compiler=compiler))

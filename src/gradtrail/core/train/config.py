@@ -1,5 +1,6 @@
 """The section `train` of `params.yaml`. All kinds stand side by side, so one override switches a kind."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,6 +14,7 @@ from gradtrail.core.common.validation import (
     check_fields,
 )
 from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.nn.features import FeaturesKind, require_pixels
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, ModelConfig, ModelKind
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.loss_scaling import LossScalingConfig
@@ -27,6 +29,7 @@ from gradtrail.core.train.optimizers import (
     ScheduleFreeConfig,
     SGDConfig,
 )
+from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.core.train.schedules import (
     ConstantConfig,
     CosineConfig,
@@ -45,16 +48,17 @@ VARIED: tuple[Varied, ...] = get_args(Varied)
 
 @dataclass(frozen=True, kw_only=True)
 class MemberSeeds:
-    """What the random numbers of one network come from: a seed for each purpose."""
+    """What the random numbers of one network come from: a seed for each purpose; `noise` is of private trainings."""
 
     initialization: int
     order: int
     augmentation: int
     dropout: int
+    noise: int | None = None
 
     @classmethod
     def from_one(cls, seed: int) -> "MemberSeeds":
-        """Return one seed for every purpose."""
+        """Return one seed for every purpose but noise."""
         return cls(**dict.fromkeys(VARIED, seed))
 
 
@@ -93,6 +97,7 @@ class TrainConfig:
     model: ModelKind
     mlp: MLPConfig
     cnn: CNNConfig
+    features: FeaturesKind
     precision: Precision
     loss_scaling: LossScalingConfig
     remat: bool
@@ -115,6 +120,7 @@ class TrainConfig:
     average_decay: float | None
     label_smoothing: float
     augmentation: AugmentationConfig
+    privacy: PrivacyConfig
     keep_epochs: tuple[int, ...]
     patience: int | None
 
@@ -133,6 +139,7 @@ class TrainConfig:
             patience=AT_LEAST_ONE,
             keep_epochs=NOT_NEGATIVE,
         )
+        require_pixels(self.model, self.features)
         if (most := SEED["below"] - self.seed) < self.members:
             raise ValueError(f"members must be at most {most:,} with seed {self.seed:,}, got {self.members:,}")
         if not self.vary or len({*self.vary}) < len(self.vary):
@@ -154,6 +161,8 @@ class TrainConfig:
                 f"average_decay must be null with optimizer schedule_free, which averages by itself, "
                 f"got {self.average_decay}"
             )
+        if self.privacy.enabled:
+            self._check_privacy()
 
     @property
     def seeds(self) -> range:
@@ -161,8 +170,12 @@ class TrainConfig:
         return range(self.seed, self.seed + self.members)
 
     def seeds_of(self, member: int) -> MemberSeeds:
-        """Return what the random numbers of the member with this seed come from."""
-        return MemberSeeds(**{name: member if name in self.vary else self.seed for name in VARIED})
+        """Return what the random numbers of the member with this seed come from.
+
+        Batches and noise of private members never have a seed in common: accounting takes them for independent.
+        """
+        seeds = MemberSeeds(**{name: member if name in self.vary else self.seed for name in VARIED})
+        return dataclasses.replace(seeds, order=member, noise=member) if self.privacy.enabled else seeds
 
     def model_config(self, image_shape: tuple[int, int], num_classes: int) -> ModelConfig:
         """Return the config of the network for a data set's image shape and number of classes."""
@@ -170,6 +183,7 @@ class TrainConfig:
             kind=self.model,
             mlp=self.mlp if self.model == "mlp" else None,
             cnn=self.cnn if self.model == "cnn" else None,
+            features=self.features,
             precision=self.precision,
             image_shape=image_shape,
             num_classes=num_classes,
@@ -183,6 +197,29 @@ class TrainConfig:
     def scales_loss(self) -> bool:
         """Whether the loss is scaled, so that small cotangents do not underflow."""
         return self.precision == "float16"
+
+    @property
+    def measures_parts(self) -> bool:
+        """Whether the norms of the gradients of a batch's parts are recorded; they would tell of single examples."""
+        return self.accumulation_steps > 1 and not self.privacy.enabled
+
+    def _check_privacy(self) -> None:
+        """Refuse what a private training cannot do."""
+        if self.remat:
+            raise ValueError(
+                "remat must be false with privacy.enabled, whose backward pass holds a few examples at a time, got true"
+            )
+        if self.precision == "float16":
+            raise ValueError(
+                "precision must be float32 or bfloat16 with privacy.enabled, got float16: what is done about the "
+                "overflow of a gradient would tell of its example"
+            )
+        draws = self.augmentation.enabled or "dropout" in self._random
+        if (copies := self.privacy.augmentation_multiplicity) > 1 and not draws:
+            raise ValueError(
+                f"privacy.augmentation_multiplicity must be 1 without augmentation or dropout, got {copies}: all would "
+                f"be the same"
+            )
 
     @property
     def _random(self) -> set[Varied]:

@@ -6,11 +6,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gradtrail.core.common.batching import PADDING
-from gradtrail.core.train.step import RowRecord
+from gradtrail.core.train.batch_gradient import RowRecord
 
 
 class LearningDynamics:
     """Statistics of every example of a training split; each epoch visits each example once.
+
+    In a private training an epoch may leave examples out, or visit them again: the last visit of an epoch counts.
 
     Args:
         num_examples: size of the split.
@@ -27,6 +29,7 @@ class LearningDynamics:
         self.forgetting_events: Int[np.ndarray, " examples"] = np.zeros(num_examples, np.int32)
         self.first_correct: Int[np.ndarray, " examples"] = np.zeros(num_examples, np.int32)
         self._was_correct: Bool[np.ndarray, " examples"] = np.zeros(num_examples, bool)
+        self._visits: Int[np.ndarray, " examples"] = np.zeros(num_examples, np.int32)
         self._sum: Float[np.ndarray, " examples"] = np.zeros(num_examples)
         self._sum_of_squares: Float[np.ndarray, " examples"] = np.zeros(num_examples)
 
@@ -35,10 +38,11 @@ class LearningDynamics:
         indices = np.asarray(rows.indices).ravel()
         visited = indices != PADDING
         order = indices[visited]
-        correct, probability = np.zeros_like(self._was_correct), np.zeros_like(self._sum)
+        correct, probability = self._was_correct.copy(), np.zeros_like(self._sum)
         correct[order] = np.asarray(rows.correct).ravel()[visited]
         probability[order] = np.nan_to_num(np.asarray(rows.probability, np.float64).ravel()[visited])
         self.epochs += 1
+        self._visits[order] += 1
         self.forgetting_events += self._was_correct & ~correct
         self.first_correct[correct & (self.first_correct == 0)] = self.epochs
         self._was_correct = correct
@@ -52,6 +56,7 @@ class LearningDynamics:
             "forgetting_events": self.forgetting_events,
             "first_correct": self.first_correct,
             "was_correct": self._was_correct,
+            "visits": self._visits,
             "sum": self._sum,
             "sum_of_squares": self._sum_of_squares,
         }
@@ -64,6 +69,7 @@ class LearningDynamics:
         found.forgetting_events = np.array(arrays["forgetting_events"])
         found.first_correct = np.array(arrays["first_correct"])
         found._was_correct = np.array(arrays["was_correct"])
+        found._visits = np.array(arrays["visits"])
         found._sum = np.array(arrays["sum"])
         found._sum_of_squares = np.array(arrays["sum_of_squares"])
         return found
@@ -71,11 +77,11 @@ class LearningDynamics:
     @property
     def mean_probability(self) -> Float[np.ndarray, " examples"]:
         """Mean probability of the label over the visits, float32 (Swayamdipta et al., arXiv 2009.10795)."""
-        return (self._sum / max(1, self.epochs)).astype(np.float32)
+        return (self._sum / np.maximum(1, self._visits)).astype(np.float32)
 
     @property
     def probability_std(self) -> Float[np.ndarray, " examples"]:
         """Standard deviation of the label's probability over the visits, float32: the variability of the same paper."""
-        epochs = max(1, self.epochs)
-        variance = self._sum_of_squares / epochs - (self._sum / epochs) ** 2
+        visits = np.maximum(1, self._visits)
+        variance = self._sum_of_squares / visits - (self._sum / visits) ** 2
         return np.sqrt(np.maximum(variance, 0)).astype(np.float32)

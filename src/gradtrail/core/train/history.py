@@ -12,9 +12,10 @@ from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.pytrees import add_prefix, leaves_by_name, numbered, strip_prefix
 from gradtrail.core.nn.models import HostParams, Params
 from gradtrail.core.nn.precision import Precision
+from gradtrail.core.train.batch_gradient import RowRecord
 from gradtrail.core.train.dynamics import LearningDynamics
 from gradtrail.core.train.loop import Chunk
-from gradtrail.core.train.step import RowRecord, StepRecord
+from gradtrail.core.train.step import StepRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class History:
         keep_epochs: epochs whose weights are kept; 0 is before training.
         params: the initial weights, on the host.
         precision: of the training, for error messages.
+        num_examples: of the training split; None where each epoch visits all of them.
 
     Attributes:
         epochs: a record for each epoch.
@@ -63,8 +65,16 @@ class History:
         best: weights of the epoch with the highest validation accuracy, the first of equals.
     """
 
-    def __init__(self, keep_epochs: Collection[int], params: HostParams, *, precision: Precision = "float32"):
+    def __init__(
+        self,
+        keep_epochs: Collection[int],
+        params: HostParams,
+        *,
+        precision: Precision = "float32",
+        num_examples: int | None = None,
+    ):
         self._precision = precision
+        self._num_examples = num_examples
         self._keep_epochs = frozenset(keep_epochs)
         self.epochs: list[EpochRecord] = []
         self.steps: list[StepRecord] = []
@@ -120,7 +130,8 @@ class History:
         if rows is None:
             return
         if self.dynamics is None:
-            self.dynamics = LearningDynamics(int(np.count_nonzero(rows.indices != PADDING)))
+            visited = int(np.count_nonzero(rows.indices != PADDING))
+            self.dynamics = LearningDynamics(visited if self._num_examples is None else self._num_examples)
         self.dynamics.add(rows)
 
     def as_arrays(self) -> dict[str, np.ndarray]:
@@ -149,13 +160,14 @@ class History:
         arrays: Mapping[str, np.ndarray],
         *,
         precision: Precision = "float32",
+        num_examples: int | None = None,
     ) -> "History":
         """Return the history that `as_arrays` described; the other arguments are those of the constructor.
 
         Raises:
             LookupError, ValueError: the arrays are not those of a history of this model.
         """
-        found = cls(keep_epochs, params, precision=precision)
+        found = cls(keep_epochs, params, precision=precision, num_examples=num_examples)
         names = [field.name for field in dataclasses.fields(EpochRecord)]
         rows = arrays["epochs"].reshape(-1, len(names)).tolist() if "epochs" in arrays else []
         found.epochs = [EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}) for row in rows]

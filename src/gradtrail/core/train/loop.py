@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
@@ -19,9 +20,10 @@ from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh, replicated, with_sharding
 from gradtrail.core.common.validation import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.private import Mechanism, poisson_batches, refuse_overflow
 from gradtrail.core.train.step import (
-    Examples,
     RunKeys,
     Step,
     StepRecord,
@@ -43,9 +45,18 @@ def on_device(
     return Examples(images=jax.device_put(images, everywhere), labels=jax.device_put(labels, everywhere))
 
 
-def keys_of(seeds: MemberSeeds) -> Key[Array, "4"]:
-    """Return the same as `jax.random.key` of each seed, from bits made on the host: nothing is compiled for it."""
-    bits: Any = np.array([[0, seed] for seed in dataclasses.astuple(seeds)], np.uint32)
+def keys_of(seeds: MemberSeeds, secret: str | None = None) -> Key[Array, " purposes"]:
+    """Return the same as `jax.random.key` of each seed, from bits made on the host: nothing is compiled for it.
+
+    That of the noise of a private training, and with a secret all but that of the initialization, are the first 64 bits
+    of SHA-256 of the secret, the purpose and the seed: so no two purposes have a key in common.
+    """
+    named = {name: seed for name, seed in dataclasses.asdict(seeds).items() if seed is not None}
+    bits: Any = np.array([[0, seed] for seed in named.values()], np.uint32)
+    for number, (name, seed) in enumerate(named.items()):
+        if name == "noise" or (secret is not None and name != "initialization"):
+            text = f"{secret or ''}:{name}:{seed}".encode(errors="surrogateescape")
+            bits[number] = np.frombuffer(hashlib.sha256(text).digest()[:8], ">u4")
     return jax.random.wrap_key_data(bits, impl="threefry2x32")
 
 
@@ -58,6 +69,7 @@ class Program:
         records: () → empty records of an epoch.
         step: one step of `run_steps`.
         averages: whether `evaluation_params` computes anything.
+        num_keys: that `init` takes.
         examples: the training split with abstract arrays, an `Examples`.
     """
 
@@ -68,6 +80,7 @@ class Program:
     records: Callable[[], StepRecord]
     evaluation_params: Callable[[TrainState], Params]
     averages: bool
+    num_keys: int
     order: Callable[..., Array]
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
     step: Step
@@ -168,7 +181,13 @@ def run_steps_one_by_one(
     return state, records
 
 
-def make_program(config: TrainConfig, model: Model, num_examples: int, devices: Sequence[jax.Device]) -> Program:
+def make_program(
+    config: TrainConfig,
+    model: Model,
+    num_examples: int,
+    devices: Sequence[jax.Device],
+    noise_multiplier: float | None = None,
+) -> Program:
     """Return the functions of a training, not yet compiled.
 
     Args:
@@ -176,6 +195,7 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, devices: 
         model: the network.
         num_examples: size of the training split.
         devices: at least `config.shards`; each batch is split over the first of them, and the others stay unused.
+        noise_multiplier: of a private training: standard deviation of the noise in units of the clip norm.
 
     Raises:
         ConfigError: there are fewer devices or examples than it needs, or too many steps; one line that names the key.
@@ -195,10 +215,18 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, devices: 
             f"train.epochs {config.epochs:,} times {steps_per_epoch:,} steps, of batch_size {config.batch_size:,}, "
             f"are {num_steps:,} steps; at most {LARGEST:,} can be counted"
         )
-    step = make_step(config, model, num_steps, mesh)
+    mechanism = None
+    if config.privacy.enabled:
+        if noise_multiplier is None:
+            raise ValueError("a private training needs a noise multiplier")
+        mechanism = Mechanism.of(config, model, num_examples, num_steps, noise_multiplier)
+    step = make_step(config, model, num_steps, mesh, mechanism)
 
     def order(keys: RunKeys, epoch: Array) -> Array:
-        return batching.shuffled_batches(num_examples, config.batch_size, key=jax.random.fold_in(keys.order, epoch))
+        key = jax.random.fold_in(keys.order, epoch)
+        if mechanism is None:
+            return batching.shuffled_batches(num_examples, config.batch_size, key=key)
+        return poisson_batches(mechanism, config.batch_size, steps_per_epoch, key=key)
 
     def examples() -> Examples:
         images = jnp.zeros((num_examples, *model.config.image_shape), jnp.uint8)
@@ -209,7 +237,10 @@ def make_program(config: TrainConfig, model: Model, num_examples: int, devices: 
         steps_per_epoch=steps_per_epoch,
         mesh=mesh,
         init=make_init(config, model, num_steps),
-        records=functools.partial(empty_records, config, steps_per_epoch),
+        records=functools.partial(
+            empty_records, config, steps_per_epoch, mechanism.capacity if mechanism else config.batch_size
+        ),
+        num_keys=len(VARIED) + config.privacy.enabled,
         evaluation_params=functools.partial(params_to_evaluate, config),
         averages=config.optimizer == "schedule_free",
         order=order,
@@ -272,11 +303,16 @@ def train(
         examples: the training split.
         steps_per_call: steps per chunk; does not change a bit of the result.
         records: of the epoch so far where `state` is within an epoch, else None.
+
+    Raises:
+        ConfigError: a Poisson-sampled batch of the next epoch has more examples than there is room for; one line.
     """
     done = int(state.step)
     while done < engine.num_steps:
         epoch, first = divmod(done, engine.steps_per_epoch)
         order = engine.order(state.keys, np.int32(epoch))
+        if state.keys.noise is not None:
+            refuse_overflow(order, epoch)
         records = engine.records() if records is None else records
         for start in range(first, engine.steps_per_epoch, steps_per_call):
             stop = min(start + steps_per_call, engine.steps_per_epoch)
@@ -289,15 +325,15 @@ def train(
 
 def abstract_state(program: Program) -> TrainState:
     """Return the shapes and dtypes of a state."""
-    state: TrainState = jax.eval_shape(program.init, _abstract_keys())
+    state: TrainState = jax.eval_shape(program.init, _abstract_keys(program))
     return state
 
 
 def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
     """Return abstract keys, index and state, replicated on the program's devices."""
     index = jax.ShapeDtypeStruct((), jnp.int32)
-    return with_sharding((_abstract_keys(), index, abstract_state(program)), replicated(program.mesh))
+    return with_sharding((_abstract_keys(program), index, abstract_state(program)), replicated(program.mesh))
 
 
-def _abstract_keys() -> Any:
-    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), len(VARIED)))
+def _abstract_keys(program: Program) -> Any:
+    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), program.num_keys))

@@ -11,26 +11,32 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import data_parallel
-from gradtrail.core.data.augmentation import augment
-from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.batch_gradient import Examples, RowRecord, Rows, Shared, make_gradient
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loss_scaling import LossScale, adjusted, all_finite, initial_scale
 from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer, squared_norm
+from gradtrail.core.train.private import Mechanism, make_private_gradient, noised_mean
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class RunKeys:
-    """Keys of a whole training; never consumed, only folded with the epoch or the step. One seed gives equal ones."""
+    """Keys of a whole training; never consumed, only folded with the epoch or the step. One seed gives equal ones.
+
+    Attributes:
+        order: of the examples, or of the draws of Poisson-sampled batches.
+        noise: of a private training; else None.
+    """
 
     order: Key[Array, ""]
     augmentation: Key[Array, ""]
     dropout: Key[Array, ""]
+    noise: Key[Array, ""] | None
 
 
 @jax.tree_util.register_dataclass
@@ -57,22 +63,6 @@ class TrainState:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class RowRecord:
-    """Predictions for each row of a step's batch, before the update.
-
-    Attributes:
-        indices: of the examples in the training split, int32, or `batching.PADDING`.
-        probability: of the label, float32.
-        correct: whether the label had the largest logit.
-    """
-
-    indices: Int[Array, "*steps batch"]
-    probability: Float[Array, "*steps batch"]
-    correct: Bool[Array, "*steps batch"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
 class StepRecord:
     """Metrics of a step, float32 unless stated otherwise; for several steps, with a leading axis.
 
@@ -81,13 +71,15 @@ class StepRecord:
         loss: mean over the batch, in nats, label smoothing included.
         cross_entropy: mean over the batch, in nats, without label smoothing.
         accuracy: over the batch, before the update.
-        grad_norm: global L2 norm of the mean gradient, before clipping.
+        grad_norm: global L2 norm of the mean gradient, before clipping; in a private training with its noise.
         learning_rate: of this step.
         part_grad_norm: root mean square of the norms of the mean gradients of the batch's parts; with `grad_norm` it
-            gives the gradient noise scale. Each device has parts of its own. None without `accumulation_steps`.
+            gives the gradient noise scale. Each device has parts of its own. None without `accumulation_steps`, and in
+            a private training.
         loss_scale: factor of this step's loss; None where the loss is not scaled.
         skipped: whether the step changed nothing because its gradients were not finite, bool; None likewise.
         rows: of the batch; None in a `History`, which summarizes them.
+        observed: what `observe` of `make_step` returned; None without it.
     """
 
     num_examples: Int[Array, "*steps"]
@@ -100,94 +92,32 @@ class StepRecord:
     loss_scale: Float[Array, "*steps"] | None
     skipped: Bool[Array, "*steps"] | None
     rows: RowRecord | None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Examples:
-    """A split on the device.
-
-    Attributes:
-        images: uint8 pixels, 0 to 255.
-        labels: class of each example, int32.
-    """
-
-    images: UInt8[Array, "examples height width"]
-    labels: Int[Array, " examples"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Shared:
-    """What the gradient of every row of a batch needs, replicated over the devices.
-
-    Attributes:
-        params: where the gradient is taken.
-        scale: factor of the loss; None for none.
-        count: rows of the whole batch that are not padding, float32.
-        examples: the training split.
-    """
-
-    params: Params
-    scale: Float[Array, ""] | None
-    count: Float[Array, ""]
-    examples: Examples
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """A batch, or a part of one.
-
-    Attributes:
-        indices: of the examples, int32, or `batching.PADDING`.
-        augmentation: key of each row; None without augmentation.
-        dropout: key of each row; None without dropout.
-    """
-
-    indices: Int[Array, " batch"]
-    augmentation: Key[Array, " batch"] | None
-    dropout: Key[Array, " batch"] | None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class BatchGradient:
-    """Sums over rows, divided by the number of examples in the whole batch.
-
-    Attributes:
-        loss: in nats, not scaled.
-        cross_entropy: likewise, without label smoothing.
-        accuracy: share of correct predictions.
-        grads: gradient of the scaled loss.
-        squared_norms: sum of the squared norms of the gradients of the batch's parts; None for a single part.
-    """
-
-    loss: Float[Array, ""]
-    cross_entropy: Float[Array, ""]
-    accuracy: Float[Array, ""]
-    grads: Params
-    squared_norms: Float[Array, ""] | None
+    observed: PyTree | None = None
 
 
 _NOISE = 2**32 - 1  # folded into the key for dropout and augmentation; the order of an epoch folds in its number
 
 Step = Callable[[TrainState, Examples, Int[Array, " batch"]], tuple[TrainState, StepRecord]]
-Gradient = Callable[[Shared, Rows], tuple[BatchGradient, RowRecord]]
+Observe = Callable[[Params, Params], PyTree]
 
 
 def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Array], TrainState]:
     """Return the function from keys, of initialization and of `RunKeys`, to the state before the first step."""
     optimizer = make_optimizer(config.optimizer_config(), num_steps)
 
-    def init(keys: Key[Array, "4"]) -> TrainState:
+    def init(keys: Key[Array, " purposes"]) -> TrainState:
         pairs = jax.vmap(jax.random.split)(keys)
         params = model.init(key=pairs[0, 0])
         return TrainState(
             step=jnp.int32(0),
             params=params,
             opt_state=optimizer.init(params),
-            keys=RunKeys(order=pairs[1, 1], augmentation=pairs[2, 1], dropout=pairs[3, 1]),
+            keys=RunKeys(
+                order=pairs[1, 1],
+                augmentation=pairs[2, 1],
+                dropout=pairs[3, 1],
+                noise=pairs[4, 1] if config.privacy.enabled else None,
+            ),
             average=None if config.average_decay is None else jax.tree.map(jnp.copy, params),
             loss_scale=initial_scale(config.loss_scaling) if config.scales_loss else None,
         )
@@ -195,27 +125,42 @@ def make_init(config: TrainConfig, model: Model, num_steps: int) -> Callable[[Ar
     return init
 
 
-def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> Step:
+def make_step(
+    config: TrainConfig,
+    model: Model,
+    num_steps: int,
+    mesh: Mesh,
+    mechanism: Mechanism | None = None,
+    observe: Observe | None = None,
+) -> Step:
     """Return the pure function that makes one step of a training of `num_steps`.
 
     It takes the state, the training split, and the int32 indices of the batch's examples in it, which may be
-    `batching.PADDING`. The batch is split over the devices of `mesh`.
+    `batching.PADDING`. The batch is split over the devices of `mesh`. A private training has a `mechanism`. `observe`
+    is given the parameters before the step and the gradient that the optimizer gets; what it returns is in the record.
     """
     optimizer = make_optimizer(config.optimizer_config(), num_steps)
     rate = learning_rate(config.optimizer_config(), num_steps)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    gradient = data_parallel(_make_gradient(config, model, in_tiles=on_cpu), mesh)
+    if mechanism is None:
+        gradient = data_parallel(make_gradient(config, model, in_tiles=on_cpu), mesh)
+    else:
+        gradient = data_parallel(make_private_gradient(config, model, mechanism), mesh)
     num_parts = config.accumulation_steps * mesh.size
     augments = config.augmentation.enabled
+    keys_of_rows = _row_keys if mechanism is None else _example_keys
 
     def step(state: TrainState, examples: Examples, indices: Array) -> tuple[TrainState, StepRecord]:
         scale = None if state.loss_scale is None else state.loss_scale.scale
         count = jnp.sum(indices != batching.PADDING).astype(jnp.float32)
-        shared = Shared(params=state.params, scale=scale, count=count, examples=examples)
-        augmentation = _row_keys(state.keys.augmentation, state.step, len(indices)) if augments else None
-        dropout = _row_keys(state.keys.dropout, state.step, len(indices)) if model.config.dropout else None
+        denominator = count if mechanism is None else jnp.maximum(count, 1.0)  # a Poisson-sampled batch may be empty
+        shared = Shared(params=state.params, scale=scale, count=denominator, examples=examples)
+        augmentation = keys_of_rows(state.keys.augmentation, state.step, indices) if augments else None
+        dropout = keys_of_rows(state.keys.dropout, state.step, indices) if model.config.dropout else None
         found, rows = gradient(shared, Rows(indices=indices, augmentation=augmentation, dropout=dropout))
         grads = found.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, found.grads)
+        if mechanism is not None and state.keys.noise is not None:
+            grads = noised_mean(grads, config, mechanism, key=jax.random.fold_in(state.keys.noise, state.step))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         applied = state.step if state.loss_scale is None else state.step - state.loss_scale.skipped_steps
@@ -232,6 +177,7 @@ def make_step(config: TrainConfig, model: Model, num_steps: int, mesh: Mesh) -> 
             loss_scale=None,
             skipped=None,
             rows=rows,
+            observed=None if observe is None else observe(state.params, grads),
         )
         if state.loss_scale is not None:
             finite = all_finite(grads)
@@ -251,9 +197,9 @@ def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
     return evaluation_params(config.optimizer_config(), state.opt_state, state.params)
 
 
-def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
-    """Return records of `num_steps` steps, on the host: entries are 0, indices `batching.PADDING`."""
-    by_row = (num_steps, config.batch_size)
+def empty_records(config: TrainConfig, num_steps: int, num_rows: int) -> StepRecord:
+    """Return records of `num_steps` steps, each of `num_rows`, on the host: all 0, but indices `batching.PADDING`."""
+    by_row = (num_steps, num_rows)
 
     def zeros(dtype: type = np.float32, shape: tuple[int, ...] = (num_steps,)) -> Any:
         return np.zeros(shape, dtype)
@@ -262,61 +208,11 @@ def empty_records(config: TrainConfig, num_steps: int) -> StepRecord:
     return StepRecord(
         num_examples=zeros(np.int32),
         **{name: zeros() for name in ("loss", "cross_entropy", "accuracy", "grad_norm", "learning_rate")},
-        part_grad_norm=zeros() if config.accumulation_steps > 1 else None,
+        part_grad_norm=zeros() if config.measures_parts else None,
         loss_scale=zeros() if config.scales_loss else None,
         skipped=zeros(bool) if config.scales_loss else None,
         rows=RowRecord(indices=indices, probability=zeros(shape=by_row), correct=zeros(bool, by_row)),
     )
-
-
-def _make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradient:
-    """Return the gradient of a batch, or of a device's share, in `accumulation_steps` parts, maybe each in tiles."""
-
-    def tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
-            (images, labels), mask = batching.gather((shared.examples.images, shared.examples.labels), rows.indices)
-            if rows.augmentation is not None:
-                images = augment(batching.normalize(images), config.augmentation, key=_of_purpose(rows.augmentation, 0))
-            key = None if rows.dropout is None else _of_purpose(rows.dropout, 1)
-            logits = model.apply(params, images, key=key)
-            loss = losses.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
-            mean_loss = batching.masked_sum(loss, mask) / shared.count
-            cross_entropy = batching.masked_sum(losses.cross_entropy(logits, labels), mask) / shared.count
-            correct = losses.correct(logits, labels)
-            accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / shared.count
-            probability = losses.label_probability(logits, labels)
-            record = RowRecord(indices=rows.indices, probability=probability, correct=correct)
-            metrics = {"loss": mean_loss, "cross_entropy": cross_entropy, "accuracy": accuracy}
-            return mean_loss if shared.scale is None else mean_loss * shared.scale, (metrics, record)
-
-        grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
-        return BatchGradient(**metrics, grads=grads, squared_norms=None), record
-
-    def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        num_rows = len(rows.indices)
-        found, record = _summed(tile, num_rows // model.tile_size(num_rows) if in_tiles else 1)(shared, rows)
-        squared_norms = squared_norm(found.grads) if config.accumulation_steps > 1 else None
-        return dataclasses.replace(found, squared_norms=squared_norms), record
-
-    return _summed(part, config.accumulation_steps)
-
-
-def _summed(gradient: Gradient, num_parts: int) -> Gradient:
-    """Return `gradient` of a batch in equal parts, one after the other."""
-    if num_parts == 1:
-        return gradient
-
-    def summed(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-        def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-            found, record = gradient(shared, rows)
-            return jax.tree.map(jnp.add, total, found), record
-
-        parts = jax.tree.map(lambda leaf: leaf.reshape(num_parts, -1), rows)
-        one, _ = jax.eval_shape(gradient, shared, jax.tree.map(lambda leaf: leaf[0], parts))
-        total, records = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, one), parts)
-        return total, jax.tree.map(jnp.ravel, records)
-
-    return summed
 
 
 def _root_mean_square(
@@ -329,13 +225,15 @@ def _root_mean_square(
     return norm if scale is None else norm / scale
 
 
-def _row_keys(key: Key[Array, ""], step: Int[Array, ""], batch_size: int) -> Key[Array, " batch"]:
+def _row_keys(key: Key[Array, ""], step: Int[Array, ""], indices: Int[Array, " batch"]) -> Key[Array, " batch"]:
     """Return a key for each row of a step's batch, whichever device or part the row belongs to."""
-    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _NOISE), step), batch_size)
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, _NOISE), step), len(indices))
 
 
-def _of_purpose(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]:
-    return jax.vmap(jax.random.fold_in, (0, None))(key, purpose)
+def _example_keys(key: Key[Array, ""], step: Int[Array, ""], indices: Int[Array, " batch"]) -> Key[Array, " batch"]:
+    """Return a key for each example of a step's batch that does not depend on which other examples are in it."""
+    of_step = jax.random.fold_in(jax.random.fold_in(key, _NOISE), step)
+    return jax.vmap(jax.random.fold_in, (None, 0))(of_step, indices)
 
 
 def _averaged(config: TrainConfig, average: Params | None, params: Params, step: Int[Array, ""]) -> Params | None:

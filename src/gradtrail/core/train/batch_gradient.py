@@ -1,0 +1,175 @@
+"""The gradient of a batch, in parts and tiles: sums over its rows, and a record of each row."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8
+
+from gradtrail.core.common import batching
+from gradtrail.core.data.augmentation import augment
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.optimizers import squared_norm
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """A split on the device.
+
+    Attributes:
+        images: uint8 pixels, 0 to 255.
+        labels: class of each example, int32.
+    """
+
+    images: UInt8[Array, "examples height width"]
+    labels: Int[Array, " examples"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the gradient of every row of a batch needs, replicated over the devices.
+
+    Attributes:
+        params: where the gradient is taken.
+        scale: factor of the loss; None for none.
+        count: rows of the whole batch that are not padding, float32.
+        examples: the training split.
+    """
+
+    params: Params
+    scale: Float[Array, ""] | None
+    count: Float[Array, ""]
+    examples: Examples
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A batch, or a part of one.
+
+    Attributes:
+        indices: of the examples, int32, or `batching.PADDING`.
+        augmentation: key of each row; None without augmentation.
+        dropout: key of each row; None without dropout.
+    """
+
+    indices: Int[Array, " batch"]
+    augmentation: Key[Array, " batch"] | None
+    dropout: Key[Array, " batch"] | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class RowRecord:
+    """Predictions for each row of a step's batch, before the update.
+
+    Attributes:
+        indices: of the examples in the training split, int32, or `batching.PADDING`.
+        probability: of the label, float32.
+        correct: whether the label had the largest logit.
+    """
+
+    indices: Int[Array, "*steps batch"]
+    probability: Float[Array, "*steps batch"]
+    correct: Bool[Array, "*steps batch"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class BatchGradient:
+    """Sums over rows, divided by the number of examples in the whole batch.
+
+    Attributes:
+        loss: in nats, not scaled.
+        cross_entropy: likewise, without label smoothing.
+        accuracy: share of correct predictions.
+        grads: gradient of the scaled loss.
+        squared_norms: sum of the squared norms of the gradients of the batch's parts; None for a single part.
+    """
+
+    loss: Float[Array, ""]
+    cross_entropy: Float[Array, ""]
+    accuracy: Float[Array, ""]
+    grads: Params
+    squared_norms: Float[Array, ""] | None
+
+
+Gradient = Callable[[Shared, Rows], tuple[BatchGradient, RowRecord]]
+
+
+def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradient:
+    """Return the gradient of a batch, or of a device's share, in `accumulation_steps` parts, maybe each in tiles."""
+
+    def tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
+            images, labels, mask, key = inputs_of(config, shared.examples, rows)
+            logits = model.apply(params, images, key=key)
+            loss = losses.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
+            metrics, record = measured(rows, loss, logits, labels, mask, shared.count)
+            return metrics["loss"] if shared.scale is None else metrics["loss"] * shared.scale, (metrics, record)
+
+        grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
+        return BatchGradient(**metrics, grads=grads, squared_norms=None), record
+
+    def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        num_rows = len(rows.indices)
+        found, record = _summed(tile, num_rows // model.tile_size(num_rows) if in_tiles else 1)(shared, rows)
+        squared_norms = squared_norm(found.grads) if config.accumulation_steps > 1 else None
+        return dataclasses.replace(found, squared_norms=squared_norms), record
+
+    return _summed(part, config.accumulation_steps)
+
+
+def inputs_of(
+    config: TrainConfig, examples: Examples, rows: Rows
+) -> tuple[Array, Int[Array, " batch"], Bool[Array, " batch"], Key[Array, " batch"] | None]:
+    """Return images of the rows, augmented where that is configured, labels, mask, and the keys for dropout."""
+    (images, labels), mask = batching.gather((examples.images, examples.labels), rows.indices)
+    if rows.augmentation is not None:
+        images = augment(batching.normalize(images), config.augmentation, key=_of_purpose(rows.augmentation, 0))
+    return images, labels, mask, None if rows.dropout is None else _of_purpose(rows.dropout, 1)
+
+
+def measured(
+    rows: Rows,
+    loss: Float[Array, " batch"],
+    logits: Float[Array, "batch classes"],
+    labels: Int[Array, " batch"],
+    mask: Bool[Array, " batch"],
+    count: Float[Array, ""],
+) -> tuple[dict[str, Float[Array, ""]], RowRecord]:
+    """Return the metrics of `BatchGradient`, sums over the rows divided by `count`, and the record of each row."""
+    mean_loss = batching.masked_sum(loss, mask) / count
+    cross_entropy = batching.masked_sum(losses.cross_entropy(logits, labels), mask) / count
+    correct = losses.correct(logits, labels)
+    accuracy = batching.masked_sum(correct.astype(jnp.float32), mask) / count
+    record = RowRecord(indices=rows.indices, probability=losses.label_probability(logits, labels), correct=correct)
+    return {"loss": mean_loss, "cross_entropy": cross_entropy, "accuracy": accuracy}, record
+
+
+def _summed(gradient: Gradient, num_parts: int) -> Gradient:
+    """Return `gradient` of a batch in equal parts, one after the other."""
+    if num_parts == 1:
+        return gradient
+
+    def summed(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+            found, record = gradient(shared, rows)
+            return jax.tree.map(jnp.add, total, found), record
+
+        parts = jax.tree.map(lambda leaf: leaf.reshape(num_parts, -1), rows)
+        one, _ = jax.eval_shape(gradient, shared, jax.tree.map(lambda leaf: leaf[0], parts))
+        total, records = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, one), parts)
+        return total, jax.tree.map(jnp.ravel, records)
+
+    return summed
+
+
+def _of_purpose(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]:
+    return jax.vmap(jax.random.fold_in, (0, None))(key, purpose)

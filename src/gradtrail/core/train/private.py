@@ -1,0 +1,168 @@
+"""What a private training does otherwise: Poisson-sampled batches, clipped sums and noise.
+
+This is DP-SGD (Abadi et al., arXiv 1607.00133) with any optimizer after it. Accounting is out of scope: the caller
+brings the noise multiplier.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Key
+
+from gradtrail.core.common import batching
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.per_example.clipped_sum import Clipping, clipped_grad_sum
+from gradtrail.core.train.batch_gradient import (
+    BatchGradient,
+    Gradient,
+    RowRecord,
+    Rows,
+    Shared,
+    inputs_of,
+    measured,
+)
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
+
+OVERFLOW = -2  # the indices of a batch that is larger than there is room for
+_DENSE_TILE = 128  # rows of a tile without convolutions: smaller products are slower, larger tiles have more padding
+_ROWS = 32  # of a tile with convolutions, at most: more do not fit into a CPU's caches with their gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """What a private training needs besides its config.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise in units of the clip norm; 0 for none, in tests.
+        num_examples: of the training split.
+        capacity: rows of every batch, a multiple of `tile` times the shards.
+        tile: examples that are worked at a time.
+    """
+
+    noise_multiplier: float
+    num_examples: int
+    capacity: int
+    tile: int
+
+    @classmethod
+    def of(
+        cls, config: TrainConfig, model: Model, num_examples: int, num_steps: int, noise_multiplier: float
+    ) -> "Mechanism":
+        """Return the mechanism of a training of `num_steps`, with batches as large as their tiles and shards want."""
+        room = batch_capacity(num_examples, config.batch_size, num_steps, delta=config.privacy.delta)
+        copies, share = config.privacy.augmentation_multiplicity, config.batch_size // config.accumulation_steps
+        most = _ROWS if model.config.cnn else _DENSE_TILE
+        tile = max(1, min(most // copies, share // config.shards))
+        step = tile * config.shards
+        return cls(
+            noise_multiplier=noise_multiplier, num_examples=num_examples, capacity=-(-room // step) * step, tile=tile
+        )
+
+
+def poisson_batches(
+    mechanism: Mechanism, batch_size: int, num_batches: int, *, key: Key[Array, ""]
+) -> Int[Array, "batches rows"]:
+    """Draw batches that have each example with probability `batch_size / num_examples`, all draws independent.
+
+    A draw compares 32 random bits with the rate, so that the rate is at most 2⁻³² too small.
+
+    Returns:
+        int32 indices, ascending, with `batching.PADDING` after them. A batch that is larger than `capacity` is
+        `OVERFLOW` throughout.
+    """
+    count, capacity = mechanism.num_examples, mechanism.capacity
+    threshold = int(batch_size / count * 2**32)
+
+    def draw(key: Array) -> Array:
+        bits = jax.random.bits(key, (count,), jnp.uint32)
+        drawn = bits < jnp.uint32(threshold) if threshold < 2**32 else jnp.ones(count, bool)
+        (indices,) = jnp.nonzero(drawn, size=capacity, fill_value=batching.PADDING)
+        return jnp.where(jnp.sum(drawn) > capacity, OVERFLOW, indices.astype(jnp.int32))
+
+    return jax.lax.map(draw, jax.random.split(key, num_batches))
+
+
+def refuse_overflow(order: Int[Array, "steps rows"], epoch: int) -> None:
+    """Raise ConfigError if a batch of an epoch, from 0, is larger than there is room for."""
+    batches = np.asarray(order)
+    if (over := np.flatnonzero(batches[:, 0] == OVERFLOW)).size:
+        raise ConfigError(
+            f"train.batch_size: Poisson sampling drew more than {batches.shape[1]:,} examples for batch "
+            f"{over[0] + 1} of epoch {epoch + 1}, which has a chance of at most {OVERFLOW_SHARE:g} times "
+            f"train.privacy.delta; to cut it would not be private: try another train.seed"
+        )
+
+
+def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanism) -> Gradient:
+    """Return the sum of the clipped gradients of a batch, or of a device's share; not divided by anything.
+
+    Rows that are all padding are not worked: the number of tiles is that of the examples, which precede the padding.
+    """
+    privacy, tile = config.privacy, mechanism.tile
+    copies = privacy.augmentation_multiplicity
+    clipping = Clipping(norm=privacy.example_clip_norm, copies=copies, label_smoothing=config.label_smoothing)
+
+    def gradient_of_tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        images, labels, mask, key = inputs_of(config, shared.examples, _copied(rows, copies))
+        found = clipped_grad_sum(model, shared.params, images, labels, mask[::copies], clipping, key=key)
+        logits, of_rows = found.logits[::copies], labels[::copies]  # of the first copy
+        loss = losses.cross_entropy(logits, of_rows, label_smoothing=config.label_smoothing)
+        metrics, record = measured(rows, loss, logits, of_rows, mask[::copies], shared.count)
+        return BatchGradient(**metrics, grads=found.grads, squared_norms=None), record
+
+    def gradient(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
+        slices = jax.tree.map(lambda leaf: leaf.reshape(-1, tile), rows)
+        one, none = jax.eval_shape(gradient_of_tile, shared, jax.tree.map(lambda leaf: leaf[0], slices))
+        records = jax.tree.map(lambda leaf: jnp.zeros((len(rows.indices) // tile, *leaf.shape), leaf.dtype), none)
+
+        def add(index: Array, carry: tuple[BatchGradient, RowRecord]) -> tuple[BatchGradient, RowRecord]:
+            total, records = carry
+            found, record = gradient_of_tile(shared, jax.tree.map(lambda leaf: leaf[index], slices))
+            kept = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)
+            return jax.tree.map(jnp.add, total, found), kept
+
+        used = -(-jnp.sum(rows.indices != batching.PADDING) // tile)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
+        total, records = jax.lax.fori_loop(0, used, add, (zeros, records))
+        probability, correct = records.probability.ravel(), records.correct.ravel()
+        return total, RowRecord(indices=rows.indices, probability=probability, correct=correct)
+
+    return gradient
+
+
+def noised_mean(grads: Params, config: TrainConfig, mechanism: Mechanism, *, key: Key[Array, ""]) -> Params:
+    """Return (sum + σ C z) / batch size for a sum of clipped gradients, with z standard normal and float32.
+
+    σ is the noise multiplier, C the clip norm; the batch size is the mean one, whatever the batch has. A normal is the
+    sum of two over √2: by themselves those that JAX makes of 23 random bits end at 5.2 standard deviations, beyond
+    which an output would give its batch away.
+    """
+    scale = mechanism.noise_multiplier * config.privacy.example_clip_norm
+    if not scale:
+        return jax.tree.map(lambda leaf: leaf / config.batch_size, grads)
+    leaves, structure = jax.tree.flatten(grads)
+    noise = jnp.sum(jax.random.normal(key, (2, sum(leaf.size for leaf in leaves))), axis=0) * math.sqrt(0.5)
+    ends = itertools.accumulate(leaf.size for leaf in leaves)
+    parts = [noise[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
+    noised = [(leaf + scale * part) / config.batch_size for leaf, part in zip(leaves, parts, strict=True)]
+    return jax.tree.unflatten(structure, noised)
+
+
+def _copied(rows: Rows, copies: int) -> Rows:
+    """Return each row `copies` times, each with keys of its own."""
+    if copies == 1:
+        return rows
+
+    def keys(of_rows: Key[Array, " batch"] | None) -> Key[Array, " rows"] | None:
+        return None if of_rows is None else jax.vmap(lambda key: jax.random.split(key, copies))(of_rows).reshape(-1)
+
+    return Rows(
+        indices=jnp.repeat(rows.indices, copies), augmentation=keys(rows.augmentation), dropout=keys(rows.dropout)
+    )

@@ -1,0 +1,87 @@
+"""Oriented gradients: their definition in loops, what they do not depend on, and images of every shape."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradtrail.core.nn.features import NORM, NUM_FEATURES, num_features, oriented_gradients
+
+SHAPES = [(28, 28), (8, 8), (4, 3), (1, 1)]
+FEATURES = jax.jit(oriented_gradients)
+
+
+def draw(shape: tuple[int, int], count: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).uniform(size=(count, *shape)).astype(np.float32)
+
+
+def defined(image: np.ndarray) -> np.ndarray:
+    """The features of one image, in loops over pixels, cells and directions, in float64."""
+    height, width = image.shape
+    pixels = np.pad(image.astype(np.float64), 1)
+    cells = list(itertools.product(range(8), range(8)))
+    found = {cell: np.zeros(8) for cell in cells}
+    for row, column, (i, j) in itertools.product(range(height), range(width), cells):
+        across = pixels[row + 1, column + 2] - pixels[row + 1, column]
+        down = pixels[row + 2, column + 1] - pixels[row, column + 1]
+        y, x = (row + 0.5) * 8 / height - (i + 0.5), (column + 0.5) * 8 / width - (j + 0.5)
+        weight = math.exp(-(x**2 + y**2) / (2 * 0.5**2)) * math.hypot(across, down)
+        for index in range(8):
+            cosine = math.cos(math.atan2(down, across) - index * math.pi / 4)
+            found[i, j][index] += weight * max(0.0, cosine) ** 4
+    near = {a: sum(math.exp(-(math.dist(a, b) ** 2) / 2) * np.sum(found[b] ** 2) for b in cells) for a in cells}
+    floor = 0.1 * np.mean(list(near.values()))
+    normal = {cell: found[cell] / math.sqrt(near[cell] + floor) for cell in cells}
+    parts = [normal[cell] - normal[cell].mean() for cell in cells]
+    pairs = [(i, j) for i in range(8) for j in range(i, 8)]
+    lengths = [math.sqrt(np.sum(part**2) + 1e-6) for part in parts]
+    products = [
+        part[i] * part[j] / length * (1 if i == j else math.sqrt(2))
+        for part, length in zip(parts, lengths, strict=True)
+        for i, j in pairs
+    ]
+    return np.concatenate(
+        [NORM / math.sqrt(2) * np.array(each).ravel() / np.linalg.norm(each) for each in (parts, products)]
+    )
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (4, 3)])
+def test_they_are_those_of_the_definition(shape: tuple[int, int]) -> None:
+    images = draw(shape, 2)
+    found = FEATURES(images)
+    assert found.shape == (2, NUM_FEATURES) == (2, 64 * (8 + 36))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, [defined(image) for image in images], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_image_has_the_same_norm_whatever_its_size_and_an_empty_one_has_none(shape: tuple[int, int]) -> None:
+    images = draw(shape)
+    found = FEATURES(images * np.array([1, 1, 0], np.float32)[:, None, None])
+    assert found.shape == (3, num_features("oriented_gradients", shape))
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), [NORM, NORM, 0] if shape != (1, 1) else 0, rtol=1e-4)
+
+
+def test_they_do_not_depend_on_contrast() -> None:
+    images = draw((12, 10))
+    np.testing.assert_allclose(FEATURES(0.3 * images), FEATURES(images), atol=1e-4)
+
+
+def test_each_image_has_its_own_whatever_else_is_in_the_batch() -> None:
+    images = draw((8, 8), 4)
+    np.testing.assert_allclose(FEATURES(images)[2:3], FEATURES(images[2:3]), atol=1e-6)
+
+
+def test_a_turned_image_has_turned_features() -> None:
+    """By a quarter: cells move, and each direction becomes the second next one."""
+    images = draw((9, 9), 1)
+    cells = np.asarray(FEATURES(images))[0, : 64 * 8].reshape(8, 8, 8)
+    turned = np.asarray(FEATURES(np.rot90(images, axes=(2, 1)).copy()))[0, : 64 * 8].reshape(8, 8, 8)
+    np.testing.assert_allclose(turned, np.roll(np.rot90(cells, axes=(1, 0)), 2, axis=2), atol=1e-5)
+
+
+def test_the_number_of_features_is_that_of_the_pixels_without_any() -> None:
+    assert num_features("none", (4, 3)) == 12

@@ -1,0 +1,223 @@
+"""Private training against what DP-SGD is defined to do: batches, clipped sums, noise."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from factories import NUM_CLASSES, SHAPE, make_engine, private_config, random_split, run_training
+from scipy import stats
+
+from gradtrail.core.common.batching import PADDING
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.nn import losses
+from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.train import loop, private
+from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.optimizers import make_optimizer
+from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
+from gradtrail.core.train.private import Mechanism, noised_mean, poisson_batches
+
+SPLIT = random_split(30)
+UNCLIPPED = {"example_clip_norm": 1e6}
+MECHANISM = Mechanism(noise_multiplier=1.5, num_examples=30, capacity=30, tile=5)
+
+
+def keys(config: TrainConfig, secret: str | None = None) -> jax.Array:
+    return loop.keys_of(config.seeds_of(config.seed), secret)
+
+
+def trained(config: TrainConfig, noise_multiplier: float, steps_per_call: int = 1000) -> list[loop.Chunk]:
+    engine, examples = make_engine(config, SPLIT, noise_multiplier=noise_multiplier)
+    return run_training(engine, examples, state=engine.init(keys(config)), steps_per_call=steps_per_call)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"optimizer": "muon", "average_decay": 0.5, "label_smoothing": 0.1},
+        {"batch_size": 8, "accumulation_steps": 2, "model": "cnn"},
+        {"mlp": MLPConfig(hidden=(5,), activation="relu", dropout=0.5), "optimizer": "sgd"},
+    ],
+    ids=["adamw", "muon", "cnn in parts", "dropout"],
+)
+def test_without_clipping_and_noise_it_is_ordinary_training_on_the_same_batches(overrides: dict) -> None:
+    config = private_config(privacy=UNCLIPPED, **overrides)
+    engine, _ = make_engine(config, SPLIT, noise_multiplier=0.0)
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    optimizer = make_optimizer(config.optimizer_config(), engine.num_steps)
+    state = engine.init(keys(config))
+    params, opt_state = state.params, state.opt_state
+
+    images, labels = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
+
+    @jax.jit
+    def step(params, opt_state, indices, row_keys):  # type: ignore[no-untyped-def]
+        def loss(params):  # type: ignore[no-untyped-def]
+            logits = model.apply(params, images[indices], key=row_keys)
+            each = losses.cross_entropy(logits, labels[indices], label_smoothing=config.label_smoothing)
+            return jnp.sum(jnp.where(indices == PADDING, 0.0, each)) / config.batch_size
+
+        updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    for number in range(engine.num_steps):
+        epoch, index = divmod(number, engine.steps_per_epoch)
+        indices = engine.order(state.keys, np.int32(epoch))[index]
+        folded = jax.random.fold_in(jax.random.fold_in(state.keys.dropout, 2**32 - 1), number)
+        of_examples = jax.vmap(jax.random.fold_in, (None, 0))(folded, indices)
+        of_rows = jax.vmap(lambda key: jax.random.fold_in(key, 1))(of_examples)
+        params, opt_state = step(params, opt_state, indices, of_rows if model.config.dropout else None)
+    found = trained(config, 0.0)[-1].state
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-6)
+    jax.tree.map(close, found.params, params)
+    assert (found.average is None) == (config.average_decay is None)
+
+
+def test_records_tell_of_the_batch_that_was_drawn() -> None:
+    config = private_config()
+    last = trained(config, 1.0)[-1]
+    engine, _ = make_engine(config, SPLIT, noise_multiplier=1.0)
+    order = np.asarray(engine.order(last.state.keys, np.int32(last.epoch - 1)))
+    np.testing.assert_array_equal(last.records.num_examples, np.sum(order != PADDING, axis=1))
+    np.testing.assert_array_equal(last.records.rows.indices, order)
+    assert len({*last.records.num_examples.tolist()}) > 1
+    assert np.all((np.asarray(last.records.accuracy) >= 0) & (np.asarray(last.records.accuracy) <= 1))
+
+
+@pytest.mark.parametrize("stop", [1, 9])
+def test_a_training_goes_on_from_any_step_with_the_same_bits(stop: int) -> None:
+    config = private_config()
+    engine, examples = make_engine(config, SPLIT, noise_multiplier=1.0)
+    chunks = trained(config, 1.0, steps_per_call=1)
+    half = chunks[stop - 1]
+    placed = jax.device_put((half.state, half.records), jax.local_devices()[0])
+    records = None if half.ends_epoch else placed[1]
+    *_, last = loop.train(engine, placed[0], examples, steps_per_call=3, records=records)
+    jax.tree.map(np.testing.assert_array_equal, last.state.params, chunks[-1].state.params)
+
+
+def test_augmentations_of_an_example_are_averaged_before_clipping() -> None:
+    """With a share of the clip norm that nothing reaches, four copies are the mean of four; with one they are other."""
+    moved = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.0, shear=0.0, cutout=0)
+    runs = {}
+    for copies in (1, 4):
+        config = private_config(
+            privacy={"augmentation_multiplicity": copies, **UNCLIPPED}, augmentation=moved, epochs=1
+        )
+        runs[copies] = trained(config, 0.0)[-1]
+    finite = jax.tree.map(lambda leaf: bool(np.isfinite(leaf).all()), runs[4].state.params)
+    assert all(jax.tree.leaves(finite))
+    np.testing.assert_array_equal(runs[1].records.num_examples, runs[4].records.num_examples)
+    assert not np.array_equal(runs[1].records.grad_norm, runs[4].records.grad_norm)
+
+
+def test_noise_has_the_stated_deviation_and_is_independent() -> None:
+    config = private_config(privacy={"example_clip_norm": 0.5}, batch_size=10)
+    zeros = {"a": jnp.zeros((100, 200)), "b": jnp.zeros(5_000)}
+    draw = jax.jit(lambda key: noised_mean(zeros, config, MECHANISM, key=key))
+    first, second = (draw(jax.random.fold_in(jax.random.key(3), step)) for step in range(2))
+    drawn = {
+        "a": np.asarray(first["a"]).ravel(),
+        "b": np.asarray(first["b"]),
+        "later": np.asarray(second["a"]).ravel(),
+    }
+    deviation = 1.5 * 0.5 / 10
+    for values in drawn.values():
+        assert stats.kstest(values / deviation, "norm").pvalue > 1e-3
+        assert np.std(values) == pytest.approx(deviation, rel=4 / np.sqrt(2 * len(values)))
+    for one, other in (("a", "later"), ("a", "b")):
+        size = min(len(drawn[one]), len(drawn[other]))
+        assert abs(np.corrcoef(drawn[one][:size], drawn[other][:size])[0, 1]) < 4 / np.sqrt(size)
+
+
+def test_steps_have_noise_of_their_own() -> None:
+    """A network that learns nothing moves by the noise alone: no two steps by the same."""
+    config = private_config(privacy={"example_clip_norm": 1e-3}, optimizer="sgd", schedule="constant", clip_norm=None)
+    engine, examples = make_engine(config, SPLIT, noise_multiplier=1e3)
+    states = [engine.init(keys(config))]
+    start = np.asarray(states[0].params["layers"][0]["kernel"])
+    walk = [start, *(np.asarray(c.state.params["layers"][0]["kernel"]) for c in trained(config, 1e3, steps_per_call=1))]
+    moves = np.diff(np.stack(walk), axis=0).reshape(len(walk) - 1, -1)
+    assert len(examples.labels) == 30
+    correlation = np.corrcoef(moves) - np.eye(len(moves))
+    assert len(moves) == engine.num_steps
+    assert np.abs(correlation).max() < 0.9
+
+
+def test_every_example_is_drawn_with_the_rate_and_by_itself() -> None:
+    mechanism = dataclasses.replace(MECHANISM, num_examples=200, capacity=120)
+    batches = np.asarray(poisson_batches(mechanism, 50, 2_000, key=jax.random.key(1)))
+    drawn = np.stack([np.bincount(batch[batch != PADDING], minlength=200) for batch in batches])
+    assert drawn.max() == 1  # no example twice in a batch
+    sizes = drawn.sum(axis=1)
+    assert np.mean(sizes) == pytest.approx(50, abs=4 * np.sqrt(37.5 / 2_000))
+    assert np.var(sizes) == pytest.approx(37.5, rel=4 * np.sqrt(2 / 2_000))
+    assert stats.chisquare(drawn.sum(axis=0)).pvalue > 1e-3
+    correlation = np.corrcoef(drawn.T)[np.triu_indices(200, 1)]
+    assert np.std(correlation) == pytest.approx(1 / np.sqrt(2_000), rel=0.05)
+    padded = batches == PADDING
+    np.testing.assert_array_equal(padded, np.sort(padded, axis=1))  # padding comes last
+
+
+def test_a_rate_of_one_draws_everything() -> None:
+    batches = np.asarray(poisson_batches(MECHANISM, 30, 3, key=jax.random.key(0)))
+    np.testing.assert_array_equal(batches, np.tile(np.arange(30), (3, 1)))
+
+
+def test_a_batch_without_room_is_an_error_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "batch_capacity", lambda *_, **__: 5)
+    config = private_config(batch_size=5, epochs=3)
+    with pytest.raises(ConfigError, match=r"train.batch_size: Poisson sampling drew more than 5 examples for batch"):
+        trained(config, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "batch_size", "num_steps"), [(55_000, 128, 4_300), (300, 20, 10), (50, 49, 9)]
+)
+def test_the_chance_of_a_batch_without_room_is_bounded(num_examples: int, batch_size: int, num_steps: int) -> None:
+    room = batch_capacity(num_examples, batch_size, num_steps, delta=1e-5)
+    chance = num_steps * stats.binom.sf(room, num_examples, batch_size / num_examples)
+    assert chance <= 1e-5 * OVERFLOW_SHARE
+    assert batch_size < room <= num_examples
+    assert num_examples < 1_000 or chance > 1e-4 * 1e-5 * OVERFLOW_SHARE  # not needlessly large
+
+
+def test_members_never_share_batches_or_noise() -> None:
+    config = private_config(seed=4, members=3, vary=("initialization",))
+    assert [config.seeds_of(seed).noise for seed in config.seeds] == [4, 5, 6]
+    assert [config.seeds_of(seed).order for seed in config.seeds] == [4, 5, 6]
+
+
+def test_no_two_purposes_of_a_private_training_have_a_key_in_common() -> None:
+    config = private_config()
+    engine, _ = make_engine(config, SPLIT, noise_multiplier=1.0)
+    found = engine.init(keys(config)).keys
+    assert found.noise is not None
+    assert np.any(jax.random.key_data(found.noise) != jax.random.key_data(found.order))
+    assert np.any(jax.random.key_data(found.noise) != jax.random.key_data(found.dropout))
+
+
+def test_noise_does_not_end_where_its_bits_do() -> None:
+    """Of 23 bits by themselves the largest of 50 million normals would be about 5.2, whatever the number."""
+    config = private_config(batch_size=1)
+    mechanism = dataclasses.replace(MECHANISM, noise_multiplier=1.0)
+    zeros = {"a": jnp.zeros(2_000_000)}
+    drawn = np.abs(noised_mean(zeros, config, mechanism, key=jax.random.key(0))["a"])
+    halves = np.asarray(jax.random.normal(jax.random.key(0), (2, 2_000_000)))
+    np.testing.assert_allclose(drawn, np.abs(halves.sum(axis=0)) / np.sqrt(2), rtol=1e-5, atol=1e-6)
+
+
+def test_a_secret_changes_all_keys_but_that_of_the_initial_weights() -> None:
+    seeds = MemberSeeds(initialization=1, order=1, augmentation=1, dropout=1, noise=1)
+    plain, secret, other = (
+        np.asarray(jax.random.key_data(loop.keys_of(seeds, text))) for text in (None, "a secret", "another")
+    )
+    assert np.any(plain != secret, axis=1).tolist() == [False, True, True, True, True]
+    assert np.any(secret != other, axis=1).tolist() == [False, True, True, True, True]
+    assert np.any(secret[1] != secret[4])
