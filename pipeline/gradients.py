@@ -16,6 +16,7 @@ from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample
 from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages.artifacts.privacy import read_promise
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, members, summary, tables
@@ -28,7 +29,8 @@ from gradtrail.tracking.mlflow.run import tracked
 def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
     info = dataset.read_info(Path("data/processed"))
-    splits = dataset.read_splits(Path("data/processed"), info)
+    promise = read_promise(Path("results/train"))
+    splits = inputs.to_score(dataset.read_splits(Path("data/processed"), info), promise)
     given = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
     first = next(given)
     model, about, trajectory = first.model, first.about, first.trajectory
@@ -69,7 +71,7 @@ def main(stage: Stage) -> None:
             words = summary.in_words(
                 title, found, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
             )
-            (results / "summary.md").write_text(words, encoding="utf-8")
+            (results / "summary.md").write_text(summary.marked(words, promise), encoding="utf-8")
             stage.write_metrics(new, {**info.as_metrics(), **analyzed.metrics()})
             stage.write_costs(new, static_costs(passes.functions))
 

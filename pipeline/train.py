@@ -18,13 +18,17 @@ from gradtrail.core.nn.models import Model, num_parameters
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages.artifacts import accounting
 from gradtrail.stages.artifacts.members import over_members
+from gradtrail.stages.artifacts.privacy import write_promise
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train import figures, members, tables
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
+from gradtrail.stages.train.release import promise_of
+from gradtrail.stages.train.secret import of_training, read_secret
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.gc.files import forget_old_members
 from gradtrail.tracking.lineage.state import lock_of
@@ -53,11 +57,15 @@ def main(stage: Stage) -> None:
     train = dataset.read_split(Path("data/processed/train.npz"), info)
     validation = dataset.read_split(Path("data/processed/validation.npz"), info)
 
+    secret = read_secret(config.privacy)
+    spending = accounting.account(config, len(train)) if config.privacy.enabled else None
+    epsilons = spending.epsilons if spending else ()
     set_cpu_devices(config.shards)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
-        program = loop.make_program(config, model, len(train), jax.local_devices())
+        noise = spending.noise_multiplier if spending else None
+        program = loop.make_program(config, model, len(train), jax.local_devices(), noise_multiplier=noise)
         engine = loop.compile_engine(program, compiler=compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
@@ -69,8 +77,12 @@ def main(stage: Stage) -> None:
             functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
             train,
             config,
-            checkpoints=functools.partial(member_checkpoints, run, several=config.members > 1),
-            listener=TrainingLog(run, engine, is_live=config.members == 1),
+            members=training_runs.Members(
+                checkpoints=functools.partial(member_checkpoints, run, several=config.members > 1),
+                secret=of_training(secret, config, train),
+                epsilons=epsilons,
+            ),
+            listener=TrainingLog(run, engine, is_live=config.members == 1, epsilons=epsilons, privacy=config.privacy),
             steps_per_call=stage.runtime.steps_per_call,
         )
         first, written = members.write_each(scratch, results, model.config, config, info, train.example_id)
@@ -85,7 +97,13 @@ def main(stage: Stage) -> None:
                 new / "results" / "train", epochs, tables.step_table(first.history.steps), title, config.clip_norm
             )
             measured = over_members([member.metrics for member in written.values()])
-            stage.write_metrics(new, {**info.as_metrics(), **measured})
+            spent: dict[str, float] = {}
+            if spending:
+                lengths = [len(member.epochs) for member in written.values()]
+                spent, steps = spending.measure(lengths), sum(lengths) * spending.steps_per_epoch
+                promise = promise_of(config, spent, num_examples=len(train), steps=steps)
+                write_promise(new / "results" / "train", promise)
+            stage.write_metrics(new, {**info.as_metrics(), **measured, **spent})
             stage.write_costs(new, static_costs(functions))
 
         run.outs()

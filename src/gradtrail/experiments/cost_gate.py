@@ -41,6 +41,7 @@ from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Engine
+from gradtrail.core.train.privacy import noise_of_measurements
 from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
 from gradtrail.core.xla.static_costs import NO_COST
@@ -195,9 +196,9 @@ def measure_training(config: TrainConfig, keep: Keep = _forget) -> dict[str, dic
     """Return the costs of the functions of `train`, as `train/<function>` → metric → value."""
     with CompileLog() as log:
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
-        engine = loop.compile_engine(
-            loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices()), compiler=compiler
-        )
+        noise = noise_of_measurements(config.privacy)
+        program = loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices(), noise)
+        engine = loop.compile_engine(program, compiler=compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         _train_shortly(config, engine, predict)
     keep("train", compiler)
@@ -207,11 +208,10 @@ def measure_training(config: TrainConfig, keep: Keep = _forget) -> dict[str, dic
 def _train_shortly(config: TrainConfig, engine: Engine, predict: CompiledFunction) -> None:
     """Make two short epochs as the stage does, with all that it does after a chunk and an epoch; write nothing."""
     steps = min(_STEPS, engine.steps_per_epoch)
-    few = np.full((engine.steps_per_epoch, config.batch_size), batching.PADDING, np.int32)
-    np.put(few, range((steps - 1) * config.batch_size + 1), range((steps - 1) * config.batch_size + 1))
 
     def call_order(*called: Any) -> np.ndarray:
-        engine.order(*called)
+        few = np.full_like(engine.order(*called), batching.PADDING)
+        np.put(few, range((steps - 1) * few.shape[1] + 1), range((steps - 1) * few.shape[1] + 1))
         return few
 
     order, validation = CompiledFunction(name="order", call=call_order, cost=NO_COST, times=NO_TIMES), _examples(_FEW)

@@ -35,6 +35,7 @@ def _configs() -> dict[str, type]:
     from gradtrail.core.evaluate.metrics import EvaluateConfig
     from gradtrail.core.export.forward import ExportConfig
     from gradtrail.core.gradients.config import GradientsConfig
+    from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
     from gradtrail.core.profile.variants import ProfileConfig
     from gradtrail.core.train.config import TrainConfig
     from gradtrail.stages.fetch.sources import FetchConfig
@@ -50,6 +51,7 @@ def _configs() -> dict[str, type]:
         "profile": ProfileConfig,
         "report": ReportConfig,
         "audit": AuditConfig,
+        "privacy_audit": PrivacyAuditConfig,
         "environment": EnvironmentConfig,
         "runtime": RuntimeConfig,
     }

@@ -71,7 +71,7 @@ def test_equal_weights_are_equal_bytes_in_every_process(tmp_path: Path) -> None:
     """Another digest is right only where the format changes on purpose: all weights in DVC's cache then change too."""
     params = jax.tree.map(lambda leaf: np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape), PARAMS)
     write_weights(tmp_path / "w", params, INFO)
-    assert digest(tmp_path / "w") == "35dbbba57dd50263851cc09fa654ed38"
+    assert digest(tmp_path / "w") == "c2b4925f94a3f9f91a7e1ea1473809cd"
 
 
 def test_other_values_are_other_bytes(path: Path) -> None:
@@ -135,6 +135,14 @@ def test_a_kind_without_its_part_is_refused(path: Path) -> None:
     about = dataclasses.asdict(INFO)
     rewrite(path, gradtrail=json.dumps({**about, "model": {**about["model"], "kind": "cnn"}}))
     assert "model.mlp must be given" in refusal(path)
+
+
+def test_weights_from_before_a_key_of_the_model_are_refused_by_its_name(path: Path) -> None:
+    """Those of versions without fixed features or activations; to take them for `none` and `relu` would be a guess."""
+    about = dataclasses.asdict(INFO)
+    del about["model"]["features"]
+    rewrite(path, gradtrail=json.dumps(about))
+    assert "model.features" in refusal(path)
 
 
 def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from gradtrail.stages.common.params import read_yaml
 TRAIN = flatten({"train": read_yaml(ROOT / "params.yaml")["train"]})
 
 
-def blocks(**changes: str) -> set[str]:
+def blocks(**changes: str | bool) -> set[str]:
     found = in_force(TRAIN | {f"train.{key}": value for key, value in changes.items()})
     return {key.split(".")[1] for key in found if key.count(".") == 2}
 
@@ -18,6 +18,8 @@ def test_the_blocks_of_the_chosen_kinds_are_in_force() -> None:
     assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine", "augmentation"}
     assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear", "augmentation"}
     assert blocks(precision="float16") == blocks() | {"loss_scaling"}
+    for enabled in (True, "True", "true"):
+        assert blocks(**{"privacy.enabled": enabled}) == blocks() | {"privacy"}
 
 
 def test_what_members_vary_in_counts_where_there_are_several() -> None:

@@ -21,9 +21,9 @@ def test_the_record_of_the_repository_is_what_is_locked_and_installed(package: s
     assert RECORDED[package] == version(package)
 
 
-def test_the_record_names_all_that_computes_and_that_writes_its_own_version_into_a_file() -> None:
+def test_the_record_names_all_that_computes_that_counts_privacy_and_that_writes_its_own_version_into_a_file() -> None:
     writing = {"matplotlib", "pillow", "pandas", "pyarrow"}
-    assert set(RECORDED) == {"jax", "jaxlib", "flax", "optax", "numpy", *writing}
+    assert set(RECORDED) == {"jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting", *writing}
     assert all(isinstance(number, str) for number in RECORDED.values())
 
 

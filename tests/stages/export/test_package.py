@@ -27,11 +27,18 @@ from gradtrail.support.errors import UserError
 SIZES = (1, 8, 32, 128)
 IMAGES = np.random.default_rng(0).integers(0, 256, (128, *SHAPE), np.uint8)
 DEFAULT = {  # the networks of params.yaml
-    "mlp": {"mlp": MLPConfig(hidden=(256, 128), dropout=0.0)},
+    "mlp": {"mlp": MLPConfig(hidden=(256, 128), activation="relu", dropout=0.0)},
     "cnn": {
         "kind": "cnn",
         "cnn": CNNConfig(
-            channels=(32, 64), convolutions=1, kernel_size=3, norm="none", groups=8, hidden=(128,), dropout=0.0
+            channels=(32, 64),
+            convolutions=1,
+            kernel_size=3,
+            norm="none",
+            groups=8,
+            hidden=(128,),
+            activation="relu",
+            dropout=0.0,
         ),
     },
 }
@@ -104,7 +111,7 @@ def test_the_networks_are_those_that_were_evaluated(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, network.members, {seed: random_params(model, seed) for seed in (3, 4)})
     with pytest.raises(UserError, match="trained on other data"):
         read_network(evaluated(*paths), dataclasses.replace(dataset_info(), digest="1" * 64))
-    other = Model(model_config(mlp=MLPConfig(hidden=(6,), dropout=0.0)))
+    other = Model(model_config(mlp=MLPConfig(hidden=(6,), activation="relu", dropout=0.0)))
     info = WeightsInfo(model=other.config, label_smoothing=0.1, dataset=dataset_info(), epoch=1)
     write_weights(paths[1], random_params(other, 0), info)
     with pytest.raises(UserError, match="the first member is mlp-5"):

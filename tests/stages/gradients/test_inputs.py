@@ -122,7 +122,7 @@ def test_members_are_read_one_after_the_other(trained: Path, folder: Path, tmp_p
 
 def test_members_of_two_models_are_refused(trained: Path, tmp_path: Path) -> None:
     both = as_members(trained, tmp_path / "both", (3, 4))
-    other = model_config(mlp=MLPConfig(hidden=(5, 5), dropout=0.0))
+    other = model_config(mlp=MLPConfig(hidden=(5, 5), activation="relu", dropout=0.0))
     models = member_folder(both / "models", 4)
     shutil.rmtree(models / "epochs")
     info = WeightsInfo(model=other, label_smoothing=0.1, dataset=dataset_info(), epoch=3)

@@ -172,7 +172,7 @@ def test_the_numbers_are_those_of_the_metrics_files(folder: Path) -> None:
         "Calibration error 0.0978 uncalibrated: 0.1200",
         "Best validation accuracy 98.56% epoch 2; last epoch 98.54%",
         "Parameters 235,146 mlp-256-128",
-        "model mlp-256-128 seed 0 epochs 10 batch size 128 dropout 0 precision float32 optimizer adamw learning",
+        "model mlp-256-128 seed 0 epochs 10 batch size 128 activation relu dropout 0 precision float32 optimizer adamw",
         "schedule warmup_cosine warmup fraction 0.1 end fraction 0 clip norm 1 label smoothing 0.1",
         "The typical gradient noise scale is 382,509 examples, at batch size 128.",
         "9,859 of 10,000 test examples are classified correctly and 141 are not",

@@ -17,9 +17,10 @@ import pytest
 from factories import run_keys
 from untrusted import MAX_BYTES, on_linux, taken_bytes
 
+from gradtrail.core.train.batch_gradient import RowRecord
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
-from gradtrail.core.train.step import RowRecord, StepRecord, TrainState
+from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train import checkpointing
 from gradtrail.stages.train.checkpointing import Progress, ResumeFolder

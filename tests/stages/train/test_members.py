@@ -25,7 +25,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.signals import Stopped
 
 SPLIT = random_split(10)
-CONFIG = train_config(mlp=MLPConfig(hidden=(5,), dropout=0.5), epochs=2, keep_epochs=(0, 1))
+CONFIG = train_config(mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5), epochs=2, keep_epochs=(0, 1))
 
 
 class Stopping:
@@ -55,8 +55,9 @@ def train(config: TrainConfig, to: Path, checkpoints: Path | None = None, *, chu
         return {"loss": float(np.abs(params["layers"][0]["kernel"]).sum()), "accuracy": 0.5}
 
     engine, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
+    shared = loop.Members(checkpoints=folder)
     results = loop.train_members(
-        engine, validate, SPLIT, config, checkpoints=folder, listener=Stopping(chunks), steps_per_call=2
+        engine, validate, SPLIT, config, members=shared, listener=Stopping(chunks), steps_per_call=2
     )
     _, written = members.write_each(to / "scratch", results, model_config(), config, dataset_info(), SPLIT.example_id)
     members.write_members(to, written)
@@ -87,9 +88,9 @@ def test_a_member_has_the_bytes_of_the_training_with_its_seed(tmp_path: Path) ->
 def test_what_is_not_varied_is_that_of_the_seed() -> None:
     config = dataclasses.replace(CONFIG, seed=1, members=3, vary=("order", "dropout"))
     assert [dataclasses.astuple(config.seeds_of(seed)) for seed in config.seeds] == [
-        (1, 1, 1, 1),
-        (1, 2, 1, 2),
-        (1, 3, 1, 3),
+        (1, 1, 1, 1, None),
+        (1, 2, 1, 2, None),
+        (1, 3, 1, 3, None),
     ]
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
-from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.privacy import noise_of_measurements
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments.cost_gate import measure
 from gradtrail.stages.common.dataset import read_info, read_split
@@ -51,13 +52,14 @@ def train(folder: Path, seeds: list[int]) -> list[float]:
     training, validation = (read_split(DATA / f"{name}.npz", info) for name in ("train", "validation"))
     model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
     compiler = Compiler(time.perf_counter)
-    program = loop.make_program(config, model, len(training), jax.local_devices())
+    noise = noise_of_measurements(config.privacy)
+    program = loop.make_program(config, model, len(training), jax.local_devices(), noise)
     engine = loop.compile_engine(program, compiler=compiler)
     predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
     examples = loop.on_device(training.images, training.labels, engine.mesh)
     accuracies = []
     for seed in seeds:
-        state = engine.init(loop.keys_of(MemberSeeds.from_one(seed)))
+        state = engine.init(loop.keys_of(dataclasses.replace(config, seed=seed).seeds_of(seed)))
         for chunk in loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch):
             state = chunk.state
         params = engine.evaluation_params(state)

@@ -21,6 +21,7 @@ def in_force(params: Mapping[str, Value]) -> dict[str, Value]:
     chosen = {params.get("train.optimizer"), params.get("train.schedule"), *SHARED_BLOCKS}
     chosen |= {params["train.model"]} - {_NO_BLOCK}
     chosen |= {"loss_scaling"} if params.get("train.precision") == "float16" else set()
+    chosen |= {"privacy"} if str(params.get("train.privacy.enabled")).lower() == "true" else set()
     used = (key for key in params if key not in unused)
     return {key: params[key] for key in used if (block := _block(key)) is None or block in chosen}
 

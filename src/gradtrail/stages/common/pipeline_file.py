@@ -17,8 +17,9 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.support.errors import UserError, one_line
 
-# The pipeline of the root, and one beside it, which `dvc repro` in the root does not run and whose paths are the same
-FILES = ("dvc.yaml", "dvc.lock", "audit/dvc.yaml", "audit/dvc.lock")
+# The pipeline of the root and those beside it, which `dvc repro` in the root does not run and whose paths are the same,
+# each with its lock
+FILES = ("dvc.yaml", "dvc.lock", "audit/dvc.yaml", "audit/dvc.lock", "audit/privacy/dvc.yaml", "audit/privacy/dvc.lock")
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
 _CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/"), (".py", ".j2")  # what else a stage reads is data
 
@@ -121,20 +122,24 @@ def parse_pipeline(content: Mapping[str, Any], name: str) -> dict[str, StageSpec
 
 
 def read_pipelines(folder: Path) -> dict[str, StageSpec]:
-    """Read the stages of `dvc.yaml` and, where there is one, of the `dvc.yaml` beside it; see `FILES`."""
-    pipeline, beside = read_pipeline(folder / FILES[0]), folder / FILES[2]
-    return pipeline | read_pipeline(beside) if beside.is_file() else pipeline
+    """Read the stages of `dvc.yaml` and, where there are any, of those beside it; see `FILES`."""
+    pipeline = read_pipeline(folder / FILES[0])
+    for beside in (folder / name for name in FILES[2::2]):
+        pipeline |= read_pipeline(beside) if beside.is_file() else {}
+    return pipeline
 
 
 def dvc_target(stage: str) -> str:
     """Return what `dvc repro`, in the root, knows a stage of the working folder by."""
-    beside = Path(FILES[2])
-    return f"{beside}:{stage}" if beside.is_file() and stage in read_pipeline(beside) else stage
+    for beside in map(Path, FILES[2::2]):
+        if beside.is_file() and stage in read_pipeline(beside):
+            return f"{beside}:{stage}"
+    return stage
 
 
 def read_locks(folder: Path) -> dict[str, Any]:
-    """Read the stages of both locks; of none where there is none."""
-    locks = (folder / FILES[1], folder / FILES[3])
+    """Read the stages of all locks; of none where there is none."""
+    locks = (folder / name for name in FILES[1::2])
     return {name: stage for lock in locks if lock.is_file() for name, stage in read_lock(lock).items()}
 
 

@@ -150,7 +150,7 @@ def run_stage(main: Callable[[Stage], None], name: str, shows: tuple[str, ...] =
 def _summary(stage: Stage, shows: tuple[str, ...]) -> str:
     """Return the line that a stage ends with: metrics, and the seconds since the process began."""
     metrics = stage.read_metrics() if shows else {}
-    found = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows}
+    found = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows if key in metrics}
     parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in found.items()]
     seconds = time.time() - psutil.Process().create_time()
     return f"{stage.name}: {', '.join([*parts, f'{seconds:.1f} s'])}"

@@ -23,14 +23,20 @@ def draw(
     title: str,
     batch_size: int,
 ) -> None:
-    """Draw all figures of the `gradients` stage into a folder; `batch_size` is that of the training."""
+    """Draw all figures of the `gradients` stage into a folder; `batch_size` is that of the training.
+
+    Without training examples those about them are left out.
+    """
     plotting.save(draw_histograms(tables.scores, title), folder / "histograms.png")
     plotting.save(draw_relations(tables.scores, title), folder / "relations.png")
     plotting.save(draw_largest(tables.largest, splits, title), folder / "largest.png")
+    for name, ranked in tables.suspects.items():
+        if len(ranked):
+            plotting.save(draw_suspects(ranked, splits, title), folder / f"suspects_{name}.png")
+    if not tables.tells_of_training:
+        return
     plotting.save(draw_course(tables, analysis, title, batch_size), folder / "course.png")
     plotting.save(draw_classes(analysis, title), folder / "classes.png")
-    for name, ranked in tables.suspects.items():
-        plotting.save(draw_suspects(ranked, splits, title), folder / f"suspects_{name}.png")
     plotting.save(draw_influence(tables.influence, splits, title), folder / "influence.png")
     if len(tables.label_error_scores):
         plotting.save(draw_detection(tables.label_error_scores, title), folder / "label_error_scores.png")

@@ -1,5 +1,6 @@
 """Reads what the gradient analysis takes from a training: kept weights, learning rates, and learning dynamics."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.nn.models import Model, Params, WeightsKind
 from gradtrail.stages.artifacts.members import read_folders
+from gradtrail.stages.artifacts.privacy import Promise, read_promise
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError, one_line
@@ -46,6 +48,18 @@ class MemberInputs:
     dynamics: Mapping[str, np.ndarray]
 
 
+def to_score(splits: Mapping[str, Split], promise: Promise | None) -> dict[str, Split]:
+    """Return the splits whose examples outs may tell of: of a training to publish, a training split without examples.
+
+    So nothing in the outs can come from a training example, whatever is computed.
+    """
+    if promise is None or not promise.release:
+        return dict(splits)
+    train = splits["train"]
+    none = {field.name: getattr(train, field.name)[:0] for field in dataclasses.fields(train)}
+    return {**splits, "train": dataclasses.replace(train, **none)}
+
+
 def read_members(
     models: Path, results: Path, scored: WeightsKind, dataset: DatasetInfo, train: Split
 ) -> Iterator[MemberInputs]:
@@ -54,9 +68,10 @@ def read_members(
     Raises:
         UserError: as `read_trajectory` and `read_dynamics`, or the members are not of one model.
     """
-    of_results, first = read_folders(results, models), None
+    of_results, first, promise = read_folders(results, models), None, read_promise(results)
+    batch_size = promise.batch_size if promise else None
     for seed, folder in read_folders(models, models).items():
-        model, about, trajectory = read_trajectory(folder, of_results[seed], scored, dataset)
+        model, about, trajectory = read_trajectory(folder, of_results[seed], scored, dataset, batch_size=batch_size)
         if first and model.config != first.config:
             raise UserError(f"{folder}: weights of {model.config.name}, but the first member is {first.config.name}")
         first = first or model
@@ -71,9 +86,11 @@ def read_members(
 
 
 def read_trajectory(
-    models: Path, results: Path, scored: WeightsKind, dataset: DatasetInfo
+    models: Path, results: Path, scored: WeightsKind, dataset: DatasetInfo, *, batch_size: int | None = None
 ) -> tuple[Model, WeightsInfo, Trajectory]:
     """Read the weights to score and those of the kept epochs, and the learning rates, of one member.
+
+    `batch_size` is the mean one of a private training, whose batches differ in size; None for that of the steps.
 
     Raises:
         UserError: a file is missing or damaged, or the weights are not those of one model trained on `dataset`.
@@ -91,7 +108,7 @@ def read_trajectory(
         require_same_data(path, kept_about, dataset)
         by_epoch[kept_about.epoch] = kept
     by_epoch |= {about.epoch: params}
-    epochs, learning_rates, batch_size = read_schedule(results)
+    epochs, learning_rates, batch_size = read_schedule(results, batch_size)
     if max(by_epoch) > epochs:
         raise UserError(f"{models}: weights after epoch {max(by_epoch)}, but {results} has {epochs} epochs")
     trajectory = Trajectory(
@@ -119,8 +136,8 @@ def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
     return table
 
 
-def read_schedule(results: Path) -> tuple[int, np.ndarray, int]:
-    """Read the number of epochs of a training, the learning rate of every step, and the batch size.
+def read_schedule(results: Path, batch_size: int | None = None) -> tuple[int, np.ndarray, int]:
+    """Read the number of epochs of a training, the learning rate of every step, and the batch size if it is not given.
 
     Raises:
         UserError: a file is missing or damaged, or the epochs have different numbers of steps.
@@ -130,9 +147,10 @@ def read_schedule(results: Path) -> tuple[int, np.ndarray, int]:
     rates, sizes = steps["learning_rate"], steps["num_examples"]
     if not len(rates) or len(rates) % epochs:
         raise UserError(f"{path}: {len(rates)} steps cannot be divided evenly among {epochs} epochs")
-    if sizes.max() < 1 or not np.isfinite(rates).all():
+    found = int(sizes.max()) if batch_size is None else batch_size
+    if found < 1 or not np.isfinite(rates).all():
         raise UserError(f"{path}: a learning rate is not finite, or no step has examples")
-    return epochs, rates, int(sizes.max())
+    return epochs, rates, found
 
 
 def _count_epochs(path: Path) -> int:

@@ -14,6 +14,7 @@ from gradtrail.core.nn.precision import Precision
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.per_example.norms import unknown_layers
 from gradtrail.stages.artifacts.members import seeds_in_words
+from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED, Promise
 from gradtrail.stages.gradients.tables import Tables, typical_noise_scale
 
 _NAMED = 5  # examples that a sentence names
@@ -39,18 +40,27 @@ def in_words(
         batch_size: of the training.
         seeds: of the members.
     """
-    sections = {
-        "Largest gradients": _largest(tables, metrics, config),
-        "Suspected label errors": _suspects(tables, metrics),
-        "Gradient noise scale": _noise(analysis, batch_size),
-        "Classes": _classes(analysis),
-        "Learning": _learning(tables, metrics),
-    }
+    sections = {"Suspected label errors": _suspects(tables, metrics)}
+    if tables.tells_of_training:
+        sections = {"Largest gradients": _largest(tables, metrics, config), **sections}
+        sections |= {
+            "Gradient noise scale": _noise(analysis, batch_size),
+            "Classes": _classes(analysis),
+            "Learning": _learning(tables, metrics),
+        }
     if errors := {name.removeprefix(ERROR): value for name, value in metrics.items() if name.startswith(ERROR)}:
         sections["Numerical errors"] = _errors(errors)
     body = "\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items())
     parts = [f"# Summary of per-example gradients: {title}", *_members(seeds), body]
     return "\n\n".join(parts) + "\n"
+
+
+def marked(words: str, promise: Promise | None) -> str:
+    """Return a summary that says below its heading what a private training's promise is to do with it."""
+    if promise is None:
+        return words
+    heading, _, rest = words.partition("\n\n")
+    return f"{heading}\n\n{RELEASED if promise.release else NOT_COVERED}\n\n{rest}"
 
 
 def warn_of_unknown_layers(model: Model) -> None:
@@ -111,6 +121,8 @@ def _largest(tables: Tables, metrics: dict[str, float], config: GradientsConfig)
 def _suspects(tables: Tables, metrics: dict[str, float]) -> str:
     sentences = []
     for split, ranked in tables.suspects.items():
+        if not len(ranked):
+            continue
         named = ", ".join(
             f"#{row.example_id} (label {row.label}, predicted {row.predicted}, {row.probability:.0%})"
             for row in ranked.head(_NAMED).itertuples()

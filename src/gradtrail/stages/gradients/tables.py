@@ -27,6 +27,7 @@ SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probabili
 SUSPECT_SPLITS = ("train", "test")
 STRONGEST = 5  # training examples that are listed on either side of an influence
 _MEDIAN = "grad_norm_median"
+_OF_TRAINING = ("noise_scale", "classes", "influence")  # tables
 _NORM_DECADES = (-6, 2)  # of the histogram of norms, as powers of ten
 
 
@@ -144,6 +145,11 @@ class Tables:
     def train(self) -> pd.DataFrame:
         return _of(self.scores, "train")
 
+    @property
+    def tells_of_training(self) -> bool:
+        """Whether there are training examples: a private training to publish shows none."""
+        return bool((self.scores["split"] == "train").any())
+
 
 def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: GradientsConfig) -> Tables:
     """Make all tables of an analysis from the table of all examples."""
@@ -163,7 +169,7 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
 def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> None:
     """Write `scores.parquet`, with every example, and the other tables that have rows, as CSV, to a new folder.
 
-    `float64_errors.csv` has the errors of `float64_errors`.
+    `float64_errors.csv` has the errors of `float64_errors`. Without training examples those about them have no rows.
     """
     folder.mkdir(parents=True)
     tables.scores.to_parquet(folder / "scores.parquet", index=False)
@@ -179,7 +185,7 @@ def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> N
         "float64_errors": error_table(errors),
     }
     for name, part in small.items():
-        if len(part):
+        if len(part) or (name in _OF_TRAINING and not tables.tells_of_training):
             part.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 
 
@@ -195,6 +201,8 @@ def norm_table(scores: pd.DataFrame) -> pd.DataFrame:
         norms = np.log10(np.maximum(part["grad_norm"].to_numpy(np.float64), np.finfo(np.float64).tiny))
         inside = np.clip(norms, edges[0], np.nextafter(edges[-1], -np.inf))
         table[str(split)] = np.histogram(inside, edges)[0] / len(part)
+    if "train" not in table:  # of a private training to publish
+        table.insert(1, "train", np.nan)
     return table
 
 
@@ -208,10 +216,13 @@ def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
 
 
 def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
-    """Return a row for each class: share of a step's decrease in loss, cosine and coherence with every class."""
+    """Return a row for each class: share of a step's decrease in loss, cosine and coherence with every class.
+
+    No row where there are no training examples.
+    """
     classes = analysis.classes
     numbers = range(len(classes.share))
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "class": list(numbers),
             "share": classes.share,
@@ -219,12 +230,13 @@ def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
             **{f"coherence_{other}": classes.coherence[:, other] for other in numbers},
         }
     )
+    return table if analysis.noise_scales else table[:0]
 
 
 def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataFrame:
     """Return, for each chosen test example, the training examples that helped or hurt it most, strongest first."""
     train, test = _of(table, "train"), _of(table, "test")
-    rows = []
+    rows: list[tuple] = []
     for column, position in enumerate(analysis.influenced):
         influence = analysis.influence[:, column]
         told = test.iloc[position]
@@ -262,11 +274,17 @@ def error_table(errors: Mapping[str, float]) -> pd.DataFrame:
 
 
 def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
-    """Return the metrics: the summary of the training split, the median norm of the others, and the analyses' own."""
+    """Return the metrics: the summary of the training split, the median norm of the others, and the analyses' own.
+
+    Without training examples those about them are left out.
+    """
     splits = {str(row.pop("split")): row for row in tables.splits.to_dict("records")}
     medians = {f"{split}_{_MEDIAN}": row[_MEDIAN] for split, row in splits.items() if split != "train"}
+    found = {"num_examples": len(tables.scores)}
+    if not tables.tells_of_training:
+        return found | medians
     train = {str(name): value for name, value in splits["train"].items()}
-    return {"num_examples": len(tables.scores)} | train | medians | _measure_training(tables, analysis)
+    return found | train | medians | _measure_training(tables, analysis)
 
 
 def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from gradtrail.stages.report.charts import Chart
 from gradtrail.stages.report.inputs import Png
 
 Cells: TypeAlias = tuple[str, ...]
@@ -65,6 +66,7 @@ class Section:
         text: paragraphs.
         summary: sentences that stand for the section while it is folded; empty where it never is.
         markdown: text that a stage wrote, with its headings; empty for none.
+        warning: a line above all else, marked; empty for none.
     """
 
     id: str
@@ -73,7 +75,9 @@ class Section:
     summary: str = ""
     markdown: str = ""
     tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
     figures: Sequence[Figure] = ()
+    warning: str = ""
 
 
 def percent(share: float, digits: int = 2) -> str:

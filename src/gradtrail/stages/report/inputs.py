@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradtrail.core.common.split import Split
+from gradtrail.stages.artifacts.privacy import Promise, read_promise
 from gradtrail.stages.common.dataset import DatasetInfo, read_info, read_splits
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
@@ -86,6 +87,7 @@ class Sources:
         summary: of the gradient analysis, in Markdown.
         stages: the stages that the report depends on, as `dvc.yaml` declares them.
         digests: path of each file or folder that a stage reads or writes → digest, as in `dvc.lock`.
+        promise: of a private training; else None.
     """
 
     info: DatasetInfo
@@ -101,6 +103,7 @@ class Sources:
     summary: str
     stages: dict[str, StageSpec]
     digests: dict[str, str]
+    promise: Promise | None
 
     def metric(self, stage: str, key: str) -> float:
         """Return a metric of a stage; raise UserError where it is missing or not a finite number."""
@@ -158,6 +161,7 @@ def read_sources(folder: Path) -> Sources:
         summary=_read_text(folder / "results" / "gradients" / "summary.md"),
         stages=stages,
         digests=_digests_of(stages, folder),
+        promise=read_promise(folder / "results" / "train"),
     )
 
 

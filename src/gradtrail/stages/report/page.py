@@ -26,6 +26,7 @@ from gradtrail.stages.report.sections.evaluation import evaluation_section
 from gradtrail.stages.report.sections.examples import SCORES, Gallery, make_gallery
 from gradtrail.stages.report.sections.gradients import gradients_section
 from gradtrail.stages.report.sections.overview import Overview, make_overview
+from gradtrail.stages.report.sections.privacy import headline, privacy_sections, warning
 from gradtrail.stages.report.sections.training import data_section, dataset_name, model_name, training_section
 
 _TEMPLATES = Path(__file__).parent
@@ -70,11 +71,15 @@ class Content:
 
 def content_of(sources: Sources) -> Content:
     """Return what the page shows."""
-    makers = (evaluation_section, training_section, data_section, gradients_section, costs_section)
+    first, rest = (evaluation_section, training_section), (data_section, gradients_section, costs_section)
     return Content(
         overview=make_overview(sources),
         gallery=make_gallery(sources),
-        sections=[make(sources) for make in makers],
+        sections=[
+            *(make(sources) for make in first),
+            *privacy_sections(sources),
+            *(make(sources) for make in rest),
+        ],
     )
 
 
@@ -100,6 +105,8 @@ def render(config: ReportConfig, sources: Sources, content: Content) -> str:
         script=Markup(script),  # noqa: S704 - our own file
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         confusion=sources.figures.get("evaluate/confusion"),
+        privacy=headline(sources),
+        not_covered=warning(sources),
         lineage=_lineage(sources),
         versions=sources.versions,
     )

@@ -17,20 +17,26 @@ def draw(folder: Path, epochs: pd.DataFrame, steps: pd.DataFrame, title: str, cl
 
 
 def draw_learning_curves(epochs: pd.DataFrame, title: str) -> Figure:
-    """Draw loss and error of training and validation over the epochs, with the intervals of means over members."""
-    figure, axes = plotting.new_figure(f"Learning curves · {title}", columns=2, size=(10, 4))
+    """Draw loss and error of training and validation over the epochs, with the intervals of means over members.
+
+    Of a private training also epsilon, of one member.
+    """
+    panels = 3 if "epsilon" in epochs else 2
+    figure, axes = plotting.new_figure(f"Learning curves · {title}", columns=panels, size=(5 * panels, 4))
     train, validation = ({"color": plotting.SPLIT_COLOURS[name], "marker": "o"} for name in ("train", "validation"))
-    for (column, label), style in zip(_losses(epochs).items(), ("-", ":"), strict=False):
+    is_told = _tells_of_examples(epochs)
+    for (column, label), style in zip(_losses(epochs).items() if is_told else (), ("-", ":"), strict=False):
         axes[0, 0].plot(epochs["epoch"], epochs[column], label=label, linestyle=style, **train)
     axes[0, 0].plot(epochs["epoch"], epochs["validation_loss"], label="validation", **validation)
-    axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs["accuracy"]), label="training", **train)
+    if is_told:
+        axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs["accuracy"]), label="training", **train)
     axes[0, 1].plot(epochs["epoch"], 100 * (1 - epochs["validation_accuracy"]), label="validation", **validation)
     if "validation_loss_low" in epochs:
         low, high = (
             {"loss": epochs[f"validation_loss_{end}"], "accuracy": 100 * (1 - epochs[f"validation_accuracy_{end}"])}
             for end in ("low", "high")
         )
-        for axis, name in zip(axes[0], low, strict=True):
+        for axis, name in zip(axes[0, :2], low, strict=True):
             axis.fill_between(
                 epochs["epoch"], low[name], high[name], color=validation["color"], alpha=0.25, linewidth=0
             )
@@ -40,6 +46,9 @@ def draw_learning_curves(epochs: pd.DataFrame, title: str) -> Figure:
         epochs[["accuracy", "validation_accuracy"]].to_numpy() < 1
     ).any():  # else there is no error to show on such a scale
         axes[0, 1].set_yscale("log")
+    if "epsilon" in epochs:
+        axes[0, 2].plot(epochs["epoch"], epochs["epsilon"], label="spent, at most", color=plotting.BLUE, marker="o")
+        axes[0, 2].set(ylabel="epsilon", ylim=(0, None))
     for axis in axes.flat:
         axis.set_xlabel("epoch")
         axis.legend()
@@ -50,6 +59,8 @@ def draw_steps(steps: pd.DataFrame, title: str, clip_norm: float | None) -> Figu
     """Draw loss, gradient norm (with the clipping threshold), learning rate and loss scale over the optimizer steps."""
     labels = {"loss": "loss in nats", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
     labels |= {"loss_scale": "loss scale"} if "loss_scale" in steps else {}
+    if not _tells_of_examples(steps):
+        del labels["loss"]
     figure, axes = plotting.new_figure(f"Optimizer steps · {title}", rows=len(labels), size=(10, 2.6 * len(labels)))
     panels = dict(zip(labels, axes[:, 0], strict=True))
     for column, axis in panels.items():
@@ -70,6 +81,11 @@ def draw_steps(steps: pd.DataFrame, title: str, clip_norm: float | None) -> Figu
         _mark_skipped(panels["loss_scale"], steps[steps["skipped"]])
     axes[-1, 0].set_xlabel("optimizer step")
     return figure
+
+
+def _tells_of_examples(table: pd.DataFrame) -> bool:
+    """Whether a table has losses of training examples; that of a training to publish has none."""
+    return bool(table["loss"].notna().any())
 
 
 def _losses(table: pd.DataFrame) -> dict[str, str]:

@@ -1,12 +1,13 @@
 """Run the training of a network to its end, from the beginning or from the last checkpoint of an interrupted one."""
 
+import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.nn.models import HostParams
@@ -33,6 +34,9 @@ class Listener(Protocol):
         """Receive the steps of the epoch in which the training diverged."""
 
 
+_Exchange = Callable[[TrainState], TrainState]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """A network to train, of several that differ in their seeds, or the only one.
@@ -41,6 +45,9 @@ class Member:
         seeds: of its random numbers.
         checkpoints: of its training.
         name: in messages; empty where it is the only one.
+        secret: that batches and noise of a private training come from; None for the seed. No checkpoint has it, nor the
+            keys that are made of it.
+        epsilons: of a private training, after each epoch, for messages.
         is_kept: whether a last checkpoint stays when the training is complete, for a training with other members.
     """
 
@@ -48,6 +55,21 @@ class Member:
     checkpoints: ResumeFolder
     name: str = ""
     is_kept: bool = False
+    secret: str | None = field(default=None, repr=False)
+    epsilons: Sequence[float] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """What the members of a training have in common; see `Member`.
+
+    Attributes:
+        checkpoints: returns those of a member, which no other process uses meanwhile.
+    """
+
+    checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]
+    secret: str | None = field(default=None, repr=False)
+    epsilons: Sequence[float] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +79,14 @@ class TrainResult:
     Attributes:
         seconds: of the loop, summed over all processes that ran it.
         planned_steps: of all epochs of the config; early stopping may skip some.
+        epsilons: of a private training, after each of the epochs of the config; else empty.
     """
 
     state: TrainState
     history: History
     seconds: float
     planned_steps: int
+    epsilons: Sequence[float] = ()
 
 
 def train_members(
@@ -71,23 +95,26 @@ def train_members(
     train: Split,
     config: TrainConfig,
     *,
-    checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]],
+    members: Members,
     listener: Listener,
     steps_per_call: int,
 ) -> Iterator[tuple[int, TrainResult]]:
     """Train the members one after the other, all with one compiled program; yield the seed and the result of each.
-
-    Args:
-        checkpoints: returns those of a member, which no other process uses meanwhile.
 
     See `run` for the other arguments and the errors.
     """
     several = config.members > 1
     for seed in config.seeds:
         seeds = config.seeds_of(seed)
-        with checkpoints(seeds) as folder:
-            name = f"seed {seed}" if several else ""
-            member = Member(name=name, seeds=seeds, checkpoints=folder, is_kept=several)
+        with members.checkpoints(seeds) as folder:
+            member = Member(
+                seeds=seeds,
+                checkpoints=folder,
+                name=f"seed {seed}" if several else "",
+                is_kept=several,
+                secret=members.secret,
+                epsilons=members.epsilons,
+            )
             yield (
                 seed,
                 run(engine, validate, train, config, member=member, listener=listener, steps_per_call=steps_per_call),
@@ -115,13 +142,15 @@ def run(
         Stopped: the process was asked to stop; a checkpoint was written.
     """
     examples = loop.on_device(train.images, train.labels, engine.mesh)
-    state, checkpoints = engine.init(loop.keys_of(member.seeds)), member.checkpoints
+    state, checkpoints = engine.init(loop.keys_of(member.seeds, secret=member.secret)), member.checkpoints
+    without_secret, with_secret = _exchange_keys(engine, member, state)
     initial = on_host(state.params)
-    history_of = functools.partial(History.from_arrays, config.keep_epochs, initial, precision=config.precision)
+    known: Any = {"precision": config.precision, "num_examples": len(train)}
+    history_of = functools.partial(History.from_arrays, config.keep_epochs, initial, **known)
     before = checkpoints.load(state, engine.records(), history_of)
-    history = before.history if before else History(config.keep_epochs, initial, precision=config.precision)
+    history = before.history if before else History(config.keep_epochs, initial, **known)
     records, seconds_before = (before.records, before.seconds) if before else (None, 0.0)
-    state = before.state if before else state
+    state = with_secret(before.state) if before else state
     started = time.perf_counter()
 
     def seconds() -> float:
@@ -145,18 +174,46 @@ def run(
                 params = on_host(engine.evaluation_params(state))
                 history.add(chunk, params, validate(params))
                 listener.after_epoch(history, seconds())
-            bar.update(chunk.step, message=history.describe())
+            said = _describe(history, member.epsilons)
+            bar.update(chunk.step, message=said)
             if chunk.ends_epoch:
-                bar.log(f"{title}: {history.describe()} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
+                bar.log(f"{title}: {said} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
+            to_keep = dataclasses.replace(chunk, state=without_secret(state))
             if request.number is not None:
-                checkpoints.save(chunk, history, seconds())
+                checkpoints.save(to_keep, history, seconds())
             request.obey(f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` resumes from there")
             if is_over(chunk.step):
                 if member.is_kept:
-                    checkpoints.keep(chunk, history, seconds())
+                    checkpoints.keep(to_keep, history, seconds())
                 break
-            checkpoints.tick(chunk, history, seconds())
-    return TrainResult(state=state, history=history, seconds=seconds(), planned_steps=engine.num_steps)
+            checkpoints.tick(to_keep, history, seconds())
+    return TrainResult(
+        state=without_secret(state),
+        history=history,
+        seconds=seconds(),
+        planned_steps=engine.num_steps,
+        epsilons=member.epsilons,
+    )
+
+
+def _exchange_keys(engine: Engine, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:
+    """Return what makes a state that may be written, its keys being those of the seeds, and the way back.
+
+    No step changes the keys. Whoever has those of a secret could take the noise off again. `state` is the first one,
+    with the secret's keys.
+    """
+    if member.secret is None:
+        return lambda state: state, lambda state: state
+    public = engine.init(loop.keys_of(member.seeds)).keys
+    keys = state.keys  # of the first state, which is replaced before a step reuses its memory
+    return lambda state: dataclasses.replace(state, keys=public), lambda state: dataclasses.replace(state, keys=keys)
+
+
+def _describe(history: History, epsilons: Sequence[float]) -> str:
+    """Return the line of progress: the last epoch, and what a private training has spent until its end."""
+    if not (epsilons and history.epochs):
+        return history.describe()
+    return f"{history.describe()} · epsilon {epsilons[len(history.epochs) - 1]:.3g}"
 
 
 def _check(history: History, chunk: Chunk, listener: Listener) -> None:

@@ -1,5 +1,6 @@
 """What a training writes of its members: each as if it had been trained alone, and the mean over them."""
 
+import dataclasses
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from gradtrail.stages.artifacts.members import FOLDER, member_folder, spread, wr
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.train import tables
 from gradtrail.stages.train.loop import TrainResult
+from gradtrail.stages.train.release import to_publish
 from gradtrail.support.errors import UserError
 
 _STATE_COPIES = 10  # of the parameters, in a checkpoint: optimizer, average and kept weights
@@ -49,11 +51,10 @@ def _write_member(
 ) -> WrittenMember:
     """Write weights and tables of a member to a new folder."""
     tables.write_all_weights(folder / _MODELS, done.history, model, config.label_smoothing, dataset)
-    tables.write_tables(folder / _RESULTS, done.history, example_id)
+    tables.write_tables(folder / _RESULTS, done.history, example_id, done.epsilons)
     metrics = tables.measure(done.history, config, done.planned_steps)
-    return WrittenMember(
-        folder=folder, epochs=tables.epoch_table(done.history.epochs), metrics=metrics, seconds=done.seconds
-    )
+    epochs = tables.epoch_table(done.history.epochs, done.epsilons)
+    return WrittenMember(folder=folder, epochs=epochs, metrics=metrics, seconds=done.seconds)
 
 
 def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_examples: int) -> None:
@@ -95,10 +96,11 @@ def write_each(
     """
     first: TrainResult | None = None
     written = {}
-    for seed, done in results:
+    for seed, trained in results:
+        done = dataclasses.replace(trained, history=to_publish(trained.history, config.privacy))
         first = first or done
         written[seed] = _write_member(scratch / str(seed), done, model, config, dataset, example_id)
-        del done
+        del trained, done
     if first is None:
         raise ValueError("a training has at least one member")
     return first, written
@@ -137,7 +139,7 @@ def mean_epochs(members: Mapping[int, WrittenMember]) -> pd.DataFrame:
         row: dict[str, float] = {"epoch": int(str(epoch))}
         for column in found.columns.drop("epoch"):
             row[column] = float(found[column].mean())
-            if len(found) > 1:
+            if len(found) > 1 and column != "epsilon":  # the same of each
                 of = spread(found[column].tolist())
                 row |= {f"{column}_low": of.low, f"{column}_high": of.high}
         rows.append(row)

@@ -1,6 +1,7 @@
 """A training's history as tables: one row per epoch for people and plots, one per step for analyses."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,18 +18,25 @@ from gradtrail.core.train.history import EpochRecord, History
 from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.artifacts.weights import WeightsInfo, write_weights
 from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.train.release import WITHHELD
 
 _DIGITS = "%.9g"
 WINDOWS = 20  # parts of a training over which the noise scale is averaged
 
 
-def epoch_table(epochs: Sequence[EpochRecord]) -> pd.DataFrame:
-    """Return a row for each epoch, as in `epochs.csv`: numbers rounded to 9 digits."""
+def epoch_table(epochs: Sequence[EpochRecord], epsilons: Sequence[float] = ()) -> pd.DataFrame:
+    """Return a row for each epoch, as in `epochs.csv`: numbers rounded to 9 digits.
+
+    `epsilons`, of a private training, are those after its first epoch and each one on; `epsilon` is a column then.
+    """
     columns = [field.name for field in dataclasses.fields(EpochRecord)]
     records = (dataclasses.asdict(record) for record in epochs)
-    return pd.DataFrame(
+    table = pd.DataFrame(
         [{key: _rounded(value) for key, value in record.items()} for record in records], columns=columns
     )
+    if epsilons:
+        table["epsilon"] = [_rounded(epsilons[record.epoch - 1]) for record in epochs]
+    return table
 
 
 def step_table(steps: Sequence[StepRecord], *, before: int = 0) -> pd.DataFrame:
@@ -62,14 +70,17 @@ def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " exa
     )
 
 
-def write_tables(folder: Path, history: History, example_id: Int[np.ndarray, " examples"]) -> None:
+def write_tables(
+    folder: Path, history: History, example_id: Int[np.ndarray, " examples"], epsilons: Sequence[float] = ()
+) -> None:
     """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet`; `example_id` of the split."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_epochs(folder, epoch_table(history.epochs))
+    write_epochs(folder, epoch_table(history.epochs, epsilons))
     parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)
     step_table(history.steps).to_parquet(folder / "steps.parquet", index=False)
     if history.dynamics is not None:
-        dynamics_table(history.dynamics, example_id).to_parquet(folder / "dynamics.parquet", index=False)
+        followed = example_id[: len(history.dynamics.forgetting_events)]  # none of a training to publish
+        dynamics_table(history.dynamics, followed).to_parquet(folder / "dynamics.parquet", index=False)
 
 
 def write_epochs(folder: Path, epochs: pd.DataFrame) -> None:
@@ -91,11 +102,12 @@ def write_all_weights(
 def measure(history: History, config: TrainConfig, planned_steps: int) -> dict[str, float]:
     """Return the metrics of a training: its size, those of the last epoch, the best epoch, and its noise scale.
 
+    Those that a training to publish withholds are left out.
     `planned_steps` counts all epochs of the config; early stopping may skip some.
     """
     last = {key: value for key, value in dataclasses.asdict(history.epochs[-1]).items() if key != "epoch"}
     return {
-        **last,
+        **{key: value for key, value in last.items() if not (key in WITHHELD and math.isnan(value))},
         "num_parameters": num_parameters(history.final.params),
         "epochs": len(history.epochs),
         "steps": sum(len(part.loss) for part in history.steps),

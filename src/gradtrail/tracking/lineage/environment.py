@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 _PACKAGES = (
-    *("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib", "pillow", "pandas", "pyarrow"),
+    *("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib", "pillow", "pandas", "pyarrow", "dp-accounting"),
     *("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),  # of those installed
 )
 _VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # of instruction sets, the one that says most first

@@ -36,6 +36,7 @@ FIGURES = {  # stage → its main figure, and what it shows
     "evaluate": ("mistakes.png", "The worst mistakes"),
     "gradients": ("histograms.png", "Norms of the gradients"),
     "profile": ("costs.png", "Costs of the compiled functions"),
+    "privacy_audit": ("privacy_audit.png", "Scores of canaries, and what guessing them proves"),
 }
 _REFERENCE, _OTHERS = "float32", ("bfloat16", "float16")
 _OVER = f"_over_{_REFERENCE}"  # of a metric of `profile`: the ratio of the times of a training step
@@ -53,6 +54,7 @@ _HEADLINES = {  # stage → what its training's run shows of it; of a stage that
         *(f"{name}{_OVER}{end}" for name in _OTHERS for end in ("", "_low", "_high")),
     ),
     "report": (),
+    "privacy_audit": ("epsilon_lower_bound",),
 }
 _ONLY_IN_FILES = {  # of what a metrics file has; curves show the steps and the loss scale
     *("planned_steps", "members", "dataset", "dataset_digest", "steps", "loss_scale"),
@@ -66,6 +68,7 @@ _SHOWN_SPREADS = {  # of means over members: what runs and curves show; the rest
     *(f"train/validation_accuracy_{end}" for end in ("low", "high")),
 }
 _SEPARATOR = " · "
+_DIGITS = 8  # of a digest, in a name
 _LONGEST_NAME = 250  # characters, in a database of MLflow
 _FIRST = ("model", "optimizer", "schedule", "precision")  # of `train`, in a name; then the data set
 _BARE = {"fetch.dataset", *(f"train.{name}" for name in _FIRST)}  # whose value says what it is
@@ -73,15 +76,18 @@ _NOUNS = {  # last part of a param → what a name calls it, where that is anoth
     "accumulation_steps": "accumulation",
     "adam_learning_rate": "adam lr",
     "average_decay": "average",
+    "augmentation_multiplicity": "augmentations",
     "batch_size": "batch",
     "clip_norm": "clip",
     "cpu_threads": "threads",
     "end_fraction": "end",
+    "example_clip_norm": "example clip",
     "keep_epochs": "keep",
     "kernel_size": "kernel",
     "label_smoothing": "smoothing",
     "learning_rate": "lr",
     "subset_fraction": "subset",
+    "train.privacy.enabled": "private",
     "train.schedule_free.warmup_fraction": "averaging warm-up",
     "validation_fraction": "validation",
     "warmup_fraction": "warm-up",
@@ -113,7 +119,7 @@ def name_of(stage: str, params: Mapping[str, Any]) -> str:
     name = _SEPARATOR.join(words)
     if len(name) <= _LONGEST_NAME:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
     return f"{name[: _LONGEST_NAME - len(digest) - 2]}… {digest}"
 
 
@@ -154,6 +160,8 @@ def _words(key: str, value: Any) -> str:
         return f"{value} {last.removesuffix('s') if value == 1 else last}"
     if value is None or value is False:
         return f"no {noun}"
+    if last == "secret_sha256":
+        return f"secret {_text(value)[:_DIGITS]}"
     if value is True:
         return noun
     is_share = last in _PERCENT and isinstance(value, int | float)
@@ -216,7 +224,8 @@ def note(
         metrics: of the run; for a training with the headline metrics of the runs below it.
         summary: of the gradients, as the stage wrote it or as `summary_in` finds it; empty for none.
     """
-    parts = [_result(params, metrics), _training(metrics)] if tags["stage"] == "train" else []
+    trained = [_result(params, metrics), _training(metrics), _privacy(params, metrics)]
+    parts = trained if tags["stage"] == "train" else []
     parts += [_precision(params, metrics), _figure(run_id, tags), _demoted(summary), _lineage(run_id, tags)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -260,6 +269,17 @@ def _training(metrics: Mapping[str, float]) -> str:
         "Gradient noise scale {gradients/noise_scale_typical:,.0f} examples.": ("gradients/noise_scale_typical",),
     }
     return " ".join(form.format(**metrics) for form, names in parts.items() if all(name in metrics for name in names))
+
+
+def _privacy(params: Mapping[str, str], metrics: Mapping[str, float]) -> str:
+    """Say what a private training promises, and what of its run the promise does not cover; empty for others."""
+    if not {"train/epsilon", "train/delta"} <= metrics.keys():
+        return ""
+    covered = "Training loss and accuracy, and results on single training examples, are not covered by it."
+    if params.get("train.privacy.release", "").lower() == "true":
+        covered = "But for digests and sizes of the data, nothing here comes from training examples without noise."
+    said = "**Private: epsilon {train/epsilon:.3g} at delta {train/delta:g}** for each training example."
+    return f"{said.format(**metrics)} {covered}"
 
 
 def precision_note(metrics: Mapping[str, float], precision: str, batch_size: int) -> str:

@@ -1,10 +1,15 @@
 """What MLflow shows of a training while it runs: learning curves."""
 
+import dataclasses
+from collections.abc import Sequence
+
 import jax
 
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk, Engine
+from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
 from gradtrail.core.train.step import TrainState
+from gradtrail.stages.train.release import steps_to_publish, to_publish
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.tracking.mlflow.artifacts import Curves, curves
 from gradtrail.tracking.mlflow.run import TrackedRun
@@ -17,9 +22,20 @@ class TrainingLog:
         run: of the training.
         engine: that trains.
         is_live: whether the curves are those of the training; else they are means over members, known in the end.
+        epsilons: of a private training, after each epoch; else empty.
+        privacy: says what a run may tell of the training examples.
     """
 
-    def __init__(self, run: TrackedRun, engine: Engine, *, is_live: bool):
+    def __init__(
+        self,
+        run: TrackedRun,
+        engine: Engine,
+        *,
+        is_live: bool,
+        epsilons: Sequence[float] = (),
+        privacy: PrivacyConfig = NOT_PRIVATE,
+    ):
+        self._epsilons, self._privacy = epsilons, privacy
         self._is_live = is_live
         self._run = run
         self._steps_per_epoch = engine.steps_per_epoch
@@ -33,19 +49,22 @@ class TrainingLog:
         if not self._is_live:
             return
         with self._run.best_effort():
-            points = live_curves(history, self._planned_steps)
+            points = live_curves(to_publish(history, self._privacy), self._planned_steps, self._epsilons)
             self._run.curves({**points, "train/elapsed_seconds": {history.epochs[-1].epoch: seconds}})
 
     def diverged(self, chunk: Chunk) -> None:
         """Log the steps of the epoch in which the training diverged."""
         with self._run.best_effort():
-            self._run.curves(curves_of_steps(chunk, self._steps_per_epoch, self._planned_steps))
+            told = steps_to_publish(jax.device_get(chunk.records), self._privacy)
+            shown = dataclasses.replace(chunk, records=told)
+            self._run.curves(curves_of_steps(shown, self._steps_per_epoch, self._planned_steps))
 
 
-def live_curves(history: History, planned_steps: int) -> Curves:
+def live_curves(history: History, planned_steps: int, epsilons: Sequence[float] = ()) -> Curves:
     """Return the part of a training's curves that its last epoch adds."""
     steps_before = sum(len(part.loss) for part in history.steps[:-1])
-    return curves(epoch_table(history.epochs[-1:]), step_table(history.steps[-1:], before=steps_before), planned_steps)
+    epochs = epoch_table(history.epochs[-1:], epsilons)
+    return curves(epochs, step_table(history.steps[-1:], before=steps_before), planned_steps)
 
 
 def curves_of_steps(chunk: Chunk, steps_per_epoch: int, planned_steps: int) -> Curves:

@@ -4,31 +4,38 @@ import math
 
 from gradtrail.stages.report.components import Figure, Section, Table, count, percent
 from gradtrail.stages.report.inputs import Sources
+from gradtrail.stages.report.sections.privacy import is_published, warning
 
 
 def gradients_section(sources: Sources) -> Section:
     """Return the summary of the stage with its figures."""
-    figures = (
-        *(_histograms(sources), _relations(sources)),
-        *(_course(sources), _classes(sources), _influence(sources), *_detection(sources)),
-    )
+    figures: tuple[Figure, ...] = (_histograms(sources), _relations(sources))
+    if not is_published(sources):
+        figures += (_course(sources), _classes(sources), _influence(sources), *_detection(sources))
     return Section(
         id="gradients",
         title="Per-example gradients",
         summary=_summary_of(sources),
         text=(),
         markdown=sources.summary,
-        tables=(_noise_table(sources),),
+        tables=() if is_published(sources) else (_noise_table(sources),),
         figures=figures,
+        warning=warning(sources),
     )
 
 
 def _summary_of(sources: Sources) -> str:
+    number = count(sources.metric("gradients", "num_examples"))
+    if is_published(sources):
+        return (
+            f"The gradient of the loss of each of {number} validation and test examples: median norm "
+            f"{sources.metric('gradients', 'test_grad_norm_median'):.3g} in testing."
+        )
     typical = "noise_scale_typical"
     noise = sources.metric("gradients", typical) if typical in sources.metrics["gradients"] else math.inf
     return (
-        f"The gradient of the loss of each of {count(sources.metric('gradients', 'num_examples'))} examples: median "
-        f"norm {sources.metric('gradients', 'grad_norm_median'):.3g} in training, "
+        f"The gradient of the loss of each of {number} examples: median norm "
+        f"{sources.metric('gradients', 'grad_norm_median'):.3g} in training, "
         f"{sources.metric('gradients', 'test_grad_norm_median'):.3g} in testing. The typical gradient noise scale is "
         f"{_examples(noise)} examples, at batch size {sources.param('train.batch_size')}."
     )
@@ -50,10 +57,10 @@ def _noise_table(sources: Sources) -> Table:
 
 
 def _histograms(sources: Sources) -> Figure:
-    medians = {
-        split: sources.metric("gradients", f"{prefix}grad_norm_median")
-        for split, prefix in (("training", ""), ("validation", "validation_"), ("test", "test_"))
-    }
+    prefixes = {"validation": "validation_", "test": "test_"}
+    if not is_published(sources):
+        prefixes = {"training": "", **prefixes}
+    medians = {split: sources.metric("gradients", f"{prefix}grad_norm_median") for split, prefix in prefixes.items()}
     named = ", ".join(f"{value:.3g} in the {split} split" for split, value in medians.items())
     return Figure(
         png=sources.figure("gradients/histograms"),
@@ -64,11 +71,14 @@ def _histograms(sources: Sources) -> Figure:
 
 def _relations(sources: Sources) -> Figure:
     names = {"loss": "the loss", "margin": "the margin", "input_norm": "the input norm"}
+    caption = "Gradient norm over loss, margin and input norm; one point per example"
+    if is_published(sources):
+        return Figure(png=sources.figure("gradients/relations"), caption=caption, alt=f"Scatter plots. {caption}.")
     found = {name: sources.metric("gradients", f"rank_correlation_{key}") for key, name in names.items()}
     said = ", ".join(f"{value:+.2f} with {name}" for name, value in found.items())
     return Figure(
         png=sources.figure("gradients/relations"),
-        caption="Gradient norm over loss, margin and input norm; one point per example",
+        caption=caption,
         alt=f"Scatter plots of the gradient norm over loss, margin and input norm. The rank correlation is {said}.",
     )
 

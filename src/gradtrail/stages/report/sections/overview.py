@@ -1,5 +1,6 @@
 """The report's first screen: the result, the learning curves, the confusion matrix, calibration, params in force."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,17 +14,21 @@ from gradtrail.stages.report.components import Tile, count, percent
 from gradtrail.stages.report.inputs import CsvTable, Sources
 from gradtrail.stages.report.sections.evaluation import CORRECTED, interval, verdict
 from gradtrail.stages.report.sections.members import member_tiles, num_members, served
+from gradtrail.stages.report.sections.privacy import is_published
 from gradtrail.stages.report.sections.training import model_name
 
 _LARGEST_MATRIX = 30  # classes; a larger one is a figure
 _LEVELS = 9  # shades of a cell
 _SMOOTHED, _PLAIN = "training (with label smoothing)", "training (cross-entropy)"
-_IN_NAME = ("hidden", "channels")  # params that the name of a model tells of
-_LEFT_OUT = {"model", "keep_epochs", *_IN_NAME}
+_STYLES = {"training": "train", "validation": "validation"}
+_IN_NAME = ("hidden", "channels", "features")  # params that the name of a model tells of
+_LEFT_OUT = {"model", "keep_epochs", "secret_sha256", "sampling", *_IN_NAME}
+_SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown where they are not 0, false or null
 _OFF = {  # params that are shown only where they have another value
     "members": 1,
     "vary": ["initialization", "order", "augmentation", "dropout"],
     "accumulation_steps": 1,
+    "augmentation_multiplicity": 1,
     "shards": 1,
     "average_decay": None,
     "patience": None,
@@ -75,7 +80,7 @@ def params_in_force(sources: Sources) -> dict[str, str]:
     shown = {"model": model_name(sources)}
     for key, value in in_force(flatten({"train": sources.params["train"]}) | data).items():
         _, *block, name = key.split(".")
-        is_off = not value if block == ["augmentation"] else name in _OFF and value == _OFF[name]
+        is_off = (not value and _SWITCHES.issuperset(block) and block) or (name in _OFF and value == _OFF[name])
         if not is_off and name not in _LEFT_OUT:
             shown[name if not block or (block[0] in kinds and name not in shown) else f"{block[0]}: {name}"] = value
     return {name.replace("_", " "): _written(value) for name, value in shown.items()}
@@ -132,8 +137,8 @@ def _size(sources: Sources) -> Tile:
 
 def _loss(sources: Sources) -> Chart:
     table = sources.table("train/epochs")
-    curves = {"train": ("training", table.numbers("cross_entropy"))}
-    if sources.param("train.label_smoothing"):
+    curves = {} if is_published(sources) else {"train": ("training", table.numbers("cross_entropy"))}
+    if curves and sources.param("train.label_smoothing"):
         curves = {"train": (_PLAIN, table.numbers("cross_entropy")), "smoothed": (_SMOOTHED, table.numbers("loss"))}
     curves["validation"] = ("validation", table.numbers("validation_loss"))
     course = ", ".join(f"{name} {values[0]:.3g} to {values[-1]:.3g}" for name, values in curves.values() if values)
@@ -150,20 +155,22 @@ def _loss(sources: Sources) -> Chart:
 
 def _error(sources: Sources) -> Chart:
     table = sources.table("train/epochs")
-    training, validation = (
-        [100 * (1 - value) for value in table.numbers(name)] for name in ("accuracy", "validation_accuracy")
-    )
+    names = {"training": "accuracy", "validation": "validation_accuracy"}
+    if is_published(sources):
+        del names["training"]
+    curves = {split: [100 * (1 - value) for value in table.numbers(name)] for split, name in names.items()}
+    validation = curves["validation"]
     ends = f"{validation[0]:.2f}% to {validation[-1]:.2f}%" if validation else "there was no epoch"
     return _by_epoch(
         table,
-        {"training": ("train", training), "validation": ("validation", validation)},
+        {split: (_STYLES[split], values) for split, values in curves.items()},
         form="{:.2f}%",
         id="error",
         title="Error",
         alt=f"Share of misclassified examples by epoch; validation: {ends}.{_banded(table)}",
         bands={"validation": [(x, 100 * (1 - y), 100 * (1 - z)) for x, z, y in _ends(table, "validation_accuracy")]},
         unit="%",
-        log=min([*training, *validation], default=0) > 0,
+        log=min(itertools.chain(*curves.values()), default=0) > 0,
     )
 
 

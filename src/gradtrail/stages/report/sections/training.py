@@ -3,6 +3,7 @@
 from gradtrail.core.common import names
 from gradtrail.stages.report.components import Figure, Section, Table, count, percent, size
 from gradtrail.stages.report.inputs import Sources
+from gradtrail.stages.report.sections.privacy import is_published, warning
 
 SPLITS = ("train", "validation", "test")
 _DATASETS = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
@@ -12,7 +13,8 @@ def model_name(sources: Sources) -> str:
     """Return the name of the model by its kind and widths, such as `mlp-256-128`."""
     kind = sources.param("train.model")
     section = sources.params["train"].get(kind) or {}
-    return names.model_name(kind, channels=section.get("channels", ()), hidden=section.get("hidden", ()))
+    widths = {key: section.get(key, ()) for key in ("channels", "hidden")}
+    return names.model_name(kind, **widths, features=sources.param("train.features"))
 
 
 def dataset_name(sources: Sources) -> str:
@@ -31,7 +33,8 @@ def data_section(sources: Sources) -> Section:
         summary=_summary(sources, sizes),
         text=(_origin(sources), _splits(sources, sizes), _labels(sources, sizes["train"])),
         tables=(Table(caption="Examples by split", header=("split", "examples", "share"), rows=rows),),
-        figures=(_samples(sources),),
+        figures=() if is_published(sources) else (_samples(sources),),
+        warning=warning(sources),
     )
 
 
@@ -43,6 +46,7 @@ def training_section(sources: Sources) -> Section:
         text=(_how(sources), _outcome(sources)),
         tables=(_epochs(sources), _parameters(sources)),
         figures=(_steps(sources),),
+        warning=warning(sources),
     )
 
 
@@ -68,9 +72,14 @@ def _origin(sources: Sources) -> str:
 def _splits(sources: Sources, sizes: dict[str, float]) -> str:
     fraction = float(sources.param("preprocess.subset_fraction"))
     used = "All examples are used" if fraction == 1 else f"{percent(fraction, 1)} of each split is used"
-    return (
+    counted = (
         f"{used}: {count(sizes['train'])} for training, {count(sizes['validation'])} for validation and "
-        f"{count(sizes['test'])} for testing. On a scale from 0 to 1 the pixels of the training split have a mean of "
+        f"{count(sizes['test'])} for testing."
+    )
+    if is_published(sources):
+        return counted
+    return (
+        f"{counted} On a scale from 0 to 1 the pixels of the training split have a mean of "
         f"{sources.metric('preprocess', 'pixel_mean'):.3f} and a standard deviation of "
         f"{sources.metric('preprocess', 'pixel_std'):.3f}."
     )
@@ -125,14 +134,20 @@ def _seeds(sources: Sources) -> str:
 
 
 def _outcome(sources: Sources) -> str:
-    accuracy, held_out = sources.metric("train", "accuracy"), sources.metric("train", "validation_accuracy")
+    held_out = sources.metric("train", "validation_accuracy")
     best, epoch = sources.metric("train", "best_validation_accuracy"), sources.metric("train", "best_epoch")
-    gap = 100 * (accuracy - held_out)
     when = f"in epoch {epoch:g}" if float(epoch).is_integer() else f"on average in epoch {epoch:.1f}"
-    verdict = f"{abs(gap):.1f} percentage points {'above' if gap >= 0 else 'below'}"
+    reached = f"The validation accuracy at the end of the last epoch is {percent(held_out)}."
+    if not is_published(sources):
+        accuracy = sources.metric("train", "accuracy")
+        gap = 100 * (accuracy - held_out)
+        verdict = f"{abs(gap):.1f} percentage points {'above' if gap >= 0 else 'below'}"
+        reached = (
+            f"The training accuracy over the last epoch is {percent(accuracy)}, {verdict} the validation accuracy at "
+            f"its end, {percent(held_out)}."
+        )
     return (
-        f"The training accuracy over the last epoch is {percent(accuracy)}, {verdict} the validation accuracy at its "
-        f"end, {percent(held_out)}. The best validation accuracy, {percent(best)}, was reached {when}. The "
+        f"{reached} The best validation accuracy, {percent(best)}, was reached {when}. The "
         f"final validation loss is {sources.metric('train', 'validation_loss'):.3g} nats per example."
     )
 
@@ -140,13 +155,11 @@ def _outcome(sources: Sources) -> str:
 def _steps(sources: Sources) -> Figure:
     clip = sources.param("train.clip_norm")
     clipped = "" if clip is None else f", with a line at the clipping threshold {clip}"
+    shown = "Gradient norm" if is_published(sources) else "Loss, gradient norm"
     return Figure(
         png=sources.figure("train/steps"),
         caption="Metrics of each optimizer step; the darker line is the running mean",
-        alt=(
-            f"Loss, gradient norm and learning rate over {count(sources.metric('train', 'steps'))} optimizer "
-            f"steps{clipped}."
-        ),
+        alt=f"{shown} and learning rate over {count(sources.metric('train', 'steps'))} optimizer steps{clipped}.",
     )
 
 
@@ -161,6 +174,8 @@ def _epochs(sources: Sources) -> Table:
     }
     if not sources.param("train.label_smoothing"):
         del kinds["loss"]  # the same
+    if is_published(sources):
+        kinds = {name: kind for name, kind in kinds.items() if name.startswith("validation")}
     columns = [[form.format(value) for value in table.numbers(name)] for name, (_, form) in kinds.items()]
     return Table(
         caption="Metrics by epoch",

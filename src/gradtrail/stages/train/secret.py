@@ -1,0 +1,51 @@
+"""The secret that the batches and the noise of a private training come from: given by the environment, kept nowhere."""
+
+import dataclasses
+import hashlib
+import json
+import os
+
+import numpy as np
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.privacy import PrivacyConfig
+from gradtrail.support.errors import UserError
+
+VARIABLE = "GRADTRAIL_PRIVACY_SECRET"
+_FEWEST = 32  # characters: a shorter one could be found by its digest
+_OF_MEMBERS = ("seed", "members", "vary")  # params that say which members there are
+
+
+def read_secret(privacy: PrivacyConfig) -> str | None:
+    """Return the secret of a private training from the environment; None where the params name no digest.
+
+    Raises:
+        UserError: the variable is missing, or its SHA-256 is another; one line, which does not show the secret.
+    """
+    if not privacy.enabled or privacy.secret_sha256 is None:
+        return None
+    secret = os.environ.get(VARIABLE)
+    if not secret:
+        raise UserError(f"{VARIABLE} is not set: train.privacy.secret_sha256 asks for the secret with that digest")
+    if hashlib.sha256(os.fsencode(secret)).hexdigest() != privacy.secret_sha256:
+        raise UserError(f"{VARIABLE} has another SHA-256 than train.privacy.secret_sha256 names")
+    if len(secret) < _FEWEST:
+        raise UserError(f"{VARIABLE} must have at least {_FEWEST} characters, got {len(secret)}: its digest is public")
+    return secret
+
+
+def of_training(secret: str | None, config: TrainConfig, train: Split) -> str | None:
+    """Return a secret for one training alone; None for none.
+
+    Another training with the same secret, with other params or examples, would else have the same noise, and the
+    difference of the two would have none. A member keeps the bits that it has by itself: what chooses members is left
+    out.
+    """
+    if secret is None:
+        return None
+    params = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OF_MEMBERS}
+    found = hashlib.sha256(json.dumps(params, sort_keys=True).encode())
+    for array in (train.images, train.labels):
+        found.update(np.ascontiguousarray(array).tobytes())
+    return f"{secret}:{found.hexdigest()}"

@@ -1,0 +1,142 @@
+"""What a private training spends, against closed forms, a quadrature, and what must be monotonic."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from factories import ROOT, train_config
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.stages.artifacts.accounting import SMALLEST_NOISE, Steps, account, find_noise
+
+DELTA = 1e-5
+
+
+def private(epochs: int = 3, batch_size: int = 100, members: int = 1, **privacy: object) -> TrainConfig:
+    found = dataclasses.replace(NOT_PRIVATE, enabled=True, **{"epsilon": 2.0, **privacy})  # type: ignore[arg-type]
+    return train_config(epochs=epochs, batch_size=batch_size, members=members, privacy=found)
+
+
+def analytic_gaussian(noise: float, delta: float) -> float:
+    """Return epsilon of a Gaussian mechanism: Balle and Wang, arXiv 1805.06083, theorem 8."""
+
+    def excess(epsilon: float) -> float:
+        lower = norm.cdf(0.5 / noise - epsilon * noise) - math.exp(epsilon) * norm.cdf(-0.5 / noise - epsilon * noise)
+        return float(lower) - delta
+
+    return float(brentq(excess, 0, 100, xtol=1e-10))
+
+
+def divergence_of_one_step(rate: float, noise: float, epsilon: float) -> float:
+    """Return delta of one step on a Poisson-sampled batch by quadrature, for the worse of the two directions."""
+    x, width = np.linspace(-12 * noise, 12 * noise + 1, 2_000_001, retstep=True)
+    without = norm.pdf(x, 0, noise)
+    with_it = (1 - rate) * without + rate * norm.pdf(x, 1, noise)
+    pairs = ((with_it, without), (without, with_it))
+    return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * width) for p, q in pairs)
+
+
+@pytest.mark.parametrize(("noise", "number"), [(1.0, 1), (5.0, 1), (10.0, 25), (0.5, 1)])
+def test_whole_batches_are_the_gaussian_mechanism(noise: float, number: int) -> None:
+    found = Steps(rate=1.0, noise_multiplier=noise, number=number).epsilon(DELTA)
+    assert found == pytest.approx(analytic_gaussian(noise / math.sqrt(number), DELTA), rel=5e-4)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.1, 0.8), (0.01, 0.6), (0.5, 2.0)])
+def test_a_step_on_a_sampled_batch_is_what_quadrature_finds(rate: float, noise: float) -> None:
+    epsilon = Steps(rate=rate, noise_multiplier=noise, number=1).epsilon(DELTA)
+    assert divergence_of_one_step(rate, noise, epsilon) <= DELTA
+    assert divergence_of_one_step(rate, noise, 0.995 * epsilon) > DELTA
+
+
+def test_epsilon_grows_with_steps_and_rate_and_falls_with_noise_and_delta() -> None:
+    def epsilon(rate: float = 0.02, noise: float = 1.0, number: int = 100, delta: float = DELTA) -> float:
+        return Steps(rate=rate, noise_multiplier=noise, number=number).epsilon(delta)
+
+    assert epsilon() < epsilon(number=101) < epsilon(number=200)
+    assert epsilon(rate=0.019) < epsilon() < epsilon(rate=0.03)
+    assert epsilon(noise=1.1) < epsilon() < epsilon(noise=0.9)
+    assert epsilon(delta=1e-4) < epsilon() < epsilon(delta=1e-8)
+
+
+def test_rdp_is_a_looser_bound_of_the_same() -> None:
+    steps = Steps(rate=0.02, noise_multiplier=1.0, number=300)
+    assert steps.epsilon(DELTA) < steps.epsilon_by_rdp(DELTA) < 1.3 * steps.epsilon(DELTA)
+
+
+@pytest.mark.parametrize(("epsilon", "rate", "steps"), [(0.1, 0.05, 60), (1.2, 0.01, 300), (8.0, 1.0, 10)])
+def test_the_noise_is_the_smallest_of_four_digits_that_is_enough(epsilon: float, rate: float, steps: int) -> None:
+    noise = find_noise(epsilon, DELTA, rate=rate, steps=steps)
+    assert noise == float(f"{noise:.4g}")
+    assert Steps(rate=rate, noise_multiplier=noise, number=steps).epsilon(DELTA) <= epsilon
+    unit = 10.0 ** (math.floor(math.log10(noise)) - 3)
+    assert Steps(rate=rate, noise_multiplier=noise - unit, number=steps).epsilon(DELTA) > epsilon
+
+
+def test_noise_is_never_smaller_than_the_params_allow() -> None:
+    assert find_noise(1000.0, DELTA, rate=0.01, steps=1) == SMALLEST_NOISE
+
+
+def test_the_curve_ends_with_what_was_asked_for_and_rises() -> None:
+    config = private(epochs=30)
+    found = account(config, 1000)
+    assert list(found.epsilons) == sorted(found.epsilons)
+    assert len(found.epsilons) == 30
+    assert 0.99 * 2.0 < found.epsilons[-1] <= 2.0
+    for epoch in (1, 2, 15):  # points of the curve are rough, and those between are of a later epoch
+        steps = Steps(rate=0.1, noise_multiplier=found.noise_multiplier, number=10 * epoch)
+        assert steps.epsilon(DELTA) * 0.9999 < found.epsilons[epoch - 1] < 1.5 * steps.epsilon(DELTA)
+    assert account(config, 1000) == found
+
+
+def test_a_given_noise_is_taken_as_it_is() -> None:
+    found = account(private(epsilon=None, noise_multiplier=1.25), 1000)
+    assert found.noise_multiplier == 1.25
+    exact = Steps(rate=0.1, noise_multiplier=1.25, number=30).epsilon(DELTA * (1 - 1e-6))
+    assert found.epsilons[-1] == exact
+
+
+def test_a_partial_batch_counts_as_a_step() -> None:
+    assert account(private(batch_size=300), 1000).steps_per_epoch == 4
+
+
+def test_members_compose_and_an_early_end_saves() -> None:
+    found = account(private(epsilon=None, noise_multiplier=2.0), 1000)
+    one, early, both = found.measure([3]), found.measure([1]), found.measure([3, 3])
+    assert early["epsilon"] < one["epsilon"] == both["epsilon_each"] < both["epsilon"]
+    expected = Steps(rate=0.1, noise_multiplier=2.0, number=60).epsilon(DELTA * (1 - 2e-6))
+    assert both["epsilon"] == expected
+    assert set(one) == {"epsilon", "epsilon_rdp", "delta", "noise_multiplier"}
+    assert all(one["epsilon"] < each for each in (one["epsilon_rdp"], both["epsilon_rdp"]))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (private(delta=1e-3), r"train\.privacy\.delta must be .* 1 / 1,000, got 0\.001"),
+        (private(delta=1e-12), r"train\.privacy\.delta must be .* got 1e-12"),
+        (private(batch_size=1001), r"train\.batch_size must be at most .* 1,000, got 1,001"),
+        (private(epochs=100_000, batch_size=1000, epsilon=1e-3, delta=1e-9), r"train\.privacy\.epsilon must be"),
+    ],
+)
+def test_what_cannot_be_accounted_is_refused_in_one_line(config: TrainConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        account(config, 1000)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_package_is_imported_for_private_trainings_only() -> None:
+    code = (
+        "import sys; import gradtrail.stages.artifacts.accounting; "
+        "sys.exit(bool({'dp_accounting', 'scipy'} & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "src")}, check=False).returncode == 0
+    )

@@ -1,0 +1,135 @@
+"""Of a private training to publish, the gradients tell nothing of training examples, and all else as before."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from factories import (
+    NUM_CLASSES,
+    a_promise,
+    gradient_analysis,
+    gradients_config,
+    initial_params,
+    learning_dynamics,
+    model_config,
+    new_compiler,
+    random_split,
+)
+
+from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
+from gradtrail.core.gradients.passes import compile_passes
+from gradtrail.core.nn.models import Model
+from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED
+from gradtrail.stages.gradients import figures, summary, tables
+from gradtrail.stages.gradients.inputs import DYNAMICS, to_score
+
+SPLITS = {"train": random_split(30), "validation": random_split(6), "test": random_split(9)}
+PUBLISHED = a_promise(release=True)
+MODEL = Model(model_config())
+TRAJECTORY = Trajectory(
+    params={epoch: initial_params(MODEL, epoch) for epoch in (0, 1)},
+    scored=1,
+    learning_rates=np.full(6, 0.1, np.float32),
+    steps_per_epoch=6,
+    batch_size=5,
+)
+CONFIG = gradients_config(curvature_iterations=2)
+OF_TRAINING = ("noise_scale", "classes", "influence")
+
+
+@pytest.fixture(scope="module")
+def analyses() -> tuple[GradientAnalysis, GradientAnalysis, list[int]]:
+    """Of all examples, and of those that may be told of; and the visits that the latter took."""
+    mesh, visits = make_mesh(jax.devices()[:1]), []
+    passes = compile_passes(MODEL, 0.1, 2, curvature=True, compiler=new_compiler(), mesh=mesh)
+    whole = analyze(passes, TRAJECTORY, SPLITS, CONFIG, NUM_CLASSES)
+    told = to_score(SPLITS, PUBLISHED)
+    part = analyze(passes, TRAJECTORY, told, CONFIG, NUM_CLASSES, advance=lambda count, **_: visits.append(count))
+    return whole, part, visits
+
+
+def test_only_a_training_to_publish_hides_its_examples() -> None:
+    for promise in (None, a_promise()):
+        assert to_score(SPLITS, promise) == SPLITS
+    told = to_score(SPLITS, PUBLISHED)
+    assert {name: len(split) for name, split in told.items()} == {"train": 0, "validation": 6, "test": 9}
+    assert told["train"].images.shape[1:] == SPLITS["train"].images.shape[1:]
+
+
+def test_scores_of_other_splits_are_as_before(
+    analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]],
+) -> None:
+    whole, part, visits = analyses
+    of_training = {"alignment", "class_alignment"}  # cosines with the mean gradient of the training examples
+    for split in ("validation", "test"):
+        assert set(part.scores[split]) == set(whole.scores[split]) == set(part.scores["train"])
+        for name, values in part.scores[split].items():
+            if name in of_training:
+                assert np.isnan(values).all()
+            else:
+                np.testing.assert_array_equal(values, whole.scores[split][name])
+    for name, values in part.scores["train"].items():
+        assert values.shape == (0,)
+        assert values.dtype == whole.scores["train"][name].dtype
+    assert part.noise_scales == {}
+    assert part.curvature is None
+    assert part.influence.shape == (0, 2)
+    np.testing.assert_array_equal(part.influenced, whole.influenced)
+    assert sum(visits) == num_visits(TRAJECTORY, to_score(SPLITS, PUBLISHED))
+
+
+def made(analysis: GradientAnalysis, *, release: bool) -> tables.Tables:
+    told = to_score(SPLITS, a_promise(release=release))
+    dynamics = learning_dynamics(len(told["train"]))
+    assert {*dynamics} == {*DYNAMICS} - {"example_id"}
+    return tables.make_tables(tables.score_table(told, analysis.scores, dynamics), analysis, CONFIG)
+
+
+def test_outs_to_publish_have_their_schema_and_no_training_example(
+    analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]], tmp_path: Path
+) -> None:
+    whole, part, _ = analyses
+    for name, analysis in (("whole", whole), ("published", part)):
+        release = name == "published"
+        found = made(analysis, release=release)
+        tables.write_tables(tmp_path / name, found, {"float64_error/loss": 1e-6})
+    figures.draw(tmp_path / "published", found, part, to_score(SPLITS, PUBLISHED), "a title", 5)
+    schemas = [pq.read_schema(tmp_path / name / "scores.parquet") for name in ("whole", "published")]
+    assert schemas[0].equals(schemas[1])
+    scores = pd.read_parquet(tmp_path / "published/scores.parquet")
+    assert set(scores["split"]) == {"validation", "test"}
+    for name in (*OF_TRAINING, "norms", "splits", "largest", "suspects"):
+        before, after = (pd.read_csv(tmp_path / folder / f"{name}.csv") for folder in ("whole", "published"))
+        assert list(before) == list(after), name
+        assert (len(after) == 0) == (name in OF_TRAINING), name
+        assert "train" not in after.get("split", pd.Series(dtype=str)).tolist(), name
+    assert pd.read_csv(tmp_path / "published/norms.csv")["train"].isna().all()
+    drawn = {path.stem for path in (tmp_path / "published").glob("*.png")}
+    assert drawn == {"histograms", "relations", "largest", "suspects_test"}
+
+
+def test_metrics_and_words_to_publish_leave_the_training_split_out(
+    analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]],
+) -> None:
+    _, part, _ = analyses
+    found = made(part, release=True)
+    metrics = tables.measure(found, part)
+    assert set(metrics) == {"num_examples", "validation_grad_norm_median", "test_grad_norm_median"}
+    assert metrics["num_examples"] == 15
+    words = summary.marked(summary.in_words("a title", found, part, metrics, CONFIG, 5, (0,)), PUBLISHED)
+    assert words.startswith(f"# Summary of per-example gradients: a title\n\n{RELEASED}\n\n## Suspected")
+    assert "train split" not in words
+    assert words.count("## ") == 1
+
+
+def test_the_summary_of_a_private_training_is_marked() -> None:
+    analysis = gradient_analysis({name: len(split) for name, split in SPLITS.items()})
+    found = made(analysis, release=False)
+    words = summary.in_words("a title", found, analysis, tables.measure(found, analysis), CONFIG, 5, (0,))
+    assert summary.marked(words, None) == words
+    assert NOT_COVERED in summary.marked(words, a_promise())
+    assert summary.marked(words, a_promise()).replace(f"{NOT_COVERED}\n\n", "") == words
