@@ -1,0 +1,67 @@
+"""Faults that private trainings have had, planted into ours: what `benchmarks/privacy_audit.py` must find."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+from gradtrail.core.common import batching
+from gradtrail.core.train import loop, private, step
+from gradtrail.core.train.optimizers import squared_norm
+
+PARTS = 8  # that a batch is taken to be worked in
+
+
+def _noise_of_a_part(grads: Any, config: Any, mechanism: Any, *, key: Any) -> Any:
+    """Add noise that is divided by the size of a batch of as many parts, where the sum is divided by that of one."""
+    weaker = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / PARTS)
+    return private.noised_mean(grads, config, weaker, key=key)
+
+
+def _clipped_mean(config: Any, model: Any, mechanism: Any) -> Any:
+    """Clip the mean gradient of the batch in place of each example's."""
+    clip = config.privacy.example_clip_norm
+    privacy = dataclasses.replace(config.privacy, example_clip_norm=1e9)
+    gradient = private.make_private_gradient(dataclasses.replace(config, privacy=privacy), model, mechanism)
+
+    def clipped(shared: Any, rows: Any) -> Any:
+        found, record = gradient(shared, rows)
+        norm = jnp.sqrt(squared_norm(found.grads)) / config.batch_size
+        factor = jnp.minimum(1.0, clip / norm)
+        return dataclasses.replace(found, grads=jax.tree.map(lambda leaf: factor * leaf, found.grads)), record
+
+    return clipped
+
+
+def _fixed_order(mechanism: Any, batch_size: int, num_batches: int, *, key: Any) -> Any:
+    """Return the same batches in every epoch, each example in one of them."""
+    del key
+    order = batching.shuffled_batches(mechanism.num_examples, batch_size, key=jax.random.key(7))[:num_batches]
+    room = mechanism.capacity - batch_size
+    return jnp.pad(order, ((0, 0), (0, room)), constant_values=batching.PADDING)
+
+
+def _same_noise(grads: Any, config: Any, mechanism: Any, *, key: Any) -> Any:
+    """Add noise by one key in every step."""
+    del key
+    return private.noised_mean(grads, config, mechanism, key=jax.random.key(7))
+
+
+FAULTS = {  # what it is → (module, function, its faulty form)
+    "noise scaled by the wrong batch size": (step, "noised_mean", _noise_of_a_part),
+    "the mean clipped in place of each example": (step, "make_private_gradient", _clipped_mean),
+    "a fixed batch order": (loop, "poisson_batches", _fixed_order),
+    "a key used twice": (step, "noised_mean", _same_noise),
+}
+
+
+@contextlib.contextmanager
+def planted(fault: str) -> Iterator[None]:
+    """Replace a function of the engine while trainings are compiled."""
+    module, name, faulty = FAULTS[fault]
+    with mock.patch.object(module, name, faulty):
+        yield

@@ -1,0 +1,146 @@
+"""Whether a privacy audit tells a faultless private training from faulty ones.
+
+    python -m benchmarks.privacy_audit [--trainings 40] [--epsilon 3]
+
+Softmax regression on 5,000 examples of `data/processed` and 1,000 canaries, of which fair coins put half into the
+training set. Faultless trainings, each audited by itself: at 95 % confidence the lower bound may be above the
+accountant's epsilon in one of twenty. Then the faults of `benchmarks/planted_faults.py`, one training each.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.planted_faults import FAULTS, planted
+from benchmarks.record import record
+from gradtrail.core.common.split import Split
+from gradtrail.core.nn.models import Model
+from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
+from gradtrail.core.privacy_audit.scores import guess
+from gradtrail.core.privacy_audit.training import Watch, compile_watch
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.optimizers import SGDConfig
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.artifacts import accounting
+from gradtrail.stages.common import dataset
+from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
+from gradtrail.stages.common.params import load_section
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.privacy_audit.auditing import Audit, Claim, audit, draw_canaries
+from gradtrail.stages.privacy_audit.bounds import Guesses, gaussian_bound
+
+EXAMPLES, CANARIES, BATCH_SIZE, EPOCHS = 5000, 1000, 500, 10
+DELTA = 1e-5
+
+
+def private_config(epsilon: float) -> TrainConfig:
+    """Return the training of `params.yaml` as softmax regression by plain SGD, made private."""
+    config = load_section("train", TrainConfig)
+    privacy = dataclasses.replace(
+        config.privacy, enabled=True, epsilon=epsilon, noise_multiplier=None, delta=DELTA, release=False
+    )
+    return dataclasses.replace(
+        config,
+        model="linear",
+        batch_size=BATCH_SIZE,
+        epochs=EPOCHS,
+        optimizer="sgd",
+        sgd=SGDConfig(learning_rate=0.5, momentum=0.0, nesterov=False),
+        schedule="constant",
+        clip_norm=None,
+        label_smoothing=0.0,
+        privacy=privacy,
+    )
+
+
+def first_examples(folder: Path) -> tuple[Split, int]:
+    """Return the first training examples, and the number of classes."""
+    info = dataset.read_info(folder)
+    train = dataset.read_split(folder / "train.npz", info)
+    columns = {name: column[:EXAMPLES] for name, column in vars(train).items()}
+    return Split(**columns), info.num_classes
+
+
+class Auditor:
+    """Audits trainings on one split.
+
+    Args:
+        epsilon: that each training claims.
+        train: the training split.
+        num_classes: of it.
+    """
+
+    def __init__(self, epsilon: float, train: Split, num_classes: int):
+        self._train, self._config = train, private_config(epsilon)
+        self._audit = PrivacyAuditConfig(
+            seed=0, trainings=1, canaries="dots", num_canaries=CANARIES, guess_share=0.1, confidence=0.95
+        )
+        self._canaries = draw_canaries(self._audit, train, num_classes)
+        self._model = Model(self._config.model_config(train.images.shape[1:], num_classes))
+        slots = len(train) + CANARIES
+        rate, steps = BATCH_SIZE / slots, EPOCHS * -(-slots // BATCH_SIZE)
+        self.noise = accounting.find_noise(epsilon, DELTA, rate=rate, steps=steps)
+        spent = accounting.Steps(rate=rate, noise_multiplier=self.noise, number=steps).epsilon(DELTA)
+        self.claim = Claim(epsilon=spent, delta=DELTA)
+
+    def compile(self) -> Watch:
+        """Compile a training with the engine as it is now."""
+        compiler = Compiler(time.perf_counter)
+        return compile_watch(self._config, self._model, len(self._train), CANARIES, self.noise, compiler=compiler)
+
+    def audits(self, watched: Watch, trainings: int) -> Iterator[Audit]:
+        """Yield the audit of each of so many trainings."""
+        for seed in range(trainings):
+            yield audit(dataclasses.replace(self._audit, seed=seed), watched, self._train, self._canaries, self.claim)
+
+
+def together(audits: list[Audit]) -> float:
+    """Return the lower bound from the canaries of all trainings."""
+    scores, coins = (np.concatenate([getattr(one, name) for one in audits]) for name in ("scores", "coins"))
+    guessed, correct = guess(scores, coins, len(scores) // 10)
+    found = Guesses(canaries=len(scores), guesses=guessed, correct=correct)
+    return gaussian_bound(found, delta=DELTA, significance=0.05)
+
+
+def main() -> None:
+    """Audit faultless trainings and faulty ones, print a table and record it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainings", type=int, default=40, help="faultless ones")
+    parser.add_argument("--epsilon", type=float, default=3.0, help="of each training")
+    options = parser.parse_args()
+    set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
+    auditor = Auditor(options.epsilon, *first_examples(Path("data/processed")))
+    clean = list(auditor.audits(auditor.compile(), options.trainings))
+    bounds = np.array([one.lower_bound for one in clean])
+    results: dict = {
+        "epsilon": auditor.claim.epsilon,
+        "noise_multiplier": auditor.noise,
+        "lower_bounds": bounds.tolist(),
+        "above": int(np.sum(bounds > auditor.claim.epsilon)),
+        "failed_checks": sum(not check.passes for one in clean for check in one.checks),
+        "together": together(clean),
+        "faults": {},
+    }
+    table = Table("training", "lower bound of ε", "found by", title=f"Accountant's ε {auditor.claim.epsilon:.2f}")
+    spread = f"{bounds.mean():.2f} ± {bounds.std():.2f}, at most {bounds.max():.2f}"
+    said = f"above ε in {results['above']} of {len(bounds)}; checks failed: {results['failed_checks']}"
+    table.add_row(f"faultless, {len(bounds)} trainings", spread, said)
+    table.add_row("the same, their canaries together", f"{results['together']:.2f}", "")
+    for fault in FAULTS:
+        with planted(fault):
+            watched = auditor.compile()
+        (found,) = auditor.audits(watched, 1)
+        results["faults"][fault] = {"lower_bound": found.lower_bound, "found_by": found.faults}
+        table.add_row(fault, f"{found.lower_bound:.2f}", ", ".join(found.faults) or "nothing")
+    Console().print(table)
+    record("privacy_audit", results, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Audit a private training: `data/processed` and the section `train` → what canaries prove of its epsilon, a figure."""
+
+from gradtrail.tracking.tracker_process import start_tracker
+
+start_tracker(__name__)
+
+from pathlib import Path
+
+from gradtrail.core.nn.models import Model
+from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
+from gradtrail.core.privacy_audit.training import compile_watch
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages.artifacts import accounting
+from gradtrail.stages.common import dataset
+from gradtrail.stages.common.environment import set_cpu_devices
+from gradtrail.stages.common.stage import Stage, run_stage
+from gradtrail.stages.privacy_audit import auditing, figures, tables
+from gradtrail.support.memory import require_memory
+from gradtrail.support.progress import progress_bar
+from gradtrail.tracking.mlflow.compile_report import compiling
+from gradtrail.tracking.mlflow.run import tracked
+
+
+def main(stage: Stage) -> None:
+    config, train_config = stage.params(PrivacyAuditConfig), stage.params(TrainConfig, "train")
+    auditing.require_private(train_config)
+    info = dataset.read_info(Path("data/processed"))
+    train = dataset.read_split(Path("data/processed/train.npz"), info)
+    canaries = auditing.draw_canaries(config, train, info.num_classes)
+    noise = accounting.account(train_config, len(train)).noise_multiplier
+    set_cpu_devices(train_config.shards)
+
+    with tracked(stage) as run, compiling(run) as compiler:
+        model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
+        watched = compile_watch(train_config, model, len(train), len(canaries), noise, compiler=compiler)
+        fixed = watched.epoch.cost.argument_bytes
+        require_memory("train.batch_size", train_config.batch_size, watched.functions, fixed_bytes=fixed)
+        steps = accounting.Steps(rate=watched.rate, noise_multiplier=noise, number=watched.num_steps)
+        delta = train_config.privacy.delta
+        claim = auditing.Claim(epsilon=steps.epsilon(delta), delta=delta)
+        with progress_bar("privacy_audit", config.trainings * watched.num_steps, unit="steps") as bar:
+            found = auditing.audit(config, watched, train, canaries, claim, advance=bar.advance)
+
+        with stage.writing_outs() as new:
+            folder = new / "results" / "privacy_audit"
+            tables.write_tables(folder, found, config.trainings)
+            figures.draw(folder, found, f"{model.config.name} on {info.label}")
+            stage.write_metrics(new, {**info.as_metrics(), **tables.measure(found)})
+            stage.write_costs(new, static_costs(watched.functions))
+
+        run.outs()
+
+
+if __name__ == "__main__":
+    run_stage(main, "privacy_audit", shows=("epsilon", "epsilon_lower_bound", "failed_checks"))

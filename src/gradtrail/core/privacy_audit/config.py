@@ -1,0 +1,37 @@
+"""The section `privacy_audit` of `params.yaml`: the canaries, and what is guessed of them."""
+
+from dataclasses import dataclass
+
+from gradtrail.core.common.validation import POSITIVE_SHARE, SEED, check_fields
+from gradtrail.core.data.canaries import CanaryKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyAuditConfig:
+    """An audit of the private training of the section `train`.
+
+    Attributes:
+        seed: of canaries, coins and trainings.
+        trainings: each with coins of its own.
+        canaries: kind of them; see `make_canaries`.
+        num_canaries: about half of which are in each training set.
+        guess_share: share of the canaries whose coins are guessed, the surest ones; fixed before any of it is known.
+        confidence: of the lower bound of epsilon.
+    """
+
+    seed: int
+    trainings: int
+    canaries: CanaryKind
+    num_canaries: int
+    guess_share: float
+    confidence: float
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            seed=SEED,
+            trainings={"at_least": 1, "at_most": 1000},
+            num_canaries={"at_least": 20, "at_most": 100_000},
+            guess_share={"above": 0, "at_most": 1},
+            confidence={**POSITIVE_SHARE, "at_least": 0.5},
+        )

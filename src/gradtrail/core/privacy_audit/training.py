@@ -1,0 +1,258 @@
+"""A private training that is watched: what each step tells of each canary, and the noise of the first steps.
+
+The steps are those of `train`, drawn, clipped, noised and applied by the same functions; what is added is an `observe`
+that takes inner products. Batches are drawn from the training split and all canaries, and those whose coin is false are
+left out of them: as each example is drawn by itself, this is Poisson sampling, at the same rate, from a training set
+that lacks them. So one compilation serves all coins. Out of scope: what follows from the products, see `scores`.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from gradtrail.core.common import batching
+from gradtrail.core.common.sharding import replicated, with_sharding
+from gradtrail.core.common.split import Split
+from gradtrail.core.data.canaries import Canaries, with_canaries
+from gradtrail.core.nn.layers import Layer
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.per_example.norms import forward_of, layer_metrics
+from gradtrail.core.privacy_audit.scores import Products
+from gradtrail.core.train import loop
+from gradtrail.core.train.batch_gradient import Examples
+from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.private import Mechanism, refuse_overflow
+from gradtrail.core.train.step import StepRecord, TrainState, make_step
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
+
+NOISY_STEPS = 8  # whose noise is looked at
+_TILE = 256  # canaries that are worked at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What was seen of a training.
+
+    Attributes:
+        products: of every step and canary.
+        batches: indices of the examples of every step, int32, padded.
+        rate: chance of an example to be in a batch.
+        present: whether each example is in the training set: all of the split, and the canaries whose coin is true.
+        noise: of the first steps, in units of its stated standard deviation, float32: the leaves of the parameters one
+            after the other.
+        accuracy: over the batches of the last epoch.
+    """
+
+    products: Products
+    batches: Int[np.ndarray, "steps rows"]
+    rate: float
+    present: Bool[np.ndarray, " examples"]
+    noise: Float[np.ndarray, "noisy_steps parameters"]
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The compiled functions of a watched training.
+
+    Attributes:
+        program: of the training.
+        init: keys → state.
+        order: (the state's keys, epoch) → the batches of the epoch.
+        epoch: (state, examples, batches, images and labels of the canaries) → state, records with products and norms.
+        noise: (state, examples, batches of a few steps) → what the optimizer got without and with noise, by step.
+        rate: chance of an example to be in a batch.
+        deviation: standard deviation of the noise in what the optimizer gets.
+    """
+
+    program: loop.Program
+    rate: float
+    deviation: float
+    init: CompiledFunction
+    order: CompiledFunction
+    epoch: CompiledFunction
+    noise: CompiledFunction
+
+    @property
+    def functions(self) -> list[CompiledFunction]:
+        """All compiled functions."""
+        return [self.init, self.order, self.epoch, self.noise]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of optimizer steps of a training."""
+        return self.program.epochs * self.program.steps_per_epoch
+
+
+def compile_watch(
+    config: TrainConfig,
+    model: Model,
+    num_examples: int,
+    num_canaries: int,
+    noise_multiplier: float,
+    *,
+    compiler: Compiler,
+) -> Watch:
+    """Compile a training on a split of `num_examples` and canaries, and what watches it.
+
+    Raises:
+        ConfigError: a training cannot be made with these examples; one line that names the key.
+    """
+    slots = num_examples + num_canaries
+    program = loop.make_program(config, model, slots, jax.local_devices(), noise_multiplier)
+    num_steps = program.epochs * program.steps_per_epoch
+    of = functools.partial(Mechanism.of, config, model, slots, num_steps)
+    step_of = functools.partial(make_step, config, model, num_steps, program.mesh)
+
+    def epoch(
+        state: TrainState, examples: Examples, order: Array, images: Array, labels: Array
+    ) -> tuple[TrainState, StepRecord]:
+        step = step_of(of(noise_multiplier), functools.partial(_products, config, model, images, labels))
+
+        def body(state: TrainState, indices: Array) -> tuple[TrainState, StepRecord]:
+            return step(state, examples, indices)
+
+        return jax.lax.scan(body, state, order)
+
+    def noise(state: TrainState, examples: Examples, order: Array) -> PyTree:
+        plain, noised = (
+            step_of(of(multiplier), lambda _, grads: _flat(grads)) for multiplier in (0.0, noise_multiplier)
+        )
+
+        def body(state: TrainState, indices: Array) -> tuple[TrainState, PyTree]:
+            (_, without), (state, with_noise) = plain(state, examples, indices), noised(state, examples, indices)
+            return state, (without.observed, with_noise.observed)
+
+        return jax.lax.scan(body, state, order)[1]
+
+    everywhere = replicated(program.mesh)
+    state = loop.abstract_state(program)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), program.num_keys))
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    batches = jax.eval_shape(program.order, state.keys, index)
+    few = jax.ShapeDtypeStruct((min(NOISY_STEPS, len(batches)), batches.shape[1]), jnp.int32)
+    images = jax.ShapeDtypeStruct((num_canaries, *model.config.image_shape), jnp.uint8)
+    labels = jax.ShapeDtypeStruct((num_canaries,), jnp.int32)
+
+    def compiled(name: str, function: Callable[..., Any], *arguments: Any) -> CompiledFunction:
+        return compiler.compile(name, function, *with_sharding(arguments, everywhere), out_shardings=everywhere)
+
+    return Watch(
+        program=program,
+        rate=config.batch_size / slots,
+        deviation=noise_multiplier * config.privacy.example_clip_norm / config.batch_size,
+        init=compiled("init", program.init, keys),
+        order=compiled("order", program.order, state.keys, index),
+        epoch=compiled("watched_epoch", epoch, state, program.examples, batches, images, labels),
+        noise=compiled("noise", noise, state, program.examples, few),
+    )
+
+
+def watch(
+    watched: Watch,
+    train: Split,
+    canaries: Canaries,
+    coins: Bool[np.ndarray, " canaries"],
+    *,
+    keys: Key[Array, " purposes"],
+    advance: Callable[[int], object] = lambda _: None,
+) -> Watched:
+    """Train on `train` and the canaries whose coin is true.
+
+    Args:
+        watched: compiled for so many examples and canaries.
+        train: the training split.
+        canaries: whose gradients are followed, all of them.
+        coins: which of them are trained on.
+        keys: of the training, see `keys_of`.
+        advance: called with the number of steps after each epoch.
+
+    Raises:
+        ConfigError: a batch has more examples than there is room for; one line.
+        FloatingPointError: the training diverged; one line.
+    """
+    program = watched.program
+    examples = loop.on_device(*with_canaries(train, canaries), program.mesh)
+    present = np.concatenate([np.ones(len(train), bool), coins])
+    everywhere = replicated(program.mesh)
+    followed = jax.device_put((canaries.images, canaries.labels), everywhere)
+    state = watched.init(keys)
+    batches: list[np.ndarray] = []
+    observed: list[tuple[np.ndarray, np.ndarray]] = []
+    accuracy = 0.0
+    noise = np.zeros((0, 0), np.float32)
+    for epoch in range(program.epochs):
+        drawn = watched.order(state.keys, np.int32(epoch))
+        refuse_overflow(drawn, epoch)
+        batches.append(without_absent(np.asarray(drawn), present))
+        order = jax.device_put(batches[-1], everywhere)
+        if not epoch and watched.deviation:
+            few = jax.device_put(batches[-1][:NOISY_STEPS], everywhere)
+            without, noised = watched.noise(state, examples, few)
+            noise = (np.asarray(noised) - np.asarray(without)) / np.float32(watched.deviation)
+        state, record = watched.epoch(state, examples, order, *followed)
+        observed.append(jax.device_get(record.observed))
+        accuracy = float(np.mean(np.asarray(record.accuracy)))
+        if not np.isfinite(np.asarray(record.grad_norm)).all():
+            raise FloatingPointError(
+                f"the gradient became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning "
+                f"rate of train.optimizer"
+            )
+        advance(program.steps_per_epoch)
+    products, signals = (np.concatenate([one[number] for one in observed]) for number in range(2))
+    return Watched(
+        products=Products(products=products, signals=signals),
+        batches=np.concatenate(batches),
+        rate=watched.rate,
+        present=present,
+        noise=noise,
+        accuracy=accuracy,
+    )
+
+
+def without_absent(
+    order: Int[np.ndarray, "steps rows"], present: Bool[np.ndarray, " examples"]
+) -> Int[np.ndarray, "steps rows"]:
+    """Return batches without the examples that are absent, in the same order, with padding at their end."""
+    kept = (order != batching.PADDING) & present[order]
+    places = np.argsort(~kept, axis=1, kind="stable")
+    return np.take_along_axis(np.where(kept, order, np.int32(batching.PADDING)), places, axis=1)
+
+
+def _products(
+    config: TrainConfig, model: Model, images: Array, labels: Array, params: Params, grads: Params
+) -> tuple[Float[Array, "layers canaries"], Float[Array, "layers canaries"]]:
+    """Return products and signals of `Products` for each layer and canary; `grads` is what the optimizer gets."""
+    clip = config.privacy.example_clip_norm
+    directions = model.by_layer(jax.tree.map(lambda leaf: leaf[None] * (config.batch_size / clip), grads))
+
+    def measure(layer: Layer, direction: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array, Array]:
+        own = inputs - jnp.mean(inputs, axis=layer.batch_axis, keepdims=True)
+        own_direction = {**direction, "bias": jnp.zeros_like(direction["bias"])}
+        dots = layer.grad_dots(own, cotangent, own_direction)[:, 0]
+        return layer.squared_grad_norms(inputs, cotangent), layer.squared_grad_norms(own, cotangent), dots
+
+    def of_tile(images: Array, labels: Array) -> tuple[Array, Array]:
+        forward = forward_of(model, params, images, labels, config.label_smoothing)
+        by_layer, _ = layer_metrics(model, forward, measure, directions)
+        squared, signals, dots = (jnp.stack(parts) for parts in zip(*by_layer.values(), strict=True))
+        kept = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(jnp.sum(squared, axis=0), 1e-30))) / clip
+        return dots * kept[None], signals * kept[None] ** 2
+
+    tiles = -(-len(labels) // _TILE)
+    size = -(-len(labels) // tiles)
+    filled = [jnp.pad(part, [(0, tiles * size - len(part))] + [(0, 0)] * (part.ndim - 1)) for part in (images, labels)]
+    each = tuple(part.reshape(tiles, size, *part.shape[1:]) for part in filled)
+    found = jax.lax.map(lambda tile: of_tile(*tile), each)
+    products, signals = (jnp.moveaxis(part, 1, 0).reshape(part.shape[1], -1)[:, : len(labels)] for part in found)
+    return products, signals
+
+
+def _flat(grads: Params) -> Float[Array, " parameters"]:
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(grads)])

@@ -1,0 +1,147 @@
+"""An audit: trainings with canaries, what is guessed of them, and what that says of the epsilon accounted for."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.data.canaries import Canaries, make_canaries, throw_coins
+from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
+from gradtrail.core.privacy_audit.scores import batch_scores, fixed_order_scores, guess
+from gradtrail.core.privacy_audit.training import Watch, Watched, watch
+from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.loop import keys_of
+from gradtrail.stages.privacy_audit.bounds import (
+    Guesses,
+    epsilon_bound,
+    gaussian_bound,
+)
+from gradtrail.stages.privacy_audit.checks import Check, check_training
+
+_CHANCE = 1e-6  # of a check that a faultless training fails
+_PURPOSES = ("initialization", "order", "augmentation", "dropout", "noise")
+_SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)  # of the canaries, whose guesses a figure shows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What is claimed of each of the audited trainings: it is (epsilon, delta)-private."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What came of an audit.
+
+    Attributes:
+        claim: that is audited.
+        confidence: of the lower bounds.
+        scores: of every canary of every training.
+        coins: whether the canary was in the training set.
+        guesses: of the configured share of the canaries, by `scores`.
+        lower_bound: of epsilon, by the trade-off curve of Gaussian noise (arXiv 2410.22235).
+        lower_bound_any: of epsilon, for any mechanism (arXiv 2305.08846).
+        by_share: guesses and `lower_bound` of other shares, each as if it were the only one.
+        checks: of the trainings, the worst of each.
+        accuracy: on the batches of the last epoch, mean over the trainings.
+    """
+
+    claim: Claim
+    confidence: float
+    scores: Float[np.ndarray, " canaries"]
+    coins: Bool[np.ndarray, " canaries"]
+    guesses: Guesses
+    lower_bound: float
+    lower_bound_any: float
+    by_share: tuple[tuple[Guesses, float], ...]
+    checks: tuple[Check, ...]
+    accuracy: float
+
+    @property
+    def faults(self) -> list[str]:
+        """What says that the training is less private than claimed; empty where nothing does."""
+        found = ["epsilon_lower_bound"] if max(self.lower_bound, self.lower_bound_any) > self.claim.epsilon else []
+        return found + [check.name for check in self.checks if not check.passes]
+
+
+def require_private(config: TrainConfig) -> None:
+    """Raise ConfigError, in one line, where the training is not private."""
+    if not config.privacy.enabled:
+        raise ConfigError("train.privacy.enabled must be true for a privacy audit, got false")
+
+
+def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) -> Canaries:
+    """Draw the canaries of all trainings; raise ConfigError, in one line, where there cannot be so many."""
+    rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(0,)))
+    try:
+        return make_canaries(train, config.canaries, config.num_canaries, num_classes, rng=rng)
+    except ValueError as error:
+        raise ConfigError(f"privacy_audit.{error}") from None
+
+
+def audit(
+    config: PrivacyAuditConfig,
+    watched: Watch,
+    train: Split,
+    canaries: Canaries,
+    claim: Claim,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Audit:
+    """Make the trainings and guess.
+
+    Args:
+        config: number of trainings, and of guesses.
+        watched: compiled for `train` and `canaries`.
+        train: the training split.
+        canaries: of `draw_canaries`.
+        claim: of each of the trainings.
+        advance: called with the number of steps after each epoch.
+    """
+    coins, scores, fixed, checks, accuracies = [], [], [], [], []
+    for number in range(config.trainings):
+        of_coins, of_training = np.random.SeedSequence(config.seed, spawn_key=(1, number)).spawn(2)
+        coins.append(throw_coins(len(canaries), rng=np.random.default_rng(of_coins)))
+        seeds = zip(_PURPOSES, map(int, of_training.generate_state(len(_PURPOSES))), strict=True)
+        keys = keys_of(MemberSeeds(**dict(seeds)))
+        found: Watched = watch(watched, train, canaries, coins[-1], keys=keys, advance=advance)
+        scores.append(batch_scores(found.products, canaries.labels, found.rate))
+        fixed.append(fixed_order_scores(found.products, canaries.labels, watched.program.steps_per_epoch))
+        checks.append(check_training(found))
+        accuracies.append(found.accuracy)
+    every_coin, every_score = np.concatenate(coins), np.concatenate(scores)
+    guesses = _guesses(every_score, every_coin, config.guess_share)
+    of_fixed = _guesses(np.concatenate(fixed), every_coin, config.guess_share)
+    bound = gaussian_bound(of_fixed, delta=claim.delta, significance=_CHANCE)
+    shares = sorted({*_SHARES, config.guess_share}, reverse=True)
+    others = [_guesses(every_score, every_coin, share) for share in shares]
+    level = {"delta": claim.delta, "significance": 1 - config.confidence}
+    return Audit(
+        claim=claim,
+        confidence=config.confidence,
+        scores=every_score,
+        coins=every_coin,
+        guesses=guesses,
+        lower_bound=gaussian_bound(guesses, **level),
+        lower_bound_any=epsilon_bound(guesses, **level),
+        by_share=tuple((found, gaussian_bound(found, **level)) for found in others if found.guesses),
+        checks=(
+            *(_worst(each) for each in zip(*checks, strict=True)),
+            Check(name="fixed_order", value=bound, low=0.0, high=claim.epsilon),
+        ),
+        accuracy=float(np.mean(accuracies)),
+    )
+
+
+def _guesses(scores: Float[np.ndarray, " canaries"], coins: Bool[np.ndarray, " canaries"], share: float) -> Guesses:
+    count, correct = guess(scores, coins, round(share * len(scores)))
+    return Guesses(canaries=len(scores), guesses=count, correct=correct)
+
+
+def _worst(checks: Sequence[Check]) -> Check:
+    """Return the check of the training that is nearest to a limit, or farthest beyond."""
+    return max(checks, key=lambda check: max(check.low - check.value, check.value - check.high))

@@ -1,0 +1,57 @@
+"""Canaries are drawn anew for each seed, are no training examples, and go in by fair coins."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from factories import random_split
+
+from gradtrail.core.data.canaries import make_canaries, throw_coins, with_canaries
+
+TRAIN = random_split(50, shape=(20, 10))
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_dots_are_as_many_in_every_image_elsewhere_in_each_and_where_training_images_are_dark() -> None:
+    dark = dataclasses.replace(TRAIN, images=np.where(np.arange(20)[:, None] < 8, 0, TRAIN.images).astype(np.uint8))
+    canaries = make_canaries(dark, "dots", 40, 3, rng=rng())
+    assert canaries.images.shape == (40, 20, 10)
+    assert set(np.unique(canaries.images)) == {0, 255}
+    lit = canaries.images == 255
+    assert (lit.sum(axis=(1, 2)) == 10).all()
+    assert not lit[:, 8:].any()
+    assert len(np.unique(lit.reshape(40, -1), axis=0)) == 40
+    assert set(canaries.labels) == {0, 1, 2}
+
+
+def test_mislabelled_canaries_are_different_images_with_a_label_that_is_not_theirs() -> None:
+    canaries = make_canaries(TRAIN, "mislabelled", 50, 3, rng=rng())
+    assert np.array_equal(canaries.images, TRAIN.images), "all of them, in the split's order"
+    assert (canaries.labels != TRAIN.labels).all()
+    assert set(canaries.labels) == {0, 1, 2}
+
+
+def test_more_mislabelled_canaries_than_examples_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_canaries must be at most the number of training examples, 50, got 51"):
+        make_canaries(TRAIN, "mislabelled", 51, 3, rng=rng())
+
+
+def test_one_seed_gives_the_same_and_another_gives_others() -> None:
+    one, same, other = (make_canaries(TRAIN, "dots", 9, 3, rng=rng(seed)).images for seed in (0, 0, 1))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_coins_are_fair() -> None:
+    assert throw_coins(10_000, rng=rng()).mean() == pytest.approx(0.5, abs=4 * 0.005)
+
+
+def test_canaries_come_after_the_split() -> None:
+    canaries = make_canaries(TRAIN, "dots", 4, 3, rng=rng())
+    images, labels = with_canaries(TRAIN, canaries)
+    assert np.array_equal(images[:50], TRAIN.images)
+    assert np.array_equal(images[50:], canaries.images)
+    assert labels.tolist() == [*TRAIN.labels, *canaries.labels]

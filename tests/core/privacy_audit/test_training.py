@@ -1,0 +1,131 @@
+"""A watched training is the training: what is taken of each step equals its definition, and nothing else changes."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
+
+from gradtrail.core.common.batching import PADDING
+from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.data.canaries import Canaries
+from gradtrail.core.nn.models import Model
+from gradtrail.core.per_example.norms import per_example_grads, per_example_norm
+from gradtrail.core.privacy_audit.training import Watch, Watched, compile_watch, watch, without_absent
+from gradtrail.core.train.config import MemberSeeds
+from gradtrail.core.train.loop import keys_of, on_device
+from gradtrail.core.train.optimizers import SGDConfig
+from gradtrail.core.train.privacy import NOT_PRIVATE
+from gradtrail.core.train.private import Mechanism
+from gradtrail.core.train.step import make_init, make_step
+
+NOISE, CLIP = 0.5, 0.3
+TRAIN = random_split(24)
+OTHERS = random_split(30)
+CANARIES = Canaries(images=OTHERS.images[24:], labels=OTHERS.labels[24:])
+COINS = np.array([True, False, True, True, False, False])
+CONFIG = train_config(
+    model="linear",
+    batch_size=10,
+    sgd=SGDConfig(learning_rate=0.5, momentum=0.0, nesterov=False),
+    schedule="constant",
+    clip_norm=None,
+    privacy=dataclasses.replace(NOT_PRIVATE, enabled=True, example_clip_norm=CLIP),
+)
+MODEL = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
+SEEDS = MemberSeeds(initialization=1, order=2, augmentation=3, dropout=4, noise=5)
+
+
+@functools.cache
+def compiled() -> Watch:
+    return compile_watch(CONFIG, MODEL, len(TRAIN), len(CANARIES), NOISE, compiler=new_compiler())
+
+
+@functools.cache
+def watched(*, seed: int = 5) -> Watched:
+    keys = keys_of(dataclasses.replace(SEEDS, noise=seed))
+    return watch(compiled(), TRAIN, CANARIES, COINS, keys=keys)
+
+
+def test_absent_examples_are_left_out_and_padding_stays_at_the_end() -> None:
+    order = np.array([[0, 2, 3, 5, -1], [1, 3, 4, -1, -1]], np.int32)
+    present = np.array([True, True, True, False, True, True])
+    assert without_absent(order, present).tolist() == [[0, 2, 5, -1, -1], [1, 4, -1, -1, -1]]
+
+
+def test_canaries_whose_coin_is_false_are_in_no_batch_and_the_others_are() -> None:
+    found = watched()
+    visits = np.bincount(found.batches[found.batches != PADDING], minlength=30)
+    assert (visits[24:] > 0).tolist() == COINS.tolist()
+    assert found.present.tolist() == [True] * 24 + COINS.tolist()
+    assert found.rate == pytest.approx(10 / 30)
+    assert len(found.batches) == 6
+
+
+def test_products_and_signals_equal_their_definition() -> None:
+    """The sum over all layers of the product with the whole gradient, less that of inputs which all have in common."""
+    found = watched()
+    images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
+    state = compiled().init(keys_of(SEEDS))
+    mechanism = Mechanism.of(CONFIG, MODEL, 30, 6, NOISE)
+    mesh = make_mesh(jax.local_devices()[:1])
+    step = jax.jit(make_step(CONFIG, MODEL, 6, mesh, mechanism, lambda _, grads: grads))
+    examples = on_device(
+        np.concatenate([TRAIN.images, CANARIES.images]), np.concatenate([TRAIN.labels, CANARIES.labels]), mesh
+    )
+    for number, indices in enumerate(found.batches[:2]):
+        params = state.params
+        grads = per_example_grads(MODEL, params, images, labels, label_smoothing=CONFIG.label_smoothing)
+        factor = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP
+        pixels = (CANARIES.images.reshape(6, -1) / 255).astype(np.float32)
+        own = pixels - pixels.mean(axis=0)
+        (layer,) = MODEL.by_layer(grads).values()
+        cotangent = np.asarray(layer["bias"])
+        directions = own[:, :, None] * cotangent[:, None, :] * factor[:, None, None]
+        state, record = step(state, examples, jnp.asarray(indices))
+        (given,) = MODEL.by_layer(record.observed).values()
+        total = np.asarray(given["kernel"]) * CONFIG.batch_size / CLIP
+        np.testing.assert_allclose(
+            found.products.products[number, 0], np.sum(directions * total, axis=(1, 2)), rtol=2e-4, atol=1e-5
+        )
+        norms = np.sum(own**2, axis=1) + 1  # squared_grad_norms counts the bias, too
+        signals = norms * np.sum(cotangent**2, axis=1) * factor**2
+        np.testing.assert_allclose(found.products.signals[number, 0], signals, rtol=2e-4)
+
+
+def test_noise_is_that_of_the_first_steps_in_its_own_units() -> None:
+    noise = np.concatenate([watched(seed=seed).noise for seed in range(12)])
+    assert noise.shape == (12 * 3, 39), "of the first epoch's steps"
+    assert noise.std() == pytest.approx(1, abs=4 / (2 * noise.size) ** 0.5)
+
+
+def test_observing_changes_no_bit_of_a_step() -> None:
+    mesh = make_mesh(jax.local_devices()[:1])
+    mechanism = Mechanism.of(CONFIG, MODEL, 24, 3, NOISE)
+    state = jax.jit(make_init(CONFIG, MODEL, 3))(keys_of(SEEDS))
+    examples = on_device(TRAIN.images, TRAIN.labels, mesh)
+    indices = jnp.where(jnp.arange(mechanism.capacity) < 9, jnp.arange(mechanism.capacity), PADDING)
+    plain = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism))(state, examples, indices)
+    seen, record = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism, lambda _, grads: grads))(
+        state, examples, indices
+    )
+    assert plain[1].observed is None
+    for one, other in zip(jax.tree.leaves(plain[0].params), jax.tree.leaves(seen.params), strict=True):
+        assert np.array_equal(one, other)
+    moved = jax.tree.map(lambda new, old: (old - new) / 0.5, seen.params, state.params)  # plain SGD
+    for one, other in zip(jax.tree.leaves(moved), jax.tree.leaves(record.observed), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_training_that_diverges_is_one_line() -> None:
+    broken = dataclasses.replace(compiled().epoch, call=lambda *arguments: _nan(compiled().epoch(*arguments)))
+    with pytest.raises(FloatingPointError, match="infinite or NaN in epoch 1 of an audited training"):
+        watch(dataclasses.replace(compiled(), epoch=broken), TRAIN, CANARIES, COINS, keys=keys_of(SEEDS))
+
+
+def _nan(result: tuple) -> tuple:
+    state, record = result
+    return state, dataclasses.replace(record, grad_norm=record.grad_norm * jnp.nan)
