@@ -13,7 +13,9 @@ from gradtrail.stages.export.package import Network, write_export
 
 SHAPE = (28, 28)
 CLASSES = tuple(map(str, range(10)))
-_CNN = CNNConfig(channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(8,), dropout=0.0)
+_CNN = CNNConfig(
+    channels=(4,), convolutions=1, kernel_size=3, norm="none", groups=2, hidden=(8,), activation="relu", dropout=0.0
+)
 _CERTAIN = 20.0  # a logit beyond those of random weights
 
 
@@ -27,8 +29,9 @@ def small_network(
     """Return a network of random weights; one that says a class `always`, with high confidence."""
     config = ModelConfig(
         kind=model,
-        mlp=MLPConfig(hidden=(8,), dropout=0.0) if model == "mlp" else None,
+        mlp=MLPConfig(hidden=(8,), activation="relu", dropout=0.0) if model == "mlp" else None,
         cnn=_CNN if model == "cnn" else None,
+        features="none",
         precision="float32",
         image_shape=SHAPE,
         num_classes=len(CLASSES),

@@ -74,7 +74,7 @@ def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
     assert "audit" in project.gradtrail("show", project.runs_of("audit")[0]["id"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_inputs_give_the_same_bytes(project: Project) -> None:
     lock = Path(project.folder / "audit" / "dvc.lock").read_bytes()
     project.dvc("repro", "--force", "--single-item", "audit/dvc.yaml")

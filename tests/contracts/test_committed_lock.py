@@ -37,6 +37,7 @@ def test_the_machine_of_each_stage_is_recorded_where_its_outs_changed(project: P
     assert changed == {**dict.fromkeys(recorded, "of-another-kind"), "evaluate": machine_key()}
 
 
+@pytest.mark.slow
 def test_other_bytes_than_the_committed_ones_are_told_with_what_their_metrics_mean(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

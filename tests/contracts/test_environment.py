@@ -8,24 +8,13 @@ from typing import Any
 
 import pytest
 from projects import ROOT, Project, finished_project
+from strange import MATPLOTLIBRC, UMASK, VARIABLES
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
 COMPUTING = [name for name, spec in PIPELINE.items() if "jax" in spec.params["versions.yaml"] and name != "report"]
-MATPLOTLIBRC = "font.size: 20\naxes.facecolor: red\nlines.linewidth: 9\nsavefig.dpi: 50\nimage.cmap: jet\n"
-VARIABLES = {
-    "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
-    "JAX_DEFAULT_PRNG_IMPL": "rbg",
-    "JAX_ENABLE_X64": "1",
-    "JAX_NUM_CPU_DEVICES": "2",
-    "JAX_THREEFRY_PARTITIONABLE": "0",
-    "LC_ALL": "C",
-    "MPLBACKEND": "svg",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
-ONE_CORE, UMASK = ("taskset", "-c", "0"), ("sh", "-c", 'umask 077; exec "$@"', "sh")
+ONE_CORE = ("taskset", "-c", "0")
 FAST_MATH = "--xla_cpu_enable_fast_math=true"
 
 
@@ -57,9 +46,13 @@ def run_again(project: Project, stage: str, *under: str, **env: str) -> dict[str
     return outs_of(project, stage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stage",
-    [stage if stage == "evaluate" else pytest.param(stage, marks=pytest.mark.slow) for stage in (*COMPUTING, "report")],
+    [
+        stage if stage in ("train", "gradients") else pytest.param(stage, marks=pytest.mark.nightly)
+        for stage in (*COMPUTING, "report")
+    ],
 )
 def test_all_of_it_at_once_changes_no_byte_of_a_stage(stage: str, project: Project) -> None:
     """Compiled anew each time, by XLA as it is without the flags that make tests fast: with these, cores count."""
@@ -102,7 +95,6 @@ def test_a_flag_in_the_params_is_part_of_the_state_of_what_computes(project: Pro
     project.set("environment.xla_flags", ["--xla_backend_optimization_level=0", FAST_MATH])
     changed = {line.rstrip(":") for line in project.dvc("status").splitlines() if line and not line[0].isspace()}
     assert changed == {*COMPUTING, "report"}
-    project.python("-m", "pipeline.evaluate", env={"XLA_FLAGS": FAST_MATH})
 
 
 @pytest.mark.slow

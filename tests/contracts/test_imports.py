@@ -1,18 +1,23 @@
-"""A stage imports what it computes with, and nothing else that takes long: MLflow is imported by its tracker."""
+"""A stage imports what it computes with, and nothing else that takes long (MLflow is for its tracker). No pickle."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from projects import ROOT, Project, environment, finished_project
+from projects import ROOT, Project, environment, finished_project, stop
+
+from gradtrail.stages.common.pipeline_file import read_pipeline
 
 pytestmark = pytest.mark.slow
 
+PIPELINE = read_pipeline(ROOT / "dvc.yaml")
 HEAVY = {
     *("alembic", "dvc", "fastapi", "flax", "grimp", "jax", "matplotlib", "mlflow", "optax", "orbax", "pandas", "pooch"),
-    *("pyarrow", "requests", "scipy", "sklearn", "sqlalchemy", "tensorstore"),
+    *("dp_accounting", "pyarrow", "requests", "scipy", "sklearn", "sqlalchemy", "tensorstore"),
 }
 COMPUTES = {"flax", "jax", "optax"}
 TABLES = {"pandas", "pyarrow"}
@@ -21,6 +26,7 @@ MAY_IMPORT = {
     "preprocess": {"matplotlib"},
     "train": COMPUTES | TABLES | {"matplotlib"},
     "evaluate": COMPUTES | TABLES | {"matplotlib"},
+    "export": COMPUTES | TABLES | {"matplotlib"},
     "gradients": COMPUTES | TABLES | {"matplotlib"},
     "profile": COMPUTES | TABLES | {"matplotlib"},
     "report": TABLES,
@@ -28,21 +34,36 @@ MAY_IMPORT = {
 ONLY_WHILE_IT_RUNS = {
     "fetch": {"sklearn", "scipy", *TABLES},  # the digits are scikit-learn's, which imports the others
     "train": {"orbax", "tensorstore"},  # the checkpoint that goes to MLflow, while the tracker logs the outs
+    "export": {"scipy"},  # whose LAPACK jax registers where an exported program is called
     "gradients": {"sklearn", "scipy"},  # where labels are noisy: how well their order finds the wrong ones
 }
 IMPORTED = "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+NO_PICKLE = """
+import _pickle, pickle
+
+def refuse(*_, **__):
+    raise AssertionError("a pickle was loaded")
+
+for module in (pickle, _pickle):
+    module.load = module.loads = refuse
+    module.Unpickler = type("Unpickler", (_pickle.Unpickler,), {"load": refuse})
+pickle._load = pickle._loads = refuse
+pickle._Unpickler.load = refuse
+"""
 
 
-def imported(code: str, folder: Path) -> set[str]:
-    """Run code in a folder with the real interpreter; return the heavy packages that it had imported at its end."""
-    env = environment() | {"PYTHONPATH": str(folder / "src")}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, stdout=subprocess.PIPE, check=True)
-    return set(json.loads(done.stdout.splitlines()[-1])) & HEAVY
+def really(code: str, folder: Path, *paths: Path) -> str:
+    """Run code in a folder with the real interpreter, which imports `sitecustomize`; return what it printed."""
+    env = environment() | {"PYTHONPATH": os.pathsep.join(map(str, (folder / "src", *paths)))}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=folder, env=env, **streams)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
-@pytest.mark.parametrize("stage", MAY_IMPORT)
-def test_a_stage_starts_with_what_it_needs(stage: str) -> None:
-    assert imported(f"import json, sys, pipeline.{stage}; {IMPORTED}", ROOT) <= MAY_IMPORT[stage]
+def heavy(line: str) -> set[str]:
+    """Return the heavy packages of those that had been imported."""
+    return set(json.loads(line)) & HEAVY
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +71,44 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return finished_project().copy(tmp_path_factory.mktemp("imports") / "project")
 
 
-@pytest.mark.parametrize("stage", MAY_IMPORT)
-def test_a_stage_imports_no_more_while_it_runs(stage: str, project: Project) -> None:
-    run = f"import json, runpy, sys; runpy.run_module('pipeline.{stage}', run_name='__main__'); {IMPORTED}"
-    assert imported(run, project.folder) <= MAY_IMPORT[stage] | ONLY_WHILE_IT_RUNS.get(stage, set())
+@pytest.fixture
+def no_pickle(tmp_path: Path) -> Path:
+    """A folder whose `sitecustomize` refuses pickles, as it is seen to."""
+    (tmp_path / "sitecustomize.py").write_text(NO_PICKLE)
+    loads = "import pickle, io\ntry: pickle.load(io.BytesIO(pickle.dumps(1)))\nexcept AssertionError as e: print(e)"
+    assert really(loads, ROOT, tmp_path) == "a pickle was loaded\n"
+    return tmp_path
+
+
+def outs_of(stage: str, project: Project) -> dict[str, str]:
+    return project.digests(*PIPELINE[stage].outs)
+
+
+@pytest.mark.parametrize("stage", PIPELINE)
+def test_a_stage_imports_what_it_needs_and_loads_no_pickle(stage: str, project: Project, no_pickle: Path) -> None:
+    expected = outs_of(stage, project)
+    run = f"runpy.run_module('pipeline.{stage}', run_name='__main__')"
+    told = really(
+        f"import json, runpy, sys, pipeline.{stage}; {IMPORTED}; {run}; {IMPORTED}", project.folder, no_pickle
+    )
+    at_start, at_end = (line for line in told.splitlines() if line.startswith("["))
+    assert heavy(at_start) <= MAY_IMPORT[stage]
+    assert heavy(at_end) <= MAY_IMPORT[stage] | ONLY_WHILE_IT_RUNS.get(stage, set())
+    assert outs_of(stage, project) == expected
+
+
+def test_a_training_that_resumes_loads_no_pickle(project: Project, no_pickle: Path, tmp_path: Path) -> None:
+    copy = project.copy(tmp_path / "project")
+    expected = outs_of("train", copy)
+    copy.set("runtime.checkpoint_seconds", 0.001)
+    copy.set("runtime.steps_per_call", 1)
+    sealed = (copy.folder / ".gradtrail" / "resume").glob
+    stop(copy.start_stage("train"), signal.SIGKILL, when=lambda: any(sealed("*/step_*.digest")))
+    run = "import runpy; runpy.run_module('pipeline.train', run_name='__main__')"
+    assert "train: resuming after step " in really(run, copy.folder, no_pickle)
+    assert outs_of("train", copy) == expected
 
 
 def test_a_tracker_starts_without_jax() -> None:
     code = f"import json, sys; from gradtrail.tracking.mlflow import tracker; tracker._import_mlflow(); {IMPORTED}"
-    assert not imported(code, ROOT) & {*COMPUTES, "orbax", "dvc", "sklearn", "matplotlib"}
+    assert not heavy(really(code, ROOT)) & {*COMPUTES, "orbax", "dvc", "sklearn", "matplotlib"}

@@ -13,7 +13,10 @@ from gradtrail.tracking.lineage.recorded import consistent_stages
 from gradtrail.tracking.lineage.snapshots import snapshot_of, working_snapshot
 from gradtrail.tracking.sync.sync import sync
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in what DVC imports
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # in what DVC imports
+]
 
 
 @pytest.fixture(autouse=True)

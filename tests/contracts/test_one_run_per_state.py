@@ -139,7 +139,7 @@ def garbage(path: Path) -> None:
     path.write_bytes(b"no database " * 1000)
 
 
-@pytest.mark.parametrize("damage", [truncated, garbage])
+@pytest.mark.parametrize("damage", [pytest.param(truncated, marks=pytest.mark.nightly), garbage])
 def test_a_damaged_database_is_set_aside_where_asked_and_its_runs_come_back(
     damage: Callable[[Path], None], project: Project
 ) -> None:

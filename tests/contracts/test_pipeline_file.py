@@ -99,8 +99,9 @@ def test_versions_are_those_of_the_packages_that_the_stage_computes_writes_with_
             else []
         )
     }
-    used = imported & {"jax", "flax", "optax", "numpy", "matplotlib", "pandas", "pyarrow"}
+    used = imported & {"jax", "flax", "optax", "numpy", "matplotlib", "pandas", "pyarrow", "dp_accounting"}
     below = {"jax": "jaxlib", "matplotlib": "pillow", "pandas": "pyarrow"}  # what writes PNG and parquet files for them
+    used = {package.replace("_", "-") for package in used}
     assert listed == used | {below[package] for package in used & below.keys()}
 
 

@@ -121,7 +121,7 @@ def test_without_a_cache_it_is_made_again(project: Project, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--temp",)])
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.nightly), ("--temp",)])
 def test_an_experiment_is_restored(project: Project, options: tuple[str, ...]) -> None:
     before = digests(project)
     project.dvc("exp", "run", *options, "-S", f"{LR}=0.5", "--name", "higher")
@@ -144,7 +144,7 @@ def test_an_experiment_is_restored(project: Project, options: tuple[str, ...]) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forget", [False, True])
+@pytest.mark.parametrize("forget", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_what_no_lock_names_is_made_again(project: Project, *, forget: bool) -> None:
     """From the commit and the change since, whether DVC's run-cache still knows of it or not."""
     project.set(LR, 0.5)

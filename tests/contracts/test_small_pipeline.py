@@ -32,6 +32,7 @@ def test_runs_hang_together(finished: Project) -> None:
     assert {run["status"] for run in finished.runs()} == {"FINISHED"}
 
 
+@pytest.mark.slow
 def test_changed_back_the_outs_come_from_the_cache_and_the_run_is_the_same(project: Project) -> None:
     lock = project.lock()
     weights = (project.folder / "models/final.safetensors").read_bytes()
@@ -60,6 +61,7 @@ def test_two_trainings_with_the_same_bytes_both_show_the_evaluation(project: Pro
     assert all(run["metrics"]["eval/loss"] == 2 for run in runs)
 
 
+@pytest.mark.slow
 def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
     before = {run["tags"]["state"]: run["metrics"] for run in project.runs()}
     (project.folder / "mlflow.db").unlink()

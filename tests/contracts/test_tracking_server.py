@@ -169,7 +169,8 @@ def test_a_server_that_is_of_no_use_costs_a_warning_and_sync_brings_the_runs(
     assert client.sync() == "4 runs present\n"
 
 
-def test_a_server_may_die_at_any_request(project: Project, server: TrackingServer) -> None:
+@pytest.mark.parametrize("places", [4, pytest.param(20, marks=pytest.mark.nightly)])
+def test_a_server_may_die_at_any_request(places: int, project: Project, server: TrackingServer) -> None:
     project.set("runtime.tracking_seconds", 2.0)
     with Proxy(server.port) as proxy:
         client = Client(project.folder, proxy.uri)
@@ -178,7 +179,9 @@ def test_a_server_may_die_at_any_request(project: Project, server: TrackingServe
         client.dvc("repro", "train")
         requests = proxy.requests - before
         assert requests > 10
-        for lives in range(0, requests, 3):
+        for lives in {
+            round(place * (requests - 1) / (places - 1)) for place in range(places)
+        }:  # the first, ... the last
             value = 0.1 + lives / 1000
             project.set(LR, value)
             proxy.lives = proxy.requests + lives

@@ -107,7 +107,7 @@ def test_every_block_of_train_is_a_kind_or_shared_by_all() -> None:
     train = read_yaml(ROOT / "params.yaml")["train"]
     blocks = {name for name, value in train.items() if isinstance(value, dict)}
     kinds = {*get_args(ModelKind), *get_args(OptimizerKind), *get_args(ScheduleKind)}
-    assert blocks - kinds == {*SHARED_BLOCKS, "loss_scaling"}
+    assert blocks - kinds == {*SHARED_BLOCKS, "loss_scaling", "privacy"}
 
 
 def test_runs_are_filtered_and_limited(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ def test_an_invalid_section_is_refused_before_any_stage_runs(project: Path) -> N
         == {
             *read_yaml(Path("dvc.yaml"))["stages"],
             "audit",
+            "privacy_audit",
             "environment",
             "runtime",
         }

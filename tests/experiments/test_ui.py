@@ -47,10 +47,11 @@ def started_by(process: Popen[str]) -> list[psutil.Process]:
     ("command", "to_all", "number"),
     [
         ("make", True, signal.SIGINT),  # Ctrl-C
-        ("make", True, signal.SIGTERM),  # gradtrail gets it twice, as make passes it on
+        # gradtrail gets it twice, as make passes it on
+        pytest.param("make", True, signal.SIGTERM, marks=pytest.mark.nightly),
         ("make", False, signal.SIGTERM),
         ("gradtrail", False, signal.SIGTERM),
-        ("gradtrail", False, signal.SIGINT),
+        pytest.param("gradtrail", False, signal.SIGINT, marks=pytest.mark.nightly),
     ],
 )
 def test_a_signal_ends_the_server_and_all_that_it_started(

@@ -33,6 +33,7 @@ def test_every_example_was_scored(project: Project) -> None:
     assert json.loads((project.folder / "metrics/gradients.json").read_text())["num_examples"] == 70_000
 
 
+@pytest.mark.nightly
 def test_force_writes_the_same_bytes(project: Project) -> None:
     lock = project.lock()
     project.dvc("repro", "--force", env={"MNIST_DIR": os.environ["MNIST_DIR"]})

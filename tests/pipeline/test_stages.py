@@ -241,6 +241,7 @@ def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(projec
     assert metrics_of(project, "report")["num_images"] >= metrics_of(project, "evaluate")["num_mistakes"]
 
 
+@pytest.mark.slow
 def test_running_a_state_again_doubles_no_table(project: Project, tmp_path: Path) -> None:
     project = project.copy(tmp_path / "project")
     project.sync()  # which relocates the artifacts
@@ -280,6 +281,7 @@ def test_curves_have_a_point_for_each_epoch(project: Project) -> None:
     assert len(steps) == metrics_of(project, "train")["steps"]
 
 
+@pytest.mark.slow
 def test_plots_and_metrics_for_people(project: Project, tmp_path: Path) -> None:
     project.dvc("plots", "show", "--out", str(tmp_path))
     page = (tmp_path / "index.html").read_text()

@@ -52,7 +52,7 @@ def test_what_cannot_be_timed_is_one_line_and_leaves_nothing(project: Project, t
     assert left_behind(project) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM])
 def test_a_stopped_comparison_leaves_nothing(project: Project, number: signal.Signals) -> None:
     process = project.start("gradtrail", "diff", "workspace", "HEAD", "--time", "--seconds", "600")
     ends = time.monotonic() + 120

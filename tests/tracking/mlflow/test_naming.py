@@ -46,6 +46,15 @@ def test_a_training_shows_its_accuracy_its_metrics_and_its_lineage() -> None:
     )
 
 
+def test_a_private_training_says_what_is_not_covered() -> None:
+    spent = METRICS | {"train/epsilon": 2.98, "train/delta": 1e-5}
+    text = note(RUN, TAGS, PARAMS, spent, "")
+    assert "**Private: epsilon 2.98 at delta 1e-05** for each training example. Training loss and accuracy" in text
+    published = note(RUN, TAGS, PARAMS | {"train.privacy.release": "true"}, spent, "")
+    assert "nothing here comes from training examples without noise." in published
+    assert "epsilon" not in note(RUN, TAGS | {"stage": "evaluate"}, PARAMS, spent, "")
+
+
 def test_of_several_members_the_mean_and_the_ensemble_are_told() -> None:
     spread, params = {"eval/accuracy_sd": 0.0009, "eval/ensemble_accuracy": 0.9880}, PARAMS | {"train.members": "5"}
     text = note(RUN, TAGS, params, METRICS | spread | {"eval/ensemble_loss": 0.041}, "")
