@@ -11,8 +11,11 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 # uv leaves bytecode to the first import; where that may not keep it, every process imports for 7 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Each worker imports what it collects: the modules that have slow tests alone, for these.
+SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow" tests))
+
 .DEFAULT_GOAL := help
-.PHONY: help env lock repro test test-slow nightly check gate format audit ui results compare bench sync clean
+.PHONY: help env lock repro test test-slow nightly check gate format audit privacy-audit ui results compare bench sync clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,10 +45,10 @@ repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
 
 test: env ## the tests, in three minutes on two cores
-	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope
+	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder
 
 test-slow: env ## the slow tests, within 20 minutes; `.ci/run` is check, gate, test and these
-	@$(BIN)/python -m pytest -q -n auto --dist loadscope -m "slow and not nightly"
+	@$(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder -m "slow and not nightly" $(SLOW)
 
 nightly: env ## what takes longer: random kills, long histories, many experiments at once
 	@bash tools/nightly.sh
@@ -69,6 +72,9 @@ sync: env ## create the missing MLflow runs of all states, of commits and experi
 audit: env ## look for wrong labels: a pipeline of its own, within 10 minutes on two cores
 	@$(BIN)/gradtrail repro audit/dvc.yaml
 
+privacy-audit: env ## audit the private training of params.yaml with canaries: a pipeline of its own
+	@$(BIN)/gradtrail repro audit/privacy/dvc.yaml
+
 ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 	@$(BIN)/gradtrail ui --port $(or $(PORT),5000)
 
@@ -82,10 +88,12 @@ bench: env ## what everything costs, beside its peers; a table and a JSON file e
 	@$(BIN)/python -m benchmarks.pipeline
 	@$(BIN)/python -m benchmarks.training
 	@$(BIN)/python -m benchmarks.per_example_gradients
+	@$(BIN)/python -m benchmarks.private_training
 	@$(BIN)/python -m benchmarks.speedrun
 	@$(BIN)/python -m benchmarks.checkpoints
 	@$(BIN)/python -m benchmarks.tracking
 	@$(BIN)/python -m benchmarks.audit
+	@$(BIN)/python -m benchmarks.privacy_audit
 	@$(BIN)/python -m benchmarks.corrections
 	@$(BIN)/python -m benchmarks.smoothing
 	@$(BIN)/python -m benchmarks.serving

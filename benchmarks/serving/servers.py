@@ -113,12 +113,13 @@ def random_network(kind: str) -> "Network":
     from gradtrail.stages.export.package import Network
 
     train = read_yaml(ROOT / "params.yaml")["train"]
-    mlp = MLPConfig(hidden=tuple(train["mlp"]["hidden"]), dropout=0.0) if kind == "mlp" else None
+    mlp = MLPConfig(hidden=tuple(train["mlp"]["hidden"]), activation="relu", dropout=0.0) if kind == "mlp" else None
     of_cnn = {name: tuple(value) if isinstance(value, list) else value for name, value in train["cnn"].items()}
     config = ModelConfig(
         kind=kind,  # type: ignore[arg-type]
         mlp=mlp,
         cnn=CNNConfig(**of_cnn) if kind == "cnn" else None,
+        features="none",
         precision="float32",
         image_shape=(28, 28),
         num_classes=10,
