@@ -74,7 +74,7 @@ def test_without_clipping_and_noise_it_is_ordinary_training_on_the_same_batches(
         of_rows = jax.vmap(lambda key: jax.random.fold_in(key, 1))(of_examples)
         params, opt_state = step(params, opt_state, indices, of_rows if model.config.dropout else None)
     found = trained(config, 0.0)[-1].state
-    muon = config.optimizer == "muon"  # which makes all singular values of an update alike: rounding of small ones grows
+    muon = config.optimizer == "muon"  # makes all singular values of an update alike: small ones' rounding grows
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5 if muon else 2e-6)
     jax.tree.map(close, found.params, params)
     assert (found.average is None) == (config.average_decay is None)
