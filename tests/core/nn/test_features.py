@@ -2,16 +2,25 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradtrail.core.nn.features import NORM, NUM_FEATURES, num_features, oriented_gradients
+from gradtrail.core.nn.features import (
+    NORM,
+    NUM_FEATURES,
+    gradient_features,
+    num_features,
+    oriented_gradients,
+    straightened,
+)
 
 SHAPES = [(28, 28), (8, 8), (4, 3), (1, 1)]
-FEATURES = jax.jit(oriented_gradients)
+FEATURES = jax.jit(gradient_features)
+STRAIGHTENED = jax.jit(straightened)
 
 
 def draw(shape: tuple[int, int], count: int = 3) -> np.ndarray:
@@ -28,11 +37,13 @@ def defined(image: np.ndarray) -> np.ndarray:
         across = pixels[row + 1, column + 2] - pixels[row + 1, column]
         down = pixels[row + 2, column + 1] - pixels[row, column + 1]
         y, x = (row + 0.5) * 8 / height - (i + 0.5), (column + 0.5) * 8 / width - (j + 0.5)
-        weight = math.exp(-(x**2 + y**2) / (2 * 0.5**2)) * math.hypot(across, down)
+        weight = math.exp(-(x**2 + y**2) / (2 * 0.7**2)) * math.hypot(across, down)
         for index in range(8):
             cosine = math.cos(math.atan2(down, across) - index * math.pi / 4)
             found[i, j][index] += weight * max(0.0, cosine) ** 4
-    near = {a: sum(math.exp(-(math.dist(a, b) ** 2) / 2) * np.sum(found[b] ** 2) for b in cells) for a in cells}
+    near = {
+        a: sum(math.exp(-(math.dist(a, b) ** 2) / (2 * 1.5**2)) * np.sum(found[b] ** 2) for b in cells) for a in cells
+    }
     floor = 0.1 * np.mean(list(near.values()))
     normal = {cell: found[cell] / math.sqrt(near[cell] + floor) for cell in cells}
     parts = [normal[cell] - normal[cell].mean() for cell in cells]
@@ -81,6 +92,51 @@ def test_a_turned_image_has_turned_features() -> None:
     cells = np.asarray(FEATURES(images))[0, : 64 * 8].reshape(8, 8, 8)
     turned = np.asarray(FEATURES(np.rot90(images, axes=(2, 1)).copy()))[0, : 64 * 8].reshape(8, 8, 8)
     np.testing.assert_allclose(turned, np.roll(np.rot90(cells, axes=(1, 0)), 2, axis=2), atol=1e-5)
+
+
+def defined_straight(image: np.ndarray) -> np.ndarray:
+    """A straightened image, in loops over pixels, in float64."""
+    height, width = image.shape
+    pixels = list(itertools.product(range(height), range(width)))
+    mass = image.astype(np.float64).sum()
+
+    def mean(of: Callable[[int, int], float]) -> float:
+        return sum(image[y, x] * of(y, x) for y, x in pixels) / mass
+
+    middle_y, middle_x = mean(lambda y, x: y), mean(lambda y, x: x)
+    slope = mean(lambda y, x: (y - middle_y) * (x - middle_x)) / mean(lambda y, x: (y - middle_y) ** 2)
+    sd = math.sqrt(mean(lambda y, x: (x - middle_x - slope * (y - middle_y)) ** 2))
+    stretch = min(max(width / 7 / sd, 2 / 3), 3 / 2)
+    found = np.zeros(image.shape)
+    for y, x in pixels:
+        source = middle_x + slope * (y - middle_y) + (x - (width - 1) / 2) / stretch
+        found[y, x] = np.interp(source, np.arange(-1, width + 1), np.pad(image[y], 1))
+    return found
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (4, 3), (28, 28)])
+def test_straightened_images_are_those_of_the_definition(shape: tuple[int, int]) -> None:
+    images = draw(shape, 2)
+    found = STRAIGHTENED(images)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, [defined_straight(image) for image in images], atol=1e-4)
+
+
+@pytest.mark.parametrize(("slant", "sd"), [(0.0, 4.0), (0.5, 4.0), (-0.7, 4.0), (0.4, 3.0), (0.0, 5.5)])
+def test_a_slanted_stroke_of_any_width_becomes_upright_and_of_one_width(slant: float, sd: float) -> None:
+    rows, columns = np.mgrid[:28, :28].astype(np.float32)
+    image = np.exp(-(((columns - 12.5 - slant * (rows - 15.0)) / sd) ** 2) / 2 - ((rows - 15.0) / 5.0) ** 2 / 2)
+    upright = np.exp(-(((columns - 13.5) / 4.0) ** 2) / 2 - ((rows - 15.0) / 5.0) ** 2 / 2)
+    np.testing.assert_allclose(STRAIGHTENED(image[None])[0], upright, atol=0.06)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_features_of_straightened_images_are_finite_and_each_image_has_its_own(shape: tuple[int, int]) -> None:
+    images = draw(shape) * np.array([1, 1, 0], np.float32)[:, None, None]
+    np.testing.assert_allclose(STRAIGHTENED(images)[2], 0)
+    whole = jax.jit(oriented_gradients)
+    assert np.all(np.isfinite(whole(images)))
+    np.testing.assert_allclose(whole(images)[1:2], whole(images[1:2]), atol=1e-5)
 
 
 def test_the_number_of_features_is_that_of_the_pixels_without_any() -> None:
