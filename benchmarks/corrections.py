@@ -29,6 +29,7 @@ from gradtrail.core.audit.scores import fit_temperature, label_scores
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.artifacts.splits import read_splits
 from gradtrail.stages.audit.tables import choose_score, detection_table
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
@@ -64,7 +65,7 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     """Return the rows of `recovered` for each kind of noise."""
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
     info = dataset.read_info(Path("data/processed"))
-    splits = dataset.read_splits(Path("data/processed"), info)
+    splits = read_splits(Path("data/processed"), info)
     train = splits["train"]
     config = dataclasses.replace(load_section("audit", AuditConfig), quick=quick).effective
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))

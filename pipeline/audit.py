@@ -11,6 +11,7 @@ from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.audit.findings import find, find_planted
 from gradtrail.core.nn.models import Model
 from gradtrail.core.xla.compiler import static_costs
+from gradtrail.stages.artifacts.splits import read_splits, require_undeformed
 from gradtrail.stages.audit import figures, tables
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -23,7 +24,8 @@ from gradtrail.tracking.mlflow.run import tracked
 def main(stage: Stage) -> None:
     config = stage.params(AuditConfig).effective
     info = dataset.read_info(Path("data/processed"))
-    splits = dataset.read_splits(Path("data/processed"), info)
+    require_undeformed(info, "audit")
+    splits = read_splits(Path("data/processed"), info)
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))
 
     with tracked(stage) as run, compiling(run) as compiler:

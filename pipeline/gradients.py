@@ -17,6 +17,7 @@ from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts.privacy import read_promise
+from gradtrail.stages.artifacts.splits import read_splits
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.gradients import figures, inputs, members, summary, tables
@@ -30,7 +31,7 @@ def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
     info = dataset.read_info(Path("data/processed"))
     promise = read_promise(Path("results/train"))
-    splits = inputs.to_score(dataset.read_splits(Path("data/processed"), info), promise)
+    splits = inputs.to_score(read_splits(Path("data/processed"), info), promise)
     given = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
     first = next(given)
     model, about, trajectory = first.model, first.about, first.trajectory

@@ -10,7 +10,8 @@ from gradtrail.core.data.preprocessing import PreprocessConfig, prepare
 from gradtrail.stages.artifacts import idx
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.preprocess import corrections, figures
+from gradtrail.stages.preprocess import corrections, figures, writing
+from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -26,10 +27,12 @@ def main(stage: Stage) -> None:
             rows = corrections.read_applied(corrections.PATH, config.corrections)
             splits = corrections.apply_corrections(splits, rows, sizes, info.num_classes, corrections.PATH)
 
-        with stage.writing_outs() as new:
-            dataset.write_processed(new / "data" / "processed", splits, info)
+        total = config.deformations * len(splits["train"])
+        with stage.writing_outs() as new, progress_bar("preprocess", total, unit="steps") as bar:
+            processed = new / "data" / "processed"
+            metrics = writing.write(processed, splits, info, config, num_ids=len(raw.labels), advance=bar.advance)
             figures.draw(new / "results" / "preprocess", splits, info.label, info.num_classes)
-            stage.write_metrics(new, {**info.as_metrics(), **dataset.measure_splits(splits)})
+            stage.write_metrics(new, {**info.as_metrics(), **metrics})
 
         run.outs()
 

@@ -12,6 +12,7 @@ from gradtrail.core.privacy_audit.training import compile_watch
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts import accounting
+from gradtrail.stages.artifacts.splits import read_split, require_undeformed
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import set_cpu_devices
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -26,7 +27,8 @@ def main(stage: Stage) -> None:
     config, train_config = stage.params(PrivacyAuditConfig), stage.params(TrainConfig, "train")
     auditing.require_private(train_config)
     info = dataset.read_info(Path("data/processed"))
-    train = dataset.read_split(Path("data/processed/train.npz"), info)
+    require_undeformed(info, "privacy_audit")
+    train = read_split(Path("data/processed/train.npz"), info)
     canaries = auditing.draw_canaries(config, train, info.num_classes)
     noise = accounting.account(train_config, len(train)).noise_multiplier
     set_cpu_devices(train_config.shards)

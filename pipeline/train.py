@@ -13,12 +13,13 @@ from pathlib import Path
 
 import jax
 
+from gradtrail.core.common.split import Split
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model, num_parameters
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.artifacts import accounting
+from gradtrail.stages.artifacts import accounting, splits
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.artifacts.privacy import write_promise
 from gradtrail.stages.common import dataset
@@ -54,7 +55,12 @@ def member_checkpoints(run: TrackedRun, seeds: MemberSeeds, *, several: bool) ->
 def main(stage: Stage) -> None:
     config = stage.params(TrainConfig)
     info = dataset.read_info(Path("data/processed"))
-    train = dataset.read_split(Path("data/processed/train.npz"), info)
+    train = splits.open_train(
+        Path("data/processed/train.npz"),
+        info,
+        stream_above_mib=stage.runtime.stream_above_mib,
+        private=config.privacy.enabled,
+    )
     validation = dataset.read_split(Path("data/processed/validation.npz"), info)
 
     secret = read_secret(config.privacy)
@@ -65,7 +71,10 @@ def main(stage: Stage) -> None:
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
         noise = spending.noise_multiplier if spending else None
-        program = loop.make_program(config, model, len(train), jax.local_devices(), noise_multiplier=noise)
+        streamed = not isinstance(train, Split)
+        program = loop.make_program(
+            config, model, len(train), jax.local_devices(), noise_multiplier=noise, streamed=streamed
+        )
         engine = loop.compile_engine(program, compiler=compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
@@ -79,7 +88,7 @@ def main(stage: Stage) -> None:
             config,
             members=training_runs.Members(
                 checkpoints=functools.partial(member_checkpoints, run, several=config.members > 1),
-                secret=of_training(secret, config, train),
+                secret=of_training(secret, config, train) if isinstance(train, Split) else None,
                 epsilons=epsilons,
             ),
             listener=TrainingLog(run, engine, is_live=config.members == 1, epsilons=epsilons, privacy=config.privacy),

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.preprocessing import PreprocessConfig
 from gradtrail.core.gradients.analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.diagnostics import ClassStructure
@@ -137,6 +138,20 @@ def audit_config(**overrides: Any) -> AuditConfig:
 
 def privacy_audit_config(**overrides: Any) -> PrivacyAuditConfig:
     config = PrivacyAuditConfig(seed=0, trainings=1, canaries="dots", num_canaries=20, guess_share=0.5, confidence=0.95)
+    return dataclasses.replace(config, **overrides)
+
+
+def preprocess_config(**overrides: Any) -> PreprocessConfig:
+    config = PreprocessConfig(
+        seed=0,
+        validation_fraction=0.25,
+        subset_fraction=1.0,
+        label_noise=0.0,
+        corrections=False,
+        deformations=1,
+        deformation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=0),
+        shard_mib=None,
+    )
     return dataclasses.replace(config, **overrides)
 
 

@@ -19,6 +19,7 @@ from gradtrail.stages.common.pipeline_file import read_pipeline
 WRITE_NO_RESULTS = {"debug_nans", "disable_jit"}  # and say so
 OTHER = {
     "steps_per_call": 7,
+    "stream_above_mib": 0.0,
     "checkpoint_seconds": 0.001,
     "download_timeout_seconds": 1.0,
     "tracking_seconds": 1.0,

@@ -153,7 +153,7 @@ def cut(path: Path) -> None:
     ("stage", "file", "change"),
     [
         ("preprocess", "data/raw/train-labels-idx1-ubyte", damage),
-        ("train", "data/processed/train.npz", cut),
+        ("train", "data/processed/train.npz/00000.images.npy", cut),
         ("gradients", "models/epochs/002.safetensors", damage),
     ],
 )

@@ -25,6 +25,38 @@ def test_an_epoch_visits_every_example_once(sizes: tuple[int, int], seed: int) -
     assert np.all(np.any(order != batching.PADDING, axis=1)), "no batch is padding alone"
 
 
+@settings(max_examples=4)  # each new size is compiled
+@given(st.integers(20, 60), st.sampled_from([(4, 1), (6, 2), (6, 3), (8, 8)]), st.integers(0, 3))
+def test_in_windows_every_example_comes_once_and_blocks_stay_in_one_or_two_windows(
+    num_examples: int, sizes: tuple[int, int], seed: int
+) -> None:
+    window, block = sizes
+    found = batching.shuffled_batches(num_examples, 5, key=jax.random.key(seed), window=window, block=block)
+    order = np.asarray(found).ravel()
+    visited, padding = order[:num_examples], order[num_examples:]
+    np.testing.assert_array_equal(np.sort(visited), np.arange(num_examples))
+    assert np.all(padding == batching.PADDING)
+    if num_examples > window:
+        for number in range(-(-num_examples // block)):
+            windows = {place // window for place in np.flatnonzero(visited // block == number).tolist()}
+            assert max(windows) - min(windows) <= 1
+
+
+def test_windows_and_what_is_in_them_change_with_the_epoch() -> None:
+    orders = [
+        np.asarray(batching.shuffled_batches(64, 8, key=jax.random.key(epoch), window=16, block=4)).reshape(4, 16)
+        for epoch in range(2)
+    ]
+    assert [set(window.tolist()) for window in orders[0]] != [set(window.tolist()) for window in orders[1]]
+    assert all(np.any(np.diff(window) < 0) for window in orders[0]), "blocks are mixed"
+
+
+def test_a_split_of_one_window_is_in_the_order_of_a_plain_permutation() -> None:
+    key = jax.random.key(3)
+    found = batching.shuffled_batches(16, 4, key=key, window=16, block=4)
+    np.testing.assert_array_equal(np.asarray(found).ravel(), jax.random.permutation(key, 16))
+
+
 def test_the_order_is_that_of_the_key() -> None:
     first, again, other = (np.asarray(batching.shuffled_batches(100, 10, key=jax.random.key(s))) for s in (0, 0, 1))
     np.testing.assert_array_equal(first, again)

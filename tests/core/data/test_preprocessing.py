@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from factories import preprocess_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.data.preprocessing import PreprocessConfig, prepare
+from gradtrail.core.data.preprocessing import prepare
 
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.integers(0, 256, (60, 4, 3), dtype=np.uint8), RNG.integers(0, 3, 60, dtype=np.uint8)
@@ -14,9 +15,7 @@ TEST_IMAGES, TEST_LABELS = RNG.integers(0, 256, (20, 4, 3), dtype=np.uint8), RNG
 
 
 def splits_of(**overrides: float) -> dict[str, Split]:
-    values = {"seed": 0, "validation_fraction": 0.25, "subset_fraction": 1.0, "label_noise": 0.0, "corrections": False}
-    values |= overrides
-    return prepare(IMAGES, LABELS, TEST_IMAGES, TEST_LABELS, PreprocessConfig(**values), num_classes=3)
+    return prepare(IMAGES, LABELS, TEST_IMAGES, TEST_LABELS, preprocess_config(**overrides), num_classes=3)
 
 
 @given(st.floats(0.05, 0.9), st.floats(0.05, 1), st.floats(0, 0.9), st.integers(0, 3))

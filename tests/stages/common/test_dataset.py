@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradtrail.core.common.split import Split
+from gradtrail.stages.artifacts.splits import read_splits
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError
@@ -47,7 +48,7 @@ def test_a_processed_folder_comes_back(tmp_path: Path) -> None:
     files = {path.name: dataset.sha256(path) for path in (tmp_path / "processed").glob("*.npz")}
     assert len(files) == 3
     assert info == dataclasses.replace(INFO, examples={"train": 5, "validation": 4, "test": 3}, files=files)
-    for name, split in dataset.read_splits(tmp_path / "processed", info).items():
+    for name, split in read_splits(tmp_path / "processed", info).items():
         assert_equal(split, splits[name])
 
 

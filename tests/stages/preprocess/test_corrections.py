@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, split_of
+from factories import NUM_CLASSES, preprocess_config, split_of
 from hypothesis import given
 from hypothesis import strategies as st
 from untrusted import damaged, fuzz, refusal
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.data.preprocessing import PreprocessConfig, prepare
+from gradtrail.core.data.preprocessing import prepare
 from gradtrail.stages.preprocess.corrections import (
     COLUMNS,
     PATH,
@@ -152,9 +152,7 @@ def test_many_disagreements_are_counted() -> None:
 def splits_of(label_noise: float = 0.0, subset_fraction: float = 1.0) -> dict[str, Split]:
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (60, 4, 3), dtype=np.uint8), rng.integers(0, 3, 60, dtype=np.uint8)
-    config = PreprocessConfig(
-        seed=0, validation_fraction=0.25, subset_fraction=subset_fraction, label_noise=label_noise, corrections=True
-    )
+    config = preprocess_config(subset_fraction=subset_fraction, label_noise=label_noise, corrections=True)
     return prepare(images, labels, images[:20], labels[:20], config, num_classes=NUM_CLASSES)
 
 

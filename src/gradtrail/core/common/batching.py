@@ -1,4 +1,8 @@
-"""Batches as index arrays, padded and masked: every example is in exactly one batch, and all batches have one shape."""
+"""Batches as index arrays, padded and masked: every example is in exactly one batch, and all batches have one shape.
+
+An epoch visits the examples window by window, so that a split that memory does not hold is read in long pieces. One
+of at most a window is shuffled as a whole.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,6 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8
 
 PADDING = -1
+WINDOW = 2**17  # examples that are shuffled among each other: 100 MB of 28 x 28 pixels
+BLOCK = 2**12  # consecutive examples that come into the same window, or into two neighbouring ones
 
 
 def num_batches(num_examples: int, batch_size: int) -> int:
@@ -16,21 +22,51 @@ def num_batches(num_examples: int, batch_size: int) -> int:
     return math.ceil(num_examples / batch_size)
 
 
-def shuffled_batches(num_examples: int, batch_size: int, *, key: Key[Array, ""]) -> Int[Array, "steps batch"]:
-    """Draw the order of the examples in one epoch.
+def shuffled_batches(
+    num_examples: int, batch_size: int, *, key: Key[Array, ""], window: int = WINDOW, block: int = BLOCK
+) -> Int[Array, "steps batch"]:
+    """Draw the order of the examples in one epoch: a function of its arguments alone, wherever the examples lie.
+
+    Blocks of consecutive examples are shuffled, the blocks' examples are cut into windows, and each window is shuffled.
+    A split of at most one window is in uniformly random order.
 
     Args:
         num_examples: size of the data set; static under `jit`.
         batch_size: static under `jit`.
         key: determines the order.
+        window: examples that are shuffled among each other, a multiple of `block`.
+        block: consecutive examples that stay together, but where a window ends; of the last block there may be fewer.
 
     Returns:
         int32 indices into the data set, each once; the last batch is filled up with `PADDING`, -1.
     """
-    order = jax.random.permutation(key, num_examples).astype(jnp.int32)
+    if num_examples <= window:
+        order = jax.random.permutation(key, num_examples).astype(jnp.int32)
+    else:
+        of_blocks, of_windows = jax.random.split(key)
+        order = _in_windows(_in_blocks(num_examples, block, key=of_blocks), window, key=of_windows)
     steps = num_batches(num_examples, batch_size)
     padded = jnp.pad(order, (0, steps * batch_size - num_examples), constant_values=PADDING)
     return padded.reshape(steps, batch_size)
+
+
+def _in_blocks(num_examples: int, block: int, *, key: Key[Array, ""]) -> Int[Array, " examples"]:
+    """Return all indices, ascending within each block, the blocks in random order."""
+    blocks = jax.random.permutation(key, math.ceil(num_examples / block)).astype(jnp.int32)
+    order = (blocks[:, None] * block + jnp.arange(block, dtype=jnp.int32)[None]).ravel()
+    exists = order < num_examples  # not so at the end of the last block
+    places = jnp.where(exists, jnp.cumsum(exists) - 1, num_examples)
+    return jnp.zeros(num_examples, jnp.int32).at[places].set(order, mode="drop")
+
+
+def _in_windows(order: Int[Array, " examples"], window: int, *, key: Key[Array, ""]) -> Int[Array, " examples"]:
+    """Return the indices with each window of them shuffled; the last window may be smaller."""
+    whole = len(order) // window
+    keys = jax.random.split(key, whole + 1)
+    shuffled = jax.lax.map(
+        lambda of: jax.random.permutation(*of), (keys[:-1], order[: whole * window].reshape(whole, -1))
+    )
+    return jnp.concatenate([shuffled.ravel(), jax.random.permutation(keys[-1], order[whole * window :])])
 
 
 def gather(

@@ -9,7 +9,10 @@ from jaxtyping import Int, Integer, UInt8
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import POSITIVE_SHARE, SEED, SHARE, check_fields
+from gradtrail.core.data.augmentation import AugmentationConfig
 
+_MAX_DEFORMATIONS = 1000  # MNIST8M has 135
+_MAX_SHARD_MIB = 2**20
 Seed: TypeAlias = int | tuple[int, ...]
 _SPLIT, _SUBSET, _NOISE = range(3)  # independent streams of random numbers from one seed
 
@@ -81,6 +84,9 @@ class PreprocessConfig:
         label_noise: share of the training labels that are replaced by wrong ones; validation and test are unchanged.
         corrections: whether the labels that people corrected are applied, after the noise; `test`: only those of the
             test split, whose labels stand beside the given ones.
+        deformations: versions of each training example: itself, and deformed ones; see `deformation.versions_of`.
+        deformation: ranges of the deformations, drawn once for each version of an example.
+        shard_mib: of a shard of the training split, at most, in MiB; None for whole arrays in one file.
     """
 
     seed: int
@@ -88,6 +94,9 @@ class PreprocessConfig:
     subset_fraction: float
     label_noise: float
     corrections: Literal[False, True, "test"]
+    deformations: int
+    deformation: AugmentationConfig
+    shard_mib: int | None
 
     def __post_init__(self) -> None:
         check_fields(
@@ -96,7 +105,11 @@ class PreprocessConfig:
             validation_fraction=POSITIVE_SHARE,
             subset_fraction={"above": 0, "at_most": 1},
             label_noise=SHARE,
+            deformations={"at_least": 1, "at_most": _MAX_DEFORMATIONS},
+            shard_mib={"at_least": 1, "at_most": _MAX_SHARD_MIB},
         )
+        if self.deformations > 1 and not self.deformation.enabled:
+            raise ValueError(f"deformation must change something where deformations is {self.deformations}; all are 0")
 
 
 def prepare(

@@ -19,7 +19,7 @@ from gradtrail.core.train.optimizers import squared_norm
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """A split on the device.
+    """A split on the device, or a block of one.
 
     Attributes:
         images: uint8 pixels, 0 to 255.
@@ -39,7 +39,7 @@ class Shared:
         params: where the gradient is taken.
         scale: factor of the loss; None for none.
         count: rows of the whole batch that are not padding, float32.
-        examples: the training split.
+        examples: the training split, or the device's part of a block of it.
     """
 
     params: Params
@@ -57,11 +57,13 @@ class Rows:
         indices: of the examples, int32, or `batching.PADDING`.
         augmentation: key of each row; None without augmentation.
         dropout: key of each row; None without dropout.
+        positions: of the examples in a block, int32; None where they are `indices`, in the split.
     """
 
     indices: Int[Array, " batch"]
     augmentation: Key[Array, " batch"] | None
     dropout: Key[Array, " batch"] | None
+    positions: Int[Array, " batch"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -130,7 +132,11 @@ def inputs_of(
     config: TrainConfig, examples: Examples, rows: Rows
 ) -> tuple[Array, Int[Array, " batch"], Bool[Array, " batch"], Key[Array, " batch"] | None]:
     """Return images of the rows, augmented where that is configured, labels, mask, and the keys for dropout."""
-    (images, labels), mask = batching.gather((examples.images, examples.labels), rows.indices)
+    if rows.positions is None:
+        (images, labels), mask = batching.gather((examples.images, examples.labels), rows.indices)
+    else:
+        images, labels = examples.images[rows.positions], examples.labels[rows.positions]
+        mask = rows.indices != batching.PADDING
     if rows.augmentation is not None:
         images = augment(batching.normalize(images), config.augmentation, key=_of_purpose(rows.augmentation, 0))
     return images, labels, mask, None if rows.dropout is None else _of_purpose(rows.dropout, 1)

@@ -6,9 +6,9 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, Key, UInt8
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import make_mesh, replicated, with_sharding
+from gradtrail.core.common.sharding import make_mesh, over_batch, replicated, with_sharding
 from gradtrail.core.common.validation import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.train import feed
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.feed import Block, Source
 from gradtrail.core.train.private import Mechanism, poisson_batches, refuse_overflow
 from gradtrail.core.train.step import (
     RunKeys,
@@ -33,6 +35,7 @@ from gradtrail.core.train.step import (
     make_step,
     params_to_evaluate,
 )
+from gradtrail.core.train.stepping import StepAt, at_block, at_split, run_steps, run_steps_one_by_one
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
 from gradtrail.core.xla.static_costs import NO_COST
 
@@ -67,10 +70,12 @@ class Program:
     Attributes:
         mesh: the devices that each batch is split over.
         records: () → empty records of an epoch.
-        step: one step of `run_steps`.
+        step: see `make_step`.
+        step_at: (state, examples, order, index) → state and record after the step `index` of an epoch.
         averages: whether `evaluation_params` computes anything.
         num_keys: that `init` takes.
-        examples: the training split with abstract arrays, an `Examples`.
+        examples: the training split, or a block of it, with abstract arrays, an `Examples`.
+        steps_per_block: steps whose rows are a block; None where the training split is on the device.
     """
 
     epochs: int
@@ -84,7 +89,9 @@ class Program:
     order: Callable[..., Array]
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
     step: Step
+    step_at: StepAt
     examples: Any
+    steps_per_block: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +106,7 @@ class Engine:
             Donates state and records.
         evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
         records: () → empty records of an epoch.
+        steps_per_block: see `Program`.
     """
 
     epochs: int
@@ -109,6 +117,7 @@ class Engine:
     run_steps: CompiledFunction
     evaluation_params: Callable[[TrainState], Params]
     records: Callable[[], StepRecord]
+    steps_per_block: int | None
 
     @property
     def num_steps(self) -> int:
@@ -141,52 +150,14 @@ class Chunk:
     records: StepRecord
 
 
-def run_steps(
-    step: Step,
-    state: TrainState,
-    records: StepRecord,
-    examples: Examples,
-    order: Int[Array, "steps batch"],
-    start: Int[Array, ""],
-    stop: Int[Array, ""],
-) -> tuple[TrainState, StepRecord]:
-    """Make the steps of an epoch in [start, stop) in one loop on the device.
-
-    The bounds are arguments of the compiled program, so one program serves all chunks, and the size of the chunks does
-    not change a bit of the result.
-    """
-
-    def body(index: Array, carry: tuple[TrainState, StepRecord]) -> tuple[TrainState, StepRecord]:
-        state, records = carry
-        state, record = step(state, examples, order[index])
-        return state, jax.tree.map(lambda column, value: column.at[index].set(value), records, record)
-
-    return jax.lax.fori_loop(start, stop, body, (state, records))
-
-
-def run_steps_one_by_one(
-    step: Step,
-    state: TrainState,
-    records: StepRecord,
-    examples: Examples,
-    order: Int[Array, "steps batch"],
-    start: SupportsIndex,
-    stop: SupportsIndex,
-) -> tuple[TrainState, StepRecord]:
-    """Make the same steps from Python, for `jax.debug_nans`, which finds the operation in a step, but not in a loop."""
-    step = jax.jit(step)
-    for index in range(start, stop):
-        state, record = step(state, examples, order[index])
-        records = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)  # noqa: B023
-    return state, records
-
-
 def make_program(
     config: TrainConfig,
     model: Model,
     num_examples: int,
     devices: Sequence[jax.Device],
     noise_multiplier: float | None = None,
+    *,
+    streamed: bool = False,
 ) -> Program:
     """Return the functions of a training, not yet compiled.
 
@@ -196,6 +167,7 @@ def make_program(
         num_examples: size of the training split.
         devices: at least `config.shards`; each batch is split over the first of them, and the others stay unused.
         noise_multiplier: of a private training: standard deviation of the noise in units of the clip norm.
+        streamed: whether the examples come in blocks, see `feed`, and not as a whole; changes no bit of the result.
 
     Raises:
         ConfigError: there are fewer devices or examples than it needs, or too many steps; one line that names the key.
@@ -217,10 +189,11 @@ def make_program(
         )
     mechanism = None
     if config.privacy.enabled:
-        if noise_multiplier is None:
-            raise ValueError("a private training needs a noise multiplier")
+        if noise_multiplier is None or streamed:
+            raise ValueError("a private training needs a noise multiplier, and a split on the device")
         mechanism = Mechanism.of(config, model, num_examples, num_steps, noise_multiplier)
     step = make_step(config, model, num_steps, mesh, mechanism)
+    steps_per_block = feed.steps_in_block(config.batch_size, steps_per_epoch) if streamed else None
 
     def order(keys: RunKeys, epoch: Array) -> Array:
         key = jax.random.fold_in(keys.order, epoch)
@@ -228,9 +201,14 @@ def make_program(
             return batching.shuffled_batches(num_examples, config.batch_size, key=key)
         return poisson_batches(mechanism, config.batch_size, steps_per_epoch, key=key)
 
+    step_at = at_split(step)
+    if steps_per_block is not None:
+        step_at = at_block(step, config.batch_size, steps_per_block, mesh.size)
+
     def examples() -> Examples:
-        images = jnp.zeros((num_examples, *model.config.image_shape), jnp.uint8)
-        return Examples(images=images, labels=jnp.zeros(num_examples, jnp.int32))
+        held = steps_per_block * config.batch_size if steps_per_block else num_examples
+        images = jnp.zeros((held, *model.config.image_shape), jnp.uint8)
+        return Examples(images=images, labels=jnp.zeros(held, jnp.int32))
 
     return Program(
         epochs=config.epochs,
@@ -244,9 +222,11 @@ def make_program(
         evaluation_params=functools.partial(params_to_evaluate, config),
         averages=config.optimizer == "schedule_free",
         order=order,
-        run_steps=functools.partial(run_steps, step),
+        run_steps=functools.partial(run_steps, step_at),
         step=step,
-        examples=jax.eval_shape(examples),
+        step_at=step_at,
+        examples=with_sharding(jax.eval_shape(examples), over_batch(mesh) if streamed else replicated(mesh)),
+        steps_per_block=steps_per_block,
     )
 
 
@@ -267,6 +247,7 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
         run_steps=compile_run_steps(program, compiler=compiler),
         evaluation_params=evaluation_params,
         records=lambda: jax.device_put(program.records(), everywhere),
+        steps_per_block=program.steps_per_block,
     )
 
 
@@ -274,13 +255,13 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
     """Compile the loop of optimizer steps, under the name `train_step`: its static cost is that of one step."""
     debugging: Any = jax.config  # whose switches mypy does not know
     if debugging.jax_debug_nans:
-        one_by_one = functools.partial(run_steps_one_by_one, program.step)
+        one_by_one = functools.partial(run_steps_one_by_one, program.step_at)
         return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
     everywhere = replicated(program.mesh)
     _, index, state = _abstract_arguments(program)
     records = with_sharding(jax.eval_shape(program.records), everywhere)
     order = with_sharding(jax.eval_shape(program.order, state.keys, index), everywhere)
-    arguments = (state, records, with_sharding(program.examples, everywhere), order, index, index)
+    arguments = (state, records, program.examples, order, index, index)
     return compiler.compile(
         "train_step",
         program.run_steps,
@@ -293,15 +274,20 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
 
 
 def train(
-    engine: Engine, state: TrainState, examples: Examples, *, steps_per_call: int, records: StepRecord | None = None
+    engine: Engine,
+    state: TrainState,
+    examples: Examples | Source,
+    *,
+    steps_per_call: int,
+    records: StepRecord | None = None,
 ) -> Iterator[Chunk]:
     """Train to the end; yield a chunk after every `steps_per_call` steps and at the end of each epoch.
 
     Args:
         engine: compiled for these shapes.
         state: the first one, `engine.init(keys)` or that of an earlier chunk; its memory is reused.
-        examples: the training split.
-        steps_per_call: steps per chunk; does not change a bit of the result.
+        examples: the training split; a source where the engine is compiled for blocks.
+        steps_per_call: steps per chunk, or fewer at the end of a block; does not change a bit of the result.
         records: of the epoch so far where `state` is within an epoch, else None.
 
     Raises:
@@ -314,13 +300,25 @@ def train(
         if state.keys.noise is not None:
             refuse_overflow(order, epoch)
         records = engine.records() if records is None else records
-        for start in range(first, engine.steps_per_epoch, steps_per_call):
-            stop = min(start + steps_per_call, engine.steps_per_epoch)
-            state, records = engine.run_steps(state, records, examples, order, np.int32(start), np.int32(stop))
-            done = epoch * engine.steps_per_epoch + stop
-            ends_epoch = stop == engine.steps_per_epoch
-            yield Chunk(epoch=epoch + 1, ends_epoch=ends_epoch, step=done, state=state, records=records)
+        for block in _blocks(engine, examples, order, first):
+            for start in range(max(first, block.first), block.stop, steps_per_call):
+                stop = min(start + steps_per_call, block.stop)
+                state, records = engine.run_steps(
+                    state, records, block.examples, order, np.int32(start), np.int32(stop)
+                )
+                done = epoch * engine.steps_per_epoch + stop
+                ends_epoch = stop == engine.steps_per_epoch
+                yield Chunk(epoch=epoch + 1, ends_epoch=ends_epoch, step=done, state=state, records=records)
         records = None
+
+
+def _blocks(engine: Engine, examples: Examples | Source, order: Array, first: int) -> Iterable[Block]:
+    """Return the examples of the steps of an epoch from `first` on."""
+    if isinstance(examples, Examples):
+        return [Block(first=first, stop=engine.steps_per_epoch, examples=examples)]
+    if engine.steps_per_block is None:
+        raise ValueError("the training was compiled for a split on the device")
+    return feed.blocks(examples, order, engine.mesh, engine.steps_per_block, first=first)
 
 
 def abstract_state(program: Program) -> TrainState:

@@ -164,5 +164,8 @@ def _copied(rows: Rows, copies: int) -> Rows:
         return None if of_rows is None else jax.vmap(lambda key: jax.random.split(key, copies))(of_rows).reshape(-1)
 
     return Rows(
-        indices=jnp.repeat(rows.indices, copies), augmentation=keys(rows.augmentation), dropout=keys(rows.dropout)
+        indices=jnp.repeat(rows.indices, copies),
+        augmentation=keys(rows.augmentation),
+        dropout=keys(rows.dropout),
+        positions=None if rows.positions is None else jnp.repeat(rows.positions, copies),
     )

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import data_parallel
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.train.batch_gradient import Examples, RowRecord, Rows, Shared, make_gradient
+from gradtrail.core.train.batch_gradient import BatchGradient, Examples, RowRecord, Rows, Shared, make_gradient
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loss_scaling import LossScale, adjusted, all_finite, initial_scale
 from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer, squared_norm
@@ -97,7 +97,7 @@ class StepRecord:
 
 _NOISE = 2**32 - 1  # folded into the key for dropout and augmentation; the order of an epoch folds in its number
 
-Step = Callable[[TrainState, Examples, Int[Array, " batch"]], tuple[TrainState, StepRecord]]
+Step = Callable[..., tuple[TrainState, StepRecord]]
 Observe = Callable[[Params, Params], PyTree]
 
 
@@ -136,28 +136,43 @@ def make_step(
     """Return the pure function that makes one step of a training of `num_steps`.
 
     It takes the state, the training split, and the int32 indices of the batch's examples in it, which may be
-    `batching.PADDING`. The batch is split over the devices of `mesh`. A private training has a `mechanism`. `observe`
-    is given the parameters before the step and the gradient that the optimizer gets; what it returns is in the record.
+    `batching.PADDING`; or, in place of the split, a block of it that is split over the devices, and then also the
+    positions of the examples in each device's part, see `feed`. The batch is split over the devices of `mesh`. Private
+    training has a `mechanism`. `observe` is given the parameters before the step and the gradient that the optimizer
+    gets; what it returns is in the record.
     """
     optimizer = make_optimizer(config.optimizer_config(), num_steps)
     rate = learning_rate(config.optimizer_config(), num_steps)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     if mechanism is None:
-        gradient = data_parallel(make_gradient(config, model, in_tiles=on_cpu), mesh)
+        gradient = make_gradient(config, model, in_tiles=on_cpu)
     else:
-        gradient = data_parallel(make_private_gradient(config, model, mechanism), mesh)
+        gradient = make_private_gradient(config, model, mechanism)
+    of_split = data_parallel(gradient, mesh)
+
+    def of_part(shared: dict[str, Any], batch: tuple[Examples, Rows]) -> tuple[BatchGradient, RowRecord]:
+        examples, rows = batch
+        return gradient(Shared(**shared, examples=examples), rows)
+
+    of_block = data_parallel(of_part, mesh)
     num_parts = config.accumulation_steps * mesh.size
     augments = config.augmentation.enabled
     keys_of_rows = _row_keys if mechanism is None else _example_keys
 
-    def step(state: TrainState, examples: Examples, indices: Array) -> tuple[TrainState, StepRecord]:
+    def step(
+        state: TrainState, examples: Examples, indices: Array, positions: Array | None = None
+    ) -> tuple[TrainState, StepRecord]:
         scale = None if state.loss_scale is None else state.loss_scale.scale
         count = jnp.sum(indices != batching.PADDING).astype(jnp.float32)
         denominator = count if mechanism is None else jnp.maximum(count, 1.0)  # a Poisson-sampled batch may be empty
-        shared = Shared(params=state.params, scale=scale, count=denominator, examples=examples)
+        shared = {"params": state.params, "scale": scale, "count": denominator}
         augmentation = keys_of_rows(state.keys.augmentation, state.step, indices) if augments else None
         dropout = keys_of_rows(state.keys.dropout, state.step, indices) if model.config.dropout else None
-        found, rows = gradient(shared, Rows(indices=indices, augmentation=augmentation, dropout=dropout))
+        rows = Rows(indices=indices, augmentation=augmentation, dropout=dropout, positions=positions)
+        if positions is None:
+            found, record_of_rows = of_split(Shared(**shared, examples=examples), rows)
+        else:
+            found, record_of_rows = of_block(shared, (examples, rows))
         grads = found.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, found.grads)
         if mechanism is not None and state.keys.noise is not None:
             grads = noised_mean(grads, config, mechanism, key=jax.random.fold_in(state.keys.noise, state.step))
@@ -176,7 +191,7 @@ def make_step(
             part_grad_norm=_root_mean_square(found.squared_norms, num_parts, scale),
             loss_scale=None,
             skipped=None,
-            rows=rows,
+            rows=record_of_rows,
             observed=None if observe is None else observe(state.params, grads),
         )
         if state.loss_scale is not None:

@@ -9,7 +9,8 @@ from filelock import FileLock
 
 from gradtrail.experiments.review import server, suspects
 from gradtrail.experiments.review.session import Decisions, Review
-from gradtrail.stages.common.dataset import DatasetInfo, read_info, read_splits
+from gradtrail.stages.artifacts.splits import read_splits
+from gradtrail.stages.common.dataset import DatasetInfo, read_info
 from gradtrail.stages.fetch.catalog import DATASETS
 from gradtrail.stages.preprocess.corrections import (
     PATH,

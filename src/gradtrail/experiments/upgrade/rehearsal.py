@@ -19,7 +19,8 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import noise_of_measurements
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments.cost_gate import measure
-from gradtrail.stages.common.dataset import read_info, read_split
+from gradtrail.stages.artifacts.splits import read_split
+from gradtrail.stages.common.dataset import read_info
 from gradtrail.stages.common.files import write_json
 from gradtrail.stages.common.params import load_section
 

@@ -7,9 +7,10 @@ import math
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from gradtrail.support.errors import UserError, one_line
 SPLITS = ("train", "validation", "test")
 DIGEST_LENGTH = 12  # of a data set, where it is shown: in metrics files and in MLflow
 _INFO = "dataset.json"
-_LABELS = ("labels", "true_labels", "given_labels", "corrected_labels")
+_UNDEFORMED = "train_undeformed"
+INDEX = "index.json"  # of a split in shards, whose digest stands for it
+LABELS = ("labels", "true_labels", "given_labels", "corrected_labels")
 _MAX_CLASSES = 256  # labels are bytes in the raw files
 _HEADER_BYTES = 128
 _HEADER = re.compile(  # NumPy itself takes more than it writes, and stumbles over some of it
@@ -40,7 +43,8 @@ class DatasetInfo:
         digest: sha256 over the digests of the raw files, hexadecimal.
         image_shape: height and width in pixels.
         num_classes: labels are 0 to num_classes - 1.
-        examples: number of examples in each part.
+        examples: number of examples in each part; where there are deformed versions of training examples, also of those
+            without them.
         files: SHA-256 of each file that holds the data, by name.
     """
 
@@ -57,6 +61,11 @@ class DatasetInfo:
         check("num_classes", self.num_classes, at_least=1, at_most=_MAX_CLASSES)
         for name, count in self.examples.items():
             check(f"examples.{one_line(name)}", count, at_least=0)
+
+    @property
+    def versions(self) -> int:
+        """Versions of each training example: more than one where `preprocess.deformations` says so."""
+        return self.examples.get("train", 1) // max(1, self.examples.get(_UNDEFORMED, self.examples.get("train", 1)))
 
     @property
     def label(self) -> str:
@@ -76,13 +85,17 @@ def write_info(folder: Path, info: DatasetInfo) -> None:
 def read_info(folder: Path) -> DatasetInfo:
     """Read the description beside the data."""
     path = folder / _INFO
+    return validate(read_json(path), DatasetInfo, f"{path}: dataset")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file that a stage wrote; raise UserError where it is missing or damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable as JSON: {one_line(error)}") from None
-    return validate(content, DatasetInfo, f"{path}: dataset")
 
 
 def sha256(path: Path) -> str:
@@ -92,11 +105,12 @@ def sha256(path: Path) -> str:
 
 
 def require_unchanged(path: Path, info: DatasetInfo) -> None:
-    """Raise UserError unless a file of data has the bytes that its description was written for."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; `dvc repro` makes it")
-    if sha256(path) != info.files.get(path.name):
-        raise UserError(f"{path}: not the bytes that {path.with_name(_INFO)} was written for; `dvc repro` makes both")
+    """Raise UserError unless a file, or the index of a folder of shards, has the bytes that were described."""
+    file = path / INDEX if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; `dvc repro` makes it")
+    if sha256(file) != info.files.get(path.name):
+        raise UserError(f"{file}: not the bytes that {path.with_name(_INFO)} was written for; `dvc repro` makes both")
 
 
 def write_split(path: Path, split: Split) -> None:
@@ -117,11 +131,6 @@ def read_split(path: Path, info: DatasetInfo) -> Split:
         raise UserError(f"{path}: damaged: {one_line(error)[:200]}") from None
     _check_arrays(path, arrays, info)
     return Split(**arrays)
-
-
-def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
-    """Read all splits of a processed folder."""
-    return {name: read_split(folder / f"{name}.npz", info) for name in SPLITS}
 
 
 def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
@@ -150,18 +159,41 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 def _check_arrays(path: Path, arrays: dict[str, np.ndarray], info: DatasetInfo) -> None:
     rows = arrays["labels"].shape[:1]
     expected: dict[str, tuple[tuple[int, ...], type]] = {"images": ((*rows, *info.image_shape), np.uint8)}
-    expected |= dict.fromkeys((*_LABELS, "example_id"), (rows, np.int32))
+    expected |= dict.fromkeys((*LABELS, "example_id"), (rows, np.int32))
     for name, (shape, dtype) in expected.items():
         array = arrays[name]
         if array.shape != shape or array.dtype != dtype:
             raise UserError(f"{path}: {name} is {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}")
-    for name in _LABELS:
-        if arrays[name].size == 0 or arrays[name].min() < 0 or arrays[name].max() >= info.num_classes:
-            raise UserError(f"{path}: {name} must be 0 to {info.num_classes - 1}, at least one of them")
+    for name in LABELS:
+        require_labels(path, name, arrays[name], info.num_classes)
 
 
-def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo) -> None:
-    """Write all splits and the description to a new folder; raise UserError where a split has no example."""
+def require_labels(path: Path, name: str, labels: np.ndarray, num_classes: int) -> None:
+    """Raise UserError unless there are labels, all of them classes."""
+    if labels.size == 0 or labels.min() < 0 or labels.max() >= num_classes:
+        raise UserError(f"{path}: {name} must be 0 to {num_classes - 1}, at least one of them")
+
+
+def write_processed(
+    folder: Path,
+    splits: Mapping[str, Split],
+    info: DatasetInfo,
+    *,
+    write_train: Callable[[Path], int] | None = None,
+    versions: int = 1,
+) -> None:
+    """Write all splits and the description to a new folder.
+
+    Args:
+        folder: to make.
+        splits: by name.
+        info: of the data set; what it says of files and numbers of examples is replaced.
+        write_train: writes the training split in shards to a path, in place of `splits["train"]`; returns its size.
+        versions: of each training example.
+
+    Raises:
+        UserError: a split has no example.
+    """
     for name, split in splits.items():
         if len(split) == 0:
             raise UserError(
@@ -169,10 +201,16 @@ def write_processed(folder: Path, splits: Mapping[str, Split], info: DatasetInfo
                 f"{ {part: len(found) for part, found in splits.items()} }, every split needs at least one"
             )
     folder.mkdir()
-    for name, split in splits.items():
-        write_split(folder / f"{name}.npz", split)
     examples = {name: len(split) for name, split in splits.items()}
-    files = {path.name: sha256(path) for path in folder.iterdir()}
+    for name, split in splits.items():
+        path = folder / f"{name}.npz"
+        if name == "train" and write_train is not None:
+            examples[name] = write_train(path)
+        else:
+            write_split(path, split)
+    if versions > 1:
+        examples[_UNDEFORMED] = examples["train"] // versions
+    files = {path.name: sha256(path / INDEX if path.is_dir() else path) for path in folder.iterdir()}
     write_info(folder, dataclasses.replace(info, examples=examples, files=files))
 
 

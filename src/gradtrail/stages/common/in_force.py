@@ -22,6 +22,8 @@ def in_force(params: Mapping[str, Value]) -> dict[str, Value]:
     chosen |= {params["train.model"]} - {_NO_BLOCK}
     chosen |= {"loss_scaling"} if params.get("train.precision") == "float16" else set()
     chosen |= {"privacy"} if str(params.get("train.privacy.enabled")).lower() == "true" else set()
+    if str(params.get("preprocess.deformations", 1)) == "1":
+        unused |= {key for key in params if key.startswith("preprocess.deformation.")}
     used = (key for key in params if key not in unused)
     return {key: params[key] for key in used if (block := _block(key)) is None or block in chosen}
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gradtrail.core.common.validation import AT_LEAST_ONE, POSITIVE, Bounds, check_fields
+from gradtrail.core.common.validation import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Bounds, check_fields
 
 _WAIT: Bounds = {"above": 0, "at_most": 1_000_000}  # seconds: the system counts milliseconds in int32
 
@@ -17,6 +17,8 @@ class RuntimeConfig:
         openml: whether to ask OpenML, where it has the data set, when no mirror delivers.
         download_timeout_seconds: limit for one file from one mirror; a mirror that sends nothing is given up sooner.
         steps_per_call: optimizer steps between two updates of the progress bar.
+        stream_above_mib: size of the training images above which a training reads shards as it goes; below, memory
+            holds them.
         checkpoint_seconds: time between two checkpoints of a training, from which it resumes after a kill.
         compile_cache: whether to keep compiled functions on disk, for the next run.
         trace: whether to record half a second of what the stage computes with JAX's profiler, as an artifact.
@@ -34,6 +36,7 @@ class RuntimeConfig:
     openml: bool
     download_timeout_seconds: float
     steps_per_call: int
+    stream_above_mib: float
     checkpoint_seconds: float
     compile_cache: bool
     trace: bool
@@ -51,5 +54,6 @@ class RuntimeConfig:
             download_timeout_seconds=_WAIT,
             tracking_seconds=_WAIT,
             steps_per_call=AT_LEAST_ONE,
+            stream_above_mib=NOT_NEGATIVE,
             checkpoint_seconds=POSITIVE,
         )

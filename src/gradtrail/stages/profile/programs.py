@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from gradtrail.core.common.batching import WINDOW
 from gradtrail.core.profile.variants import (
     CompiledVariant,
     ProfileConfig,
@@ -42,7 +43,8 @@ def compile_variants(
         advance: called with a `message` after each variant.
     """
     of_data: dict[str, Any] = {"image_shape": info.image_shape, "num_classes": info.num_classes}
-    of_data |= {"num_examples": info.examples["train"], "devices": jax.local_devices()}
+    most = max(WINDOW, train_config.batch_size, config.largest_batch_size)  # what a step costs does not depend on it
+    of_data |= {"num_examples": min(info.examples["train"], most), "devices": jax.local_devices()}
 
     def compiled(variant: Variant) -> CompiledVariant:
         return compile_variant(train_config, variant, **of_data, compiler=compiler)

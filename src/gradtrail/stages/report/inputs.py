@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 
 from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts.privacy import Promise, read_promise
-from gradtrail.stages.common.dataset import DatasetInfo, read_info, read_splits
+from gradtrail.stages.artifacts.splits import read_samples
+from gradtrail.stages.common.dataset import DatasetInfo, read_info
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline, stages_before
@@ -157,7 +158,7 @@ def read_sources(folder: Path) -> Sources:
         figures={_name(path): read_png(path) for paths in files.values() for path in paths if path.suffix == ".png"},
         predictions=_read_parquet(folder / "results" / "evaluate" / "predictions.parquet", _PREDICTIONS),
         scores=_read_parquet(folder / "results" / "gradients" / "scores.parquet", _SCORES),
-        splits=read_splits(folder / "data" / "processed", info),
+        splits=read_samples(folder / "data" / "processed", info),
         summary=_read_text(folder / "results" / "gradients" / "summary.md"),
         stages=stages,
         digests=_digests_of(stages, folder),

@@ -13,6 +13,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.feed import Source
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.step import TrainState
@@ -92,7 +93,7 @@ class TrainResult:
 def train_members(
     engine: Engine,
     validate: Callable[[HostParams], dict[str, float]],
-    train: Split,
+    train: Split | Source,
     config: TrainConfig,
     *,
     members: Members,
@@ -124,7 +125,7 @@ def train_members(
 def run(
     engine: Engine,
     validate: Callable[[HostParams], dict[str, float]],
-    train: Split,
+    train: Split | Source,
     config: TrainConfig,
     *,
     member: Member,
@@ -134,6 +135,7 @@ def run(
     """Train to the end; a member that was trained to its end before is read from its checkpoint.
 
     Args:
+        engine: compiled for examples in blocks where `train` is a source.
         validate: params → `loss` and `accuracy` on the validation split.
         steps_per_call: steps in a chunk; changes no bit of the result.
 
@@ -141,7 +143,7 @@ def run(
         FloatingPointError: the training diverged; one line.
         Stopped: the process was asked to stop; a checkpoint was written.
     """
-    examples = loop.on_device(train.images, train.labels, engine.mesh)
+    examples = loop.on_device(train.images, train.labels, engine.mesh) if isinstance(train, Split) else train
     state, checkpoints = engine.init(loop.keys_of(member.seeds, secret=member.secret)), member.checkpoints
     without_secret, with_secret = _exchange_keys(engine, member, state)
     initial = on_host(state.params)

@@ -1,0 +1,156 @@
+"""Examples as a training takes them: a whole split on the device, or blocks with the rows of the next steps.
+
+A split that memory does not hold is a `Source`. Its rows are read in the order of the epoch, ahead of the computation,
+by one thread; memory holds the blocks of a window of the order, see `batching`, and a few blocks of steps. Blocks are
+global arrays over the mesh: a process reads the windows, and makes the rows of its own devices alone.
+"""
+
+import collections
+import functools
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, UInt8
+
+from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW
+from gradtrail.core.common.sharding import over_batch
+from gradtrail.core.train.batch_gradient import Examples
+
+_ROWS = 2**15  # of a block of steps: 26 MB of 28 x 28 pixels
+_AHEAD = 2  # blocks of steps that are ready or under way while one is computed
+
+
+class Source(Protocol):
+    """A split whose examples are read in parts."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+
+    def read(
+        self, start: int, stop: int
+    ) -> tuple[UInt8[np.ndarray, "examples height width"], Int[np.ndarray, " examples"]]:
+        """Return images and int32 labels of the examples in [start, stop)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Examples of the steps in [first, stop) of an epoch."""
+
+    first: int
+    stop: int
+    examples: Examples
+
+
+def steps_in_block(batch_size: int, steps_per_epoch: int) -> int:
+    """Return the number of steps whose rows are a block, of the last block of an epoch there may be fewer."""
+    return min(steps_per_epoch, max(1, _ROWS // batch_size))
+
+
+def positions(step: Int[Array, ""], batch_size: int, steps_per_block: int, num_shards: int) -> Int[Array, " batch"]:
+    """Return where the rows of a step are in each shard's part of a block, int32."""
+    of_shard = batch_size // num_shards
+    return step % steps_per_block * of_shard + jax.numpy.arange(batch_size, dtype=np.int32) % of_shard
+
+
+def blocks(
+    source: Source, order: Int[Array, "steps batch"], mesh: Mesh, steps_per_block: int, *, first: int
+) -> Iterator[Block]:
+    """Yield the blocks of an epoch from that with the step `first` on, all of one shape.
+
+    Each shard of a block's arrays has the rows of its part of each batch, batch after batch, in the order of the steps;
+    `positions` tells where. Padding has the data of example 0, as `batching.gather` gives it.
+
+    Args:
+        source: the split.
+        order: of the epoch.
+        mesh: the devices that each batch is split over.
+        steps_per_block: see `steps_in_block`.
+        first: step of the epoch.
+
+    Raises:
+        Whatever `source` raises, when the block is requested that needs what could not be read.
+    """
+    steps = np.asarray(order)
+    reader = _Reader(source, min(steps_per_block, len(steps)) * steps.shape[1])
+    waiting: collections.deque[tuple[int, Future[Examples]]] = collections.deque()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
+
+    def make(start: int) -> Examples:
+        part = np.full((steps_per_block, steps.shape[1]), PADDING, np.int32)
+        part[: len(steps) - start] = steps[start : start + steps_per_block]
+        return reader.examples(part, mesh)
+
+    def take() -> Block:
+        start, future = waiting.popleft()
+        return Block(first=start, stop=min(start + steps_per_block, len(steps)), examples=future.result())
+
+    try:
+        for start in range(first - first % steps_per_block, len(steps), steps_per_block):
+            waiting.append((start, pool.submit(make, start)))
+            if len(waiting) > _AHEAD:
+                yield take()
+        while waiting:
+            yield take()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _Reader:
+    """Reads blocks of consecutive examples, and keeps those that the last call needed.
+
+    Args:
+        source: the split.
+        num_rows: of a call, at most.
+    """
+
+    def __init__(self, source: Source, num_rows: int):
+        self._source = source
+        padding_image, self._padding_label = source.read(0, 1)
+        self._padding_image = padding_image[0]
+        windows = -(-num_rows // WINDOW) + 1
+        slots = min(-(-len(source) // BLOCK), windows * (WINDOW // BLOCK + 1))
+        self._images = np.empty((slots * BLOCK, *self._padding_image.shape), np.uint8)  # takes memory as it is filled
+        self._labels = np.empty(slots * BLOCK, np.int32)
+        self._slot_of: dict[int, int] = {}
+
+    def examples(self, part: Int[np.ndarray, "steps batch"], mesh: Mesh) -> Examples:
+        """Return the examples of a block of steps, as `blocks` describes them."""
+        self._load(np.unique(part[part != PADDING] // BLOCK).tolist())
+        slots = np.zeros(-(-len(self._source) // BLOCK), np.int64)
+        slots[[*self._slot_of]] = [*self._slot_of.values()]
+        of_shard = part.size // mesh.size
+        by_shard = part.reshape(len(part), mesh.size, -1).swapaxes(0, 1).reshape(mesh.size, of_shard)
+
+        @functools.cache
+        def rows_of(shard: int) -> tuple[np.ndarray, np.ndarray]:
+            wanted = by_shard[shard]
+            places = np.where(wanted == PADDING, 0, slots[wanted // BLOCK] * BLOCK + wanted % BLOCK)
+            images, labels = self._images.take(places, axis=0), self._labels.take(places)
+            images[wanted == PADDING], labels[wanted == PADDING] = self._padding_image, self._padding_label
+            return images, labels
+
+        def array(column: int, shape: tuple[int, ...]) -> Array:
+            def make(index: Any) -> np.ndarray:
+                return rows_of((index[0].start or 0) // of_shard)[column]
+
+            return jax.make_array_from_callback((part.size, *shape), over_batch(mesh), make)
+
+        return Examples(images=array(0, self._padding_image.shape), labels=array(1, ()))
+
+    def _load(self, wanted: list[int]) -> None:
+        """Read the blocks that are not here; others make room."""
+        for block in self._slot_of.keys() - set(wanted):
+            del self._slot_of[block]
+        free = iter(sorted(set(range(len(self._labels) // BLOCK)) - set(self._slot_of.values())))
+        for block in wanted:
+            if block not in self._slot_of:
+                stop = min((block + 1) * BLOCK, len(self._source))
+                slot = next(free)
+                rows = slice(slot * BLOCK, slot * BLOCK + stop - block * BLOCK)
+                self._images[rows], self._labels[rows] = self._source.read(block * BLOCK, stop)
+                self._slot_of[block] = slot

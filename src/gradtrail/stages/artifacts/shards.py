@@ -1,0 +1,276 @@
+"""A training split in shards: files that never change, and an index with their sizes and digests.
+
+The folder stands where the file of a split in whole arrays would: `data/processed/train.npz`. Each column of each shard
+is an uncompressed `.npy`, such as `00003.images.npy`; DVC pushes a changed shard alone. Reads take parts of files and
+leave nothing mapped: what a process holds is what it asked for.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import io
+import itertools
+import math
+import operator
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.common.validation import check
+from gradtrail.stages.common.dataset import (
+    INDEX,
+    LABELS,
+    DatasetInfo,
+    read_json,
+    require_labels,
+    require_unchanged,
+    sha256,
+)
+from gradtrail.stages.common.files import write_json
+from gradtrail.stages.common.params import validate
+from gradtrail.support.errors import UserError, one_line
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
+_MIB = 2**20
+_HEADER_BYTES = 128  # of a file of an array, at least; NumPy aligns to 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One shard in the index.
+
+    Attributes:
+        examples: number of them.
+        files: SHA-256 of each column's file, by column.
+    """
+
+    examples: int
+    files: dict[str, str]
+
+    def __post_init__(self) -> None:
+        check("examples", self.examples, at_least=1)
+        if set(self.files) != set(COLUMNS):
+            raise ValueError(f"files must be of {', '.join(COLUMNS)}, got {one_line(', '.join(self.files))[:100]}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Index:
+    """The index of a split in shards."""
+
+    image_shape: tuple[int, int]
+    shards: list[Shard]
+
+
+def write_shards(folder: Path, parts: Iterable[Split], shard_mib: int) -> int:
+    """Write a split as a new folder of shards; memory holds one shard and one part.
+
+    Args:
+        folder: to make.
+        parts: of the split, in its order; any sizes.
+        shard_mib: of all columns of a shard, at most, in MiB; a single example may be larger.
+
+    Returns:
+        The number of examples.
+    """
+    folder.mkdir()
+    shards: list[Shard] = []
+    shape: tuple[int, ...] = ()
+    for number, shard in enumerate(_regrouped(parts, shard_mib * _MIB)):
+        arrays = {name: getattr(shard, name) for name in COLUMNS}
+        for name, array in arrays.items():
+            with _path(folder, number, name).open("wb") as stream:
+                np.lib.format.write_array(stream, np.ascontiguousarray(array), allow_pickle=False)
+        digests = {name: sha256(_path(folder, number, name)) for name in COLUMNS}
+        shards.append(Shard(examples=len(shard), files=digests))
+        shape = shard.images.shape[1:]
+    write_json(folder / INDEX, {"image_shape": shape, "shards": [dataclasses.asdict(shard) for shard in shards]})
+    return sum(shard.examples for shard in shards)
+
+
+def join(parts: Iterable[Split]) -> Split:
+    """Return parts of a split as one."""
+    found = list(parts)
+    return Split(**{name: np.concatenate([getattr(part, name) for part in found]) for name in COLUMNS})
+
+
+def taken(split: Split, rows: np.ndarray | slice) -> Split:
+    """Return the examples of a split at these positions."""
+    return Split(**{name: getattr(split, name)[rows] for name in COLUMNS})
+
+
+class ShardedSplit:
+    """A split in shards, read in parts; a data source with random access, as Grain and PyTorch take one.
+
+    `split[7]` is a dict with the columns of an example. Whatever is wrong with a file is a `UserError` of one line.
+
+    Args:
+        folder: of the shards.
+        info: of the data set, which has the digest of the index.
+    """
+
+    def __init__(self, folder: Path, info: DatasetInfo):
+        require_unchanged(folder, info)
+        self._folder = folder
+        path = folder / INDEX
+        self._index: _Index = validate(read_json(path), _Index, f"{path}: index")
+        if self._index.image_shape != info.image_shape or not self._index.shards:
+            raise UserError(f"{path}: not a split of {info.label}: its images are {self._index.image_shape}")
+        self._num_classes = info.num_classes
+        self._starts = [0, *itertools.accumulate(shard.examples for shard in self._index.shards)]
+        self._offsets: dict[tuple[int, str], int] = {}
+        self._check_sizes()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, example: SupportsIndex) -> dict[str, Any]:
+        row = operator.index(example)
+        if not 0 <= row < len(self):
+            raise IndexError(f"example {row} of {len(self):,}")
+        return {name: self.read_column(name, row, row + 1)[0] for name in COLUMNS}
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of the images."""
+        return len(self) * math.prod(self._index.image_shape)
+
+    def read(
+        self, start: int, stop: int
+    ) -> tuple[UInt8[np.ndarray, "examples height width"], Int[np.ndarray, " examples"]]:
+        """Return images and labels of the examples in [start, stop)."""
+        return self.read_column("images", start, stop), self.read_column("labels", start, stop)
+
+    def read_split(self, start: int = 0, stop: int | None = None) -> Split:
+        """Return the examples in [start, stop), by default all, as arrays in memory."""
+        return Split(**{name: self.read_column(name, start, stop) for name in COLUMNS})
+
+    def take(self, rows: Int[np.ndarray, " rows"]) -> Split:
+        """Return the examples at these ascending positions; reads the files in between too, a shard at a time."""
+        inside = [rows[(low <= rows) & (rows < high)] for low, high in itertools.pairwise(self._starts)]
+        return Split(
+            **{
+                name: np.concatenate(
+                    [self.read_column(name, part[0], part[-1] + 1)[part - part[0]] for part in inside if len(part)]
+                )
+                for name in COLUMNS
+            }
+        )
+
+    @property
+    def example_id(self) -> Int[np.ndarray, " examples"]:
+        """That column of all examples; see `Split`."""
+        return self.read_column("example_id")
+
+    def read_column(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Return a column of the examples in [start, stop), by default of all."""
+        stop = len(self) if stop is None else stop
+        shape, dtype = self._form(name)
+        found = np.empty((max(0, stop - start), *shape), dtype)
+        for number, (first, last) in enumerate(itertools.pairwise(self._starts)):
+            low, high = max(start, first), min(stop, last)
+            if low < high:
+                self._read_into(found[low - start : high - start], number, name, low - first)
+        return found
+
+    def verify(self) -> None:
+        """Read every file; raise UserError where one is not what the index says, or a label is no class."""
+        names = [(number, name) for number in range(len(self._index.shards)) for name in COLUMNS]
+        with concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
+            try:
+                for _ in pool.map(lambda each: self._verify(*each), names):
+                    pass
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _verify(self, number: int, name: str) -> None:
+        path, shard = _path(self._folder, number, name), self._index.shards[number]
+        with _faults_of(path):
+            found = sha256(path)
+        if found != shard.files[name]:
+            raise UserError(
+                f"{path}: not the bytes that {self._folder / INDEX} was written for; `dvc repro` makes both"
+            )
+        if name in LABELS:
+            first = self._starts[number]
+            require_labels(path, name, self.read_column(name, first, first + shard.examples), self._num_classes)
+
+    def _check_sizes(self) -> None:
+        """Note where the rows begin; raise UserError unless every file has its header and its number of bytes."""
+        for number, shard in enumerate(self._index.shards):
+            for name in COLUMNS:
+                path, header = _path(self._folder, number, name), self._header(name, shard.examples)
+                with _faults_of(path), path.open("rb") as stream:
+                    is_expected, size = stream.read(len(header)) == header, os.fstat(stream.fileno()).st_size
+                self._offsets[number, name] = len(header)
+                expected = len(header) + shard.examples * self._row_bytes(name)
+                if not is_expected or size != expected:
+                    found = f"{size:,} bytes" if size != expected else "another header"
+                    raise UserError(f"{path}: {found}, expected {expected:,} bytes of {name}; `dvc repro` makes it")
+
+    def _read_into(self, rows: np.ndarray, number: int, name: str, first: int) -> None:
+        """Fill an array with consecutive rows of a column of a shard."""
+        path = _path(self._folder, number, name)
+        offset = self._offsets[number, name] + first * self._row_bytes(name)
+        with _faults_of(path), path.open("rb", buffering=0) as stream:
+            stream.seek(offset)
+            buffer: Any = rows
+            view = memoryview(buffer).cast("B")
+            while len(view):
+                count = stream.readinto(view)
+                if not count:
+                    raise UserError(f"{path}: cut while it was read; `dvc repro` makes it")
+                view = view[count:]
+
+    def _form(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        return (self._index.image_shape, np.dtype(np.uint8)) if name == "images" else ((), np.dtype(np.int32))
+
+    def _row_bytes(self, name: str) -> int:
+        shape, dtype = self._form(name)
+        return math.prod(shape) * dtype.itemsize
+
+    def _header(self, name: str, examples: int) -> bytes:
+        """Return the bytes that the file of a column begins with: those of NumPy, whose array follows."""
+        shape, dtype = self._form(name)
+        stream = io.BytesIO()
+        about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (examples, *shape)}
+        np.lib.format.write_array_header_1_0(stream, about)
+        return stream.getvalue()
+
+
+def _regrouped(parts: Iterable[Split], shard_bytes: int) -> Iterator[Split]:
+    """Yield the examples of `parts` in shards of at most `shard_bytes`, all but the last of one size."""
+    waiting: list[Split] = []
+    for part in parts:
+        size = max(1, (shard_bytes - len(COLUMNS) * _HEADER_BYTES) // sum(_row(part, name).nbytes for name in COLUMNS))
+        waiting.append(part)
+        while sum(map(len, waiting)) >= size:
+            whole = join(waiting)
+            yield taken(whole, slice(0, size))
+            waiting = [taken(whole, slice(size, None))]
+    if sum(map(len, waiting)):
+        yield join(waiting)
+
+
+def _row(split: Split, name: str) -> np.ndarray:
+    return getattr(split, name)[:1]
+
+
+def _path(folder: Path, number: int, name: str) -> Path:
+    return folder / f"{number:05d}.{name}.npy"
+
+
+@contextlib.contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    """Turn what the system says of a file into one line."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None

@@ -1,0 +1,122 @@
+"""Reading splits, whichever way `preprocess` wrote them: in whole arrays or in shards."""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from gradtrail.core.common.split import Split
+from gradtrail.stages.artifacts.shards import ShardedSplit, taken
+from gradtrail.stages.common import dataset
+from gradtrail.stages.common.dataset import SPLITS, DatasetInfo
+from gradtrail.support.errors import UserError
+
+SAMPLE = 100_000  # examples of a larger training split that are taken where all are needed at once: tables, galleries
+
+
+class HeldSplit:
+    """A split in shards that memory holds: gives the same examples in the same way as `ShardedSplit`."""
+
+    def __init__(self, split: Split):
+        self._split = split
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    @property
+    def example_id(self) -> Int[np.ndarray, " examples"]:
+        """Position of each example in the original file."""
+        return self._split.example_id
+
+    def read(
+        self, start: int, stop: int
+    ) -> tuple[UInt8[np.ndarray, "examples height width"], Int[np.ndarray, " examples"]]:
+        """Return images and labels of the examples in [start, stop)."""
+        return self._split.images[start:stop], self._split.labels[start:stop]
+
+
+def open_train(
+    path: Path, info: DatasetInfo, *, stream_above_mib: float, private: bool
+) -> Split | HeldSplit | ShardedSplit:
+    """Open the training split for a training.
+
+    Args:
+        path: `data/processed/train.npz`.
+        info: of the data set.
+        stream_above_mib: size of the images above which a split in shards is read in parts, in MiB.
+        private: whether the training is: it draws each batch from all examples, and counts each example by itself.
+
+    Returns:
+        A `Split`, of a file or for a private training, for a program that holds all examples on the device. Of shards
+        else a source for a program that takes them in blocks: both sources give the same, so that no bit depends on
+        `stream_above_mib`.
+
+    Raises:
+        UserError: a file is missing or damaged, or a private training cannot be made of the split; one line.
+    """
+    if private and info.versions > 1:
+        raise UserError(
+            f"train.privacy.enabled: {path} has {info.versions} versions of each example (preprocess.deformations): "
+            f"each would count by itself; train.privacy.augmentation_multiplicity counts augmentations as one"
+        )
+    if not path.is_dir():
+        return dataset.read_split(path, info)
+    split = ShardedSplit(path, info)
+    split.verify()
+    mib = split.image_bytes / 2**20
+    if mib <= stream_above_mib:
+        held = split.read_split()
+        return held if private else HeldSplit(held)
+    if private:
+        raise UserError(
+            f"train.privacy.enabled: a private training draws each batch from all examples in memory, but "
+            f"runtime.stream_above_mib is {stream_above_mib:g}; the images of {path} take {mib:,.0f} MiB"
+        )
+    return split
+
+
+def read_split(path: Path, info: DatasetInfo) -> Split:
+    """Read a split as arrays in memory; raise UserError where a file is damaged or does not fit the data set."""
+    if not path.is_dir():
+        return dataset.read_split(path, info)
+    split = ShardedSplit(path, info)
+    split.verify()
+    return split.read_split()
+
+
+def read_sample(path: Path, info: DatasetInfo) -> tuple[Split, Int[np.ndarray, " sample"]]:
+    """Read a split, or of one in more than `SAMPLE` examples as many, evenly spaced, with their positions in it."""
+    if not path.is_dir():
+        split = dataset.read_split(path, info)
+        rows = sample_of(len(split))
+        return (split if len(rows) == len(split) else taken(split, rows)), rows
+    sharded = ShardedSplit(path, info)
+    rows = sample_of(len(sharded))
+    return sharded.take(rows), rows
+
+
+def sample_of(num_examples: int) -> Int[np.ndarray, " sample"]:
+    """Return ascending positions of all examples, or of `SAMPLE` evenly spaced ones where there are more."""
+    return np.arange(min(num_examples, SAMPLE), dtype=np.int64) * num_examples // min(num_examples, SAMPLE)
+
+
+def read_samples(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+    """Read all splits of a processed folder; of a large training split a sample, see `read_sample`."""
+    found = {name: folder / f"{name}.npz" for name in SPLITS}
+    return {
+        name: read_sample(path, info)[0] if name == "train" else read_split(path, info) for name, path in found.items()
+    }
+
+
+def read_splits(folder: Path, info: DatasetInfo) -> dict[str, Split]:
+    """Read all splits of a processed folder."""
+    return {name: read_split(folder / f"{name}.npz", info) for name in SPLITS}
+
+
+def require_undeformed(info: DatasetInfo, stage: str) -> None:
+    """Raise UserError where the training split has deformed versions of its examples."""
+    if info.versions > 1:
+        raise UserError(
+            f"{stage}: the training split has {info.versions} versions of each example, and one would tell of another; "
+            f"set preprocess.deformations to 1"
+        )

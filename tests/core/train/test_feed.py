@@ -1,0 +1,145 @@
+"""A training from blocks that are read as it goes is the training on the whole split, to the bit."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from factories import NUM_CLASSES, make_engine, new_compiler, private_config, random_split, seed_keys, train_config
+
+from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW, shuffled_batches
+from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.common.split import Split
+from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.train import feed
+from gradtrail.core.train.batch_gradient import Examples
+from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program, train
+
+LARGE = random_split(WINDOW + 2 * BLOCK + 77, shape=(2, 3))  # two windows, the second of them short
+SMALL = random_split(10)  # in batches of 4: the last one holds 2
+SPLITS = {"small": SMALL, "large": LARGE}
+CHUNK = 50
+CONFIGS = {
+    "mlp": train_config(batch_size=2_000, epochs=1),
+    "cnn in parts": train_config(batch_size=4, model="cnn", accumulation_steps=2),
+    "noisy mlp": train_config(
+        batch_size=4,
+        mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.5),
+        augmentation=AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1),
+    ),
+}
+
+
+class Read:
+    """A source that remembers what was read of it."""
+
+    def __init__(self, split: Split, fault: Callable[[int], None] = lambda start: None):
+        self._split, self._fault, self.ranges = split, fault, list[tuple[int, int]]()
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        self._fault(start)
+        self.ranges.append((start, stop))
+        return self._split.images[start:stop].copy(), self._split.labels[start:stop].copy()
+
+
+@functools.cache
+def streaming(name: str, split_of: str) -> Engine:
+    split = SPLITS[split_of]
+    config = CONFIGS[name]
+    model = Model(config.model_config(split.images.shape[1:], NUM_CLASSES))
+    program = make_program(config, model, len(split), jax.local_devices(), streamed=True)
+    return compile_engine(program, compiler=new_compiler())
+
+
+def last(engine: Engine, examples: Examples | feed.Source, *, state: Any = None, steps_per_call: int = CHUNK) -> Chunk:
+    state = engine.init(seed_keys(0)) if state is None else state
+    *_, chunk = train(engine, state, examples, steps_per_call=steps_per_call)
+    return chunk
+
+
+def bits(chunk: Chunk) -> list[bytes]:
+    state = dataclasses.replace(chunk.state, keys=jax.tree.map(jax.random.key_data, chunk.state.keys))
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((state, chunk.records))]
+
+
+each_training = pytest.mark.parametrize(
+    ("name", "split_of"), [("mlp", "large"), ("cnn in parts", "small"), ("noisy mlp", "small")]
+)
+
+
+@each_training
+def test_blocks_train_as_the_whole_split_does(name: str, split_of: str) -> None:
+    split = SPLITS[split_of]
+    left, right = last(streaming(name, split_of), Read(split)), last(*make_engine(CONFIGS[name], split))
+    assert np.array_equal(left.records.rows.indices, right.records.rows.indices)
+    for one, other in zip(jax.tree.leaves(left.state.params), jax.tree.leaves(right.state.params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow  # XLA's older emitters, which `make test` takes, fuse the two programs otherwise
+@each_training
+def test_blocks_give_the_bits_of_the_whole_split(name: str, split_of: str) -> None:
+    split = SPLITS[split_of]
+    assert bits(last(streaming(name, split_of), Read(split))) == bits(last(*make_engine(CONFIGS[name], split)))
+
+
+def test_a_training_goes_on_within_a_block_and_other_cuts_change_no_bit() -> None:
+    engine = streaming("mlp", "large")
+    assert engine.steps_per_block is not None
+    assert 2 < engine.steps_per_block < engine.steps_per_epoch, "there are several blocks of several steps"
+    for chunk in train(engine, engine.init(seed_keys(0)), Read(LARGE), steps_per_call=engine.steps_per_block - 1):
+        if chunk.step == 2 * engine.steps_per_block - 1:
+            break
+    rest = train(engine, chunk.state, Read(LARGE), steps_per_call=1000, records=chunk.records)
+    *_, end = rest
+    assert bits(end) == bits(last(engine, Read(LARGE)))
+
+
+def rows_of(order: np.ndarray, split: Split, steps_per_block: int) -> list[np.ndarray]:
+    """The images of every step in the order of its rows."""
+    mesh = make_mesh(jax.devices()[:1])
+    return [
+        np.asarray(block.examples.images[feed.positions(np.int32(step), order.shape[1], steps_per_block, 1)])
+        for block in feed.blocks(Read(split), jax.numpy.asarray(order), mesh, steps_per_block, first=0)
+        for step in range(block.first, block.stop)
+    ]
+
+
+@pytest.mark.parametrize("steps_per_block", [1, 3, 7])
+def test_every_step_finds_its_rows_and_padding_is_example_0(steps_per_block: int) -> None:
+    order = np.asarray(shuffled_batches(len(LARGE), 30_000, key=jax.random.key(1)))
+    found = rows_of(order, LARGE, steps_per_block)
+    assert order[-1, -1] == PADDING
+    for step, images in zip(order, found, strict=True):
+        np.testing.assert_array_equal(images, LARGE.images[np.where(step == PADDING, 0, step)])
+
+
+def test_each_block_of_examples_is_read_about_once_an_epoch_in_long_pieces() -> None:
+    source = Read(LARGE)
+    last(streaming("mlp", "large"), source)
+    pieces = [found for found in source.ranges if found != (0, 1)]
+    assert len(pieces) <= len(set(pieces)) + WINDOW // BLOCK, "only where a batch spans two windows, blocks come twice"
+    assert sum(stop - start for start, stop in set(pieces)) == len(LARGE)
+
+
+def test_what_a_source_raises_ends_the_training_at_the_block_that_needs_it() -> None:
+    def fault(start: int) -> None:
+        if start >= WINDOW:
+            raise OSError("cut")
+
+    engine = streaming("mlp", "large")
+    with pytest.raises(OSError, match="cut"):
+        last(engine, Read(LARGE, fault))
+
+
+def test_a_private_training_is_not_streamed() -> None:
+    config = private_config()
+    with pytest.raises(ValueError, match="private"):
+        make_program(config, Model(config.model_config((2, 3), NUM_CLASSES)), 100, jax.devices(), 1.0, streamed=True)
