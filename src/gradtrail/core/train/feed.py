@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ _ROWS = 2**15  # of a block of steps: 26 MB of 28 x 28 pixels
 _AHEAD = 2  # blocks of steps that are ready or under way while one is computed
 
 
+@runtime_checkable
 class Source(Protocol):
     """A split whose examples are read in parts."""
 
