@@ -17,10 +17,10 @@ from gradtrail.core.gradients.passes import chunk_bytes, compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts.privacy import read_promise
-from gradtrail.stages.artifacts.splits import read_splits
+from gradtrail.stages.artifacts.splits import open_large, read_samples
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.gradients import figures, inputs, members, summary, tables
+from gradtrail.stages.gradients import every_example, figures, inputs, members, summary, tables
 from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.compile_report import compiling
@@ -31,7 +31,8 @@ def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
     info = dataset.read_info(Path("data/processed"))
     promise = read_promise(Path("results/train"))
-    splits = inputs.to_score(read_splits(Path("data/processed"), info), promise)
+    splits = inputs.to_score(read_samples(Path("data/processed"), info), promise)
+    large = open_large(Path("data/processed/train.npz"), info) if len(splits["train"]) else None
     given = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
     first = next(given)
     model, about, trajectory = first.model, first.about, first.trajectory
@@ -59,6 +60,11 @@ def main(stage: Stage) -> None:
             errors = float64_errors(exact, weights, splits, analysis.scores, label_smoothing=about.label_smoothing)
             scores = tables.score_table(splits, analysis.scores, member.dynamics)
             analyzed.add(member.seed, tables.make_tables(scores, analysis, config), analysis, errors)
+        every: dict[str, float] = {}
+        if large is not None:
+            with progress_bar("gradients of every example", len(large), unit="steps") as bar:
+                weights, path = first.trajectory.params[first.trajectory.scored], scratch / every_example.NAME
+                every = every_example.score_every_example(passes, weights, large, path, advance=bar.advance)
         summary.warn_of_errors(analyzed.errors, model.config.precision)
         found = analyzed.tables(config)
 
@@ -66,14 +72,18 @@ def main(stage: Stage) -> None:
             results = new / "results" / "gradients"
             title = f"{model.config.name}, {about.title(config.weights, len(analyzed.seeds))} on {info.label}"
             tables.write_tables(results, found, analyzed.errors)
+            if every:
+                (scratch / every_example.NAME).rename(results / every_example.NAME)
             analyzed.write(results)
             figures.draw(results, found, analyzed.first, splits, title, trajectory.batch_size)
             metrics = tables.measure(found, analyzed.first) | analyzed.errors
             words = summary.in_words(
                 title, found, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
             )
-            (results / "summary.md").write_text(summary.marked(words, promise), encoding="utf-8")
-            stage.write_metrics(new, {**info.as_metrics(), **analyzed.metrics()})
+            (results / "summary.md").write_text(
+                summary.marked(words, promise, every_example.in_words(every, len(splits["train"]))), encoding="utf-8"
+            )
+            stage.write_metrics(new, {**info.as_metrics(), **analyzed.metrics(), **every})
             stage.write_costs(new, static_costs(passes.functions))
 
         run.outs()

@@ -74,10 +74,8 @@ each_training = pytest.mark.parametrize(
 )
 
 
-@each_training
-def test_blocks_train_as_the_whole_split_does(name: str, split_of: str) -> None:
-    split = SPLITS[split_of]
-    left, right = last(streaming(name, split_of), Read(split)), last(*make_engine(CONFIGS[name], split))
+def test_blocks_train_as_the_whole_split_does() -> None:
+    left, right = last(streaming("mlp", "large"), Read(LARGE)), last(*make_engine(CONFIGS["mlp"], LARGE))
     assert np.array_equal(left.records.rows.indices, right.records.rows.indices)
     for one, other in zip(jax.tree.leaves(left.state.params), jax.tree.leaves(right.state.params), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -106,13 +104,13 @@ def rows_of(order: np.ndarray, split: Split, steps_per_block: int) -> list[np.nd
     """The images of every step in the order of its rows."""
     mesh = make_mesh(jax.devices()[:1])
     return [
-        np.asarray(block.examples.images[feed.positions(np.int32(step), order.shape[1], steps_per_block, 1)])
+        np.asarray(block.examples.images[feed.positions(jax.numpy.int32(step), order.shape[1], steps_per_block, 1)])
         for block in feed.blocks(Read(split), jax.numpy.asarray(order), mesh, steps_per_block, first=0)
         for step in range(block.first, block.stop)
     ]
 
 
-@pytest.mark.parametrize("steps_per_block", [1, 3, 7])
+@pytest.mark.parametrize("steps_per_block", [1, 3])
 def test_every_step_finds_its_rows_and_padding_is_example_0(steps_per_block: int) -> None:
     order = np.asarray(shuffled_batches(len(LARGE), 30_000, key=jax.random.key(1)))
     found = rows_of(order, LARGE, steps_per_block)

@@ -60,9 +60,13 @@ def test_a_training_takes_shards_into_memory_or_in_parts_and_sees_the_same(tmp_p
     assert len(held) == len(read) == 18
     for left, right in zip((*held.read(7, 12), held.example_id), (*read.read(7, 12), read.example_id), strict=True):
         np.testing.assert_array_equal(left, right)
-    whole = open_train(path, info, stream_above_mib=1, private=True)
+
+
+def test_a_private_training_has_shards_in_whole_arrays(tmp_path: Path) -> None:
+    info, _ = written(tmp_path / "data", shard_mib=1)
+    whole = open_train(tmp_path / "data/train.npz", info, stream_above_mib=1, private=True)
     assert isinstance(whole, Split)
-    assert columns(whole) == columns(read_split(path, info))
+    assert columns(whole) == columns(read_split(tmp_path / "data/train.npz", info))
 
 
 def test_a_private_training_is_refused_where_the_split_is_read_in_parts(tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ class HeldSplit:
         """Position of each example in the original file."""
         return self._split.example_id
 
+    def read_split(self, start: int, stop: int) -> Split:
+        """Return the examples in [start, stop)."""
+        return taken(self._split, slice(start, stop))
+
     def read(
         self, start: int, stop: int
     ) -> tuple[UInt8[np.ndarray, "examples height width"], Int[np.ndarray, " examples"]]:
@@ -84,6 +88,13 @@ def read_split(path: Path, info: DatasetInfo) -> Split:
     return split.read_split()
 
 
+def open_large(path: Path, info: DatasetInfo) -> HeldSplit | ShardedSplit | None:
+    """Open a split of more than `SAMPLE` examples, to read it in parts; None for a smaller one, see `read_sample`."""
+    if info.examples[path.stem] <= SAMPLE:
+        return None
+    return ShardedSplit(path, info) if path.is_dir() else HeldSplit(dataset.read_split(path, info))
+
+
 def read_sample(path: Path, info: DatasetInfo) -> tuple[Split, Int[np.ndarray, " sample"]]:
     """Read a split, or of one in more than `SAMPLE` examples as many, evenly spaced, with their positions in it."""
     if not path.is_dir():
@@ -91,13 +102,15 @@ def read_sample(path: Path, info: DatasetInfo) -> tuple[Split, Int[np.ndarray, "
         rows = sample_of(len(split))
         return (split if len(rows) == len(split) else taken(split, rows)), rows
     sharded = ShardedSplit(path, info)
+    sharded.verify()
     rows = sample_of(len(sharded))
     return sharded.take(rows), rows
 
 
 def sample_of(num_examples: int) -> Int[np.ndarray, " sample"]:
     """Return ascending positions of all examples, or of `SAMPLE` evenly spaced ones where there are more."""
-    return np.arange(min(num_examples, SAMPLE), dtype=np.int64) * num_examples // min(num_examples, SAMPLE)
+    count = min(num_examples, SAMPLE)
+    return np.arange(count, dtype=np.int64) * num_examples // max(1, count)
 
 
 def read_samples(folder: Path, info: DatasetInfo) -> dict[str, Split]:

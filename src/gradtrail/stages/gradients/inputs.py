@@ -15,6 +15,7 @@ from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.nn.models import Model, Params, WeightsKind
 from gradtrail.stages.artifacts.members import read_folders
 from gradtrail.stages.artifacts.privacy import Promise, read_promise
+from gradtrail.stages.artifacts.splits import sample_of
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError, one_line
@@ -122,13 +123,15 @@ def read_trajectory(
 
 
 def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
-    """Read the learning dynamics of each training example, in the order of the split.
+    """Read the learning dynamics of each training example, in the order of the split; of a large one of its sample.
 
     Raises:
         UserError: the file is missing or damaged, or has other examples than the split.
     """
     path = results / "dynamics.parquet"
-    table = _read_parquet(path, DYNAMICS)
+    whole = _read_parquet(path, DYNAMICS)
+    rows = sample_of(len(whole["example_id"]))
+    table = {name: values[rows] for name, values in whole.items()}
     if not np.array_equal(table.pop("example_id"), train.example_id):
         raise UserError(f"{path}: has other examples than the training split; run `dvc repro`")
     if not all(np.isfinite(values).all() for values in table.values()):

@@ -55,12 +55,14 @@ def in_words(
     return "\n\n".join(parts) + "\n"
 
 
-def marked(words: str, promise: Promise | None) -> str:
-    """Return a summary that says below its heading what a private training's promise is to do with it."""
-    if promise is None:
-        return words
+def marked(words: str, promise: Promise | None, every_example: str = "") -> str:
+    """Return a summary that says below its heading what a private training's promise is to do with it.
+
+    And, where there is something to say, what it is of: a sample of the training examples.
+    """
+    said = [] if promise is None else [RELEASED if promise.release else NOT_COVERED]
     heading, _, rest = words.partition("\n\n")
-    return f"{heading}\n\n{RELEASED if promise.release else NOT_COVERED}\n\n{rest}"
+    return "\n\n".join([heading, *said, *([every_example] if every_example else []), rest])
 
 
 def warn_of_unknown_layers(model: Model) -> None:
