@@ -86,6 +86,7 @@ _NOUNS = {  # last part of a param → what a name calls it, where that is anoth
     "kernel_size": "kernel",
     "label_smoothing": "smoothing",
     "learning_rate": "lr",
+    "shard_mib": "shard MiB",
     "subset_fraction": "subset",
     "train.privacy.enabled": "private",
     "train.schedule_free.warmup_fraction": "averaging warm-up",
@@ -94,7 +95,7 @@ _NOUNS = {  # last part of a param → what a name calls it, where that is anoth
     "weight_decay": "decay",
     "xla_flags": "flags",
 }
-_COUNTED = {"epochs", "members"}  # nouns that follow their number
+_COUNTED = {"deformations", "epochs", "members"}  # nouns that follow their number
 _PERCENT = {"label_noise", "subset_fraction", "validation_fraction", "warmup_fraction"}  # shares of a whole
 _WITHOUT_SECTION = ("fetch", "preprocess", "train", "environment")  # whose params need no word for the section
 
