@@ -106,7 +106,7 @@ def test_each_stage_has_one_run_in_mlflow(project: Project) -> None:
     assert {run["status"] for run in runs.values()} == {"FINISHED"}
     train = runs["train"]
     assert train["name"].startswith("mlp-32 · float16 · digits · ")
-    assert {"label noise 10 %", "shard MiB 1", "3 epochs", "keep 0,2,99"} <= set(train["name"].split(" · "))
+    assert {"label noise 10 %", "shard mib 1", "3 epochs", "keep 0,2,99"} <= set(train["name"].split(" · "))
     assert all(len(run["metrics"]) <= 40 - len(SYSTEM_METRICS) for run in runs.values()), "with room for the system's"
     assert train["metrics"]["eval/accuracy"] == pytest.approx(metrics_of(project, "evaluate")["accuracy"])
     assert train["metrics"]["gradients/grad_norm_median"] > 0

@@ -86,7 +86,6 @@ _NOUNS = {  # last part of a param → what a name calls it, where that is anoth
     "kernel_size": "kernel",
     "label_smoothing": "smoothing",
     "learning_rate": "lr",
-    "shard_mib": "shard MiB",
     "subset_fraction": "subset",
     "train.privacy.enabled": "private",
     "train.schedule_free.warmup_fraction": "averaging warm-up",
@@ -150,7 +149,7 @@ def _ordered(params: Mapping[str, Any]) -> list[str]:
 def _words(key: str, value: Any) -> str:
     """Return what a name says of a param, such as `lr 0.01`, `1 epoch`, `label noise 10 %`, `remat`, `no clip`."""
     section, last = key.partition(".")[0], key.rpartition(".")[2]
-    noun = _NOUNS.get(key) or _NOUNS.get(last, last.replace("_", " "))
+    noun = _NOUNS.get(key) or _NOUNS.get(last, "deformation " * (".deformation." in key) + last.replace("_", " "))
     if key in _BARE:
         return str(value)
     if key == "preprocess.seed":
