@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -67,24 +67,23 @@ class Project:
             section[last] = value
         yaml.dump(content, path)
 
-    def start(self, stage: str, enter: Callable[[], None] | None = None) -> subprocess.Popen[str]:
-        """Start a stage; `enter` is called in the new process."""
+    def start(
+        self, stage: str, enter: Callable[[], None] | None = None, said: IO[str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a stage, which prints into `said`; `enter` is called in the new process."""
         env = os.environ | {"PYTHONPATH": str(self.folder / "src")}
         command = [sys.executable, "-m", f"pipeline.{stage}"]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        pipes: dict[str, Any] = {"stdout": said or subprocess.DEVNULL, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(command, cwd=self.folder, env=env, preexec_fn=enter, **pipes)  # noqa: PLW1509
 
     def run(self, stage: str, enter: Callable[[], None] | None = None) -> dict[str, Any]:
         """Run a stage to its end; return its seconds, its peak memory in MiB, and what it printed."""
         started, peak = time.perf_counter(), 0
-        process = self.start(stage, enter)
         with tempfile.TemporaryFile("w+") as said:
-            os.set_blocking(process.stdout.fileno(), False)  # type: ignore[union-attr]
+            process = self.start(stage, enter, said)
             while process.poll() is None:
                 peak = max(peak, _peak_of(process.pid))
-                said.write(process.stdout.read() or "")  # type: ignore[union-attr]
                 time.sleep(0.05)
-            said.write(process.stdout.read() or "")  # type: ignore[union-attr]
             said.seek(0)
             text = said.read()
         if process.returncode:
@@ -204,7 +203,7 @@ def kill(folder: Path, memory_gib: float, after_seconds: float) -> dict[str, Any
         process = project.start("train", enter)
         time.sleep(after_seconds)
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.wait()
         resumed = project.run("train", enter)
     found = re.search(r"resuming after step ([\d,]+)", resumed["said"])
     return {"resumed_after_step": found[1] if found else "none", "same_bytes": project.digests() == expected}
