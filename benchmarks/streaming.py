@@ -167,7 +167,8 @@ def rate_in_memory(project: Project, epochs: int) -> float:
 
 def measure(versions: int, folder: Path, plain: Project, epochs: int, memory_gib: float) -> dict[str, Any]:
     """Return what the stages take with so many versions of each digit, in limited memory."""
-    params = {"preprocess.deformations": versions, "preprocess.shard_mib": 64, "train.epochs": 1}
+    rounds = 1 if versions > 1 else epochs
+    params = {"preprocess.deformations": versions, "preprocess.shard_mib": 64, "train.epochs": rounds}
     params |= {"train.keep_epochs": [0], "runtime.stream_above_mib": 0.0, "runtime.checkpoint_seconds": 15.0}
     project = Project(folder, params)
     with limited(memory_gib) as (how, enter):
@@ -177,6 +178,7 @@ def measure(versions: int, folder: Path, plain: Project, epochs: int, memory_gib
         after = rate_in_memory(plain, epochs)
         evaluate = project.run("evaluate", enter)
     count = project.metrics("preprocess")["train_examples"]
+    rate = rounds * count / train_seconds(train["said"])
     seconds, reference = train_seconds(train["said"]), statistics.mean([before, after])
     return {
         "versions": versions,
@@ -185,9 +187,10 @@ def measure(versions: int, folder: Path, plain: Project, epochs: int, memory_gib
         "preprocess_seconds": made["seconds"],
         "preprocess_peak_mib": made["peak_mib"],
         "train_seconds": seconds,
-        "examples_per_second": count / seconds,
+        "epochs": rounds,
+        "examples_per_second": rate,
         "in_memory_examples_per_second": [before, after],
-        "ratio": count / seconds / reference,
+        "ratio": rate / reference,
         "train_peak_mib": train["peak_mib"],
         "evaluate_peak_mib": evaluate["peak_mib"],
         "accuracy": project.metrics("evaluate")["accuracy"],

@@ -140,5 +140,5 @@ class _Writer:
     def _write(self, columns: dict[str, np.ndarray]) -> None:
         table = pa.table(columns)
         if self._file is None:
-            self._file = pq.ParquetWriter(self._path, table.schema)
+            self._file = pq.ParquetWriter(self._path, table.schema, use_dictionary=False)  # floats have none
         self._file.write_table(table)

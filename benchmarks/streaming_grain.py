@@ -1,0 +1,99 @@
+"""How fast Grain gives the batches of an epoch in this project's order, beside the blocks of `core.train.feed`.
+
+    python -m benchmarks.streaming_grain [--examples 200000] [--batch-size 128]
+
+Runs where Grain 0.2 is installed; no lock has it. Images and labels are arrays in memory, so no disk is measured: a
+data source of single examples in the order of the epoch, batched by Grain, in its threads and in its worker processes.
+Prints one line of JSON with examples per second; a training of the default network takes about 100,000 of them.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradtrail.core.common.batching import PADDING, shuffled_batches
+from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.train import feed
+
+SHAPE = (28, 28)
+
+
+class Records:
+    """Single examples in the order of an epoch, as a Grain data source."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, order: np.ndarray):
+        self._images, self._labels, self._order = images, labels, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, position: Any) -> dict[str, np.ndarray]:
+        example = self._order[position]
+        return {"image": self._images[example], "label": self._labels[example]}
+
+
+class Arrays:
+    """The same examples as a source of `feed`."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray):
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return images and labels of the examples in [start, stop)."""
+        return self._images[start:stop], self._labels[start:stop]
+
+
+def rate(batches: Iterable[Any], examples: int) -> float:
+    """Return the examples per second of going through all batches."""
+    started = time.perf_counter()
+    for batch in batches:
+        jax.block_until_ready(jax.tree.leaves(batch))
+    return examples / (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Measure and print."""
+    warnings.simplefilter("ignore")
+    import grain
+    from absl import flags
+
+    flags.FLAGS(["grain"])  # which its worker processes ask for
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=200_000)
+    parser.add_argument("--batch-size", type=int, default=128)
+    options = parser.parse_args()
+    count, size = options.examples, options.batch_size
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (count, *SHAPE), np.uint8), rng.integers(0, 10, count, np.int32)
+    order = np.asarray(shuffled_batches(count, size, key=jax.random.key(0)))
+    mesh = make_mesh(jax.devices()[:1])
+
+    def blocks() -> Iterator[Any]:
+        steps = feed.steps_in_block(size, len(order))
+        for block in feed.blocks(Arrays(images, labels), jax.numpy.asarray(order), mesh, steps, first=0):
+            yield block.examples.images, block.examples.labels
+
+    records = grain.MapDataset.source(Records(images, labels, order[order != PADDING]))
+    threads = records.to_iter_dataset(grain.ReadOptions(num_threads=16, prefetch_buffer_size=512)).batch(size)
+    by_processes = grain.MultiprocessingOptions(num_workers=2)
+    found = {
+        "blocks of feed": rate(blocks(), count),
+        "Grain, threads": rate(threads, count),
+        "Grain, two processes": rate(threads.mp_prefetch(by_processes), count),
+        "blocks of feed, again": rate(blocks(), count),
+    }
+    print(json.dumps({name: round(value) for name, value in found.items()}))
+
+
+if __name__ == "__main__":
+    main()
