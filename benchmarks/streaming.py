@@ -1,17 +1,17 @@
 """Training on more data than memory holds, beside the same on data in memory: speed, memory, a kill, accuracy.
 
-    python -m benchmarks.streaming [--versions 1,9,27,135] [--memory-gib 2] [--folder /tmp/streaming]
+    python -m benchmarks.streaming [--versions 1,9,27,135] [--memory-gib 2] [--folder FOLDER] [--copies] [--model mlp]
 
-The stages `preprocess`, `train`, `evaluate` and `gradients`, by `params.yaml` but for the number of deformed versions,
-shards, one epoch and no tracking. Those on shards run in a control group that has `--memory-gib` in all, the kernel's
-cache of files included, where one may be made; else with as much address space for data. Two more ask for rates in
-turn, in one process: of gradient norms of every example, and of a training of 60,000.
-
-Rates are ratios to those of data in memory, measured just before and just after. The folder takes 1 KB an example.
+The stages `preprocess`, `train` and `evaluate`, by `params.yaml` but for the number of deformed versions, shards, one
+epoch and no tracking, in a control group that has `--memory-gib` in all, the kernel's cache of files included, where
+one may be made; else with as much for data. Then a training of the largest is killed in the middle, and
+`streaming_rates` compares its rates with those of data in memory. `--copies` takes copies of the digits in place of
+deformed versions, which are made faster. The folder takes 1 KB an example.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -20,7 +20,6 @@ import re
 import resource
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,10 +33,14 @@ from rich.table import Table
 from ruamel.yaml import YAML
 
 from benchmarks.record import record
+from gradtrail.stages.artifacts.shards import taken, write_shards
+from gradtrail.stages.artifacts.splits import read_split
+from gradtrail.stages.common.dataset import SPLITS, read_info, write_processed
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("dvc.yaml", "versions.yaml", "pipeline", "src", "labels", "pyproject.toml")
 _GIB = 2**30
+SHARD_MIB = 64
 _EPOCH = re.compile(r"validation ([\d.]+)% \((\d+)/\d+, ([\d.]+) s\)")
 
 
@@ -153,54 +156,44 @@ def train_seconds(said: str) -> float:
     return float(_EPOCH.findall(said)[-1][2])
 
 
-def in_memory(folder: Path, epochs: int) -> Project:
-    """Prepare a training on plain MNIST, whole on the device."""
-    project = Project(folder, {"train.epochs": epochs, "train.keep_epochs": [0]})
-    project.run("preprocess")
-    return project
+def copied(project: Project, versions: int) -> None:
+    """Put copies of the digits in the place of the training split, in shards."""
+    folder = project.folder / "data/processed"
+    info = read_info(folder)
+    digits = read_split(folder / "train.npz", info)
+    shutil.rmtree(folder)
+    parts = (dataclasses.replace(digits, example_id=digits.example_id + 60_000 * copy) for copy in range(versions))
+    splits = {name: taken(digits, slice(5_000)) for name in SPLITS}
+    write = functools.partial(write_shards, parts=parts, shard_mib=SHARD_MIB)
+    write_processed(folder, splits, info, write_train=write, versions=versions)
 
 
-def rate_in_memory(project: Project, epochs: int) -> float:
-    """Return the examples per second of a training on the whole split."""
-    return epochs * project.metrics("preprocess")["train_examples"] / train_seconds(project.run("train")["said"])
-
-
-def measure(versions: int, folder: Path, plain: Project, epochs: int, memory_gib: float) -> dict[str, Any]:
+def measure(versions: int, project: Project, options: argparse.Namespace) -> dict[str, Any]:
     """Return what the stages take with so many versions of each digit, in limited memory."""
-    rounds = 1 if versions > 1 else epochs
-    params = {"preprocess.deformations": versions, "preprocess.shard_mib": 64, "train.epochs": rounds}
-    params |= {"train.keep_epochs": [0], "runtime.stream_above_mib": 0.0, "runtime.checkpoint_seconds": 15.0}
-    project = Project(folder, params)
-    with limited(memory_gib) as (how, enter):
+    project.set({"preprocess.deformations": 1 if options.copies else versions})
+    with limited(options.memory_gib) as (how, enter):
         made = project.run("preprocess", enter)
-        before = rate_in_memory(plain, epochs)
+        if options.copies:
+            copied(project, versions)
         train = project.run("train", enter)
-        after = rate_in_memory(plain, epochs)
-        evaluate = project.run("evaluate", enter)
-    count = project.metrics("preprocess")["train_examples"]
-    rate = rounds * count / train_seconds(train["said"])
-    seconds, reference = train_seconds(train["said"]), statistics.mean([before, after])
+        accuracy = None
+        if not options.copies:
+            project.run("evaluate", enter)
+            accuracy = project.metrics("evaluate")["accuracy"]
     return {
         "versions": versions,
-        "examples": count,
+        "examples": read_info(project.folder / "data/processed").examples["train"],
         "held_by": how,
         "preprocess_seconds": made["seconds"],
         "preprocess_peak_mib": made["peak_mib"],
-        "train_seconds": seconds,
-        "epochs": rounds,
-        "examples_per_second": rate,
-        "in_memory_examples_per_second": [before, after],
-        "ratio": rate / reference,
+        "train_seconds": train_seconds(train["said"]),
         "train_peak_mib": train["peak_mib"],
-        "evaluate_peak_mib": evaluate["peak_mib"],
-        "accuracy": project.metrics("evaluate")["accuracy"],
+        "accuracy": accuracy,
     }
 
 
-def kill(folder: Path, memory_gib: float, after_seconds: float) -> dict[str, Any]:
+def kill(project: Project, memory_gib: float, after_seconds: float) -> dict[str, Any]:
     """Kill the training of a measured project in the middle, resume it, and compare all bytes."""
-    project = Project.__new__(Project)
-    project.folder = folder
     expected = project.digests()
     with limited(memory_gib) as (_, enter):
         process = project.start("train", enter)
@@ -212,55 +205,54 @@ def kill(folder: Path, memory_gib: float, after_seconds: float) -> dict[str, Any
     return {"resumed_after_step": found[1] if found else "none", "same_bytes": project.digests() == expected}
 
 
-def score(folder: Path, memory_gib: float) -> dict[str, Any]:
-    """Score every example of a measured project, and 60,000 examples in memory, in turn, in a process of its own."""
-    env = os.environ | {"PYTHONPATH": f"{folder / 'src'}{os.pathsep}{ROOT}"}
+def rates(project: Project, memory_gib: float) -> dict[str, Any]:
+    """Return what `streaming_rates` finds for a measured project."""
+    env = os.environ | {"PYTHONPATH": f"{project.folder / 'src'}{os.pathsep}{ROOT}"}
     with limited(memory_gib) as (_, enter):
-        command = [sys.executable, "-m", "benchmarks.streaming_norms", str(folder / "scores.parquet")]
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, preexec_fn=enter)  # noqa: PLW1509
+        command = [sys.executable, "-m", "benchmarks.streaming_rates"]
+        options: dict[str, Any] = {"cwd": project.folder, "env": env, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, preexec_fn=enter, **options)  # noqa: PLW1509
         said, _ = process.communicate()
     if process.returncode:
-        raise SystemExit(f"the scores of every example ended with {process.returncode}")
+        raise SystemExit(f"the rates ended with {process.returncode}")
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(results: dict[str, Any]) -> None:
     """Print the measurements as a table."""
-    table = Table("versions", "examples", "examples/s", "of in memory", "peak MiB of train", "test accuracy")
-    for row in rows:
-        rate, ratio = f"{row['examples_per_second']:,.0f}", f"{row['ratio']:.2f}"
-        peak, accuracy = f"{row['train_peak_mib']:,.0f}", f"{row['accuracy']:.2%}"
-        table.add_row(str(row["versions"]), f"{row['examples']:,}", rate, ratio, peak, accuracy)
+    table = Table("versions", "examples", "seconds of train", "peak MiB of train", "test accuracy")
+    for row in results["rows"]:
+        accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
+        seconds, peak = f"{row['train_seconds']:,.1f}", f"{row['train_peak_mib']:,.0f}"
+        table.add_row(str(row["versions"]), f"{row['examples']:,}", seconds, peak, accuracy)
     Console().print(table)
+    print(json.dumps({name: found for name, found in results.items() if name != "rows"}))
 
 
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--versions", default="1,9,27,135", help="of each digit; each is measured by itself")
-    parser.add_argument("--memory-gib", type=float, default=2.0, help="that the stages on shards have")
+    parser.add_argument("--memory-gib", type=float, default=2.0, help="that the stages have")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "streaming", help="for the data")
-    parser.add_argument("--epochs", type=int, default=10, help="of the training in memory beside")
+    parser.add_argument("--copies", action="store_true", help="of the digits, in place of deformed versions")
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--no-rates", action="store_true")
     options = parser.parse_args()
-    counts = [int(count) for count in options.versions.split(",")]
+    params = {"preprocess.shard_mib": SHARD_MIB, "train.epochs": 1, "train.keep_epochs": [0]}
+    params |= {"runtime.stream_above_mib": 0.0, "runtime.checkpoint_seconds": 10.0, "train.model": options.model}
     shutil.rmtree(options.folder, ignore_errors=True)
-    plain = in_memory(options.folder / "plain", options.epochs)
-    rate_in_memory(plain, options.epochs)  # warms up
+    project = Project(options.folder, params)
     results: dict[str, Any] = {"rows": []}
-    for versions in counts:
-        folder = options.folder / str(versions)
-        row = measure(versions, folder, plain, options.epochs, options.memory_gib)
-        results["rows"].append(row)
-        print(json.dumps(row))
-    plain.run("evaluate")
-    results["plain_accuracy"] = plain.metrics("evaluate")["accuracy"]
-    largest = options.folder / str(counts[-1])
-    results["killed"] = kill(largest, options.memory_gib, results["rows"][-1]["train_seconds"] / 2)
-    print(json.dumps(results["killed"]))
-    results["norms"] = score(largest, options.memory_gib)
-    print(json.dumps(results["norms"]))
-    show(results["rows"])
+    for versions in map(int, options.versions.split(",")):
+        results["rows"].append(measure(versions, project, options))
+        print(json.dumps(results["rows"][-1]), flush=True)
+    results["killed"] = kill(project, options.memory_gib, 10 + results["rows"][-1]["train_seconds"] / 2)
+    print(json.dumps(results["killed"]), flush=True)
+    if not options.no_rates:
+        results["rates"] = rates(project, options.memory_gib)
+    show(results)
     options.folder = str(options.folder)
     record("streaming", results, options)
     shutil.rmtree(options.folder)

@@ -2,13 +2,25 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, make_engine, new_compiler, private_config, random_split, seed_keys, train_config
+from factories import (
+    NUM_CLASSES,
+    ROOT,
+    make_engine,
+    new_compiler,
+    private_config,
+    random_split,
+    seed_keys,
+    train_config,
+)
 
 from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW, shuffled_batches
 from gradtrail.core.common.sharding import make_mesh
@@ -141,3 +153,57 @@ def test_a_private_training_is_not_streamed() -> None:
     config = private_config()
     with pytest.raises(ValueError, match="private"):
         make_program(config, Model(config.model_config((2, 3), NUM_CLASSES)), 100, jax.devices(), 1.0, streamed=True)
+
+
+SHARDED = """
+import dataclasses
+
+import jax
+import numpy as np
+from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, seed_keys, train_config
+
+from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
+
+SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that one shard has padding alone
+
+
+class Source:
+    def __len__(self):
+        return len(SPLIT)
+
+    def read(self, start, stop):
+        return SPLIT.images[start:stop], SPLIT.labels[start:stop]
+
+
+def bits(config, streamed):
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    program = make_program(config, model, len(SPLIT), jax.devices(), streamed=streamed)
+    engine = compile_engine(program, compiler=new_compiler())
+    examples = Source() if streamed else on_device(SPLIT.images, SPLIT.labels, engine.mesh)
+    *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=2)
+    assert not streamed or program.examples.images.sharding.shard_shape(program.examples.images.shape)[0] == 24
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((chunk.state.params, chunk.records))]
+
+
+augmentation = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=1)
+noisy = MLPConfig(hidden=(5,), activation="relu", dropout=0.5)
+for config in (
+    train_config(batch_size=16, shards=2),
+    train_config(batch_size=16, shards=2, mlp=noisy, augmentation=augmentation, accumulation_steps=2),
+):
+    assert bits(config, True) == bits(config, False)
+print("same bits")
+"""
+
+
+@pytest.mark.slow
+def test_each_of_two_shards_holds_its_rows_alone_and_the_bits_are_those_of_the_whole_split() -> None:
+    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED], env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
+    assert done.stdout == "same bits\n"
