@@ -5,8 +5,15 @@
 # folder we stand in comes first on the path. The interpreter: the first that has the packages of versions.yaml, in
 # these versions, of the active environment, the path and the repository's `.venv`; so that `.venv/bin/dvc repro` works
 # in any shell. Where none has, the first that has the packages at all says which version is wrong.
+#
+# GRADTRAIL_LAUNCH: words that start several processes, put before the command of the stage that several can make; such as
+# `srun -n 4`, or `python -m gradtrail.launch -n 2`.
 set -eu
 stage=$1
+case $stage in
+    train) launch=${GRADTRAIL_LAUNCH:-} ;;
+    *) launch= ;;
+esac
 has_packages='import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ("jax", "mlflow", "safetensors"))))'
 has_versions='
 from importlib.metadata import version
@@ -18,7 +25,8 @@ for line in open("versions.yaml"):
 for probe in "$has_versions" "$has_packages"; do
     for python in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" python "${DVC_ROOT:-.}/.venv/bin/python" python3; do
         if [ -n "$python" ] && "$python" -c "$probe" 2>/dev/null; then
-            PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m "pipeline.$stage"
+            export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
+            exec $launch "$python" -m "pipeline.$stage"
         fi
     done
 done

@@ -7,29 +7,23 @@ start_tracker(__name__)
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-
-from gradtrail.core.common.split import Split
 from gradtrail.core.nn import inference
-from gradtrail.core.nn.models import Model, num_parameters
-from gradtrail.core.train import loop
+from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.artifacts import accounting, splits
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.artifacts.privacy import write_promise
 from gradtrail.stages.common import dataset
-from gradtrail.stages.common.environment import set_cpu_devices
+from gradtrail.stages.common.setup import cached_compiler
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train import figures, members, tables
 from gradtrail.stages.train import loop as training_runs
-from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
+from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.stages.train.release import promise_of
-from gradtrail.stages.train.secret import of_training, read_secret
+from gradtrail.stages.train.training import Training, load_training
 from gradtrail.support.memory import require_memory
 from gradtrail.tracking.gc.files import forget_old_members
 from gradtrail.tracking.lineage.state import lock_of
@@ -39,12 +33,12 @@ from gradtrail.tracking.mlflow.training_log import TrainingLog
 
 
 @contextlib.contextmanager
-def member_checkpoints(run: TrackedRun, seeds: MemberSeeds, *, several: bool) -> Iterator[ResumeFolder]:
+def member_checkpoints(run: TrackedRun, training: Training, seeds: MemberSeeds) -> Iterator[ResumeFolder]:
     """Yield the checkpoints of a member; of one of several they stay, for trainings with other members."""
     stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds))
     with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
-        checkpoints = resume_folder(state, stage.runtime, clock=time.monotonic, user=stage.state)
-        is_kept = several or checkpoints.is_complete
+        checkpoints = training.checkpoints(state, user=stage.state)
+        is_kept = training.config.members > 1 or checkpoints.is_complete
         if checkpoints.is_begun:
             run.timings(resumed=True)
         yield checkpoints
@@ -54,47 +48,32 @@ def member_checkpoints(run: TrackedRun, seeds: MemberSeeds, *, several: bool) ->
 
 def main(stage: Stage) -> None:
     config = stage.params(TrainConfig)
-    info = dataset.read_info(Path("data/processed"))
-    train = splits.open_train(
-        Path("data/processed/train.npz"),
-        info,
-        stream_above_mib=stage.runtime.stream_above_mib,
-        private=config.privacy.enabled,
-    )
+    training = load_training(Path("data/processed"), config, stage.runtime, stage.processes)
+    info, train, spending = training.info, training.train, training.spending
     validation = dataset.read_split(Path("data/processed/validation.npz"), info)
 
-    secret = read_secret(config.privacy)
-    spending = accounting.account(config, len(train)) if config.privacy.enabled else None
-    epsilons = spending.epsilons if spending else ()
-    set_cpu_devices(config.shards)
-
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
-        model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
-        noise = spending.noise_multiplier if spending else None
-        streamed = not isinstance(train, Split)
-        program = loop.make_program(
-            config, model, len(train), jax.local_devices(), noise_multiplier=noise, streamed=streamed
-        )
-        engine = loop.compile_engine(program, compiler=compiler)
+        model, engine = training.model, training.compile(compiler)
+        stage.processes.agreed(lambda: None)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
         fixed = engine.run_steps.cost.argument_bytes
         require_memory("train.batch_size", config.batch_size, functions, fixed_bytes=fixed)
         members.require_space(scratch, config, num_parameters(model.abstract_params()), len(train))
+        validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
         results = training_runs.train_members(
             engine,
-            functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels),
+            stage.processes.of_first(validate),
             train,
             config,
-            members=training_runs.Members(
-                checkpoints=functools.partial(member_checkpoints, run, several=config.members > 1),
-                secret=of_training(secret, config, train) if isinstance(train, Split) else None,
-                epsilons=epsilons,
+            members=training.members(functools.partial(member_checkpoints, run, training)),
+            listener=TrainingLog(
+                run, engine, is_live=config.members == 1, epsilons=training.epsilons, privacy=config.privacy
             ),
-            listener=TrainingLog(run, engine, is_live=config.members == 1, epsilons=epsilons, privacy=config.privacy),
-            steps_per_call=stage.runtime.steps_per_call,
+            steps_per_call=training.steps_per_call,
         )
         first, written = members.write_each(scratch, results, model.config, config, info, train.example_id)
+        stage.processes.leave()
         epochs = members.mean_epochs(written)
         run.metrics(members.measure_time(written))
         run.timings(classes=info.num_classes)
@@ -120,5 +99,19 @@ def main(stage: Stage) -> None:
         run.at_end(forget_old_members)
 
 
+def follow(stage: Stage) -> None:
+    """Train with process 0, which writes and logs."""
+    config = stage.params(TrainConfig)
+    training = load_training(Path("data/processed"), config, stage.runtime, stage.processes)
+
+    training.follow(cached_compiler(stage.runtime))
+    stage.processes.leave()
+
+
 if __name__ == "__main__":
-    run_stage(main, "train", shows=("epochs", "cross_entropy", "validation_loss", "validation_accuracy"))
+    run_stage(
+        main,
+        "train",
+        shows=("epochs", "cross_entropy", "validation_loss", "validation_accuracy"),
+        follow=follow,
+    )

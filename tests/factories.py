@@ -80,6 +80,7 @@ def train_config(**overrides: Any) -> TrainConfig:
         batch_size=4,
         accumulation_steps=1,
         shards=1,
+        reduction="ordered",
         model="mlp",
         mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.0),
         cnn=CNN,

@@ -21,6 +21,7 @@ OTHER = {
     "steps_per_call": 7,
     "stream_above_mib": 0.0,
     "checkpoint_seconds": 0.001,
+    "join_seconds": 1.0,
     "download_timeout_seconds": 1.0,
     "tracking_seconds": 1.0,
     "mirrors": ["http://127.0.0.1:9/mnist"],

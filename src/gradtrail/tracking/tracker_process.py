@@ -21,6 +21,7 @@ from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, store_uri
+from gradtrail.support.ranks import is_follower
 
 REPORTED = 3  # exit status of a tracker after a fault that it reported
 READY = "ready"  # file that a tracker makes when it has imported MLflow: what it takes from then on is the store's
@@ -146,9 +147,10 @@ def start_tracker(module: str) -> None:
     The garbage collector pauses meanwhile; `run_stage` lets it go on. Where params are bad, `run_stage` says so.
 
     Args:
-        module: `__name__` of the script; nothing is done where it is not run, but imported.
+        module: `__name__` of the script; nothing is done where it is not run, but imported, nor in a process that only
+            helps another one.
     """
-    if module != "__main__":
+    if module != "__main__" or is_follower():
         return
     gc.disable()
     with contextlib.suppress(UserError, OSError):

@@ -22,7 +22,7 @@ from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.train import checkpointing
+from gradtrail.stages.train import checkpointing, orbax_setup
 from gradtrail.stages.train.checkpointing import Progress, ResumeFolder
 
 STATE = "ab12-cpu1"  # a folder's name
@@ -121,7 +121,7 @@ def test_they_are_written_in_the_background_when_due_and_the_last_two_are_kept(t
 def test_none_is_written_before_its_time_and_orbax_is_not_imported_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpointing, "import_orbax", lambda: pytest.fail("imported"))
+    monkeypatch.setattr(orbax_setup, "import_orbax", lambda: pytest.fail("imported"))
     folder = ResumeFolder(tmp_path / STATE, 1.0, lambda: 0.0)
     folder.tick(make_chunk(1), make_history(1), seconds=0.0)
     folder.remove()

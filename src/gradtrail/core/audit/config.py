@@ -100,6 +100,7 @@ class AuditConfig:
             batch_size=self.batch_size,
             accumulation_steps=1,
             shards=1,
+            reduction="ordered",
             model="cnn",
             mlp=MLPConfig(hidden=self.hidden, activation="relu", dropout=0.0),
             cnn=CNNConfig(

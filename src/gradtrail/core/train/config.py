@@ -42,6 +42,7 @@ from gradtrail.core.train.schedules import (
     WarmupCosineConfig,
 )
 
+ReductionKind = Literal["ordered", "fastest"]
 Varied = Literal["initialization", "order", "augmentation", "dropout"]  # what draws random numbers, in `MemberSeeds`
 VARIED: tuple[Varied, ...] = get_args(Varied)
 
@@ -76,6 +77,8 @@ class TrainConfig:
             batch, the memory that of one part.
         shards: parts that each batch is split into over devices, one device each; their sums are added up. Another
             number gives the same figures but for rounding.
+        reduction: how the sums of several shards are added up: in the order of the shards, with the same bits on any
+            number of processes, or as XLA does it, which is faster within one process.
         loss_scaling: used with `precision: float16` only.
         remat: whether the backward pass recomputes activations instead of storing them.
         clip_norm: global norm to which larger gradients are scaled down; None for no clipping.
@@ -94,6 +97,7 @@ class TrainConfig:
     batch_size: int
     accumulation_steps: int
     shards: int
+    reduction: ReductionKind
     model: ModelKind
     mlp: MLPConfig
     cnn: CNNConfig

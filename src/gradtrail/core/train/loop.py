@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, Key, UInt8
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.sharding import make_mesh, over_batch, replicated, with_sharding
+from gradtrail.core.common.sharding import make_mesh, over_batch, put, replicated, with_sharding
 from gradtrail.core.common.validation import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train import feed
@@ -44,8 +44,8 @@ def on_device(
     images: UInt8[np.ndarray, "examples height width"], labels: Int[np.ndarray, " examples"], mesh: Mesh
 ) -> Examples:
     """Copy a split, uint8 pixels and int32 labels, to every device of `mesh`."""
-    everywhere = replicated(mesh)
-    return Examples(images=jax.device_put(images, everywhere), labels=jax.device_put(labels, everywhere))
+    placed = put((images, labels), replicated(mesh))
+    return Examples(images=placed[0], labels=placed[1])
 
 
 def keys_of(seeds: MemberSeeds, secret: str | None = None) -> Key[Array, " purposes"]:
@@ -246,7 +246,7 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
         order=compile_here("order", program.order, state.keys, index),
         run_steps=compile_run_steps(program, compiler=compiler),
         evaluation_params=evaluation_params,
-        records=lambda: jax.device_put(program.records(), everywhere),
+        records=lambda: put(program.records(), everywhere),
         steps_per_block=program.steps_per_block,
     )
 

@@ -148,13 +148,14 @@ def make_step(
         gradient = make_gradient(config, model, in_tiles=on_cpu)
     else:
         gradient = make_private_gradient(config, model, mechanism)
-    of_split = data_parallel(gradient, mesh)
+    ordered = config.reduction == "ordered"
+    of_split = data_parallel(gradient, mesh, ordered=ordered)
 
     def of_part(shared: dict[str, Any], batch: tuple[Examples, Rows]) -> tuple[BatchGradient, RowRecord]:
         examples, rows = batch
         return gradient(Shared(**shared, examples=examples), rows)
 
-    of_block = data_parallel(of_part, mesh)
+    of_block = data_parallel(of_part, mesh, ordered=ordered)
     num_parts = config.accumulation_steps * mesh.size
     augments = config.augmentation.enabled
     keys_of_rows = _row_keys if mechanism is None else _example_keys

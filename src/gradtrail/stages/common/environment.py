@@ -3,12 +3,16 @@
 `docs/guarantees.md` lists what is pinned and what is refused. Of Matplotlib's settings `artifacts.plotting` takes care.
 """
 
+import contextlib
+import hashlib
 import importlib
 import os
+import platform
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gradtrail.core.common.validation import check
@@ -168,6 +172,15 @@ def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:
 def set_cpu_devices(count: int) -> None:
     """Make so many devices of the processor; must be called before JAX looks for devices."""
     _jax().config.update("jax_num_cpu_devices", count)
+
+
+def processor_digest() -> str:
+    """Return a digest of the processor's model and instruction sets, as far as the system reports them."""
+    described = [platform.machine(), platform.processor(), sys.platform]
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        described += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
 
 
 def uses_jax() -> bool:

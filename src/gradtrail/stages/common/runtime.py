@@ -20,6 +20,7 @@ class RuntimeConfig:
         stream_above_mib: size of the training images above which a training reads shards as it goes; below, memory
             holds them.
         checkpoint_seconds: time between two checkpoints of a training, from which it resumes after a kill.
+        join_seconds: longest that one of several processes waits for the others as they start.
         compile_cache: whether to keep compiled functions on disk, for the next run.
         trace: whether to record half a second of what the stage computes with JAX's profiler, as an artifact.
         tracking: whether to log to MLflow.
@@ -38,6 +39,7 @@ class RuntimeConfig:
     steps_per_call: int
     stream_above_mib: float
     checkpoint_seconds: float
+    join_seconds: float
     compile_cache: bool
     trace: bool
     tracking: bool
@@ -56,4 +58,5 @@ class RuntimeConfig:
             steps_per_call=AT_LEAST_ONE,
             stream_above_mib=NOT_NEGATIVE,
             checkpoint_seconds=POSITIVE,
+            join_seconds=_WAIT,
         )

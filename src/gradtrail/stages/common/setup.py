@@ -6,9 +6,7 @@ trust.
 """
 
 import contextlib
-import hashlib
-import platform
-import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,15 @@ import jaxlib
 from filelock import FileLock
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.common.environment import processor_digest
+from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.paths import private_folder
 
 
 def set_up_cache() -> Path:
     """Enable the persistent compilation cache for every function; return its folder."""
-    folder = private_folder() / "xla" / f"jaxlib-{jaxlib.version.__version__}-{_processor()}"
+    folder = private_folder() / "xla" / f"jaxlib-{jaxlib.version.__version__}-{processor_digest()}"
     folder.mkdir(parents=True, exist_ok=True)
     config: Any = jax.config  # whose switches mypy does not know
     config.update("jax_compilation_cache_dir", str(folder))
@@ -63,10 +64,6 @@ def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextMan
     return guard
 
 
-def _processor() -> str:
-    """Return a digest of the processor's model and instruction sets, as far as the system reports them."""
-    described = [platform.machine(), platform.processor(), sys.platform]
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        described += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    return hashlib.sha256("\n".join(described).encode()).hexdigest()[:12]
+def cached_compiler(runtime: RuntimeConfig) -> Compiler:
+    """Return a compiler that takes what another process has compiled from the cache, where that is enabled."""
+    return Compiler(time.perf_counter, only_compiler(set_up_cache()) if runtime.compile_cache else None)

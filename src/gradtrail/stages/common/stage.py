@@ -1,10 +1,11 @@
 """What every stage script does around its work: check the environment, load params, write outs, report errors."""
 
 import contextlib
+import dataclasses
 import gc
 import json
-import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,10 +19,11 @@ from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknow
 from gradtrail.stages.common.files import write_json, writing_outs
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
+from gradtrail.stages.common.processes import ALONE, Processes, join, refuse_followers
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.stages.common.versions import require_recorded_versions
-from gradtrail.support.errors import UserError, environment_error
+from gradtrail.support.errors import UserError, environment_error, one_line
 from gradtrail.support.live_arrays import warn_of_live_arrays
 from gradtrail.support.paths import require_own_code, working_folder
 from gradtrail.support.signals import Stopped, stopping_on_sigterm
@@ -36,10 +38,12 @@ class Stage:
     Attributes:
         name: also that of its script, its params section and its metrics file.
         made_at: seconds since the epoch; for a stage that runs, the end of its script's imports.
+        processes: that make it together.
     """
 
     name: str
     made_at: float = field(default_factory=time.time, compare=False, kw_only=True)
+    processes: Processes = field(default=ALONE, compare=False, kw_only=True)
 
     @cached_property
     def folder(self) -> Path:
@@ -110,11 +114,22 @@ class Stage:
         return metrics
 
 
-def run_stage(main: Callable[[Stage], None], name: str, shows: tuple[str, ...] = ()) -> None:
+def run_stage(
+    main: Callable[[Stage], None],
+    name: str,
+    shows: tuple[str, ...] = (),
+    follow: Callable[[Stage], None] | None = None,
+) -> None:
     """Run a stage script, print one line with these metrics and the time it took, and exit with its status.
 
     0: success. 1: a bug, with a traceback. 2: an error that the user can fix, as one line on stderr. 130: stopped by
     Ctrl-C. 143: stopped by SIGTERM.
+
+    Args:
+        main: does the stage's work; of several processes, in process 0.
+        name: of the stage.
+        shows: metrics to print.
+        follow: what the other processes do; None where the stage runs in one process alone.
     """
     stage = Stage(name)
     gc.freeze()  # what was imported stays
@@ -123,28 +138,45 @@ def run_stage(main: Callable[[Stage], None], name: str, shows: tuple[str, ...] =
         require_own_code()
         require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
         stage.set_up()
+        if follow is None:
+            refuse_followers(name)
+        else:
+            stage = dataclasses.replace(stage, processes=join(name, stage.runtime.join_seconds))
         with stopping_on_sigterm(f"stopped; `dvc repro` restarts {name}"):
-            main(stage)
-        print(_summary(stage, shows), flush=True)
-        warn_of_live_arrays(name)
-    except (UserError, ConfigError, FloatingPointError) as error:  # the last one: the training diverged
-        if isinstance(error, FloatingPointError) and stage.runtime.debug_nans:
-            raise  # the switch is there for the traceback
-        print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(2)
+            (follow if follow and not stage.processes.is_first else main)(stage)
+        if stage.processes.is_first:
+            print(_summary(stage, shows), flush=True)
+            warn_of_live_arrays(name)
     except Exception as fault:
-        if not (said := environment_error(fault)):
-            raise
-        print(f"{name}: {said}; no results were written", file=sys.stderr)
-        sys.exit(2)
+        if said := _describe(stage, fault):
+            _end(stage, said, 2)
+        if stage.processes.count > 1:  # JAX would wait for the others at its end
+            traceback.print_exc()
+            _end(stage, f"{type(fault).__name__}: {one_line(fault)}", 1)
+        raise
     except Stopped as stop:
-        print(f"{name}: {stop}", file=sys.stderr)
-        sys.exit(128 + stop.number)
+        _end(stage, str(stop), 128 + stop.number)
     except KeyboardInterrupt:
-        print(f"{name}: stopped; `dvc checkout` restores the last results", file=sys.stderr)
-        sys.exit(130)
+        _end(stage, "stopped; `dvc checkout` restores the last results", 130)
     finally:
         gc.freeze()  # Python would look at everything once more as it ends, for half a second
+
+
+def _describe(stage: Stage, fault: Exception) -> str:
+    """Return a fault that the user can correct in one line, or that another process was lost; empty for a bug."""
+    if isinstance(fault, UserError | ConfigError | FloatingPointError):  # the last one: the training diverged
+        if isinstance(fault, FloatingPointError) and stage.runtime.debug_nans:
+            return ""  # the switch is there for the traceback
+        return str(fault)
+    if loss := stage.processes.describe_loss(fault):
+        return loss
+    said = environment_error(fault)
+    return f"{said}; no results were written" if said else ""
+
+
+def _end(stage: Stage, said: str, status: int) -> None:
+    stage.processes.tell(f"{stage.name}: {said}")
+    stage.processes.exit(status)
 
 
 def _summary(stage: Stage, shows: tuple[str, ...]) -> str:

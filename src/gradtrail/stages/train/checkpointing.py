@@ -5,13 +5,14 @@ the last two. What is added here: a seal beside each folder, which names the tra
 and is checked before Orbax opens any of them. A checkpoint that is incomplete, damaged or of another training is
 skipped for the one before; an error while a checkpoint with a valid seal is loaded is a bug, and is raised.
 
-They lie in `.gradtrail/resume/<state>/`, a folder for each state and kind of device, whose lock the caller holds.
+They lie in `.gradtrail/resume/<state>/`, a folder for each state and kind of device, whose lock the caller holds. Of
+several processes each has the whole state, so that process 0 alone writes: none waits for another, and a kill of any
+other spoils no checkpoint. All read it, from a folder that all of them see.
 """
 
 import contextlib
 import dataclasses
 import errno
-import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -22,12 +23,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from gradtrail.core.common.sharding import put
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.processes import ALONE, Processes
 from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.train.orbax_setup import by_itself, import_orbax, open_checkpointer
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import COMPLETE, USER, private_folder
 
@@ -60,11 +64,20 @@ class ResumeFolder:
         every_seconds: from one checkpoint to the next.
         clock: returns seconds.
         user: key of the state that is made, where it is another one: a training with this member.
+        processes: that train together.
     """
 
-    def __init__(self, folder: Path | None, every_seconds: float, clock: Callable[[], float], user: str = ""):
+    def __init__(
+        self,
+        folder: Path | None,
+        every_seconds: float,
+        clock: Callable[[], float],
+        user: str = "",
+        processes: Processes = ALONE,
+    ):
         self._folder = folder and folder.resolve()
         self._user = user
+        self._processes = processes
         self._every_seconds = every_seconds
         self._clock = clock
         self._last = clock()
@@ -82,16 +95,18 @@ class ResumeFolder:
             records: likewise, of an epoch.
             history_of: makes a history from its arrays.
         """
-        path = self._last_valid()
-        if path is None:
+        name = self._processes.agreed(self._last_valid)
+        if name is None or self._folder is None:
             return None
-        if self.is_complete:
+        path = self._folder / name
+        if self.is_complete and self._processes.is_first:
             (path.parent / COMPLETE).touch()  # the ones that were used last are kept
         step = int(path.name.removeprefix("step_"))
         expected = {"state": state_on_host(state), "history": None}
         if step % len(records.loss):  # else no epoch was under way
             expected["records"] = jax.tree.map(np.array, records)
-        found = import_orbax().load_checkpointables(path, expected)
+        with by_itself():
+            found = import_orbax().load_checkpointables(path, expected)
         return Progress(
             step=step,
             state=state_on_device(found["state"], state),
@@ -132,7 +147,7 @@ class ResumeFolder:
         self.save(chunk, history, seconds)
         self._close()
         with self._fault_as_warning():
-            if self._folder is not None and _seal(self._folder / _name(chunk.step)).is_file():
+            if self._processes.is_first and self._folder and _seal(self._folder / _name(chunk.step)).is_file():
                 others = {*self._folder.glob(_name("?" * 9))} - {self._folder / _name(chunk.step)}
                 _remove(*others)
                 self._remove_lone_seals()
@@ -145,10 +160,10 @@ class ResumeFolder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, chunk: Chunk, history: History, seconds: float) -> None:
-        if self._folder is None:
+        if self._folder is None or not self._processes.is_first:
             return
         self._last = self._clock()
-        self._checkpointer = self._checkpointer or _open(self._folder)
+        self._checkpointer = self._checkpointer or open_checkpointer(self._folder, _KEPT)
         self._folder.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
         if self._user:
             (self._folder / USER).write_text(self._user)
@@ -195,8 +210,8 @@ class ResumeFolder:
             with contextlib.suppress(OSError, ValueError):  # reported already, or of no use any more
                 checkpointer.close()
 
-    def _last_valid(self) -> Path | None:
-        """Return the newest checkpoint with a valid seal; remove those without, and report any that was newer."""
+    def _last_valid(self) -> str | None:
+        """Return the name of the newest checkpoint with a valid seal; remove those without, and report newer ones."""
         if self._folder is None:
             return None
         self._remove_lone_seals()
@@ -208,7 +223,7 @@ class ResumeFolder:
             if flaw:  # else the next checkpoint of that step would fail
                 _remove(_seal(path), path)
             found = found or (None if flaw else path)
-        return found
+        return found.name if found else None
 
     def _remove_lone_seals(self) -> None:
         """Remove the seals whose checkpoints are gone."""
@@ -230,43 +245,19 @@ class ResumeFolder:
         return f"{path.parent.name} {path.name} {digest(path)}\n"
 
 
-def resume_folder(state: str, runtime: RuntimeConfig, *, clock: Callable[[], float], user: str = "") -> ResumeFolder:
+def resume_folder(
+    state: str, runtime: RuntimeConfig, shards: int, *, processes: Processes, clock: Callable[[], float], user: str = ""
+) -> ResumeFolder:
     """Return the checkpoints of the state with this key; none under a debug switch.
 
-    Devices of another kind or number sum in another order and give other bits, so each has its own folder. `user` is
-    the key of the state that is made, which may have several members.
+    Devices of another kind or number sum in another order and give other bits, so each has its own folder; how many
+    processes share the devices makes no difference. `user` is the key of the state that is made, which may have several
+    members. Process 0 knows the keys; of the others it does not matter what they pass.
     """
-    devices = jax.local_devices()
-    name = f"{state[:32]}-{devices[0].platform}{len(devices)}"
     debugging = runtime.debug_nans or runtime.disable_jit
+    name = processes.agreed(lambda: f"{state[:32]}-{jax.local_devices()[0].platform}{shards}")
     folder = None if debugging else private_folder() / "resume" / name
-    return ResumeFolder(folder, runtime.checkpoint_seconds, clock, "" if user == state else user)
-
-
-def import_orbax() -> Any:
-    """Import Orbax, late: it takes a second, and most trainings end before the first checkpoint is due.
-
-    Its threads also log the errors that it raises, at length, and those of what was still being written when the first
-    was raised: only the exceptions count here.
-    """
-    from orbax.checkpoint import v1
-
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    if not isinstance(sys.unraisablehook, _ReportUnlessLoopIsClosed):
-        sys.unraisablehook = _ReportUnlessLoopIsClosed(sys.unraisablehook)
-    return v1
-
-
-class _ReportUnlessLoopIsClosed:
-    """Reports what no code can catch, but that TensorStore ends a write for which nobody waits any more."""
-
-    def __init__(self, report: Callable[[Any], object]):
-        self._report = report
-
-    def __call__(self, unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            self._report(unraisable)
+    return ResumeFolder(folder, runtime.checkpoint_seconds, clock, "" if user == state else user, processes)
 
 
 def state_on_host(state: TrainState) -> TrainState:
@@ -276,25 +267,12 @@ def state_on_host(state: TrainState) -> TrainState:
 
 def state_on_device(found: TrainState, like: TrainState) -> TrainState:
     """Invert `state_on_host`; each leaf goes to the devices of that in `like`."""
-    return _placed(dataclasses.replace(found, keys=jax.tree.map(jax.random.wrap_key_data, found.keys)), like)
+    placed = _placed(found, like)
+    return dataclasses.replace(placed, keys=jax.tree.map(jax.random.wrap_key_data, placed.keys))
 
 
 def _placed(found: Any, like: Any) -> Any:
-    return jax.tree.map(lambda value, leaf: jax.device_put(value, leaf.sharding), found, like)
-
-
-def _open(folder: Path) -> Any:
-    """Open Orbax' manager of the checkpoints in a folder; it removes the incomplete ones of a killed process."""
-    ocp = import_orbax()
-    context = ocp.Context()
-    context.array.saving.use_compression = False  # a checkpoint is short-lived, and the processor is the training's
-    return ocp.training.Checkpointer(
-        folder,
-        context=context,
-        preservation_policy=ocp.training.preservation_policies.LatestN(_KEPT),
-        step_name_format=ocp.path.step.standard_name_format(step_prefix="step", step_format_fixed_length=9),
-        cleanup_tmp_directories=True,
-    )
+    return jax.tree.map(lambda value, leaf: put(value, leaf.sharding), found, like)
 
 
 def _require_space(folder: Path, num_bytes: int) -> None:

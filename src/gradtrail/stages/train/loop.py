@@ -17,9 +17,10 @@ from gradtrail.core.train.feed import Source
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.step import TrainState
+from gradtrail.stages.common.processes import ALONE, Processes
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.support.progress import progress_bar
-from gradtrail.support.signals import stop_request
+from gradtrail.support.signals import StopRequest, stop_request
 
 
 class Listener(Protocol):
@@ -33,6 +34,19 @@ class Listener(Protocol):
 
     def diverged(self, chunk: Chunk) -> None:
         """Receive the steps of the epoch in which the training diverged."""
+
+
+class Unheard:
+    """The listener of a training of which nothing is logged."""
+
+    def after_chunk(self, state: TrainState) -> None:
+        """Do nothing."""
+
+    def after_epoch(self, history: History, seconds: float) -> None:
+        """Do nothing."""
+
+    def diverged(self, chunk: Chunk) -> None:
+        """Do nothing."""
 
 
 _Exchange = Callable[[TrainState], TrainState]
@@ -50,6 +64,7 @@ class Member:
             keys that are made of it.
         epsilons: of a private training, after each epoch, for messages.
         is_kept: whether a last checkpoint stays when the training is complete, for a training with other members.
+        processes: that train it together, each running the same code.
     """
 
     seeds: MemberSeeds
@@ -58,6 +73,7 @@ class Member:
     is_kept: bool = False
     secret: str | None = field(default=None, repr=False)
     epsilons: Sequence[float] = ()
+    processes: Processes = ALONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +87,7 @@ class Members:
     checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]
     secret: str | None = field(default=None, repr=False)
     epsilons: Sequence[float] = ()
+    processes: Processes = ALONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +132,7 @@ def train_members(
                 is_kept=several,
                 secret=members.secret,
                 epsilons=members.epsilons,
+                processes=members.processes,
             )
             yield (
                 seed,
@@ -166,7 +184,11 @@ def run(
     if before is not None:
         how = "trained before" if over else f"resuming after step {before.step:,}"
         print(f"{title}: {how}, from a checkpoint", file=sys.stderr)
-    with progress_bar(title, engine.num_steps, unit="steps") as bar, stop_request() as request:
+    with (
+        progress_bar(title, engine.num_steps, unit="steps") as bar,
+        stop_request() as request,
+        member.processes.watched("train"),
+    ):
         rest = loop.train(engine, state, examples, steps_per_call=steps_per_call, records=records)
         for chunk in () if over else rest:
             state = chunk.state
@@ -181,8 +203,10 @@ def run(
             if chunk.ends_epoch:
                 bar.log(f"{title}: {said} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
             to_keep = dataclasses.replace(chunk, state=without_secret(state))
+            request.number = _agreed_stop(request, member.processes)
             if request.number is not None:
                 checkpoints.save(to_keep, history, seconds())
+                member.processes.agreed(lambda: None)  # the others end when it is written
             request.obey(f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` resumes from there")
             if is_over(chunk.step):
                 if member.is_kept:
@@ -196,6 +220,13 @@ def run(
         planned_steps=engine.num_steps,
         epsilons=member.epsilons,
     )
+
+
+def _agreed_stop(request: StopRequest, processes: Processes) -> int | None:
+    """Return the signal to obey after this chunk: that of process 0, or one that another process has told it of."""
+    if request.number is not None:
+        processes.ask_to_stop(request.number)
+    return processes.agreed(lambda: request.number or processes.asked_to_stop())
 
 
 def _exchange_keys(engine: Engine, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:

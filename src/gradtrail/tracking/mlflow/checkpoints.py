@@ -14,7 +14,8 @@ import numpy as np
 
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train.step import TrainState
-from gradtrail.stages.train.checkpointing import import_orbax, state_on_device, state_on_host
+from gradtrail.stages.train.checkpointing import state_on_device, state_on_host
+from gradtrail.stages.train.orbax_setup import by_itself, import_orbax
 from gradtrail.support.errors import UserError, one_line
 
 _WEIGHTS = ("params", "average")  # fields of a state that may be the final weights
@@ -26,7 +27,8 @@ def save_checkpoint(folder: Path, state: TrainState, weights: HostParams) -> Non
     left_out = [name for name in _WEIGHTS if _digest(getattr(whole, name)) == _digest(weights)]
     stored = _with(whole, left_out, None)
     metadata = {"left_out": left_out, "digest": _digest(whole)}
-    import_orbax().save(folder.resolve(), stored, custom_metadata=metadata)
+    with by_itself():
+        import_orbax().save(folder.resolve(), stored, custom_metadata=metadata)
 
 
 def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> TrainState:

@@ -1,0 +1,27 @@
+"""`python -m gradtrail.launch -n 2 pipeline.train`: run a stage in several processes of this machine."""
+
+import sys
+
+import click
+
+from gradtrail.cluster.launch import launch
+from gradtrail.support.errors import UserError
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "count", type=int, required=True, help="number of processes")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def main(count: int, command: tuple[str, ...]) -> None:
+    """Run COMMAND, or the stage of a module such as pipeline.train, in several processes of this machine.
+
+    Only stages that are made by several processes take part: train and gradients.
+    """
+    try:
+        sys.exit(launch(count, command))
+    except UserError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

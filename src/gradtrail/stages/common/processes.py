@@ -1,0 +1,336 @@
+"""The processes that make one stage together, on one host or several: how they meet, agree, and learn of a loss.
+
+Process 0 alone writes outs, tracks, and prints; the others compute. They are started by `gradtrail.launch`, or by a
+scheduler that JAX knows, see `docs/several_hosts.md`. What depends on the clock, on signals or on the host is decided
+by process 0 and asked for with `agreed`: through JAX's coordination service, not by a collective, for which gloo waits
+for 30 s at most. Out of scope: what they compute together, and how (`core/common/sharding.py`).
+"""
+
+import contextlib
+import functools
+import importlib
+import ipaddress
+import itertools
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from typing import IO, Any, TypeVar, cast
+
+import numpy as np
+
+from gradtrail.core.common.validation import ConfigError
+from gradtrail.stages.common.environment import processor_digest, set_cpu_devices
+from gradtrail.stages.common.lifeline import Lifeline, connect, listen
+from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.native_output import native_output
+from gradtrail.support.paths import private_folder
+from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, LAUNCH, is_follower, is_launched
+from gradtrail.support.replaced import replaced
+
+_HEARTBEAT_SECONDS = 60  # longer than gloo waits: its error can be told in a line, JAX's own ends the process
+_GRACE_SECONDS = 3  # beyond `runtime.join_seconds`, in which the coordinator says who is missing
+_LEAVE_SECONDS = 10
+_SLICE_MS = 2_000  # of waiting for process 0; between slices Python sees to signals
+_SIGNS = ("Gloo", "NCCL", "coordination", "CoordinationService", "UNAVAILABLE", "heartbeat", "preempted")
+_MISSING = re.compile(r"timed out task names:\s*((?:\d+\s+)*\d+)")
+T = TypeVar("T")
+
+
+class Processes:
+    """The processes of a stage as one of them sees them; see `ALONE` and `join`.
+
+    Attributes:
+        index: of this process, from 0.
+        count: of all.
+    """
+
+    def __init__(self, index: int = 0, count: int = 1, client: Any = None):
+        self.index, self.count = index, count
+        self._client = client
+        self._number = itertools.count()
+        self._lifeline: Lifeline | None = None
+        self._has_lost = False  # another process, of which process 0 tells
+
+    def hold_on(self, coordinator: str, seconds: float) -> None:
+        """Connect with the other processes within a time, to learn of the end of one; the address is JAX's."""
+        host, key = coordinator.rpartition(":")[0].strip("[]"), "gradtrail/lifeline"
+        if self.is_first:
+            at = host if _is_loopback(coordinator) else ""
+            tell = functools.partial(self._client.key_value_set, key)
+            try:
+                self._lifeline = listen(at, self.count, seconds, tell)
+            except TimeoutError:
+                _forget()
+                raise UserError(f"not all of {self.count} processes have connected within {seconds:g} s") from None
+        else:
+            self._lifeline = connect(host, self._wait_for(key), self.index)
+
+    @contextlib.contextmanager
+    def watched(self, stage: str) -> Iterator[None]:
+        """End this process within seconds where another ends while the block runs; process 0 tells of it."""
+
+        def end() -> None:
+            self.tell(f"{stage}: {self._describe_lost()}")
+            self.exit(2)
+
+        with self._lifeline.watched(end) if self._lifeline else contextlib.nullcontext():
+            yield
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is process 0."""
+        return self.index == 0
+
+    def devices(self, shards: int) -> list[Any]:
+        """Return the devices of this training's shards, as many of each process; JAX must not have looked for any yet.
+
+        Raises:
+            ConfigError: the processes cannot have equally many shards; one line.
+        """
+        if shards % self.count:
+            raise ConfigError(f"train.shards must be a multiple of the number of processes, {self.count}, got {shards}")
+        set_cpu_devices(shards // self.count)
+        if self.count == 1:
+            return list(_jax().local_devices())
+        of_each: dict[int, list[Any]] = {}
+        with native_output(), self._gloo_on_loopback():
+            for device in sorted(_jax().devices(), key=lambda device: device.id):
+                of_each.setdefault(device.process_index, []).append(device)
+            found = [device for index in sorted(of_each) for device in of_each[index][: shards // self.count]]
+            _add_up(found)  # by which they connect
+        return found
+
+    def agreed(self, decide: Callable[[], T]) -> T:
+        """Return what `decide` returns in process 0, where alone it is called: a plain value, by JSON.
+
+        All processes must ask for the same decisions in the same order; the others wait for process 0 without limit.
+        """
+        if self.count == 1:
+            return decide()
+        key = f"gradtrail/agreed/{next(self._number)}"
+        if self.is_first:
+            value = decide()
+            self._client.key_value_set(key, json.dumps(value))
+            return value
+        return cast(T, json.loads(self._wait_for(key)))
+
+    def of_first(self, function: Callable[..., T]) -> Callable[..., T]:
+        """Return a function that gives what `function` returns in process 0, where alone it is called."""
+        return lambda *args: self.agreed(functools.partial(function, *args))
+
+    def require_same(self, values: Mapping[str, str]) -> None:
+        """Raise UserError, in one line, where this process has another value than process 0 of something, by name.
+
+        Packages and the kind of processor count too: both may change last digits, of which each process has its own.
+        """
+        here = dict(values) | {"the processor": processor_digest(), "jaxlib": version("jaxlib")}
+        for name, value in self.agreed(lambda: here).items():
+            if here[name] != value:
+                raise UserError(f"{name} differs from that of process 0, on {socket.gethostname()}")
+
+    def ask_to_stop(self, number: int) -> None:
+        """Let process 0 know that this process got a signal to stop."""
+        if not self.is_first:
+            self._client.key_value_set(f"gradtrail/stop/{self.index}", str(number), allow_overwrite=True)
+
+    def asked_to_stop(self) -> int | None:
+        """Return the signal that another process got, in process 0; None for none."""
+        if self.count == 1:
+            return None
+        return next((int(number) for _, number in self._client.key_value_dir_get("gradtrail/stop/")), None)
+
+    def tell(self, line: str) -> None:
+        """Print a line on stderr in process 0; in another, leave it for process 0, which tells it as it ends."""
+        if self.count > 1 or not is_follower():  # of another process, once it has joined, to its log
+            print(line, file=sys.stderr, flush=True)
+        if self.is_first or self._has_lost:
+            return
+        with contextlib.suppress(RuntimeError):  # process 0 is gone: whoever started the processes tells of it
+            self._client.key_value_set(f"gradtrail/fault/{self.index}", f"process {self.index}: {line}")
+
+    def describe_loss(self, fault: Exception) -> str:
+        """Return in one line which process was lost, where a fault of JAX says that one was; else nothing."""
+        if self.count == 1 or not any(sign in str(fault) for sign in _SIGNS):
+            return ""
+        return self._describe_lost()
+
+    def _describe_lost(self) -> str:
+        self._has_lost = True
+        if self.is_first and (told := self._client.key_value_dir_get("gradtrail/fault/")):
+            return str(told[0][1])
+        lost = self._lifeline.first_lost() if self._lifeline else ""
+        return f"lost {lost or 'another process'}; `dvc repro` resumes from the last checkpoint"
+
+    def leave(self) -> None:
+        """Wait for process 0, and end the work together: from here on each process is by itself, and none is lost."""
+        if self.count == 1:
+            return
+        self.agreed(lambda: None)  # without limit, unlike the barrier
+        with contextlib.suppress(RuntimeError):  # a process that is lost now has done its part
+            self._client.wait_at_barrier("gradtrail/leave", _LEAVE_SECONDS * 1000)
+            _jax().distributed.shutdown()
+        if self._lifeline:
+            self._lifeline.close()
+        _forget()
+        self.count = 1
+
+    def exit(self, status: int) -> None:
+        """End the process with a status without waiting for the others, where there are others and one may be lost."""
+        if self.count > 1:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        sys.exit(status)
+
+    def _wait_for(self, key: str) -> str:
+        while True:
+            try:
+                return str(self._client.blocking_key_value_get(key, _SLICE_MS))
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+
+    def _gloo_on_loopback(self) -> contextlib.AbstractContextManager[object]:
+        """Have gloo listen on loopback alone where the coordinator does; JAX itself takes the host's own address."""
+        if not _is_loopback(_state().coordinator_address):
+            return contextlib.nullcontext()
+        jaxlib = _jaxlib()
+        on_loopback = functools.partial(jaxlib.make_gloo_tcp_collectives, hostname="127.0.0.1")
+        return replaced(jaxlib, make_gloo_tcp_collectives=on_loopback)
+
+
+ALONE = Processes()
+
+
+def refuse_followers(stage: str) -> None:
+    """Raise UserError, in one line, in a process that is to help with a stage which one process makes."""
+    if is_follower():
+        raise SystemExit(2)
+    if int(os.environ.get(COUNT) or 1) > 1:
+        raise UserError(f"{COUNT} is {os.environ[COUNT]}, and one process makes {stage}")
+
+
+def join(stage: str, seconds: float) -> Processes:
+    """Meet the other processes of a stage, if whoever started this one started several; else return `ALONE`.
+
+    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` say so, or `GRADTRAIL_LAUNCH`: then JAX finds
+    what is missing of the three from its scheduler. All processes but the first are silent from here on: what they and
+    their libraries print is kept in `.gradtrail/processes/`.
+
+    Args:
+        stage: its name.
+        seconds: that a process waits for the others.
+
+    Raises:
+        UserError: not all have come; one line.
+        SystemExit: likewise, in a process that leaves it to another to say so.
+    """
+    given = {name: os.environ[name] for name in (ADDRESS, COUNT, INDEX) if os.environ.get(name)}
+    if not is_launched():
+        return ALONE
+    if any(not value.isdecimal() for name, value in given.items() if name != ADDRESS):
+        raise UserError(f"{COUNT} and {INDEX} must be whole numbers, got {given.get(COUNT)!r} and {given.get(INDEX)!r}")
+    address = given.get(ADDRESS)
+    _jax().config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the stage
+    with native_output() as said, _told_of_errors(seconds):
+        try:
+            _jax().distributed.initialize(
+                address,
+                *(int(given[name]) if name in given else None for name in (COUNT, INDEX)),
+                coordinator_bind_address=address if address and _is_loopback(address) else None,
+                initialization_timeout=int(seconds) + _GRACE_SECONDS,
+                heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise _not_joined(error, said, seconds) from None
+    state = _state()
+    joined = Processes(state.process_id, state.num_processes, state.client)
+    joined.hold_on(state.coordinator_address, seconds)
+    if not joined.is_first:
+        folder = private_folder() / "processes"
+        folder.mkdir(exist_ok=True)
+        with (folder / f"{stage}-{joined.index}.log").open("w") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+    return joined
+
+
+def _not_joined(error: Exception, said: IO[str], seconds: float) -> UserError | SystemExit:
+    """Return how to end where not all processes came; see `join`."""
+    state, text = _state(), str(error)
+    client = _forget()
+    if client is None:  # nothing was tried
+        if "should be defined" in text or "must be defined" in text:
+            names = f"{ADDRESS}, {COUNT} and {INDEX}"
+            return UserError(f"no scheduler that JAX knows started this process; {LAUNCH} needs one, or {names}")
+        return UserError(f"the processes could not meet: {one_line(text)[:200]}")
+    try:
+        client.shutdown()
+    except RuntimeError as why:
+        text = f"{text} {why}"
+    said.seek(0)
+    text += said.read()
+    at, count, index = state.coordinator_address, state.num_processes, state.process_id
+    if missing := _MISSING.search(text):
+        if index:
+            return SystemExit(2)  # process 0 says it
+        numbers = ", ".join(missing[1].split())
+        return UserError(
+            f"of {count} processes these have not come to {at} within {seconds:g} s: {numbers}; "
+            "`runtime.join_seconds` says how long to wait"
+        )
+    if index > 1:
+        return SystemExit(2)  # process 1 says it
+    return UserError(f"process {index} of {count} got no answer from process 0 at {at} within {seconds:g} s")
+
+
+def _told_of_errors(seconds: float) -> contextlib.AbstractContextManager[None]:
+    """Have JAX raise where processes do not meet within a time, and name them; by itself it aborts the process."""
+    jaxlib = _jaxlib()
+    client, service = jaxlib.get_distributed_runtime_client, jaxlib.get_distributed_runtime_service
+    options = {"missed_heartbeat_callback": lambda _: None, "shutdown_on_destruction": False}
+    return replaced(
+        jaxlib,
+        get_distributed_runtime_client=functools.partial(client, **options),
+        get_distributed_runtime_service=functools.partial(service, cluster_register_timeout=max(1, int(seconds))),
+    )
+
+
+def _add_up(devices: list[Any]) -> None:
+    sharding = importlib.import_module("gradtrail.core.common.sharding")  # late, as it imports JAX
+    mesh = sharding.make_mesh(devices)
+    added = sharding.data_parallel(lambda _, batch: (batch.sum(), ()), mesh)
+    ones = sharding.put(np.ones(len(devices), np.float32), sharding.over_batch(mesh))
+    _jax().block_until_ready(_jax().jit(added)((), ones))
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether an address with a port is one of this host alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _jax() -> Any:
+    """Return JAX, late: stages that do not compute import this module too, and do not depend on JAX."""
+    return importlib.import_module("jax")
+
+
+def _jaxlib() -> Any:
+    return importlib.import_module("jaxlib._jax")
+
+
+def _forget() -> Any:
+    """Have JAX not wait for the others as Python ends; return its client."""
+    client, _state().client, _state().service = _state().client, None, None
+    return client
+
+
+def _state() -> Any:
+    """Return JAX' own record of its processes; it has no public name, and libraries such as Orbax use it too."""
+    return importlib.import_module("jax._src.distributed").global_state

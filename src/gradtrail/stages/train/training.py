@@ -1,0 +1,140 @@
+"""A training as each of its processes loads and compiles it: all do the same, and process 0 also writes and logs."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+
+from gradtrail.core.common.split import Split
+from gradtrail.core.nn.models import Model
+from gradtrail.core.train import loop
+from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.loop import Engine
+from gradtrail.core.xla.compiler import Compiler
+from gradtrail.stages.artifacts import accounting, splits
+from gradtrail.stages.artifacts.accounting import Spending
+from gradtrail.stages.artifacts.shards import ShardedSplit
+from gradtrail.stages.artifacts.splits import HeldSplit
+from gradtrail.stages.common import dataset
+from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.common.processes import Processes
+from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
+from gradtrail.stages.train.loop import Members, Unheard, train_members
+from gradtrail.stages.train.secret import of_training, read_secret
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a training starts from.
+
+    Attributes:
+        train: the training split, whole or to be read in parts.
+        spending: of a private training; else None.
+        devices: one for each shard, of all processes.
+        processes: that train together.
+        steps_per_call: of `runtime`, as process 0 has it.
+    """
+
+    config: TrainConfig
+    runtime: RuntimeConfig
+    info: DatasetInfo
+    train: Split | HeldSplit | ShardedSplit
+    spending: Spending | None
+    devices: Sequence[jax.Device]
+    processes: Processes
+    steps_per_call: int
+    secret: str | None = field(repr=False)
+
+    @property
+    def model(self) -> Model:
+        """The network to train."""
+        config = self.config.model_config(self.info.image_shape, self.info.num_classes)
+        return Model(config, remat=self.config.remat)
+
+    @property
+    def epsilons(self) -> Sequence[float]:
+        """What a private training has spent after each epoch; else empty."""
+        return self.spending.epsilons if self.spending else ()
+
+    def compile(self, compiler: Compiler) -> Engine:
+        """Compile the functions of the training."""
+        noise = self.spending.noise_multiplier if self.spending else None
+        streamed = not isinstance(self.train, Split)
+        program = loop.make_program(
+            self.config, self.model, len(self.train), self.devices, noise_multiplier=noise, streamed=streamed
+        )
+        return loop.compile_engine(program, compiler=compiler)
+
+    def checkpoints(self, state: str, user: str = "") -> ResumeFolder:
+        """Return the checkpoints of the state with this key, see `resume_folder`; in process 0 it must be the key."""
+        return resume_folder(
+            state, self.runtime, self.config.shards, processes=self.processes, clock=time.monotonic, user=user
+        )
+
+    def members(self, checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]) -> Members:
+        """Return what the members have in common; `checkpoints` returns those of a member."""
+        return Members(
+            checkpoints=checkpoints,
+            secret=of_training(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
+            epsilons=self.epsilons,
+            processes=self.processes,
+        )
+
+    def follow(self, compiler: Compiler) -> None:
+        """Train with process 0, to the end."""
+
+        @contextlib.contextmanager
+        def checkpoints(_: MemberSeeds) -> Iterator[ResumeFolder]:
+            yield self.checkpoints("")
+
+        self.processes.agreed(lambda: None)  # process 0 has compiled: what it compiled is in the cache
+        results = train_members(
+            self.compile(compiler),
+            self.processes.of_first(_unknown),
+            self.train,
+            self.config,
+            members=self.members(checkpoints),
+            listener=Unheard(),
+            steps_per_call=self.steps_per_call,
+        )
+        for _ in results:
+            pass
+
+
+def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig, processes: Processes) -> Training:
+    """Read what a training starts from, and find the devices of its shards; JAX must not have looked for any yet.
+
+    Args:
+        folder: `data/processed`.
+        config: of the training.
+        runtime: how it runs.
+        processes: that train together.
+
+    Raises:
+        UserError: data or secret are missing or damaged, or this process has others than process 0, or other params.
+        ConfigError: the processes cannot have equally many shards, or no noise keeps the budget of a private training.
+    """
+    info = dataset.read_info(folder)
+    private = config.privacy.enabled
+    train = splits.open_train(folder / "train.npz", info, stream_above_mib=runtime.stream_above_mib, private=private)
+    processes.require_same({"train of params.yaml": repr(config), str(folder): info.digest})
+    return Training(
+        config=config,
+        runtime=runtime,
+        info=info,
+        train=train,
+        secret=read_secret(config.privacy),
+        spending=accounting.account(config, len(train)) if private else None,
+        devices=processes.devices(config.shards),
+        processes=processes,
+        steps_per_call=processes.agreed(lambda: runtime.steps_per_call),
+    )
+
+
+def _unknown(*_: object) -> dict[str, float]:
+    raise AssertionError("process 0 alone validates")

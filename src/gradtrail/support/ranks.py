@@ -1,0 +1,19 @@
+"""Whether this process is one of several that make a stage together, as far as its environment says so."""
+
+import os
+
+LAUNCH = "GRADTRAIL_LAUNCH"  # words that start the processes of a stage, put before its command by `pipeline/stage.sh`
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+_INDICES = (INDEX, "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
+
+
+def is_launched() -> bool:
+    """Whether the environment names other processes, or who starts them."""
+    return any(os.environ.get(name) for name in (LAUNCH, ADDRESS, COUNT, INDEX))
+
+
+def is_follower() -> bool:
+    """Whether this is a process after the first, which leaves files, runs and messages to process 0."""
+    found = next((os.environ[name] for name in _INDICES if os.environ.get(name)), "0")
+    return is_launched() and found != "0"

@@ -1,0 +1,105 @@
+"""The launcher: every process is told its number, one status, and no process outlives the others."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from projects import ROOT
+
+from gradtrail.cluster import launch as launching
+from gradtrail.cluster.launch import launch
+from gradtrail.support.errors import UserError
+from gradtrail.support.ranks import is_follower
+
+TOLD = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES" >> told; echo "$JAX_COORDINATOR_ADDRESS" > "at$JAX_PROCESS_ID"'
+
+
+def test_each_process_is_told_its_number_and_where_they_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launch(3, ["sh", "-c", TOLD]) == 0
+    assert sorted((tmp_path / "told").read_text().splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
+    addresses = {(tmp_path / f"at{index}").read_text() for index in range(3)}
+    assert len(addresses) == 1
+    assert addresses.pop().startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 5; sleep 0.3; exit 3', 5),
+        ('[ "$JAX_PROCESS_ID" = 1 ] && kill -9 $$; sleep 60', 128 + 9),
+        ('[ "$JAX_PROCESS_ID" = 1 ] && kill -6 $$; exit 2', 2),  # so JAX ends a process that has lost another
+    ],
+)
+def test_the_status_is_that_of_the_first_that_failed(script: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5)
+    assert launch(2, ["sh", "-c", script]) == status
+
+
+def test_of_the_death_of_process_0_the_launcher_tells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5)
+    assert launch(2, ["sh", "-c", '[ "$JAX_PROCESS_ID" = 0 ] && kill -9 $$; sleep 60', "pipeline.train"]) == 128 + 9
+    assert capsys.readouterr().err == "pipeline.train: process 0 was ended by SIGKILL, and the others after it\n"
+
+
+def test_a_signal_reaches_all_and_nothing_is_left(tmp_path: Path) -> None:
+    script = f'trap "echo >> {tmp_path}/got; exit 7" TERM; echo >> {tmp_path}/ready; while :; do sleep 0.05; done'
+    command = [sys.executable, "-m", "gradtrail.launch", "-n", "2", "sh", "-c", script]
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
+    while not (tmp_path / "ready").is_file() or len((tmp_path / "ready").read_text()) < 2:
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 7
+    assert len((tmp_path / "got").read_text()) == 2
+    assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025])
+def test_a_count_out_of_bounds_is_refused_in_one_line(count: int) -> None:
+    with pytest.raises(UserError, match=rf"^-n must be at least 1 and at most 1,024, got {count}$"):
+        launch(count, ["true"])
+
+
+def test_a_command_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^/no/such: No such file or directory$"):
+        launch(2, ["/no/such"])
+
+
+def test_the_stage_script_puts_the_words_before_the_command_of_the_training_alone() -> None:
+    def said(stage: str) -> str:
+        env = os.environ | {"GRADTRAIL_LAUNCH": "echo launched by", "VIRTUAL_ENV": str(Path(sys.executable).parents[1])}
+        done = subprocess.run(
+            ["sh", "pipeline/stage.sh", stage], cwd=ROOT, env=env, check=False, capture_output=True, text=True
+        )
+        return done.stdout
+
+    assert said("train").startswith("launched by ")
+    assert said("train").endswith("-m pipeline.train\n")
+    assert not said("no_such_stage")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, False),
+        ({"SLURM_PROCID": "1"}, False),  # a job of one's own, which nobody launched for this project
+        ({"SLURM_PROCID": "1", "GRADTRAIL_LAUNCH": "srun"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "0", "GRADTRAIL_LAUNCH": "mpirun"}, False),
+        ({"JAX_PROCESS_ID": "3"}, True),
+        ({"JAX_PROCESS_ID": "0", "SLURM_PROCID": "3"}, False),
+    ],
+)
+def test_who_follows_is_told_by_the_environment(
+    variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert is_follower() is expected

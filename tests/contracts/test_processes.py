@@ -1,0 +1,180 @@
+"""One training by several processes: the same bytes for any number of them, one clean end, and resumption after kills.
+
+The processes of a real project on the digits, on this machine: gloo on loopback.
+"""
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from projects import ROOT, Project, finished_project
+
+from gradtrail.stages.common.pipeline_file import read_pipeline
+
+OUTS = read_pipeline(ROOT / "dvc.yaml")["train"].outs
+SHARDS = 4
+LOST = re.compile(r"train: lost process \d on \S+; `dvc repro` resumes from the last checkpoint")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A training of four shards, with a checkpoint after every few steps."""
+    project = finished_project().copy(tmp_path / "project")
+    project.set("runtime.tracking", False)
+    project.set("runtime.checkpoint_seconds", 0.001)
+    project.set("runtime.steps_per_call", 4)
+    project.set("train.shards", SHARDS)
+    project.set("train.epochs", 6)
+    return project
+
+
+def start(project: Project, count: int) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "gradtrail.launch", "-n", str(count), "pipeline.train")
+    return project.start(*command, env={"PYTHONPATH": str(project.folder / "src")})
+
+
+def train(project: Project, count: int) -> tuple[dict[str, str], str]:
+    """Train to the end with so many processes; return the digests of the outs, and what was printed."""
+    process = start(project, count)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return project.digests(*OUTS), output
+
+
+def processes_of(launcher: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """The processes that train, as soon as all are there, in the order of their numbers."""
+    while True:
+        found = [child for child in psutil.Process(launcher.pid).children() if "pipeline.train" in child.cmdline()]
+        if len(found) == count:
+            return sorted(found, key=lambda child: child.environ()["JAX_PROCESS_ID"])
+        time.sleep(0.02)
+
+
+def wait_for(process: subprocess.Popen[str], words: str) -> None:
+    """Read what a process prints until a line begins like this."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(words):
+            return
+
+
+def test_any_number_of_processes_writes_the_same_bytes_and_process_0_alone_has_a_run(project: Project) -> None:
+    runs = len(project.runs_of("train"))
+    one, _ = train(project, 1)
+    project.set("runtime.tracking", True)
+    two, output = train(project, 2)
+    assert two == one
+    assert "Gloo" not in output
+    assert output.count("train: epoch 6 ") == 1, "process 0 alone tells of progress"
+    assert len(project.runs_of("train")) == runs + 1
+    assert project.runs_of("train")[0]["status"] == "FINISHED"
+    assert not project.processes("pipeline.train")
+
+
+def test_a_killed_process_ends_the_others_with_a_line_and_another_number_resumes_to_the_same_bytes(
+    project: Project,
+) -> None:
+    whole, _ = train(project, 1)
+    launcher = start(project, 4)
+    others = processes_of(launcher, 4)
+    wait_for(launcher, "train: epoch 3 ")
+    listening = {at.laddr.ip for each in others for at in each.net_connections() if at.status == "LISTEN"}
+    others[2].kill()
+    output, _ = launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert LOST.fullmatch(output.splitlines()[-1]), output
+    assert "Traceback" not in output
+    assert not any(each.is_running() for each in others)
+    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    resumed, output = train(project, 2)
+    assert "resuming after step" in output
+    assert resumed == whole
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("to", ["launcher", "process 1"])
+def test_a_signal_stops_all_at_one_step_with_a_checkpoint(number: signal.Signals, to: str, project: Project) -> None:
+    whole, _ = train(project, 1)
+    launcher = start(project, 2)
+    processes = processes_of(launcher, 2)
+    wait_for(launcher, "train: epoch 2 ")
+    (psutil.Process(launcher.pid) if to == "launcher" else processes[1]).send_signal(number)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 128 + number, output
+    last = output.splitlines()[-1]
+    stopped = re.fullmatch(r"train: stopped after step (\d+) of \d+; `dvc repro` resumes from there", last)
+    assert stopped, output
+    resumed, output = train(project, 4)
+    assert f"resuming after step {stopped[1]}, from a checkpoint" in output
+    assert resumed == whole
+
+
+@pytest.mark.nightly
+def test_twenty_kills_of_single_processes_change_no_byte(project: Project) -> None:
+    """At random moments, of a random process, each time with another number of them."""
+    project.set("train.epochs", 40)
+    whole, _ = train(project, 1)
+    draw, kills, seconds = random.Random(0), 0, list[float]()  # noqa: S311
+    while kills < 20:
+        count = draw.choice([1, 2, 4])
+        launcher = start(project, count)
+        victims = processes_of(launcher, count)
+        time.sleep(draw.uniform(1, 12))
+        if launcher.poll() is None:
+            victim = draw.randrange(count)
+            victims[victim].kill()
+            sent = time.monotonic()
+            output, _ = launcher.communicate(timeout=60)
+            seconds.append(time.monotonic() - sent)
+            assert launcher.returncode == 128 + signal.SIGKILL, output
+            assert not any(each.is_running() for each in victims)
+            kills += 1
+        elif launcher.returncode == 0:  # trained to the end: over again
+            assert project.digests(*OUTS) == whole
+    assert train(project, 2)[0] == whole
+    assert max(seconds) < 15, seconds
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.model": "cnn"},
+        {"train.precision": "float32", "train.optimizer": "muon", "train.average_decay": 0.9},
+        {"train.accumulation_steps": 2, "train.mlp.dropout": 0.5, "train.augmentation.shift": 2.0},
+        {"train.members": 2, "train.patience": 1, "train.precision": "bfloat16"},
+        {"train.privacy.enabled": True, "train.precision": "float32"},
+    ],
+    ids=lambda changes: " ".join(key.removeprefix("train.") for key in changes),
+)
+def test_all_kinds_of_training_have_the_same_bytes(changes: dict[str, object], project: Project) -> None:
+    project.set("train.epochs", 2)
+    for key, value in changes.items():
+        project.set(key, value)
+    (one, _), (two, _), (four, _) = (train(project, count) for count in (1, 2, 4))
+    assert one == two == four
+
+
+@pytest.mark.nightly
+def test_a_process_that_never_comes_is_named(project: Project) -> None:
+    project.set("runtime.join_seconds", 3.0)
+    told = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:23456", "JAX_NUM_PROCESSES": "3"}
+    env = {"PYTHONPATH": str(project.folder / "src")} | told
+    command = (sys.executable, "-m", "pipeline.train")
+    started = [project.start(*command, env=env | {"JAX_PROCESS_ID": index}) for index in ("0", "2")]
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [2, 2]
+    assert outputs[0].splitlines() == [
+        "train: of 3 processes these have not come to 127.0.0.1:23456 within 3 s: 1; "
+        "`runtime.join_seconds` says how long to wait"
+    ]
+    assert not outputs[1]
