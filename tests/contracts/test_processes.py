@@ -50,11 +50,11 @@ def train(project: Project, count: int) -> tuple[dict[str, str], str]:
 
 
 def processes_of(launcher: subprocess.Popen[str], count: int) -> list[psutil.Process]:
-    """The processes that train, as soon as all are there, in the order of their numbers."""
+    """The processes that train, as soon as all are there, in the order of their numbers, in which they are started."""
     while True:
         found = [child for child in psutil.Process(launcher.pid).children() if "pipeline.train" in child.cmdline()]
         if len(found) == count:
-            return sorted(found, key=lambda child: child.environ()["JAX_PROCESS_ID"])
+            return sorted(found, key=lambda child: child.pid)
         time.sleep(0.02)
 
 
