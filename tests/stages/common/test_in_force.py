@@ -29,12 +29,18 @@ def test_what_members_vary_in_counts_where_there_are_several() -> None:
         assert "train.vary" in in_force(TRAIN | {"train.members": members})
 
 
+def test_how_sums_are_added_up_counts_where_there_are_several_shards() -> None:
+    assert "train.reduction" not in in_force(TRAIN)
+    for shards in (2, "2"):
+        assert "train.reduction" in in_force(TRAIN | {"train.shards": shards})
+
+
 def test_the_linear_model_has_no_block_though_a_schedule_has_that_name() -> None:
     assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", "augmentation"}
 
 
 def test_what_belongs_to_no_block_is_in_force_and_all_is_where_no_model_is_chosen() -> None:
-    assert {key for key in TRAIN if key.count(".") == 1} - {"train.vary"} <= in_force(TRAIN).keys()
+    assert {key for key in TRAIN if key.count(".") == 1} - {"train.vary", "train.reduction"} <= in_force(TRAIN).keys()
     assert in_force({"train.cnn.dropout": 1, "evaluate.weights": "best"}) == {
         "train.cnn.dropout": 1,
         "evaluate.weights": "best",
