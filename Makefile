@@ -91,6 +91,7 @@ bench: env ## what everything costs, beside its peers; a table and a JSON file e
 	@$(BIN)/python -m benchmarks.private_training
 	@$(BIN)/python -m benchmarks.speedrun
 	@$(BIN)/python -m benchmarks.checkpoints
+	@$(BIN)/python -m benchmarks.streaming
 	@$(BIN)/python -m benchmarks.tracking
 	@$(BIN)/python -m benchmarks.audit
 	@$(BIN)/python -m benchmarks.privacy_audit

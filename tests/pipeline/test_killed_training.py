@@ -23,6 +23,8 @@ pytestmark = pytest.mark.slow
 OUTS = ("models", "results/train", "metrics/train.json")
 QUICK = {
     "fetch.dataset": "digits",
+    "preprocess.shard_mib": 1,  # and read in parts: a split in memory trains by the same steps
+    "runtime.stream_above_mib": 0.0,
     "train.epochs": 3,
     "train.batch_size": 16,
     "train.mlp.hidden": [16],
