@@ -6,6 +6,8 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from gradtrail.support.secrets import redacted
+
 T = TypeVar("T")
 NO_SOURCE_FLAG = "GRADTRAIL_NO_SOURCE_FLAG"  # variable that names a file: fetch makes it as it raises NoSourceError
 _DAMAGE = ("file is not a database", "database disk image is malformed")  # SQLite's words, whoever passes them on
@@ -22,8 +24,8 @@ class UserError(Exception):
     """Bad input. The message is one line: the key or file, what was found, and what is allowed."""
 
     def __init__(self, message: str) -> None:
-        """Join the lines of `message`, and escape control characters: paths and keys of YAML may hold both."""
-        super().__init__(printable(" ".join(message.splitlines())))
+        """Join the lines of `message`, hide credentials, and escape control characters, which keys of YAML may hold."""
+        super().__init__(printable(redacted(" ".join(message.splitlines()))))
 
 
 class DamagedDatabaseError(UserError):

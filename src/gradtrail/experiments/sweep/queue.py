@@ -7,7 +7,6 @@ queue: starting it also starts the experiments that others have queued there.
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import psutil
 
 from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.interpreter import with_this_interpreter
 from gradtrail.support.progress import ProgressBar, progress_bar
 from gradtrail.support.signals import stop_request
 
@@ -87,7 +87,7 @@ class ExperimentQueue:
         """Start up to `jobs` workers. They outlive this process, so they get no pipe that a reader would wait for."""
         streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = [sys.executable, "-m", "dvc", "queue", "start", "--jobs", str(jobs)]
-        done = subprocess.run(command, check=False, start_new_session=True, env=_environment(), **streams)
+        done = subprocess.run(command, check=False, start_new_session=True, env=with_this_interpreter(), **streams)
         if done.returncode:
             raise UserError("DVC's queue cannot be started; `dvc queue start` shows why")
 
@@ -104,7 +104,7 @@ def queue_experiments(commands: Sequence[Sequence[str]]) -> list[str]:
     with stop_request() as stop:
         options: Any = {"capture_output": True, "text": True, "start_new_session": True}
         words = [sys.executable, "-c", _RUN_ALL, json.dumps(commands)]
-        done = subprocess.run(words, check=False, env=_environment(), **options)
+        done = subprocess.run(words, check=False, env=with_this_interpreter(), **options)
     stop.obey("stopped while experiments were queued")
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
@@ -118,13 +118,7 @@ def bring_up_to_date() -> int:
     Of all stages, as an experiment fails where DVC's cache lacks any out that `dvc.lock` names.
     """
     command = [sys.executable, "-m", "dvc", "repro"]
-    return subprocess.run(command, check=False, stdout=sys.stderr.fileno(), env=_environment()).returncode
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment in which DVC, its workers and the stages find this interpreter."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, "VIRTUAL_ENV": sys.prefix}
+    return subprocess.run(command, check=False, stdout=sys.stderr.fileno(), env=with_this_interpreter()).returncode
 
 
 def _name(entry: Any) -> str:
