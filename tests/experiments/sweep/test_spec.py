@@ -17,7 +17,6 @@ from gradtrail.experiments.sweep.spec import (
     PlannedRun,
     Training,
     params_of,
-    queue_command,
     read_comparisons,
     require_seeds,
     trainings_of,
@@ -65,12 +64,13 @@ def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_an
     assert len(firsts) > 3, "no variant is always the first"
 
 
-def test_a_run_is_queued_with_its_changes_and_its_seed() -> None:
-    trainings = (Training("on", range(1)), Training("off", range(2, 5)))
-    assert [" ".join(queue_command(training, CLIPPING)) for training in trainings] == [
-        "exp run --queue -S train.clip_norm=1.0 -S train.seed=0 -S train.members=1 evaluate",
-        "exp run --queue -S train.clip_norm=null -S train.seed=2 -S train.members=3 evaluate",
-    ]
+def test_a_training_changes_its_variant_and_its_seeds() -> None:
+    assert Training("on", range(1)).changes(CLIPPING) == {"train.clip_norm": 1.0, "train.seed": 0, "train.members": 1}
+    assert Training("off", range(2, 5)).changes(CLIPPING) == {
+        "train.clip_norm": None,
+        "train.seed": 2,
+        "train.members": 3,
+    }
 
 
 def test_consecutive_seeds_of_a_variant_are_trained_together() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradtrail.stages.artifacts.members import seeds_in_words
-from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, as_options, changed, require_known
+from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, changed, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError, suggestion
@@ -131,11 +131,6 @@ def trainings_of(runs: Iterable[PlannedRun], *, together: bool) -> list[Training
             found.append(Training(run.label, range(run.seed, run.seed + 1)))
     shuffled = [found[place] for place in np.random.default_rng(0).permutation(len(found))]
     return sorted(shuffled, key=lambda training: training.seeds.start)
-
-
-def queue_command(training: Training, comparison: Comparison) -> list[str]:
-    """Return the arguments of the `dvc` command that queues a training."""
-    return ["exp", "run", "--queue", *as_options(training.changes(comparison)), STAGE]
 
 
 def _validate(comparison: Comparison, name: str, params: Mapping[str, Any], sections: Sequence[str]) -> None:

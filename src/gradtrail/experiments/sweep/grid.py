@@ -1,0 +1,124 @@
+"""`gradtrail sweep FILE`: run a grid or a list of params, each an experiment of DVC, and list the results."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gradtrail.experiments.sweep.engine import Engine, QueueEngine
+from gradtrail.experiments.sweep.main import require_commit, sweep_lock
+from gradtrail.experiments.sweep.missing import complete
+from gradtrail.experiments.sweep.runs import CompletedRun
+from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, require_seeds
+from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, require_known
+from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
+from gradtrail.support.errors import UserError
+from gradtrail.support.progress import stdout_console
+
+_MOST = 10_000  # experiments of a sweep; a grid grows fast
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The content of a sweep's file.
+
+    Attributes:
+        about: what it is for.
+        set: changes to the params of every experiment: dotted key → value.
+        grid: key → values; every combination is an experiment.
+        points: further experiments, each with its changes.
+    """
+
+    about: str = ""
+    set: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    points: tuple[dict[str, Any], ...] = ()
+
+
+def read_sweep(path: Path) -> tuple[Comparison, list[PlannedRun]]:
+    """Read a sweep: its variants, which are all changes but the seed, and its runs.
+
+    Raises:
+        UserError: one line that names the key and what is wrong with it.
+    """
+    sweep = validate(read_yaml(path), Sweep, str(path))
+    if empty := next((key for key, values in sweep.grid.items() if not values), None):
+        raise UserError(f"{path}: grid.{empty}: has no values")
+    combinations = itertools.product(*sweep.grid.values()) if sweep.grid else ()
+    points = [dict(zip(sweep.grid, values, strict=True)) for values in itertools.islice(combinations, _MOST + 1)]
+    points += sweep.points
+    if not 0 < len(points) <= _MOST:
+        found = f"more than {_MOST:,}" if points else "no"
+        raise UserError(f"{path}: {found} experiments; `grid` and `points` must have 1 to {_MOST:,}")
+    _require_valid(path, sweep)
+    default = read_yaml(PARAMS)["train"]["seed"]
+    planned = [PlannedRun(_label(point), point.get(SEED, default)) for point in points]
+    require_seeds(sorted({run.seed for run in planned}), f"{path}: {SEED}")
+    variants = {
+        run.label: sweep.set | {key: value for key, value in point.items() if key != SEED}
+        for run, point in zip(planned, points, strict=True)
+    }
+    # Each by itself, as if its time counted: points of a sweep differ in more than seeds.
+    comparison = Comparison(about=sweep.about, seeds=(default,), variants=variants, timed=True)
+    return comparison, list(dict.fromkeys(planned))
+
+
+def sweep(path: Path, engine: Engine | None = None, *, jobs: int = 1) -> int:
+    """Run what is missing of a sweep and print its results, the best first.
+
+    Args:
+        path: of the file.
+        engine: that runs the experiments; None for DVC's queue.
+        jobs: number of experiments that DVC's queue runs at a time.
+
+    Returns:
+        The exit status: 0, 1 if a run failed, or that of `dvc repro` if it failed.
+
+    Raises:
+        UserError: the file is invalid, or there is no commit; one line.
+    """
+    comparison, planned = read_sweep(path)
+    require_commit()
+    with sweep_lock():
+        engine = engine or QueueEngine(jobs)
+        if status := engine.prepare(path.stem):
+            return status
+        completed = complete(path.stem, comparison, planned, engine, str(path))
+    if completed:
+        stdout_console().print(as_table(completed, f"{path.stem} on {completed[0].dataset}: {comparison.about}"))
+    return 1 if len(completed) < len(planned) else 0
+
+
+def as_table(runs: Sequence[CompletedRun], title: str) -> Table:
+    """Return runs as a table for a terminal, the most accurate first."""
+    table = Table(title=title.removesuffix(": "), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("params", "seed", "accuracy, %", "loss", "train, s", "run"):
+        table.add_column(name, justify="left" if name in ("params", "run") else "right")
+    for run in sorted(runs, key=lambda run: (-run.accuracy, run.loss, run.planned)):
+        seconds = "" if run.seconds is None else f"{run.seconds:.1f}"
+        cells = (f"{100 * run.accuracy:.2f}", f"{run.loss:.4f}", seconds, run.run_id[:8])
+        table.add_row(run.planned.label, str(run.planned.seed), *cells)
+    return table
+
+
+def _label(point: Mapping[str, Any]) -> str:
+    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in point.items() if key != SEED]
+    return ", ".join(changes) or "params.yaml"
+
+
+def _require_valid(path: Path, sweep: Sweep) -> None:
+    params, pipeline = read_yaml(PARAMS), read_pipeline()
+    sections = (*stages_before(STAGE, pipeline), STAGE)
+    places = {"set": sweep.set, "grid": sweep.grid} | {f"points.{n}": point for n, point in enumerate(sweep.points)}
+    for place, changes in places.items():
+        require_known(params, changes, f"{path}: {place}")
+        for key in changes:
+            if key == MEMBERS or (key == SEED and place == "set"):
+                raise UserError(f"{path}: {place}.{key}: each experiment trains one seed; list seeds in `grid`")
+            if key.partition(".")[0] not in sections:
+                raise UserError(f"{path}: {place}.{key} changes neither training nor evaluation")
