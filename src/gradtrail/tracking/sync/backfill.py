@@ -21,7 +21,7 @@ from gradtrail.tracking.lineage.dvc_cache import is_here, restore
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.origin import origin_of
 from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_states
-from gradtrail.tracking.lineage.snapshots import Snapshot
+from gradtrail.tracking.lineage.snapshots import Experiment, Snapshot, snapshot_of
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, has_headlines, training_of
@@ -79,6 +79,18 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
         elsewhere=len(elsewhere),
     )
     return report, [run.info.run_id for run in elsewhere] if len(elsewhere) == len(still_open) else None
+
+
+def backfill_experiment(experiment: Experiment) -> None:
+    """Rebuild the runs that the states of one experiment lack, from files that DVC's cache has."""
+    if (snapshot := snapshot_of(experiment.commit)) is None:
+        return
+    client = open_store()
+    index = RunIndex(client)
+    dead, _ = close_dead_runs(client, index.runs())
+    index.refresh(run.info.run_id for run in dead)
+    found = States(client, index)
+    found.copy_headlines([found.ensure_runs(dataclasses.replace(snapshot, experiment=experiment))], [])
 
 
 class States:

@@ -1,0 +1,77 @@
+"""Checkouts of a node: clean, one for each process at a time, made once and reused."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from cluster_repository import SharedRepository, run_git
+
+from gradtrail.cluster.task.checkout import node_folder
+from gradtrail.support.errors import UserError
+
+
+def test_a_checkout_has_the_commit_and_a_cache_and_is_clean_again_the_next_time(
+    shared: SharedRepository, tmp_path: Path
+) -> None:
+    node = node_folder(shared.url)
+    with node.checkout(shared.commit, None) as folder:
+        assert (folder / "file").read_text() == "content"
+        assert str(node.path / "cache") in (folder / ".dvc" / "config.local").read_text()
+        (folder / "file").write_text("changed")
+        (folder / "left").write_text("by a killed process")
+        (folder / ".git" / "index.lock").touch()
+        (folder / ".dvc" / "tmp" / "exps" / "standalone").mkdir(parents=True)
+        run_git(folder, "update-ref", "refs/exps/ab/cd/name", "HEAD")
+        first = folder
+    with node.checkout(shared.commit, tmp_path / "own") as folder:
+        assert folder == first
+        assert run_git(folder, "status", "--porcelain") == ""
+        assert not (folder / ".dvc" / "tmp" / "exps").exists()
+        assert run_git(folder, "for-each-ref", "refs/exps") == ""
+        assert str(tmp_path / "own") in (folder / ".dvc" / "config.local").read_text()
+        assert run_git(folder, "config", "remote.origin.url") == shared.url
+
+
+def test_two_at_a_time_have_two_checkouts(shared: SharedRepository) -> None:
+    node = node_folder(shared.url)
+    with node.checkout(shared.commit, None) as one, node.checkout(shared.commit, None) as other:
+        assert one != other
+        assert (other / "file").is_file()
+
+
+def test_a_fault_in_the_block_is_raised_and_frees_the_checkout(shared: SharedRepository) -> None:
+    node = node_folder(shared.url)
+    with pytest.raises(ZeroDivisionError), node.checkout(shared.commit, None) as first:
+        raise ZeroDivisionError
+    with node.checkout(shared.commit, None) as second:
+        assert first == second
+
+
+def test_many_threads_clone_once(shared: SharedRepository) -> None:
+    node = node_folder(shared.url)
+    faults: list[BaseException] = []
+
+    def require() -> None:
+        try:
+            node.require(shared.commit)
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=require) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+def test_a_commit_that_came_later_is_fetched_and_one_that_is_nowhere_is_one_line(shared: SharedRepository) -> None:
+    node = node_folder(shared.url)
+    node.require(shared.commit)
+    (shared.clone / "file").write_text("second")
+    run_git(shared.clone, "commit", "-qam", "second")
+    with pytest.raises(UserError, match=rf"shared\.git: has no commit {shared.commit[:12]}: push it with `git push`$"):
+        node.require(shared.commit)
+    run_git(shared.clone, "push", "-q", "origin", "HEAD:main")
+    with node.checkout(shared.commit, None) as folder:
+        assert (folder / "file").read_text() == "second"

@@ -1,0 +1,38 @@
+"""A command that fails is one line that says why, without credentials and without a question."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradtrail.cluster.task.shell import CommandError, git, reason, run
+
+
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ("", "it said nothing"),
+        ("one\n\ntwo\n", "two"),
+        ("fatal: no such thing\nfatal: Could not read from remote repository.\n", "no such thing"),
+        ("train: train.seed must be\nERROR: failed to reproduce 'train': exited with 2\n", "train: train.seed must be"),
+        ("ERROR: failed to reproduce 'train'\n", "failed to reproduce 'train'"),
+    ],
+)
+def test_the_line_that_says_why(output: str, why: str) -> None:
+    assert reason(output) == why
+
+
+def test_what_a_command_prints_and_how_it_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert run([sys.executable, "-c", "print(input())"], stdin="words") == "words"
+    monkeypatch.setenv("SOME_TOKEN", "very-secret")
+    failing = "import os, sys; sys.exit('denied for ' + os.environ['SOME_TOKEN'])"
+    with pytest.raises(CommandError, match=r"failed: denied for \*\*\*$") as caught:
+        run([sys.executable, "-c", failing])
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CommandError, match=r"`no-such-program x`: no-such-program is not there"):
+        run(["no-such-program", "x"])
+
+
+def test_git_asks_no_question(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"^`git clone` failed: "):
+        git("clone", "https://127.0.0.1:9/private.git", str(tmp_path / "x"))

@@ -1,0 +1,131 @@
+"""An experiment made for a cluster, with the real DVC and MLflow: files, runs and ref are where all can get them."""
+
+import contextlib
+import importlib.util
+import os
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+from cluster_repository import run_git
+from projects import Project, environment, finished_small_project
+
+from gradtrail.cluster.task.checkout import node_folder
+from gradtrail.cluster.task.home import fetch_experiments
+from gradtrail.cluster.task.make import experiment_ref, make_experiment
+from gradtrail.cluster.task.places import Places
+from gradtrail.cluster.task.plan import Wanted, plan_experiments
+from gradtrail.cluster.task.records import ensure_runs, states_of
+from gradtrail.cluster.task.request import Request, own_packages, own_python
+from gradtrail.tracking.lineage.snapshots import Experiment
+from gradtrail.tracking.mlflow.client import StoreClient
+from gradtrail.tracking.mlflow.search import StoredRuns
+
+RATE = "train.adamw.learning_rate"
+SECRET = "not-for-any-file"  # noqa: S105
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The small project with a git remote and a DVC remote, which have its first results."""
+    project = finished_small_project().copy(tmp_path / "project")
+    run_git(tmp_path, "init", "-q", "--bare", "shared.git")
+    project.git("remote", "add", "origin", str(tmp_path / "shared.git"))
+    project.dvc("remote", "add", "--default", "storage", str(tmp_path / "storage"))
+    project.commit("remotes")
+    project.git("push", "-q", "origin", "HEAD:main")
+    project.dvc("push")
+    for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GRADTRAIL_CLUSTER_DIR", str(tmp_path / "node"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.chdir(project.folder)
+    return project
+
+
+@pytest.mark.slow
+def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project: Project, tmp_path: Path) -> None:
+    commit = project.git("rev-parse", "HEAD").strip()
+    (experiment,) = plan_experiments([Wanted("a rate", {RATE: 0.25}, "evaluate")], commit)
+    assert len(experiment.shared) == 1, "the training; the fetched data are in the lock"
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    project.run(sys.executable, "-m", "gradtrail", "sync", env={"MLFLOW_TRACKING_URI": store, **_own_code(project)})
+    request = Request(
+        git_url=str(tmp_path / "shared.git"),
+        commit=commit,
+        tracking_uri=store,
+        cache=None,
+        cpus=1.0,
+        gpus=0.0,
+        python=own_python(),
+        packages=own_packages(),
+        experiments=(experiment,),
+    )
+    assert make_experiment(request, experiment) == "made"
+    assert make_experiment(request, experiment) == "there"
+
+    ref = experiment_ref(commit, experiment.name)
+    refs = run_git(
+        tmp_path / "shared.git", "for-each-ref", "--format=%(refname)", "refs/exps", "refs/gradtrail"
+    ).split()
+    assert refs == [ref, f"refs/gradtrail/made/{experiment.shared[0]}"]
+    made = run_git(tmp_path / "shared.git", "rev-parse", ref)
+
+    places = Places(commit=commit, remote="origin", git_url=request.git_url, tracking_uri=store, cache=None)
+    fetch_experiments(places, [experiment.name])
+    assert experiment.name in project.dvc("exp", "list", "--name-only")
+    project.dvc("exp", "pull", "origin", experiment.name)
+    project.dvc("exp", "apply", experiment.name)
+    assert "0.25" in (project.folder / "models/final.safetensors").read_text()
+
+    node = node_folder(request.git_url)
+    find = StoredRuns(StoreClient(store))
+    states = states_of(node.clone.parent / "checkouts" / commit[:16] / "0", made, ["train", "evaluate"])
+    found = {stage: find({"state": state}, finished=True) for stage, state in states.items()}
+    assert {stage: len(runs) for stage, runs in found.items()} == {"train": 1, "evaluate": 1}
+    assert {run.data.tags["dvc.exp_name"] for runs in found.values() for run in runs} == {experiment.name}
+
+    # A run that the server does not have is rebuilt from the files
+    (evaluation,) = found["evaluate"]
+    StoreClient(store).delete_run(evaluation.info.run_id)
+    with node.checkout(commit, None) as folder:
+        run_git(folder, "fetch", "-q", request.git_url, f"{ref}:{ref}")
+        env = environment() | _own_code(project) | {"MLFLOW_TRACKING_URI": store}
+        known = Experiment(name=experiment.name, baseline=commit, commit=made)
+        ensure_runs(env, folder, known, ["train", "evaluate"], patience=10)
+    (rebuilt,) = find({"state": states["evaluate"]}, finished=True)
+    assert rebuilt.data.tags["rebuilt"] == "true"
+    assert rebuilt.data.tags["dvc.exp_name"] == experiment.name
+    _require_no_secret(tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="not installed: ray")
+def test_a_sweep_on_a_ray_of_this_machine(project: Project, tmp_path: Path) -> None:
+    evaluate = project.folder / "pipeline" / "evaluate.py"
+    evaluate.write_text(evaluate.read_text().replace('"length"', '"accuracy": 0.9, "loss": 0.5, "length"'))
+    project.commit("a figure to compare")
+    (tmp_path / "rates.yaml").write_text(f"grid: {{{RATE}: [0.25, 0.5]}}\n")
+    command = (sys.executable, "-m", "gradtrail", "sweep", str(tmp_path / "rates.yaml"), "--on", "local")
+    said = project.run(*command, env=_own_code(project))
+    assert "2 of 2" in said
+    assert "learning_rate=0.25" in said
+    again = project.run(*command, env=_own_code(project))
+    assert "job" not in again, "nothing was missing"
+    refs = project.git("for-each-ref", "--format=%(refname)", "refs/exps/*/*/gradtrail-*").splitlines()
+    assert len(refs) == 2
+    with contextlib.closing(sqlite3.connect(project.folder / "mlflow.db")) as store:
+        query = "select count(*), count(distinct value) from tags where key = 'state'"
+        total, distinct = store.execute(query).fetchone()
+    assert total == distinct
+
+
+def _own_code(project: Project) -> dict[str, str]:
+    return {"PYTHONPATH": str(project.folder / "src")}
+
+
+def _require_no_secret(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file() and os.access(path, os.R_OK):
+            assert SECRET.encode() not in path.read_bytes(), path
