@@ -4,7 +4,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-LOCK   := $(if $(GPU),requirements-cuda.lock,requirements.lock)
+ifneq ($(and $(GPU),$(CLUSTER)),)
+$(error GPU=1 or CLUSTER=1: a GPU node of a cluster needs both locks, see docs/cluster.md)
+endif
+LOCK   := requirements$(if $(GPU),-cuda)$(if $(CLUSTER),-cluster).lock
 
 export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
@@ -20,25 +23,25 @@ SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow" tests))
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-env: $(READY) ## the environment in .venv, from requirements.lock; with GPU=1 from requirements-cuda.lock
+env: $(READY) ## the environment in .venv, from requirements.lock; GPU=1 or CLUSTER=1: from -cuda.lock or -cluster.lock
 
 # The scripts of an environment name the folder that it was made in, so a moved or copied repository gets a new one.
-# GPU=1 counts once: the environment stays one for GPUs until it is removed.
+# GPU=1 and CLUSTER=1 count once: the environment stays one for GPUs or clusters until it is removed.
 ifneq ($(wildcard $(READY)),)
 ifneq ($(shell head -n 1 $(READY)),$(realpath $(VENV)))
 .PHONY: $(READY)
 endif
-ifneq ($(GPU),)
+ifneq ($(GPU)$(CLUSTER),)
 ifneq ($(shell tail -n 1 $(READY)),$(LOCK))
 .PHONY: $(READY)
 endif
 endif
 endif
 
-$(READY): requirements.lock requirements-cuda.lock pyproject.toml tools/setup.sh
+$(READY): requirements.lock requirements-cuda.lock requirements-cluster.lock pyproject.toml tools/setup.sh
 	@sh tools/setup.sh "$(PYTHON)" "$(VENV)" "$(LOCK)"
 
-lock: env ## resolve requirements.lock and requirements-cuda.lock anew, from pyproject.toml
+lock: env ## resolve requirements.lock and those for GPUs and clusters anew, from pyproject.toml
 	@PATH="$(abspath $(BIN)):$$PATH" sh tools/lock.sh
 
 repro: env ## run the pipeline; stages that are up to date do not run

@@ -56,6 +56,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
         ("compare clipping --seeds one", "gradtrail: --seeds: must be integers separated by commas"),
         ("compare clipping --jobs 0", "gradtrail compare: Invalid value for '--jobs': 0 is not in the range"),
         ("recipes mpl", "gradtrail: recipes.yaml: no recipe mpl; it has mlp, "),
+        ("sweep", "gradtrail sweep: Missing argument 'FILE.yaml'. See `gradtrail sweep --help`."),
+        ("sweep nothing.yaml", "gradtrail: nothing.yaml: no such file"),
+        ("sweep x.yaml --cpus -1", "gradtrail sweep: Invalid value for '--cpus': -1.0 is not in the range"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_status_2(
@@ -88,6 +91,7 @@ def test_outside_of_a_project_a_verb_says_so_and_writes_nothing(
         "verdict": ["run"],
         "promote": ["run"],
         "upgrade": ["jax==0.10.1"],
+        "sweep": ["rates.yaml"],
     }.get(verb, [])
     assert run(monkeypatch, verb, *arguments) == 2
     out, err = capsys.readouterr()

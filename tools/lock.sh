@@ -1,5 +1,5 @@
 #!/bin/sh
-# Resolve both locks anew: `make lock`, after a change of dependencies in pyproject.toml. Needs uv.
+# Resolve all locks anew: `make lock`, after a change of dependencies in pyproject.toml. Needs uv.
 #
 # Pinned by version and hash, for every Python and system that the project supports; without the address of any index.
 set -eu
@@ -9,4 +9,5 @@ compile() {
 }
 compile --extra dev --output-file requirements.lock
 compile --extra dev --extra cuda13 --constraints requirements.lock --output-file requirements-cuda.lock
-! grep -nE 'https?://' requirements.lock requirements-cuda.lock
+compile --extra dev --extra cluster --constraints requirements.lock --output-file requirements-cluster.lock
+! grep -nE 'https?://' requirements.lock requirements-cuda.lock requirements-cluster.lock

@@ -21,8 +21,8 @@ command -v "$python" >/dev/null 2>&1 ||
 if [ -s "$venv/.ready" ]; then
     [ "$(head -n 1 "$venv/.ready")" = "$(cd "$venv" && pwd -P)" ] || rm -rf "$venv" # it came here from elsewhere
 fi
-if [ -s "$venv/.ready" ] && [ "$(tail -n 1 "$venv/.ready")" = requirements-cuda.lock ]; then
-    lock=requirements-cuda.lock
+if [ -s "$venv/.ready" ] && [ "$lock" = requirements.lock ]; then
+    lock=$(tail -n 1 "$venv/.ready") # an environment stays one for GPUs or clusters
 fi
 began=$(date +%s)
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null || {

@@ -4,6 +4,7 @@ Each verb is one function of the package that it names, imported when the verb i
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gradtrail.support.verb import Verb
 _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
 _PORT = click.IntRange(1, 2**16 - 1)
+_AMOUNT = click.FloatRange(min=0)
 _SECONDS = click.FloatRange(0, 86_400, min_open=True)
 _PYTHONS = {"python_a": "--python-a", "python_b": "--python-b"}
 
@@ -200,20 +202,60 @@ def results() -> None:
     print(as_markdown(with_store(collect_results)))
 
 
+def _running_elsewhere(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say who runs experiments."""
+    for option in (
+        click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs of each experiment, with --on."),
+        click.option(
+            "--cpus", type=_AMOUNT, default=1, show_default=True, metavar="N", help="Likewise, processor cores."
+        ),
+        click.option(
+            "--on",
+            metavar="ADDRESS",
+            help="Run on a Ray cluster: its job server, such as http://HOST:8265, or `local` for a Ray on this machine."
+            "  [default: RAY_API_SERVER_ADDRESS, or else DVC's queue]",
+        ),
+        click.option(
+            "--jobs",
+            type=_COUNT,
+            default=1,
+            metavar="N",
+            show_default=True,
+            help="Runs at a time in DVC's queue; they share cores.",
+        ),
+    ):
+        verb = option(verb)
+    return verb
+
+
 @gradtrail.command(epilog="Example: gradtrail compare precision --seeds 0,1,2 --jobs 2")
 @click.argument("name", required=False)
 @click.option("--seeds", type=_seeds, metavar="LIST", help="Such as 0,1,2.  [default: those of comparisons.yaml]")
-@click.option(
-    "--jobs", type=_COUNT, default=1, metavar="N", show_default=True, help="Runs at a time; they share cores."
-)
-def compare(name: str | None, seeds: list[int] | None, jobs: int) -> int:
+@_running_elsewhere
+def compare(name: str | None, seeds: list[int] | None, *, jobs: int, **place: Any) -> int:
     """Compare variants of the training over seeds.
 
     Without a NAME lists the comparisons of comparisons.yaml; else runs what is missing of one, and prints its table.
     """
+    from gradtrail.cluster.ray.engine import engine
     from gradtrail.experiments.sweep.main import compare, list_comparisons
 
-    return compare(name, seeds, jobs) if name else with_store(list_comparisons)
+    return compare(name, seeds, engine(**place), jobs=jobs) if name else with_store(list_comparisons)
+
+
+@gradtrail.command(epilog="Example: gradtrail sweep rates.yaml --on http://10.0.0.5:8265")
+@click.argument("file", type=_PATH, metavar="FILE.yaml")
+@_running_elsewhere
+@click.pass_obj
+def sweep(here: Path, /, file: Path, *, jobs: int, **place: Any) -> int:
+    """Run a grid or a list of params, and list the results.
+
+    FILE.yaml has `grid` (key → values), `points` (a list of changes) or both, and `set`, changes to all of them.
+    """
+    from gradtrail.cluster.ray.engine import engine
+    from gradtrail.experiments.sweep.grid import sweep
+
+    return sweep(here / file, engine(**place), jobs=jobs)
 
 
 @gradtrail.command(epilog="Example: gradtrail diff HEAD workspace")

@@ -58,7 +58,13 @@ INSTALLED_BY_PIP = [
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "tools", tmp_path / "project" / "tools")
-    for name in ("Makefile", "pyproject.toml", "requirements.lock", "requirements-cuda.lock"):
+    for name in (
+        "Makefile",
+        "pyproject.toml",
+        "requirements.lock",
+        "requirements-cuda.lock",
+        "requirements-cluster.lock",
+    ):
         shutil.copy(ROOT / name, tmp_path / "project")
     return tmp_path / "project"
 

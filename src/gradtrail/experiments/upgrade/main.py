@@ -105,7 +105,7 @@ def accepting(resolved: Resolved) -> Iterator[str]:
     if resolved.bounds:
         yield f"# in pyproject.toml, make these allow it: {', '.join(resolved.bounds)}"
     yield f"cp {resolved.lock.relative_to(Path.cwd())} {LOCK}"
-    yield "make lock  # requirements-cuda.lock follows"
+    yield "make lock  # the locks for GPUs and clusters follow"
     yield "make env"
     yield ".venv/bin/gradtrail versions"
     yield ".venv/bin/gradtrail gate --accept"

@@ -1,0 +1,162 @@
+"""Submits a job to a Ray cluster through its job server, or attaches to the one that is under way, and follows it.
+
+The job runs on the cluster by itself: who follows it may stop and come again. Ray's client mode would take the tasks
+along when the laptop is closed.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import requests
+
+import gradtrail
+from gradtrail.cluster.ray.events import Event, events_in
+from gradtrail.cluster.task.request import Request
+from gradtrail.support.errors import UserError, one_line
+
+_ADDRESS = "such as http://10.0.0.5:8265"
+_CONNECT_SECONDS = 5.0
+_AWAY_SECONDS = 120.0  # that a job server may be silent while a job is followed
+_POLL_SECONDS = 1.0
+_INSTALL = "Ray is not installed here: `make env CLUSTER=1`, or pip install 'gradtrail[cluster]'"
+
+
+class Cluster:
+    """A Ray cluster's job server.
+
+    Args:
+        address: of it, as `http://HOST:8265`.
+
+    Raises:
+        UserError: no Ray answers there, or none is installed here.
+    """
+
+    def __init__(self, address: str):
+        if urlparse(address).scheme not in ("http", "https") or not urlparse(address).hostname:
+            raise UserError(f"--on: must be the address of Ray's job server, {_ADDRESS}, or local; got {address!r}")
+        client = require_ray()
+        try:
+            requests.get(f"{address.rstrip('/')}/api/version", timeout=_CONNECT_SECONDS)  # Ray's client waits for ever
+            self._client: Any = client(address)
+        except requests.HTTPError as error:
+            raise UserError(
+                f"--on {address}: what answers there is no Ray job server ({one_line(error)[:200]})"
+            ) from None
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"--on {address}: no Ray job server answers there ({type(error).__name__})") from None
+        except RuntimeError as error:
+            raise UserError(f"--on {address}: Ray refuses: {_reason(error)}") from None
+
+    def start(self, request: Request, what: Sequence[str]) -> tuple[str, bool]:
+        """Attach to the open job that makes certain experiments, or submit it.
+
+        Args:
+            request: of a new job.
+            what: names of all experiments that the job is about, those that are there already included.
+
+        Returns:
+            The job's id, and whether it is a new one.
+        """
+        known = hashlib.sha256("\n".join([request.git_url, *sorted(what)]).encode()).hexdigest()[:16]
+        jobs = {job.submission_id: job for job in self._client.list_jobs() if job.submission_id}
+        numbered = f"gradtrail-{known}"
+        for number in range(1, len(jobs) + 2):
+            name = numbered if number == 1 else f"{numbered}-{number}"
+            if name not in jobs:
+                return name, self._submit(name, request)
+            if not jobs[name].status.is_terminal():
+                return name, False
+        raise AssertionError
+
+    def _submit(self, name: str, request: Request) -> bool:
+        """Submit a job; return whether it is a new one: someone else may just have submitted it."""
+        with _shipped(request) as folder:
+            try:
+                self._client.submit_job(
+                    entrypoint="python -m gradtrail.cluster.ray.job",
+                    submission_id=name,
+                    runtime_env={"working_dir": str(folder)},
+                    metadata={"commit": request.commit},
+                )
+            except RuntimeError as error:
+                if "already" in str(error):
+                    return False
+                raise UserError(f"Ray refused the job: {_reason(error)}") from None
+        return True
+
+    def follow(self, job: str) -> Iterator[Event | None]:
+        """Yield the events of a job from its beginning, and None after each look at it, until it has ended.
+
+        Raises:
+            UserError: the job was refused or stopped, or failed as a whole; or its server went away.
+        """
+        num_seen, events = 0, list[Event]()
+        answered = time.monotonic()
+        while True:
+            try:
+                info, log = self._client.get_job_info(job), self._client.get_job_logs(job)
+            except (RuntimeError, OSError) as error:
+                if time.monotonic() - answered > _AWAY_SECONDS:
+                    raise UserError(f"job {job}: Ray's job server went away ({one_line(error)[:200]})") from None
+                time.sleep(_POLL_SECONDS)
+                continue
+            answered = time.monotonic()
+            events = list(events_in(log))
+            yield from events[num_seen:]
+            num_seen = len(events)
+            if info.status.is_terminal():
+                self._require_end(job, info, events)
+                return
+            yield None
+            time.sleep(_POLL_SECONDS)
+
+    def _require_end(self, job: str, info: Any, events: Sequence[Event]) -> None:
+        """Raise UserError where a job did not come to its own end."""
+        if refused := next((event for event in events if event.what == "refused"), None):
+            raise UserError(refused.detail)
+        if info.status == "STOPPED":
+            raise UserError(f"job {job} was stopped; the same command starts what is missing")
+        failed_by_itself = info.driver_exit_code == 1
+        if info.status == "FAILED" and not failed_by_itself:
+            said = one_line(info.message or "no reason given")[:400]
+            raise UserError(f"job {job} failed: {said}; `ray job logs {job}` shows more")
+
+
+def require_ray() -> Any:
+    """Return the class of Ray's job client; raise UserError where Ray is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        from ray.job_submission import JobSubmissionClient  # late: an optional package
+    except ImportError:
+        raise UserError(_INSTALL) from None
+    logging.getLogger(JobSubmissionClient.__base__.__module__).setLevel(logging.WARNING)  # else it tells of uploads
+    return JobSubmissionClient
+
+
+@contextlib.contextmanager
+def _shipped(request: Request) -> Iterator[Path]:
+    """Yield a folder with the request and this package, which Ray hands to the nodes: the task's own code."""
+    package = Path(gradtrail.__file__ or "").parent
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy("versions.yaml", folder)
+        request.write(folder / "request.json")
+        yield folder
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return why Ray refused a request, in one line."""
+    said = one_line(error)
+    if "uthentication" in said or "nauthorized" in said:
+        return "its token is missing or wrong; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+    return said[:300]

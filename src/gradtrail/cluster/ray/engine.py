@@ -1,0 +1,116 @@
+"""Runs experiments on a Ray cluster in place of DVC's queue: what `--on` stands for."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradtrail.cluster.ray.client import Cluster
+from gradtrail.cluster.ray.local import local_cluster
+from gradtrail.cluster.ray.progress import show
+from gradtrail.cluster.task.home import fetch_experiments
+from gradtrail.cluster.task.places import Places, local_places, shared_places
+from gradtrail.cluster.task.plan import Wanted, plan_experiments
+from gradtrail.cluster.task.request import Request, own_packages, own_python
+
+LOCAL = "local"
+VARIABLE = "RAY_API_SERVER_ADDRESS"  # in place of `--on`, as for Ray's own commands
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayEngine:
+    """Makes experiments as a job of a Ray cluster.
+
+    Attributes:
+        on: address of its job server; `local` starts a Ray on this machine.
+        cpus: of each experiment.
+        gpus: of each experiment.
+    """
+
+    on: str
+    cpus: float
+    gpus: float
+
+    def prepare(self, title: str) -> int:
+        """Refuse what the cluster could not run, before anything is submitted; return exit status 0.
+
+        Raises:
+            UserError: one line that says what to do.
+        """
+        del title
+        self._places()
+        if self.on != LOCAL:
+            Cluster(self.on)
+        return 0
+
+    def run(
+        self, title: str, planned: Mapping[str, Mapping[str, Any]], missing: Mapping[str, Mapping[str, Any]], stage: str
+    ) -> dict[str, str]:
+        """Make the missing ones of the planned experiments.
+
+        Args:
+            title: of the progress table.
+            planned: label → changes to the params, of all experiments that the command is about: they name the job.
+            missing: likewise, of those to make.
+            stage: the last one to run.
+
+        Returns:
+            Label → why it failed, of those that did.
+
+        Raises:
+            UserError: the job as a whole failed; one line.
+        """
+        places = self._places()
+        names = [each.name for each in plan_experiments(_wanted(planned, stage), places.commit)]
+        experiments = plan_experiments(_wanted(missing, stage), places.commit)
+        request = Request(
+            git_url=places.git_url,
+            commit=places.commit,
+            tracking_uri=places.tracking_uri,
+            cache=places.cache,
+            cpus=self.cpus,
+            gpus=self.gpus,
+            python=own_python(),
+            packages=own_packages(),
+            experiments=tuple(experiments),
+        )
+        labels = {experiment.name: experiment.label for experiment in experiments}
+        with self._cluster() as cluster:
+            job, is_new = cluster.start(request, names)
+            print(f"{title}: job {job} {'submitted' if is_new else 'is under way; following it'}", file=sys.stderr)
+            try:
+                failed = show(title, cluster.follow(job), labels)
+            except KeyboardInterrupt:
+                if self.on != LOCAL:
+                    print(
+                        f"{title}: job {job} keeps running; the same command follows it again, "
+                        f"`ray job stop {job} --address {self.on}` stops it",
+                        file=sys.stderr,
+                    )
+                raise
+            finally:
+                fetch_experiments(places, [*labels])
+        return {labels[name]: why for name, why in failed.items()}
+
+    def _places(self) -> Places:
+        return local_places() if self.on == LOCAL else shared_places()
+
+    @contextlib.contextmanager
+    def _cluster(self) -> Iterator[Cluster]:
+        if self.on == LOCAL:
+            with local_cluster() as address:
+                yield Cluster(address)
+        else:
+            yield Cluster(self.on)
+
+
+def engine(on: str | None, cpus: float, gpus: float) -> RayEngine | None:
+    """Return the engine that `--on` or `RAY_API_SERVER_ADDRESS` names; None for DVC's queue."""
+    address = on or os.environ.get(VARIABLE)
+    return RayEngine(on=address, cpus=cpus, gpus=gpus) if address else None
+
+
+def _wanted(experiments: Mapping[str, Mapping[str, Any]], stage: str) -> list[Wanted]:
+    return [Wanted(label, dict(changes), stage) for label, changes in experiments.items()]

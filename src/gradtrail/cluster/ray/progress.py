@@ -1,0 +1,72 @@
+"""Shows what a job is doing: one table on a terminal, one line for each step in a pipe or a log."""
+
+import sys
+from collections.abc import Iterable, Mapping
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gradtrail.cluster.ray.events import ENDED, Event
+from gradtrail.support.errors import printable
+
+_MOST_ROWS = 40  # of a table that is redrawn; those that ended first are left out
+_STYLES = {"failed": "red", "running": "cyan", "made": "green", "there": "green", "unchanged": "green"}
+_WORDS = {"made": "done", "there": "done before", "unchanged": "the commit itself"}
+
+
+def show(title: str, events: Iterable[Event | None], labels: Mapping[str, str]) -> dict[str, str]:
+    """Show the events of a job until they end.
+
+    Args:
+        title: of the table, and the prefix of each line.
+        events: of the job; None where nothing happened for a second.
+        labels: name of an experiment → its name in messages.
+
+    Returns:
+        Name → why it failed, of those that did.
+    """
+    last: dict[str, Event] = {}
+    is_terminal = sys.stderr.isatty()
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        for event in events:
+            if event is None or event.name not in labels:
+                continue
+            if not is_terminal and last.get(event.name) != event:
+                last[event.name] = event
+                print(f"{title}: {_line(event, labels, last)}", file=sys.stderr, flush=True)
+            last[event.name] = event
+            if is_terminal:
+                live.update(_table(title, last, labels), refresh=True)
+    return {name: event.detail for name, event in last.items() if event.what == "failed"}
+
+
+def _line(event: Event, labels: Mapping[str, str], last: Mapping[str, Event]) -> str:
+    count = f" ({_num_ended(last)} of {len(labels)})" if event.what in ENDED else ""
+    again = f", attempt {event.attempt + 1}" if event.attempt else ""
+    detail = f": {event.detail}" if event.what == "failed" else f" ({event.detail}{again})" if event.detail else ""
+    return printable(f"{labels[event.name]}: {_WORDS.get(event.what, event.what)}{detail}{count}")
+
+
+def _table(title: str, last: Mapping[str, Event], labels: Mapping[str, str]) -> Table:
+    table = Table(title=f"{title}: {_num_ended(last)} of {len(labels)} done", box=SIMPLE_HEAD, title_justify="left")
+    for name in ("experiment", "state", "where, or why", "attempt", "after"):
+        table.add_column(name, justify="right" if name in ("attempt", "after") else "left", overflow="fold")
+    by_age = sorted(last.values(), key=lambda event: (event.what not in ENDED, event.seconds))
+    shown = {event.name for event in by_age[-_MOST_ROWS:]}
+    for event in (event for name, event in last.items() if name in shown):
+        state = Text(_WORDS.get(event.what, event.what), style=_STYLES.get(event.what, ""))
+        table.add_row(
+            Text(printable(labels[event.name])),
+            state,
+            Text(printable(event.detail)),
+            str(event.attempt + 1) if event.attempt else "",
+            f"{event.seconds:.0f} s",
+        )
+    return table
+
+
+def _num_ended(last: Mapping[str, Event]) -> int:
+    return sum(event.what in ENDED for event in last.values())

@@ -1,0 +1,155 @@
+"""The address of a cluster, and what is said where no Ray is: one line each."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from servers import free_port
+
+from gradtrail.cluster.ray import client as clients
+from gradtrail.cluster.ray.client import Cluster
+from gradtrail.cluster.ray.events import Event
+from gradtrail.cluster.task.request import Request, own_python
+from gradtrail.support.errors import UserError
+
+REQUEST = Request(
+    git_url="/srv/x.git",
+    commit="0" * 40,
+    tracking_uri="http://127.0.0.1:5000",
+    cache=None,
+    cpus=1.0,
+    gpus=0.0,
+    python=own_python(),
+    packages={},
+    experiments=(),
+)
+
+
+class FakeClient:
+    """Ray's job client, as far as it is used."""
+
+    def __init__(self, address: str = ""):
+        self.jobs: dict[str, str] = {}
+        self.submitted: list[dict[str, Any]] = []
+        self.looks: list[tuple[str, str]] = []
+
+    def list_jobs(self) -> list[Any]:
+        return [SimpleNamespace(submission_id=name, status=Status(status)) for name, status in self.jobs.items()]
+
+    def submit_job(self, **job: Any) -> None:
+        folder = Path(job["runtime_env"]["working_dir"])
+        files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        self.submitted.append(job | {"files": files})
+        if job["submission_id"] in self.jobs:
+            raise RuntimeError("Job with submission_id already exists")
+        self.jobs[job["submission_id"]] = "RUNNING"
+
+    def get_job_info(self, job: str) -> Any:
+        status, _ = self.looks[0]
+        return SimpleNamespace(status=Status(status), message="died", driver_exit_code=1 if status == "FAILED" else 0)
+
+    def get_job_logs(self, job: str) -> str:
+        return self.looks.pop(0)[1]
+
+
+class Status(str):
+    def is_terminal(self) -> bool:
+        return self in ("STOPPED", "SUCCEEDED", "FAILED")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    fake = FakeClient()
+    monkeypatch.setattr(clients, "require_ray", lambda: lambda _: fake)
+    monkeypatch.setattr(clients.requests, "get", lambda *_, **__: None)
+    monkeypatch.setattr(clients, "_POLL_SECONDS", 0)
+    return fake
+
+
+def test_the_same_experiments_are_the_same_job_while_it_is_open(fake: FakeClient) -> None:
+    cluster = Cluster("http://h:8265")
+    job, is_new = cluster.start(REQUEST, ["b", "a"])
+    assert is_new
+    assert cluster.start(REQUEST, ["a", "b"]) == (job, False)
+    other, is_new = cluster.start(REQUEST, ["a"])
+    assert is_new
+    assert other != job
+    fake.jobs[job] = "FAILED"
+    assert cluster.start(REQUEST, ["a", "b"]) == (f"{job}-2", True)
+    assert cluster.start(REQUEST, ["a", "b"]) == (f"{job}-2", False)
+
+
+def test_a_job_has_the_code_and_no_environment(fake: FakeClient) -> None:
+    Cluster("http://h:8265").start(REQUEST, ["a"])
+    (job,) = fake.submitted
+    assert {"request.json", "versions.yaml", "gradtrail/cluster/ray/job.py"} <= job["files"]
+    assert set(job["runtime_env"]) == {"working_dir"}, "variables would be shown by Ray's dashboard"
+
+
+def test_a_job_is_followed_from_its_beginning_to_its_end(fake: FakeClient) -> None:
+    events = [Event(name="a", what=what, seconds=0.0) for what in ("waiting", "running", "made")]
+    lines = [event.line() + "\n" for event in events]
+    fake.looks = [("RUNNING", lines[0]), ("RUNNING", "".join(lines[:2])), ("SUCCEEDED", "".join(lines))]
+    assert list(Cluster("http://h:8265").follow("job")) == [events[0], None, events[1], None, events[2]]
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "said"),
+    [
+        ("STOPPED", "", "job x was stopped; the same command starts what is missing"),
+        ("FAILED", Event(name="", what="refused", seconds=0, detail="jax 1, but 2").line() + "\n", "jax 1, but 2"),
+    ],
+)
+def test_a_job_that_did_not_come_to_its_own_end_is_one_line(fake: FakeClient, status: str, log: str, said: str) -> None:
+    fake.looks = [(status, log)]
+    with pytest.raises(UserError, match=f"^{said}$"):
+        list(Cluster("http://h:8265").follow("x"))
+
+
+def test_a_job_in_which_experiments_failed_came_to_its_end(fake: FakeClient) -> None:
+    fake.looks = [("FAILED", Event(name="a", what="failed", seconds=0, detail="why").line() + "\n")]
+    (event,) = Cluster("http://h:8265").follow("x")
+    assert event
+    assert event.detail == "why"
+
+
+@pytest.mark.parametrize("address", ["10.0.0.5:8265", "ray://h:10001", "http://", "auto"])
+def test_an_address_that_is_none_is_one_line(address: str) -> None:
+    with pytest.raises(UserError, match=r"^--on: must be the address of Ray's job server, such as http://"):
+        Cluster(address)
+
+
+def test_without_ray_a_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray.job_submission", None)
+    with pytest.raises(UserError, match=r"^Ray is not installed here: `make env CLUSTER=1`, or "):
+        Cluster("http://h:8265")
+
+
+def test_no_server_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "require_ray", lambda: FakeClient)
+    address = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(UserError, match=rf"^--on {address}: no Ray job server answers there \(ConnectionError\)$"):
+        Cluster(address)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            RuntimeError("Unauthenticated: wrong authentication token"),
+            "Ray refuses: its token is missing or wrong; set RAY_",
+        ),
+        (RuntimeError("Version check returned 404."), r"Ray refuses: Version check returned 404\."),
+        (ValueError("no JSON"), r"no Ray job server answers there \(ValueError\)"),
+    ],
+)
+def test_a_server_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, fault: Exception, said: str) -> None:
+    def refuse(_: str) -> None:
+        raise fault
+
+    monkeypatch.setattr(clients, "require_ray", lambda: refuse)
+    monkeypatch.setattr(clients.requests, "get", lambda *_, **__: None)
+    with pytest.raises(UserError, match=f"^--on http://h:8265: {said}"):
+        Cluster("http://h:8265")

@@ -1,0 +1,40 @@
+"""What a job does is one line a step in a pipe; who failed is told with its reason."""
+
+import pytest
+
+from gradtrail.cluster.ray.events import Event
+from gradtrail.cluster.ray.progress import show
+
+LABELS = {"gradtrail-1": "low, seed 0", "gradtrail-2": "high, seed 0"}
+
+
+def event(name: str, what: str, detail: str = "", attempt: int = 0) -> Event:
+    return Event(name=name, what=what, seconds=1.0, detail=detail, attempt=attempt)  # type: ignore[arg-type]
+
+
+def test_a_line_for_each_step_and_the_reasons_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    events = [
+        event("gradtrail-1", "waiting"),
+        None,
+        event("gradtrail-1", "running", "node abc"),
+        event("gradtrail-1", "running", "node def", 1),
+        event("gradtrail-2", "there"),
+        event("of another command", "made"),
+        event("gradtrail-1", "failed", "train: \x1b[31mno"),
+    ]
+    assert show("rates", events, LABELS) == {"gradtrail-1": "train: \x1b[31mno"}
+    assert capsys.readouterr().err.splitlines() == [
+        "rates: low, seed 0: waiting",
+        "rates: low, seed 0: running (node abc)",
+        "rates: low, seed 0: running (node def, attempt 2)",
+        "rates: high, seed 0: done before (1 of 2)",
+        "rates: low, seed 0: failed: train: \\x1b[31mno (2 of 2)",
+    ]
+
+
+def test_on_a_terminal_it_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    show("rates", [event("gradtrail-1", "running", "[bold]node"), event("gradtrail-2", "made")], LABELS)
+    said = capsys.readouterr().err
+    assert "rates: 1 of 2 done" in said
+    assert "[bold]node" in said, "a detail is no markup"
