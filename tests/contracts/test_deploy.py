@@ -1,0 +1,390 @@
+"""The files of `deploy/`: Kubernetes manifests against a schema, compose, container, and no secret in any of them.
+
+The schema is a subset written here, of what the manifests use: an unknown or mistyped key is an error. Kubernetes' own
+schemas are looked at too where the package `kubernetes-validate` is installed; it does not know KubeRay's.
+"""
+
+import importlib.util
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from projects import ROOT
+from ruamel.yaml import YAML
+
+from gradtrail.stages.common.params import validate
+
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+
+@dataclass(kw_only=True)
+class Metadata:
+    name: str
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class PodMetadata:
+    labels: dict[str, str]
+
+
+@dataclass(kw_only=True)
+class KeyOf:
+    name: str
+    key: str
+
+
+@dataclass(kw_only=True)
+class ValueFrom:
+    secretKeyRef: KeyOf  # noqa: N815 - Kubernetes' own names, here and below
+
+
+@dataclass(kw_only=True)
+class Variable:
+    name: str
+    value: str | None = None
+    valueFrom: ValueFrom | None = None  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class Named:
+    name: str
+
+
+@dataclass(kw_only=True)
+class Variables:
+    secretRef: Named | None = None  # noqa: N815
+    configMapRef: Named | None = None  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class ContainerPort:
+    name: str
+    containerPort: int  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class Exec:
+    command: list[str]
+
+
+@dataclass(kw_only=True)
+class Socket:
+    port: str
+
+
+@dataclass(kw_only=True)
+class Probe:
+    periodSeconds: int  # noqa: N815
+    exec: Exec | None = None
+    tcpSocket: Socket | None = None  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class Capabilities:
+    drop: list[Literal["ALL"]]
+
+
+@dataclass(kw_only=True)
+class Confined:
+    allowPrivilegeEscalation: Literal[False]  # noqa: N815
+    capabilities: Capabilities
+
+
+@dataclass(kw_only=True)
+class Resources:
+    requests: dict[Literal["cpu", "memory", "storage"], str]
+    limits: dict[Literal["cpu", "memory"], str] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Mount:
+    name: str
+    mountPath: str  # noqa: N815
+    readOnly: bool = False  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class Container:
+    name: str
+    image: str
+    resources: Resources
+    volumeMounts: list[Mount]  # noqa: N815
+    command: list[str] = field(default_factory=list)
+    env: list[Variable] = field(default_factory=list)
+    envFrom: list[Variables] = field(default_factory=list)  # noqa: N815
+    ports: list[ContainerPort] = field(default_factory=list)
+    readinessProbe: Probe | None = None  # noqa: N815
+    securityContext: Confined | None = None  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class User:
+    runAsNonRoot: Literal[True]  # noqa: N815
+    runAsUser: int  # noqa: N815
+    fsGroup: int  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class EmptyDir:
+    sizeLimit: str = ""  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class Volume:
+    name: str
+    configMap: Named | None = None  # noqa: N815
+    emptyDir: EmptyDir | None = None  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class PodSpec:
+    securityContext: User  # noqa: N815
+    containers: list[Container]
+    volumes: list[Volume] = field(default_factory=list)
+    automountServiceAccountToken: bool = True  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class Pod:
+    metadata: PodMetadata
+    spec: PodSpec
+
+
+@dataclass(kw_only=True)
+class Selector:
+    matchLabels: dict[str, str]  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class ClaimSpec:
+    accessModes: list[Literal["ReadWriteOnce"]]  # noqa: N815
+    resources: Resources
+
+
+@dataclass(kw_only=True)
+class Claim:
+    metadata: Metadata
+    spec: ClaimSpec
+
+
+@dataclass(kw_only=True)
+class WorkloadSpec:
+    replicas: int
+    selector: Selector
+    template: Pod
+    serviceName: str = ""  # noqa: N815
+    volumeClaimTemplates: list[Claim] = field(default_factory=list)  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class Workload:
+    apiVersion: Literal["apps/v1"]  # noqa: N815
+    kind: Literal["Deployment", "StatefulSet"]
+    metadata: Metadata
+    spec: WorkloadSpec
+
+
+@dataclass(kw_only=True)
+class ServicePort:
+    name: str
+    port: int
+
+
+@dataclass(kw_only=True)
+class ServiceSpec:
+    selector: dict[str, str]
+    ports: list[ServicePort]  # no `type`: inside the cluster only
+
+
+@dataclass(kw_only=True)
+class Service:
+    apiVersion: Literal["v1"]  # noqa: N815
+    kind: Literal["Service"]
+    metadata: Metadata
+    spec: ServiceSpec
+
+
+@dataclass(kw_only=True)
+class ConfigMap:
+    apiVersion: Literal["v1"]  # noqa: N815
+    kind: Literal["ConfigMap"]
+    metadata: Metadata
+    data: dict[str, str]
+
+
+@dataclass(kw_only=True)
+class Auth:
+    mode: Literal["token"]
+
+
+@dataclass(kw_only=True)
+class Autoscaler:
+    idleTimeoutSeconds: int  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class Head:
+    rayStartParams: dict[str, str]  # noqa: N815
+    template: Pod
+
+
+@dataclass(kw_only=True)
+class Workers:
+    groupName: str  # noqa: N815
+    replicas: int
+    minReplicas: int  # noqa: N815
+    maxReplicas: int  # noqa: N815
+    rayStartParams: dict[str, str]  # noqa: N815
+    template: Pod
+
+
+@dataclass(kw_only=True)
+class RayClusterSpec:
+    rayVersion: str  # noqa: N815
+    authOptions: Auth  # noqa: N815
+    enableInTreeAutoscaling: bool  # noqa: N815
+    autoscalerOptions: Autoscaler  # noqa: N815
+    headGroupSpec: Head  # noqa: N815
+    workerGroupSpecs: list[Workers]  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class RayJobSpec:
+    entrypoint: str
+    shutdownAfterJobFinishes: bool  # noqa: N815
+    ttlSecondsAfterFinished: int  # noqa: N815
+    backoffLimit: int  # noqa: N815
+    rayClusterSpec: RayClusterSpec  # noqa: N815
+
+
+@dataclass(kw_only=True)
+class RayJob:
+    apiVersion: Literal["ray.io/v1"]  # noqa: N815
+    kind: Literal["RayJob"]
+    metadata: Metadata
+    spec: RayJobSpec
+
+
+KINDS = {
+    "Service": Service,
+    "ConfigMap": ConfigMap,
+    "Deployment": Workload,
+    "StatefulSet": Workload,
+    "RayJob": RayJob,
+}
+
+
+def documents() -> list[tuple[str, dict[str, Any]]]:
+    yaml = YAML(typ="safe", pure=True)
+    return [(path.name, document) for path in MANIFESTS for document in yaml.load_all(path.read_text())]
+
+
+@pytest.mark.parametrize(("name", "document"), documents(), ids=lambda each: each if isinstance(each, str) else "")
+def test_a_manifest_has_the_keys_and_types_of_its_kind(name: str, document: dict[str, Any]) -> None:
+    validate(document, KINDS[document["kind"]], f"{name}: {document['kind']}")
+
+
+def test_kubernetes_own_schemas_agree() -> None:
+    if not importlib.util.find_spec("kubernetes_validate"):
+        pytest.skip("not installed: kubernetes-validate")
+    import kubernetes_validate  # type: ignore[import-not-found]
+
+    for _, document in documents():
+        if document["kind"] != "RayJob":
+            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_selectors_ports_volumes_and_references_meet() -> None:
+    found = {(document["kind"], document["metadata"]["name"]): document for _, document in documents()}
+    for (kind, _), document in found.items():
+        if kind in ("Deployment", "StatefulSet"):
+            labels = document["spec"]["template"]["metadata"]["labels"]
+            assert document["spec"]["selector"]["matchLabels"] == labels
+            assert any(
+                other["spec"]["selector"] == labels for (kind, _), other in found.items() if kind == "Service"
+            ), "no service leads there"
+    for pod, claims in pods(found.values()):
+        volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | claims
+        for container in pod["spec"]["containers"]:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+
+
+def pods(all_documents: Any) -> list[tuple[dict[str, Any], set[str]]]:
+    found = []
+    for document in all_documents:
+        spec = document.get("spec", {})
+        claims = {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])}
+        if "template" in spec:
+            found.append((spec["template"], claims))
+        if document["kind"] == "RayJob":
+            cluster = spec["rayClusterSpec"]
+            found += [(group["template"], set()) for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    return found
+
+
+def test_no_file_holds_a_secret() -> None:
+    """Secrets are named, never given: a variable with a name of a secret has no value of its own."""
+    named = re.compile(r"(PASSWORD|SECRET|TOKEN|ACCESS_KEY)")
+    for _, document in documents():
+        assert document["kind"] != "Secret"
+        assert not any(named.search(key) for key in document.get("data", {}))
+    for pod, _ in pods([document for _, document in documents()]):
+        for container in pod["spec"]["containers"]:
+            for variable in container.get("env", []):
+                if named.search(variable["name"]):
+                    assert "value" not in variable
+    compose = YAML(typ="safe", pure=True).load((DEPLOY / "compose.yaml").read_text())
+    for service in compose["services"].values():
+        for name, value in service["environment"].items():
+            if named.search(name) and name != "RAY_AUTH_MODE":
+                assert re.fullmatch(r"\$\{\w+:\?\}", value), f"{name} must come from the environment, and be set"
+
+
+def test_compose_publishes_loopback_alone() -> None:
+    compose = YAML(typ="safe", pure=True).load((DEPLOY / "compose.yaml").read_text())
+    published = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+    assert all(service.get("image") for service in compose["services"].values())
+
+
+def test_the_image_has_the_lock_and_no_root() -> None:
+    lines = (DEPLOY / "Containerfile").read_text()
+    assert "--require-hashes" in lines
+    assert "requirements-cluster.lock" in lines
+    users = re.findall(r"^USER (.+)$", lines, re.MULTILINE)
+    assert users == ["1000"]
+    version = re.search(r'rayVersion: "(.+)"', (DEPLOY / "kubernetes/rayjob.yaml").read_text())
+    assert version
+    assert f"\nray=={version[1]} " in (ROOT / "requirements-cluster.lock").read_text().replace("[default]", "")
+
+
+@pytest.mark.parametrize("missing", ["MLFLOW_BACKEND_STORE_URI", "MLFLOW_TRACKING_PASSWORD"])
+def test_mlflow_does_not_start_without_its_secrets(missing: str, tmp_path: Path) -> None:
+    names = ("BACKEND_STORE_URI", "ARTIFACTS_DESTINATION", "FLASK_SERVER_SECRET_KEY", "TRACKING_USERNAME")
+    env = {f"MLFLOW_{name}": "x" for name in (*names, "TRACKING_PASSWORD")} | {"PATH": str(tmp_path)}
+    del env[missing]
+    done = subprocess.run(["/bin/sh", DEPLOY / "mlflow.sh"], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"mlflow.sh: {missing} is not set\n")
+
+
+def test_mlflow_starts_with_authentication_on_loopback_and_no_password_on_its_command_line(tmp_path: Path) -> None:
+    (tmp_path / "mlflow").write_text('#!/bin/sh\necho "$@"\ncat "$MLFLOW_AUTH_CONFIG_PATH"\n')
+    (tmp_path / "mlflow").chmod(0o755)
+    names = ("ARTIFACTS_DESTINATION", "FLASK_SERVER_SECRET_KEY", "TRACKING_USERNAME")
+    env = {f"MLFLOW_{name}": "x" for name in names} | {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    env |= {"MLFLOW_BACKEND_STORE_URI": "postgresql://a:hidden@b/c", "MLFLOW_TRACKING_PASSWORD": "very-secret"}
+    done = subprocess.run(["/bin/sh", DEPLOY / "mlflow.sh"], env=env, capture_output=True, text=True, check=True)
+    command, *config = done.stdout.splitlines()
+    assert "--app-name basic-auth" in command
+    assert "--host 127.0.0.1" in command
+    assert "hidden" not in command
+    assert "very-secret" not in done.stdout
+    assert "authorization_function = mlflow.server.auth:authenticate_request_basic_auth" in config
+    (written,) = (path for path in tmp_path.iterdir() if path.name != "mlflow")
+    assert written.stat().st_mode & 0o077 == 0
