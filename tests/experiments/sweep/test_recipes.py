@@ -1,14 +1,19 @@
 """Recipes change params that exist to values that are allowed; their results are found by params, not by names."""
 
+from typing import Any
+
 import pytest
 from factories import ROOT
 
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.sweep import recipes
 from gradtrail.experiments.sweep.recipes import Recipe, Result
-from gradtrail.stages.common.overrides import changed, require_known
+from gradtrail.stages.common.in_force import in_force
+from gradtrail.stages.common.overrides import changed, flatten, require_known
 from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.mlflow.tags import shown
 
 PARAMS = read_yaml(ROOT / "params.yaml")
 WANTED = {
@@ -61,6 +66,16 @@ def test_results_are_those_of_equal_params_one_a_seed_the_newest_first() -> None
     incomplete = ({"train.seed": "4"}, {"eval/accuracy": 0.4})
     result = recipes.summarize("mlp", "", WANTED, [*runs, incomplete])
     assert (result.seeds, result.accuracies, result.num_parameters) == ((0, 1), (0.8, 0.9), 7)
+
+
+def test_the_params_that_are_looked_for_are_all_that_a_training_read() -> None:
+    """By `dvc.lock`, which DVC wrote."""
+    locked = read_yaml(ROOT / "dvc.lock")["stages"]
+    read: dict[str, Any] = {}
+    for name in ("fetch", "preprocess", "train"):
+        read |= locked[name]["params"]["params.yaml"]
+    expected = in_force({key: shown(value) for key, value in flatten(read).items()})
+    assert recipes.wanted_params(Recipe(about="", set={}), PARAMS, read_pipeline()) == expected
 
 
 def test_the_table_gives_mean_and_spread_and_says_what_was_not_run() -> None:

@@ -17,7 +17,7 @@ from gradtrail.experiments.sweep.members import read_table, seeds_trained, varie
 from gradtrail.experiments.sweep.spec import PlannedRun, trainings_of
 from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, as_options, changed, flatten, require_known
 from gradtrail.stages.common.params import read_yaml, validate
-from gradtrail.stages.common.pipeline_file import TRAIN, read_pipeline, stages_before
+from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, read_pipeline, stages_before, values_of
 from gradtrail.support.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -119,23 +119,27 @@ def choose(name: str) -> Recipe:
 
 def collect_results() -> list[Result]:
     """Return the results of each recipe, from the runs in MLflow."""
-    from gradtrail.stages.common.in_force import in_force
     from gradtrail.tracking.mlflow.client import experiment_id, open_store
-    from gradtrail.tracking.mlflow.tags import shown
 
     client, params, pipeline = open_store(), read_yaml(PARAMS), read_pipeline()
     experiment = experiment_id(client, "models")
     runs = client.search_runs([experiment], "tags.stage = 'train' and metrics.`eval/accuracy` > 0")
     found = [by_seed for run in runs for by_seed in _by_seed(client, run)]
-    logged = {*stages_before(TRAIN, pipeline), TRAIN}  # the sections whose params a training's run has
-    results = []
-    for name, recipe in read_recipes().items():
-        flat = flatten(changed(params, recipe.set)).items()
-        wanted = in_force(
-            {key: shown(value) for key, value in flat if key.partition(".")[0] in logged} | {MEMBERS: "1"}
-        )
-        results.append(summarize(name, recipe.about, wanted, found))
-    return results
+    return [
+        summarize(name, recipe.about, wanted_params(recipe, params, pipeline), found)
+        for name, recipe in read_recipes().items()
+    ]
+
+
+def wanted_params(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[str, StageSpec]) -> dict[str, str]:
+    """Return the params that the run of a training with this recipe has: all that it and the stages before it read."""
+    from gradtrail.stages.common.in_force import in_force
+    from gradtrail.tracking.mlflow.tags import shown
+
+    values, read = changed(params, recipe.set), dict[str, Any]()
+    for name in (*stages_before(TRAIN, pipeline), TRAIN):
+        read |= flatten(values_of(values, pipeline[name].params.get(str(PARAMS), ()), str(PARAMS)))
+    return in_force({key: shown(value) for key, value in read.items()} | {MEMBERS: "1"})
 
 
 def _by_seed(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, str], Mapping[str, float]]]:
