@@ -15,6 +15,10 @@ from gradtrail.cluster.task.shell import CommandError, git, reason, run
         ("one\n\ntwo\n", "two"),
         ("fatal: no such thing\nfatal: Could not read from remote repository.\n", "no such thing"),
         ("train: train.seed must be\nERROR: failed to reproduce 'train': exited with 2\n", "train: train.seed must be"),
+        (
+            "ERROR: unexpected error - Unable to locate credentials\n\nHaving any troubles? Hit us up\n",
+            "unexpected error - Unable to locate credentials",
+        ),
         ("ERROR: failed to reproduce 'train'\n", "failed to reproduce 'train'"),
     ],
 )

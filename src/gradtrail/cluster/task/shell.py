@@ -17,7 +17,7 @@ _QUIET = {
 _SSH = {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 _NO_REASON = (  # parts of lines that only follow from another line
     *("hint:", "failed to push some refs", "Could not read from remote", "correct access rights", "repository exists."),
-    "failed to reproduce",
+    *("failed to reproduce", "Having any troubles?"),
 )
 
 
