@@ -69,6 +69,7 @@ def main() -> None:
             options.keep.mkdir(parents=True)
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         results = Show(folder.resolve(), options).run(stack)
+    options.keep = None  # a path of this machine is no result
     record("cluster", results, options)
 
 
