@@ -312,7 +312,7 @@ def train(
         records = None
 
 
-def _blocks(engine: Engine, examples: Examples | Source, order: Array, first: int) -> Iterable[Block]:
+def _blocks(engine: Engine, examples: Examples | Source, order: Array | np.ndarray, first: int) -> Iterable[Block]:
     """Return the examples of the steps of an epoch from `first` on."""
     if isinstance(examples, Examples):
         return [Block(first=first, stop=engine.steps_per_epoch, examples=examples)]

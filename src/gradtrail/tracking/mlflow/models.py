@@ -38,7 +38,10 @@ EXAMPLE = "images.json"  # in a model: one image, in the form that `mlflow model
 _IN_MODEL_NAMES = str.maketrans({".": "_", "%": "percent", **dict.fromkeys("/:'\"", "-")})
 _VALIDATION = ("train/validation_accuracy", "train/validation_loss")
 _LOADER = "gradtrail.tracking.mlflow.pyfunc"
-LOADED = (_LOADER, "gradtrail.stages.artifacts.exported", "gradtrail.support.errors")  # the loader, and what it imports
+LOADED = (  # the loader, and what it imports
+    *(_LOADER, "gradtrail.stages.artifacts.exported"),
+    *("gradtrail.support.errors", "gradtrail.support.secrets"),
+)
 _PACKAGES = ("flatbuffers", "jax", "jaxlib", "jaxtyping", "mlflow", "numpy", "safetensors")  # which these import
 _PAGE = 1000
 
