@@ -59,7 +59,12 @@ def positions(step: Int[Array, ""], batch_size: int, steps_per_block: int, num_s
 
 
 def blocks(
-    source: Source, order: Int[Array, "steps batch"], mesh: Mesh, steps_per_block: int, *, first: int
+    source: Source,
+    order: Int[Array | np.ndarray, "steps batch"],
+    mesh: Mesh,
+    steps_per_block: int,
+    *,
+    first: int,
 ) -> Iterator[Block]:
     """Yield the blocks of an epoch from that with the step `first` on, all of one shape.
 
