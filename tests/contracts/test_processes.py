@@ -103,6 +103,7 @@ def test_a_killed_process_ends_the_others_with_a_line_and_another_number_resumes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("to", ["launcher", "process 1"])
 def test_a_signal_stops_all_at_one_step_with_a_checkpoint(number: signal.Signals, to: str, project: Project) -> None:
+    project.set("train.epochs", 40)  # so that the signal comes before the end, however busy the machine is
     whole, _ = train(project, 1)
     launcher = start(project, 2)
     processes = processes_of(launcher, 2)

@@ -20,7 +20,7 @@ from gradtrail.core.train.step import TrainState
 from gradtrail.stages.common.processes import ALONE, Processes
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.support.progress import progress_bar
-from gradtrail.support.signals import StopRequest, stop_request
+from gradtrail.support.signals import Stopped, StopRequest, stop_request
 
 
 class Listener(Protocol):
@@ -203,11 +203,11 @@ def run(
             if chunk.ends_epoch:
                 bar.log(f"{title}: {said} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
             to_keep = dataclasses.replace(chunk, state=without_secret(state))
-            request.number = _agreed_stop(request, member.processes)
-            if request.number is not None:
+            if (stop := _agreed_stop(request, member.processes)) is not None:
                 checkpoints.save(to_keep, history, seconds())
                 member.processes.agreed(lambda: None)  # the others end when it is written
-            request.obey(f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` resumes from there")
+                how = f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` resumes from there"
+                raise Stopped(how, stop)
             if is_over(chunk.step):
                 if member.is_kept:
                     checkpoints.keep(to_keep, history, seconds())
