@@ -7,6 +7,9 @@ for name in MLFLOW_BACKEND_STORE_URI MLFLOW_ARTIFACTS_DESTINATION MLFLOW_FLASK_S
     MLFLOW_TRACKING_USERNAME MLFLOW_TRACKING_PASSWORD; do
     eval "[ -n \"\${$name:-}\" ]" || { echo "mlflow.sh: $name is not set" >&2; exit 2; }
 done
+ini() { # a value of an INI file, in which Python's parser takes one % for a reference
+    printf '%s' "$1" | sed 's/%/%%/g'
+}
 umask 077
 MLFLOW_AUTH_CONFIG_PATH=$(mktemp)
 MLFLOW_AUTH_ADMIN_PASSWORD=$MLFLOW_TRACKING_PASSWORD
@@ -14,8 +17,8 @@ export MLFLOW_AUTH_CONFIG_PATH MLFLOW_AUTH_ADMIN_PASSWORD MLFLOW_SERVER_ENABLE_J
 cat >"$MLFLOW_AUTH_CONFIG_PATH" <<END
 [mlflow]
 default_permission = MANAGE
-database_uri = $MLFLOW_BACKEND_STORE_URI
-admin_username = $MLFLOW_TRACKING_USERNAME
+database_uri = $(ini "$MLFLOW_BACKEND_STORE_URI")
+admin_username = $(ini "$MLFLOW_TRACKING_USERNAME")
 # A password is checked in half a second of processor time, on purpose; without these, for every request anew.
 auth_cache_max_size = 1000
 auth_cache_ttl_seconds = 60

@@ -4,6 +4,7 @@ The schema is a subset written here, of what the manifests use: an unknown or mi
 schemas are looked at too where the package `kubernetes-validate` is installed; it does not know KubeRay's.
 """
 
+import configparser
 import importlib.util
 import re
 import subprocess
@@ -145,6 +146,7 @@ class Volume:
 class PodSpec:
     securityContext: User  # noqa: N815
     containers: list[Container]
+    enableServiceLinks: Literal[False]  # noqa: N815 - they set MLFLOW_PORT to no number
     volumes: list[Volume] = field(default_factory=list)
     automountServiceAccountToken: bool = True  # noqa: N815
 
@@ -353,8 +355,16 @@ def test_compose_publishes_loopback_alone() -> None:
     assert all(service.get("image") for service in compose["services"].values())
 
 
+def test_workers_alone_read_the_key_for_git_and_cannot_write_it() -> None:
+    compose = YAML(typ="safe", pure=True).load((DEPLOY / "compose.yaml").read_text())
+    mounts = {name: service.get("volumes", []) for name, service in compose["services"].items()}
+    keys = {name: each for name, volumes in mounts.items() for each in volumes if ".ssh" in each}
+    assert keys == {"worker": "${GRADTRAIL_SSH_DIR:?}:/home/gradtrail/.ssh:ro"}
+
+
 def test_the_image_has_the_lock_and_no_root() -> None:
     lines = (DEPLOY / "Containerfile").read_text()
+    assert " wget " in lines, "KubeRay's probes call it"
     assert "--require-hashes" in lines
     assert "requirements-cluster.lock" in lines
     users = re.findall(r"^USER (.+)$", lines, re.MULTILINE)
@@ -373,18 +383,37 @@ def test_mlflow_does_not_start_without_its_secrets(missing: str, tmp_path: Path)
     assert (done.returncode, done.stderr) == (2, f"mlflow.sh: {missing} is not set\n")
 
 
+def started(folder: Path, variables: dict[str, str]) -> list[str]:
+    """Return the arguments that `mlflow.sh` gives to MLflow, and the lines of its file of settings."""
+    (folder / "mlflow").write_text('#!/bin/sh\necho "$@"\ncat "$MLFLOW_AUTH_CONFIG_PATH"\n')
+    (folder / "mlflow").chmod(0o755)
+    names = ("ARTIFACTS_DESTINATION", "FLASK_SERVER_SECRET_KEY", "TRACKING_USERNAME", "TRACKING_PASSWORD")
+    env = {f"MLFLOW_{name}": "x" for name in names} | {"PATH": f"{folder}:/usr/bin:/bin", "TMPDIR": str(folder)}
+    command = ["/bin/sh", DEPLOY / "mlflow.sh"]
+    return subprocess.run(command, env=env | variables, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def test_mlflow_starts_with_authentication_on_loopback_and_no_password_on_its_command_line(tmp_path: Path) -> None:
-    (tmp_path / "mlflow").write_text('#!/bin/sh\necho "$@"\ncat "$MLFLOW_AUTH_CONFIG_PATH"\n')
-    (tmp_path / "mlflow").chmod(0o755)
-    names = ("ARTIFACTS_DESTINATION", "FLASK_SERVER_SECRET_KEY", "TRACKING_USERNAME")
-    env = {f"MLFLOW_{name}": "x" for name in names} | {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
-    env |= {"MLFLOW_BACKEND_STORE_URI": "postgresql://a:hidden@b/c", "MLFLOW_TRACKING_PASSWORD": "very-secret"}
-    done = subprocess.run(["/bin/sh", DEPLOY / "mlflow.sh"], env=env, capture_output=True, text=True, check=True)
-    command, *config = done.stdout.splitlines()
+    variables = {"MLFLOW_BACKEND_STORE_URI": "postgresql://a:hidden@b/c", "MLFLOW_TRACKING_PASSWORD": "very-secret"}
+    command, *config = started(tmp_path, variables)
     assert "--app-name basic-auth" in command
     assert "--host 127.0.0.1" in command
     assert "hidden" not in command
-    assert "very-secret" not in done.stdout
+    assert "very-secret" not in "".join([command, *config])
     assert "authorization_function = mlflow.server.auth:authenticate_request_basic_auth" in config
     (written,) = (path for path in tmp_path.iterdir() if path.name != "mlflow")
     assert written.stat().st_mode & 0o077 == 0
+
+
+def test_mlflow_reads_its_settings_as_they_were_given(tmp_path: Path) -> None:
+    """Python's parser takes a single % for the beginning of a reference."""
+    given = {"MLFLOW_BACKEND_STORE_URI": "postgresql://a:p%40%(x)s@b/c", "MLFLOW_TRACKING_USERNAME": "50% of me"}
+    _, *config = started(tmp_path, given)
+    read = configparser.ConfigParser()
+    read.read_string("\n".join(config))
+    assert read["mlflow"]["database_uri"] == given["MLFLOW_BACKEND_STORE_URI"]
+    assert read["mlflow"]["admin_username"] == given["MLFLOW_TRACKING_USERNAME"]
+
+
+def test_git_does_not_see_the_variables_of_compose() -> None:
+    assert "/deploy/.env" in (ROOT / ".gitignore").read_text().splitlines()
