@@ -50,6 +50,21 @@ points:
     assert comparison.timed, "each experiment trains one seed"
 
 
+def test_keys_that_end_alike_are_labelled_in_full(tmp_path: Path) -> None:
+    one, other = "train.mlp.activation", "train.cnn.activation"
+    text = f"""
+points:
+  - {{{one}: tanh}}
+  - {{{other}: tanh, train.epochs: 2}}
+  - {{train.epochs: 2}}
+  - {{{one}: tanh, {SEED}: 1}}
+"""
+    comparison, planned = read_sweep(written(tmp_path, text))
+    labels = [f"{one}=tanh", f"{other}=tanh, epochs=2", "epochs=2"]
+    assert list(comparison.variants) == labels
+    assert [str(run) for run in planned] == [*(f"{label}, seed 0" for label in labels), f"{labels[0]}, seed 1"]
+
+
 def test_only_seeds(tmp_path: Path) -> None:
     comparison, planned = read_sweep(written(tmp_path, f"grid: {{{SEED}: [1, 2]}}"))
     assert comparison.variants == {"params.yaml": {}}
@@ -70,6 +85,10 @@ def test_only_seeds(tmp_path: Path) -> None:
         ),
         ("grid: {gradients.num_largest: [1]}", r"grid\.gradients\.num_largest changes neither training nor evaluation"),
         ("grid: {train.seed: [-1]}", r"train\.seed: must be distinct integers from 0 to"),
+        ("grid: {train.seed: [a]}", r"train\.seed: must be distinct integers from 0 to .*; got a$"),
+        ("grid: {train.seed: [0, b]}", r"train\.seed: must be distinct integers from 0 to .*; got b$"),
+        ("grid: {train.seed: [[0, 1]]}", r"train\.seed: must be distinct integers from 0 to .*; got \[0, 1\]$"),
+        ("points: [{train.seed: true}]", r"train\.seed: must be distinct integers from 0 to .*; got True$"),
         ("grids: {}", r"rates\.yaml\.grids is not a known key$"),
         (
             "grid: {train.seed: [%s], train.epochs: [%s]}" % ((", ".join(map(str, range(1, 150))),) * 2),

@@ -1,7 +1,8 @@
 """`gradtrail sweep FILE`: run a grid or a list of params, each an experiment of DVC, and list the results."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,11 @@ def read_sweep(path: Path) -> tuple[Comparison, list[PlannedRun]]:
         raise UserError(f"{path}: {found} experiments; `grid` and `points` must have 1 to {_MOST:,}")
     _require_valid(path, sweep)
     default = read_yaml(PARAMS)["train"]["seed"]
-    planned = [PlannedRun(_label(point), point.get(SEED, default)) for point in points]
-    require_seeds(sorted({run.seed for run in planned}), f"{path}: {SEED}")
+    seeds = [point.get(SEED, default) for point in points]
+    for seed in seeds:
+        require_seeds([seed], f"{path}: {SEED}")
+    names = _names(points)
+    planned = [PlannedRun(_label(point, names), seed) for point, seed in zip(points, seeds, strict=True)]
     variants = {
         run.label: sweep.set | {key: value for key, value in point.items() if key != SEED}
         for run, point in zip(planned, points, strict=True)
@@ -106,8 +110,15 @@ def as_table(runs: Sequence[CompletedRun], title: str) -> Table:
     return table
 
 
-def _label(point: Mapping[str, Any]) -> str:
-    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in point.items() if key != SEED]
+def _names(points: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return how labels call each key: by its last part, or by all of it where another key ends alike."""
+    last = {key: key.rpartition(".")[2] for point in points for key in point}
+    counts = Counter(last.values())
+    return {key: name if counts[name] == 1 else key for key, name in last.items()}
+
+
+def _label(point: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    changes = [f"{names[key]}={value}" for key, value in point.items() if key != SEED]
     return ", ".join(changes) or "params.yaml"
 
 

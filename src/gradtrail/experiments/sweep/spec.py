@@ -99,7 +99,8 @@ def choose(name: str) -> Comparison:
 
 def require_seeds(seeds: Sequence[int], name: str) -> tuple[int, ...]:
     """Return seeds as they are; raise UserError where there are none, one is repeated, or one is no seed."""
-    if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**32:
+    are_integers = all(type(seed) is int for seed in seeds)
+    if not seeds or not are_integers or len({*seeds}) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**32:
         wanted = f"distinct integers from 0 to {2**32 - 1:,}, such as 0,1,2"
         raise UserError(f"{name}: must be {wanted}; got {', '.join(map(str, seeds))}")
     return tuple(seeds)
