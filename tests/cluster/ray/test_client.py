@@ -10,7 +10,7 @@ from servers import free_port
 
 from gradtrail.cluster.ray import client as clients
 from gradtrail.cluster.ray.client import Cluster
-from gradtrail.cluster.ray.events import Event
+from gradtrail.cluster.ray.events import SOME_FAILED, Event
 from gradtrail.cluster.task.request import Request, own_python
 from gradtrail.support.errors import UserError
 
@@ -34,6 +34,7 @@ class FakeClient:
         self.jobs: dict[str, str] = {}
         self.submitted: list[dict[str, Any]] = []
         self.looks: list[tuple[str, str]] = []
+        self.exit_code: int | None = SOME_FAILED
 
     def list_jobs(self) -> list[Any]:
         return [SimpleNamespace(submission_id=name, status=Status(status)) for name, status in self.jobs.items()]
@@ -48,7 +49,7 @@ class FakeClient:
 
     def get_job_info(self, job: str) -> Any:
         status, _ = self.looks[0]
-        return SimpleNamespace(status=Status(status), message="died", driver_exit_code=1 if status == "FAILED" else 0)
+        return SimpleNamespace(status=Status(status), message="its node died", driver_exit_code=self.exit_code)
 
     def get_job_logs(self, job: str) -> str:
         return self.looks.pop(0)[1]
@@ -113,6 +114,27 @@ def test_a_job_in_which_experiments_failed_came_to_its_end(fake: FakeClient) -> 
     (event,) = Cluster("http://h:8265").follow("x")
     assert event
     assert event.detail == "why"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "log", "said"),
+    [
+        (
+            1,
+            "Traceback:\nModuleNotFoundError: No module named 'jax'\n",
+            "ModuleNotFoundError: .*",
+        ),
+        (1, "", "its node died"),
+        (None, "some line\n", "its node died"),
+    ],
+)
+def test_a_job_that_crashed_says_why_and_is_none_in_which_experiments_failed(
+    fake: FakeClient, exit_code: int | None, log: str, said: str
+) -> None:
+    fake.exit_code = exit_code
+    fake.looks = [("FAILED", log + Event(name="a", what="running", seconds=0).line() + "\n")]
+    with pytest.raises(UserError, match=f"^job x failed: {said}; `ray job logs x` shows more$"):
+        list(Cluster("http://h:8265").follow("x"))
 
 
 @pytest.mark.parametrize("address", ["10.0.0.5:8265", "ray://h:10001", "http://", "auto"])

@@ -19,8 +19,9 @@ from urllib.parse import urlparse
 import requests
 
 import gradtrail
-from gradtrail.cluster.ray.events import Event, events_in
+from gradtrail.cluster.ray.events import SOME_FAILED, Event, events_in, other_lines
 from gradtrail.cluster.task.request import Request
+from gradtrail.cluster.task.shell import reason
 from gradtrail.support.errors import UserError, one_line
 
 _ADDRESS = "such as http://10.0.0.5:8265"
@@ -114,21 +115,21 @@ class Cluster:
             yield from events[num_seen:]
             num_seen = len(events)
             if info.status.is_terminal():
-                self._require_end(job, info, events)
+                self._require_end(job, info, events, other_lines(log))
                 return
             yield None
             time.sleep(_POLL_SECONDS)
 
-    def _require_end(self, job: str, info: Any, events: Sequence[Event]) -> None:
+    def _require_end(self, job: str, info: Any, events: Sequence[Event], others: Sequence[str]) -> None:
         """Raise UserError where a job did not come to its own end."""
         if refused := next((event for event in events if event.what == "refused"), None):
             raise UserError(refused.detail)
         if info.status == "STOPPED":
             raise UserError(f"job {job} was stopped; the same command starts what is missing")
-        failed_by_itself = info.driver_exit_code == 1
-        if info.status == "FAILED" and not failed_by_itself:
-            said = one_line(info.message or "no reason given")[:400]
-            raise UserError(f"job {job} failed: {said}; `ray job logs {job}` shows more")
+        if info.status == "FAILED" and info.driver_exit_code != SOME_FAILED:
+            has_ended = info.driver_exit_code is not None  # else it was lost with its node, which only Ray knows
+            said = reason("\n".join(others)) if has_ended and others else one_line(info.message or "no reason given")
+            raise UserError(f"job {job} failed: {said[:400]}; `ray job logs {job}` shows more")
 
 
 def require_ray() -> Any:

@@ -12,6 +12,7 @@ _PREFIX = "gradtrail-event: "
 
 What = Literal["running", "waiting", "made", "there", "unchanged", "failed", "refused"]
 ENDED: tuple[What, ...] = ("made", "there", "unchanged", "failed")
+SOME_FAILED = 3  # exit status of a job in which experiments failed; 1 is that of any Python program that crashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,11 @@ def events_in(log: str) -> Iterator[Event]:
                 yield validate(json.loads(line.removeprefix(_PREFIX)), Event, "event")
             except (ValueError, UserError):  # of another version of this project
                 continue
+
+
+def other_lines(log: str) -> list[str]:
+    """Return the lines of a log that are no events, such as those of a traceback."""
+    return [line for line in log.splitlines() if line.strip() and not line.startswith(_PREFIX)]
 
 
 def _complete(lines: Iterable[str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from gradtrail.cluster.ray.events import Event
+from gradtrail.cluster.ray.events import SOME_FAILED, Event
 from gradtrail.cluster.task.make import make_experiment
 from gradtrail.cluster.task.request import Experiment, Request, require_same_versions
 from gradtrail.support.errors import UserError, one_line
@@ -29,7 +29,7 @@ _BUSY_SECONDS = 10.0  # until an experiment that someone else makes is asked for
 
 
 def main() -> int:
-    """Make all experiments; return the exit status: 0, 1 where one failed, 2 where the request is refused."""
+    """Make all experiments; return the exit status: 0, `SOME_FAILED`, or 2 where the request is refused."""
     began = time.monotonic()
 
     def tell(name: str, what: Any, detail: str = "", attempt: int = 0) -> None:
@@ -81,7 +81,7 @@ class _Job:
             elif time.monotonic() - looked > _LOOK_SECONDS:
                 self._look()
                 looked = time.monotonic()
-        return 1 if self._num_failed else 0
+        return SOME_FAILED if self._num_failed else 0
 
     def _submit_free(self) -> None:
         """Submit what waits, but for experiments that need a state which another one of this job is making."""
