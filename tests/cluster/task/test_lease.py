@@ -1,11 +1,14 @@
 """One of those who want a state gets the lease; a dead holder's is taken over, and a holder that was cut off stops."""
 
 import json
+import os
+import pickle
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,9 @@ from projects import ROOT
 from gradtrail.cluster.task import lease as leases
 from gradtrail.cluster.task.lease import Lease, LostLeaseError, Pace, acquire
 from gradtrail.cluster.task.refs import SharedRefs
+from gradtrail.cluster.task.shell import CommandError
 
-QUICK = Pace(expires=0.6, renew=0.1, poll=0.03)
+QUICK = Pace(expires=1.5, renew=0.1, poll=0.05)
 KEY = "0123456789abcdef"
 LEASE = f"refs/gradtrail/leases/{KEY}"
 _HOLD = """
@@ -139,6 +143,48 @@ def test_a_remote_that_is_away_loses_the_lease_before_others_may_take_it(
     with pytest.raises(LostLeaseError), lease.guarding(stopped.set):
         assert stopped.wait(30)
     lease.release()
+
+
+def test_a_remote_that_hangs_loses_the_lease_before_others_may_take_it(
+    refs: SharedRefs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = held(acquire(refs, [KEY], QUICK))
+    hanging = tmp_path / "bin" / "git"
+    hanging.parent.mkdir()
+    real = shutil.which("git")
+    hanging.write_text(f'#!/bin/sh\ncase $1 in push|ls-remote) sleep 30;; esac\nexec {real} "$@"\n')
+    hanging.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{hanging.parent}:{os.environ['PATH']}")
+    stopped = threading.Event()
+    with pytest.raises(LostLeaseError), lease.guarding(stopped.set):
+        assert stopped.wait(15), "it waited as long as git hangs"
+    lease.release()
+
+
+def test_a_renewal_that_arrived_without_an_answer_is_the_holder_s_own(
+    refs: SharedRefs, shared: SharedRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap, pushed = SharedRefs.swap, list[str]()
+
+    def mute(self: SharedRefs, changes: Mapping[str, tuple[str, str]]) -> bool:
+        is_done = swap(self, changes)
+        pushed.append(changes[LEASE][1])
+        if len(pushed) == 2:
+            raise CommandError("no answer")
+        return is_done
+
+    monkeypatch.setattr(SharedRefs, "swap", mute)
+    lease = held(acquire(refs, [KEY], Pace(expires=20, renew=0.1)))
+    until(lambda: len(pushed) >= 4)
+    assert pushed[1] == pushed[2] != pushed[3]
+    lease.publish({"refs/exps/x": shared.commit}, refs)
+    lease.release()
+    assert shared.refs("refs/gradtrail") == {}
+
+
+def test_a_lost_lease_says_the_same_after_its_way_from_a_worker() -> None:
+    error = LostLeaseError("the lease on 0123 was taken over")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - Ray carries errors so
 
 
 def test_publishing_gives_the_lease_back_in_the_same_push(refs: SharedRefs, shared: SharedRepository) -> None:

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_repository import SharedRepository
+from cluster_repository import SharedRepository, run_git
 from projects import ROOT
 
 from gradtrail.cluster.task import make
 from gradtrail.cluster.task.child import Orders
-from gradtrail.cluster.task.lease import Pace
+from gradtrail.cluster.task.lease import Lease, Pace, acquire
 from gradtrail.cluster.task.make import Patience, experiment_ref, make_experiment
 from gradtrail.cluster.task.request import Experiment, Request, own_packages, own_python
+from gradtrail.cluster.task.shell import CommandError
 from gradtrail.support.errors import UserError
 
-QUICK = Patience(lease=Pace(expires=1.0, renew=0.2, poll=0.03), store=5.0)
+QUICK = Patience(lease=Pace(expires=3.0, renew=0.2, poll=0.03), store=5.0)
 # What DVC would do, in milliseconds: an experiment is a commit with a ref, and a line says that it was executed.
 _CHILD = """
 import os, subprocess, sys, time
@@ -128,6 +129,45 @@ def test_a_state_that_two_experiments_share_is_one_s_to_make_and_then_there_for_
     journal.seconds = "0"
     assert make_experiment(request_, experiment("gradtrail-2", "training"), QUICK) == "made"
     assert journal.executed() == ["gradtrail-1", "gradtrail-2"]
+
+
+def test_a_state_that_was_made_while_its_lease_was_waited_for_is_not_made_again(
+    request_: Request, shared: SharedRepository, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*arguments: Any) -> Lease | None:
+        monkeypatch.setattr(make, "acquire", acquire)
+        assert make_experiment(request_, experiment("gradtrail-1", "training"), QUICK) == "made"
+        return acquire(*arguments)
+
+    monkeypatch.setattr(make, "acquire", late)
+    assert make_experiment(request_, experiment("gradtrail-2", "training"), QUICK) == "busy"
+    assert journal.executed() == ["gradtrail-1"]
+    assert shared.refs("refs/gradtrail/leases") == {}
+    assert make_experiment(request_, experiment("gradtrail-2", "training"), QUICK) == "made"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (CommandError("`python -m` failed: x", "ERROR: no such bucket\n"), "no such bucket"),
+        (CommandError("`python -m` did not end"), "`python -m` did not end"),
+    ],
+)
+def test_inputs_that_cannot_be_fetched_are_one_line_and_nothing_limits_their_time(
+    request_: Request, shared: SharedRepository, monkeypatch: pytest.MonkeyPatch, fault: CommandError, said: str
+) -> None:
+    def fail(*_: Any, seconds: float | None, **__: Any) -> None:
+        assert seconds is None
+        raise fault
+
+    (shared.clone / "dvc.lock").write_text("")
+    run_git(shared.clone, "add", "dvc.lock")
+    run_git(shared.clone, "commit", "-qm", "locked")
+    run_git(shared.clone, "push", "-q", "origin", "HEAD:main")
+    monkeypatch.setattr(make, "run", fail)
+    remote = dataclasses.replace(request_, cache=None, commit=shared.commit)
+    with pytest.raises(UserError, match=f"^the inputs of {shared.commit[:12]} were not fetched: {said}$"):
+        make_experiment(remote, experiment(), QUICK)
 
 
 def test_a_failure_is_its_own_line_publishes_nothing_and_can_be_repeated(

@@ -1,6 +1,7 @@
 """A command that fails is one line that says why, without credentials and without a question."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,10 @@ def test_what_a_command_prints_and_how_it_fails(monkeypatch: pytest.MonkeyPatch,
 def test_git_asks_no_question(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"^`git clone` failed: "):
         git("clone", "https://127.0.0.1:9/private.git", str(tmp_path / "x"))
+
+
+def test_a_command_that_hangs_ends_with_its_children_which_hold_its_pipes() -> None:
+    began = time.monotonic()
+    with pytest.raises(CommandError, match=r"^`sh -c` did not end within 0 s$"):
+        run(["sh", "-c", "sleep 30 & wait"], seconds=0.2)
+    assert time.monotonic() - began < 15

@@ -29,11 +29,18 @@ class Pace:
         expires: after which a lease that was not renewed is taken over.
         renew: between two renewals.
         poll: between two looks at a lease of someone else.
+        call: that a call of git may take which renews a lease or gives it back.
     """
 
     expires: float = 60.0
     renew: float = 12.0
     poll: float = 1.0
+    call: float = 10.0
+
+    @property
+    def trusted(self) -> float:
+        """How long after a renewal its holder may go on, with time left to stop before others take the lease over."""
+        return self.expires - self.renew
 
 
 PACE = Pace()
@@ -41,9 +48,6 @@ PACE = Pace()
 
 class LostLeaseError(UserError):
     """Someone else took the lease over; what was made under it must not be published."""
-
-    def __init__(self, keys: Sequence[str]):
-        super().__init__(f"the lease on {', '.join(key[:12] for key in keys)} was taken over: this process was cut off")
 
 
 class Lease:
@@ -53,10 +57,12 @@ class Lease:
         refs: of the shared repository.
         values: ref → the value that this process gave it.
         pace: how often it is renewed.
+        since: when the push that made it began, by `time.monotonic`.
     """
 
-    def __init__(self, refs: SharedRefs, values: Mapping[str, str], pace: Pace):
-        self._refs = refs
+    def __init__(self, refs: SharedRefs, values: Mapping[str, str], pace: Pace, since: float):
+        self._refs = refs.within(pace.call)
+        self._since = since
         self._values = dict(values)
         self._pace = pace
         self._lock = threading.Lock()
@@ -116,21 +122,28 @@ class Lease:
 
     def _require(self) -> None:
         if self._is_lost:
-            raise LostLeaseError(self.keys)
+            names = ", ".join(key[:12] for key in self.keys)
+            raise LostLeaseError(f"the lease on {names} was taken over: this process was cut off")
 
     def _keep(self) -> None:
-        renewed = time.monotonic()
-        while not self._is_over.wait(self._pace.renew):
+        renewed, new, began = self._since, "", 0.0
+        while True:
+            deadline = renewed + self._pace.trusted
+            if self._is_over.wait(max(0.0, min(self._pace.renew, deadline - time.monotonic()))):
+                return
             with contextlib.suppress(CommandError), self._lock:  # else it is tried again, until it expires
                 if not self._values:
                     return
-                new = self._refs.write_blob(_holder())
-                if self._refs.swap({ref: (value, new) for ref, value in self._values.items()}):
+                refs = self._refs.within(self._pace.call, deadline)
+                if not new:  # else the last push may have arrived without an answer
+                    began = time.monotonic()
+                    new = refs.write_blob(_holder())
+                if refs.swap({ref: (value, new) for ref, value in self._values.items()}):
                     self._values = dict.fromkeys(self._values, new)
-                    renewed = time.monotonic()
+                    renewed, new = began, ""
                 else:
                     self._is_lost = True
-            if self._is_lost or time.monotonic() - renewed > self._pace.expires - self._pace.renew:
+            if self._is_lost or time.monotonic() >= renewed + self._pace.trusted:
                 self._is_lost = True
                 self._when_lost()
                 return
@@ -149,9 +162,10 @@ def acquire(refs: SharedRefs, keys: Sequence[str], pace: Pace = PACE) -> Lease |
             return None
         seen = {ref: seen.get(ref, (value, now)) for ref, value in held.items()}
         if all(now - since > pace.expires or _is_dead(refs, ref, value) for ref, (value, since) in seen.items()):
-            own = refs.write_blob(_holder())
-            if refs.swap({ref: (held.get(ref, NONE), own) for ref in names}):
-                return Lease(refs, dict.fromkeys(names, own), pace)
+            own, began = refs.write_blob(_holder()), time.monotonic()
+            in_time = refs.within(pace.trusted, began + pace.trusted)
+            if in_time.swap({ref: (held.get(ref, NONE), own) for ref in names}):
+                return Lease(refs, dict.fromkeys(names, own), pace, began)
             return None
         time.sleep(pace.poll)
 

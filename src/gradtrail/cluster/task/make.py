@@ -77,8 +77,11 @@ def make_experiment(request: Request, experiment: Experiment, patience: Patience
     if lease is None:
         return "busy"
     try:
-        if ref in refs.read([ref]):  # its maker has just given its lease back
+        now = refs.read([ref, *marks])  # what others made while this waited for their lease
+        if ref in now:
             return "there"
+        if any(f"{_DONE}{key}" in now for key in open_keys):
+            return "busy"  # not this one's to make any more
         return _make(request, experiment, node, lease, needs_others=len(open_keys) < len(marks), patience=patience)
     finally:
         lease.release()
@@ -140,9 +143,10 @@ def _fetch(node: NodeFolder, folder: Path, stage: str, commit: str, env: Mapping
             return
         command = [sys.executable, "-m", "dvc", "fetch", "--quiet", "--run-cache", "--with-deps", stage]
         try:
-            run(command, folder=folder, env=env)
+            run(command, folder=folder, env=env, seconds=None)  # a data set takes as long as it takes
         except CommandError as error:
-            raise UserError(f"the inputs of {commit[:12]} were not fetched: {reason(error.output)}") from None
+            said = reason(error.output) if error.output.strip() else error
+            raise UserError(f"the inputs of {commit[:12]} were not fetched: {said}") from None
         fetched.touch()
 
 

@@ -1,13 +1,15 @@
 """Runs git and other programs whose failures are one line without credentials, and none of which asks a question."""
 
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gradtrail.support.errors import UserError, one_line
 
-_SECONDS = 300.0  # that a command may take; clones and pushes of a repository without data take seconds
+SECONDS = 300.0  # that a command may take; clones and pushes of a repository without data take seconds
 _MOST_LINE = 300  # characters of an error
 _QUIET = {
     "GIT_TERMINAL_PROMPT": "0",  # wrong credentials are an error, not a question that nobody sees
@@ -29,42 +31,63 @@ class CommandError(UserError):
         self.output = output
 
 
-def git(*arguments: str, folder: Path | None = None, stdin: str = "") -> str:
+def git(*arguments: str, folder: Path | None = None, stdin: str = "", seconds: float = SECONDS) -> str:
     """Return what a git command prints, stripped.
 
     Args:
         arguments: of git.
         folder: the repository; the working folder by default.
         stdin: what it reads.
+        seconds: that it may take.
 
     Raises:
-        CommandError: git failed, or took longer than five minutes.
+        CommandError: git failed, or took longer.
     """
-    return run(["git", *arguments], folder=folder, stdin=stdin)
+    return run(["git", *arguments], folder=folder, stdin=stdin, seconds=seconds)
 
 
 def run(
-    command: Sequence[str], *, folder: Path | None = None, stdin: str = "", env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    folder: Path | None = None,
+    stdin: str = "",
+    env: Mapping[str, str] | None = None,
+    seconds: float | None = SECONDS,
 ) -> str:
-    """Return what a command prints, stripped; `env` is its whole environment where it is given.
+    """Return what a command prints, stripped.
+
+    Args:
+        command: with its arguments.
+        folder: where it runs; the working folder by default.
+        stdin: what it reads.
+        env: its whole environment; this process's by default.
+        seconds: that it may take; None for no limit.
 
     Raises:
-        CommandError: it failed, took longer than five minutes, or is not installed.
+        CommandError: it failed, took longer, or is not installed.
     """
-    own = dict(os.environ if env is None else env)
-    env = _SSH | own | _QUIET
+    env = _SSH | dict(os.environ if env is None else env) | _QUIET
     name = " ".join(command[:2])
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(
-            command, cwd=folder, input=stdin, env=env, capture_output=True, text=True, timeout=_SECONDS, check=False
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, text=True, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
-    except subprocess.TimeoutExpired:
-        raise CommandError(f"`{name}` did not end within {_SECONDS:.0f} s") from None
     except FileNotFoundError as error:
         raise CommandError(f"`{name}`: {error.filename} is not there") from None
-    if done.returncode:
-        raise CommandError(f"`{name}` failed: {reason(done.stderr or done.stdout)}", done.stdout + done.stderr)
-    return done.stdout.strip()
+    with process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=seconds)
+        except BaseException as error:
+            # Its children as well: git's helper holds the pipes open for as long as its connection hangs.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise CommandError(f"`{name}` did not end within {seconds:.0f} s") from None
+            raise
+    if process.returncode:
+        raise CommandError(f"`{name}` failed: {reason(stderr or stdout)}", stdout + stderr)
+    return stdout.strip()
 
 
 def reason(output: str) -> str:
