@@ -26,6 +26,9 @@ for probe in "$has_versions" "$has_packages"; do
     for python in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" python "${DVC_ROOT:-.}/.venv/bin/python" python3; do
         if [ -n "$python" ] && "$python" -c "$probe" 2>/dev/null; then
             export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
+            if [ -n "$launch" ]; then # its `python` is to be this one
+                PATH=$(cd "$(dirname "$(command -v "$python")")" && pwd):$PATH
+            fi
             exec $launch "$python" -m "pipeline.$stage"
         fi
     done

@@ -52,7 +52,12 @@ def main(stage: Stage) -> None:
     info, train, spending = training.info, training.train, training.spending
     validation = dataset.read_split(Path("data/processed/validation.npz"), info)
 
-    with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
+    with (
+        tracked(stage) as run,
+        compiling(run) as compiler,
+        run.stage.scratch() as scratch,
+        stage.processes.watched(stage.name),
+    ):
         model, engine = training.model, training.compile(compiler)
         stage.processes.agreed(lambda: None)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)

@@ -18,6 +18,8 @@ from gradtrail.support.ranks import is_follower
 
 TOLD = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES" >> told; echo "$JAX_COORDINATOR_ADDRESS" > "at$JAX_PROCESS_ID"'
 
+AFTER = ", and the others after it"
+
 
 def test_each_process_is_told_its_number_and_where_they_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -41,25 +43,39 @@ def test_the_status_is_that_of_the_first_that_failed(script: str, status: int, m
     assert launch(2, ["sh", "-c", script]) == status
 
 
-def test_of_the_death_of_process_0_the_launcher_tells(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('[ "$JAX_PROCESS_ID" = 0 ] && kill -9 $$; sleep 60', "process 0 was ended by SIGKILL" + AFTER),
+        ('[ "$JAX_PROCESS_ID" = 1 ] && kill -9 $$; sleep 60', "process 1 was ended by SIGKILL" + AFTER),
+        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 2; sleep 60', "process 1 ended with status 2" + AFTER),
+        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 2; exit 0', "process 1 ended with status 2"),
+        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 2; sleep 0.2; exit 2', ""),  # process 0 tells
+        ("exit 0", ""),
+    ],
+)
+def test_of_a_fault_that_process_0_does_not_tell_the_launcher_tells(
+    script: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5)
-    assert launch(2, ["sh", "-c", '[ "$JAX_PROCESS_ID" = 0 ] && kill -9 $$; sleep 60', "pipeline.train"]) == 128 + 9
-    assert capsys.readouterr().err == "pipeline.train: process 0 was ended by SIGKILL, and the others after it\n"
+    launch(2, ["sh", "-c", script, "pipeline.train"])
+    assert capsys.readouterr().err == (f"pipeline.train: {said}\n" if said else "")
 
 
-def test_a_signal_reaches_all_and_nothing_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_reaches_all_and_nothing_is_left(number: signal.Signals, tmp_path: Path) -> None:
     script = f'trap "echo >> {tmp_path}/got; exit 7" TERM; echo >> {tmp_path}/ready; while :; do sleep 0.05; done'
     command = [sys.executable, "-m", "gradtrail.launch", "-n", "2", "sh", "-c", script]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
     while not (tmp_path / "ready").is_file() or len((tmp_path / "ready").read_text()) < 2:
         time.sleep(0.02)
     children = psutil.Process(process.pid).children()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 7
+    process.send_signal(number)
+    assert process.wait(30) == (-number if number == signal.SIGKILL else 7)
+    gone, left = psutil.wait_procs(children, 30)
+    assert not left
+    assert len(gone) == 3, "with the one that waits for the launcher's end"
     assert len((tmp_path / "got").read_text()) == 2
-    assert not any(child.is_running() for child in children)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025])
@@ -84,6 +100,25 @@ def test_the_stage_script_puts_the_words_before_the_command_of_the_training_alon
     assert said("train").startswith("launched by ")
     assert said("train").endswith("-m pipeline.train\n")
     assert not said("no_such_stage")
+
+
+def test_the_words_find_the_interpreter_that_the_script_found(tmp_path: Path) -> None:
+    """Without an active environment, as in a shell that runs `.venv/bin/dvc`."""
+    interpreter = tmp_path / ".venv" / "bin" / "python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.symlink_to(sys.executable)
+    (tmp_path / "versions.yaml").touch()
+    (tmp_path / "words.sh").write_text("command -v python")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to("/bin/false")
+    env = {
+        "GRADTRAIL_LAUNCH": "sh words.sh",
+        "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = ["sh", str(ROOT / "pipeline/stage.sh"), "train"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, check=False, capture_output=True, text=True)
+    assert done.stdout == f"{interpreter}\n", done.stderr
 
 
 @pytest.mark.parametrize(

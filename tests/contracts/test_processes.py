@@ -99,6 +99,18 @@ def test_a_killed_process_ends_the_others_with_a_line_and_another_number_resumes
     assert resumed == whole
 
 
+def test_a_process_that_ends_before_the_first_step_ends_the_others_with_a_line(project: Project) -> None:
+    launcher = start(project, 2)
+    others = processes_of(launcher, 2)
+    while not (project.folder / ".gradtrail" / "processes" / "train-1.log").is_file():  # so it has joined
+        time.sleep(0.005)
+    others[1].kill()
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert LOST.fullmatch(output.splitlines()[-1]), output
+    assert not any(each.is_running() for each in others)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("to", ["launcher", "process 1"])

@@ -2,7 +2,8 @@
 
 Each is told where they meet, on loopback, see `stages/common/processes.py`. Ctrl-C and SIGTERM are passed on to all;
 when one process fails the others end by themselves within seconds, and after `_GRACE_SECONDS` they are killed. Which
-fault it was process 0 says; of its own death this one tells. On several machines a scheduler does all this.
+fault it was process 0 says; where it does not end by itself, this one tells. Where this one is killed, or its terminal
+closed, the others get SIGTERM. On several machines a scheduler does all this.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from gradtrail.support.errors import UserError
@@ -21,6 +22,7 @@ from gradtrail.support.ranks import ADDRESS, COUNT, INDEX
 _GRACE_SECONDS = 10.0  # from the first failure, in which process 0 closes its run
 _POLL_SECONDS = 0.05
 _MOST = 1024
+_GUARD = 'all=; while read -r pid; do all="$all $pid"; done; kill -TERM $all'  # it reads until this process ends
 
 
 def launch(count: int, command: Sequence[str]) -> int:
@@ -39,11 +41,12 @@ def launch(count: int, command: Sequence[str]) -> int:
     address = f"127.0.0.1:{_free_port()}"
     started: list[subprocess.Popen[bytes]] = []
     try:
-        with _passing_on(started):
+        with _passing_on(started), _guarded() as guard:
             for index in range(count):
                 told = {ADDRESS: address, COUNT: str(count), INDEX: str(index)}
                 started.append(subprocess.Popen(words, env=os.environ | told, start_new_session=True))
-            return _status(_wait(started), command)
+                guard(started[-1].pid)
+            return _status(_wait(started), command, started[0].returncode)
     except OSError as error:
         raise UserError(f"{words[0]}: {error.strerror}") from None
     finally:
@@ -74,31 +77,55 @@ def _first_failed(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, in
     return min(found, key=lambda each: (each[1] == -signal.SIGABRT, each[1]), default=None)
 
 
-def _status(failed: tuple[int, int], command: Sequence[str]) -> int:
-    """Return the exit status for the first process that failed, and tell what that process cannot tell itself."""
+def _status(failed: tuple[int, int], command: Sequence[str], of_first: int | None) -> int:
+    """Return the exit status for the first process that failed, and tell of it where process 0 has not.
+
+    Args:
+        failed: its index and status.
+        command: in the message.
+        of_first: status of process 0, which tells where it fails by itself; None where it goes on.
+    """
     index, status = failed
-    if status < 0:
-        status = 128 - status
-        if index == 0:
-            name = signal.Signals(status - 128).name
-            print(f"{command[-1]}: process 0 was ended by {name}, and the others after it", file=sys.stderr)
-    return status
+    if status and (of_first or 0) <= 0:
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        others = "" if of_first == 0 else ", and the others after it"
+        print(f"{command[-1]}: process {index} {how}{others}", file=sys.stderr)
+    return 128 - status if status < 0 else status
 
 
 @contextlib.contextmanager
 def _passing_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Pass Ctrl-C and SIGTERM on to all processes while the block runs."""
+    """Pass Ctrl-C and SIGTERM on to all processes while the block runs, and the end of the terminal as SIGTERM."""
 
     def pass_on(number: int, _: FrameType | None) -> None:
         for process in processes:
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[Callable[[int], object]]:
+    """Yield what has a process, by its id, get SIGTERM where this one ends within the block, even by SIGKILL."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb", buffering=0) as told:
+        with os.fdopen(reading) as heard:
+            guard = subprocess.Popen(
+                ["/bin/sh", "-c", _GUARD], stdin=heard, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+        try:
+            yield lambda pid: told.write(b"%d\n" % pid)
+        finally:
+            guard.kill()
+            guard.wait()
 
 
 def _free_port() -> int:

@@ -2,6 +2,8 @@
 
 import os
 
+from gradtrail.support.errors import UserError
+
 LAUNCH = "GRADTRAIL_LAUNCH"  # words that start the processes of a stage, put before its command by `pipeline/stage.sh`
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
@@ -15,5 +17,17 @@ def is_launched() -> bool:
 
 def is_follower() -> bool:
     """Whether this is a process after the first, which leaves files, runs and messages to process 0."""
-    found = next((os.environ[name] for name in _INDICES if os.environ.get(name)), "0")
-    return is_launched() and found != "0"
+    return is_launched() and index_told() != "0"
+
+
+def index_told() -> str:
+    """Return the index of this process, as whoever started it says; "0" where nobody does."""
+    return next((os.environ[name] for name in _INDICES if os.environ.get(name)), "0")
+
+
+def refuse_followers(stage: str) -> None:
+    """Raise UserError, in one line, in a process that is to help with a stage which one process makes."""
+    if is_follower():
+        raise SystemExit(2)
+    if int(os.environ.get(COUNT) or 1) > 1:
+        raise UserError(f"{COUNT} is {os.environ[COUNT]}, and one process makes {stage}")

@@ -6,12 +6,12 @@ not notice for 30 s, in a call that no signal interrupts; so a thread watches.
 
 import contextlib
 import hmac
+import ipaddress
 import json
 import secrets
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # seconds, seconds, times
@@ -29,8 +29,8 @@ class Lifeline:
 
     def __init__(self, connections: dict[int, socket.socket], hosts: dict[int, str]):
         self._connections, self._hosts = connections, hosts
-        self._lost = list[int]()
-        self._changed = threading.Event()
+        self._lost: int | None = None  # the first that ended
+        self._changed, self._closed = threading.Event(), threading.Event()
         self._armed: Callable[[], object] | None = None
         self.thread = threading.Thread(target=self._watch, daemon=True, name="lifeline")
         self.thread.start()
@@ -38,38 +38,45 @@ class Lifeline:
     def first_lost(self) -> str:
         """Return which process was the first that ended, waiting for a moment; empty where none is known to have."""
         self._changed.wait(_PATIENCE_SECONDS / 2)
-        return f"process {self._lost[0]} on {self._hosts[self._lost[0]]}" if self._lost else ""
+        return "" if self._lost is None else f"process {self._lost} on {self._hosts[self._lost]}"
 
     @contextlib.contextmanager
     def watched(self, end: Callable[[], object]) -> Iterator[None]:
-        """Call `end`, in a thread, where another process ends while the block runs, and the block still goes on."""
+        """Call `end`, in a thread, where another process ends, or has ended before, and the block still goes on.
+
+        Of blocks one in the other the inner one replaces `end`, and its end is that of the watch.
+        """
         self._armed = end
         try:
             yield
         finally:
-            self._armed = None
+            self.disarm()
+
+    def disarm(self) -> None:
+        """Call nothing from here on."""
+        self._armed = None
 
     def close(self) -> None:
         """End the watch."""
-        self._armed = None
+        self.disarm()
+        self._closed.set()
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
-        with selectors.DefaultSelector() as selector:
+        with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
             for index, connection in self._connections.items():
-                selector.register(connection, selectors.EVENT_READ, index)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    selector.unregister(key.fileobj)
-                    self._connections[key.data].close()
-                    self._lost.append(key.data)
-                    self._changed.set()
+                selector.register(stack.enter_context(connection), selectors.EVENT_READ, index)
+            key, _ = selector.select()[0]
+            if self._closed.is_set():
+                return
+            self._lost = key.data
+            self._changed.set()
+            while not self._closed.wait(_PATIENCE_SECONDS):
                 if (end := self._armed) is not None:
-                    time.sleep(_PATIENCE_SECONDS)
-                    if self._armed is not None:
-                        end()
+                    end()
+                    return
 
 
 def listen(address: str, count: int, seconds: float, tell: Callable[[str], object]) -> Lifeline:
@@ -85,10 +92,11 @@ def listen(address: str, count: int, seconds: float, tell: Callable[[str], objec
         TimeoutError: one did not come.
     """
     token = secrets.token_hex(_TOKEN_BYTES)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     connections: dict[int, socket.socket] = {}
     hosts: dict[int, str] = {}
-    with socket.create_server((address, 0), family=family, backlog=count) as server:
+    with socket.create_server((address, 0), family=family, backlog=count, dualstack_ipv6=both) as server:
         server.settimeout(seconds)
         tell(json.dumps([server.getsockname()[1], token]))
         while len(connections) < count - 1:
@@ -102,17 +110,29 @@ def listen(address: str, count: int, seconds: float, tell: Callable[[str], objec
 
 
 def connect(host: str, told: str, index: int) -> Lifeline:
-    """Return the lifeline of another process, with what process 0 has told, to process 0 on a host."""
+    """Return the lifeline of another process, with what process 0 has told, to process 0 on a host.
+
+    Raises:
+        OSError: process 0 cannot be reached.
+    """
     port, token = json.loads(told)
     connection = socket.create_connection((host, port))
     connection.sendall(json.dumps([token, index, socket.gethostname()]).encode() + b"\n")
     return Lifeline({0: _kept_alive(connection)}, {0: host})
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address with a port is one of this host alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
 def _introduction(connection: socket.socket, token: str) -> tuple[int, str] | None:
     """Return index and host of who has connected; None for one who does not know the token."""
     connection.settimeout(_PATIENCE_SECONDS)
-    with contextlib.suppress(OSError, ValueError), connection.makefile() as lines:
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError), connection.makefile() as lines:
         given, index, host = json.loads(lines.readline(1000))
         if hmac.compare_digest(str(given), token):
             return int(index), str(host)

@@ -9,7 +9,6 @@ for 30 s at most. Out of scope: what they compute together, and how (`core/commo
 import contextlib
 import functools
 import importlib
-import ipaddress
 import itertools
 import json
 import os
@@ -24,11 +23,11 @@ import numpy as np
 
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common.environment import processor_digest, set_cpu_devices
-from gradtrail.stages.common.lifeline import Lifeline, connect, listen
+from gradtrail.stages.common.lifeline import Lifeline, connect, is_loopback, listen
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.native_output import native_output
 from gradtrail.support.paths import private_folder
-from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, LAUNCH, is_follower, is_launched
+from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, LAUNCH, index_told, is_follower, is_launched
 from gradtrail.support.replaced import replaced
 
 _HEARTBEAT_SECONDS = 60  # longer than gloo waits: its error can be told in a line, JAX's own ends the process
@@ -59,7 +58,7 @@ class Processes:
         """Connect with the other processes within a time, to learn of the end of one; the address is JAX's."""
         host, key = coordinator.rpartition(":")[0].strip("[]"), "gradtrail/lifeline"
         if self.is_first:
-            at = host if _is_loopback(coordinator) else ""
+            at = host if is_loopback(coordinator) else ""
             tell = functools.partial(self._client.key_value_set, key)
             try:
                 self._lifeline = listen(at, self.count, seconds, tell)
@@ -67,17 +66,29 @@ class Processes:
                 _forget()
                 raise UserError(f"not all of {self.count} processes have connected within {seconds:g} s") from None
         else:
-            self._lifeline = connect(host, self._wait_for(key), self.index)
+            try:
+                self._lifeline = connect(host, self._wait_for(key), self.index)
+            except (OSError, RuntimeError) as error:
+                _forget()
+                raise UserError(f"no connection to process 0 on {host}: {one_line(error)[:200]}") from None
 
     @contextlib.contextmanager
     def watched(self, stage: str) -> Iterator[None]:
-        """End this process within seconds where another ends while the block runs; process 0 tells of it."""
+        """End this process within seconds where another ends before the block does; process 0 tells of it.
+
+        Within such a block, one around what may fail ends the watch with the fault, so that this process tells of it.
+        """
+        if self._lifeline is None:
+            yield
+            return
+        stderr = os.dup(2)  # is not closed: `end` may be running as the block ends
 
         def end() -> None:
+            os.dup2(stderr, 2)  # which `native_output` may have taken
             self.tell(f"{stage}: {self._describe_lost()}")
             self.exit(2)
 
-        with self._lifeline.watched(end) if self._lifeline else contextlib.nullcontext():
+        with self._lifeline.watched(end):
             yield
 
     @property
@@ -96,6 +107,7 @@ class Processes:
         set_cpu_devices(shards // self.count)
         if self.count == 1:
             return list(_jax().local_devices())
+        self.all_ready()
         of_each: dict[int, list[Any]] = {}
         with native_output(), self._gloo_on_loopback():
             for device in sorted(_jax().devices(), key=lambda device: device.id):
@@ -117,6 +129,15 @@ class Processes:
             self._client.key_value_set(key, json.dumps(value))
             return value
         return cast(T, json.loads(self._wait_for(key)))
+
+    def all_ready(self) -> None:
+        """Wait until all processes have called this, without limit, as a collective would not."""
+        if self.count == 1:
+            return
+        key = f"gradtrail/ready/{next(self._number)}"
+        if not self.is_first:
+            self._client.key_value_set(f"{key}/{self.index}", "")
+        self.agreed(lambda: [self._wait_for(f"{key}/{index}") for index in range(1, self.count)])
 
     def of_first(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return a function that gives what `function` returns in process 0, where alone it is called."""
@@ -144,9 +165,12 @@ class Processes:
         return next((int(number) for _, number in self._client.key_value_dir_get("gradtrail/stop/")), None)
 
     def tell(self, line: str) -> None:
-        """Print a line on stderr in process 0; in another, leave it for process 0, which tells it as it ends."""
-        if self.count > 1 or not is_follower():  # of another process, once it has joined, to its log
-            print(line, file=sys.stderr, flush=True)
+        """Print a line on stderr in process 0; in another, leave it for process 0, which tells it as it ends.
+
+        One that has not joined prints it too, with its number.
+        """
+        of_whom = f"process {index_told()}: " if self.count == 1 and is_follower() else ""  # it has not joined
+        print(f"{of_whom}{line}", file=sys.stderr, flush=True)  # of another process, once it has joined, to its log
         if self.is_first or self._has_lost:
             return
         with contextlib.suppress(RuntimeError):  # process 0 is gone: whoever started the processes tells of it
@@ -170,6 +194,8 @@ class Processes:
         if self.count == 1:
             return
         self.agreed(lambda: None)  # without limit, unlike the barrier
+        if self._lifeline:
+            self._lifeline.disarm()
         with contextlib.suppress(RuntimeError):  # a process that is lost now has done its part
             self._client.wait_at_barrier("gradtrail/leave", _LEAVE_SECONDS * 1000)
             _jax().distributed.shutdown()
@@ -196,7 +222,7 @@ class Processes:
 
     def _gloo_on_loopback(self) -> contextlib.AbstractContextManager[object]:
         """Have gloo listen on loopback alone where the coordinator does; JAX itself takes the host's own address."""
-        if not _is_loopback(_state().coordinator_address):
+        if not is_loopback(_state().coordinator_address):
             return contextlib.nullcontext()
         jaxlib = _jaxlib()
         on_loopback = functools.partial(jaxlib.make_gloo_tcp_collectives, hostname="127.0.0.1")
@@ -204,14 +230,6 @@ class Processes:
 
 
 ALONE = Processes()
-
-
-def refuse_followers(stage: str) -> None:
-    """Raise UserError, in one line, in a process that is to help with a stage which one process makes."""
-    if is_follower():
-        raise SystemExit(2)
-    if int(os.environ.get(COUNT) or 1) > 1:
-        raise UserError(f"{COUNT} is {os.environ[COUNT]}, and one process makes {stage}")
 
 
 def join(stage: str, seconds: float) -> Processes:
@@ -241,7 +259,7 @@ def join(stage: str, seconds: float) -> Processes:
             _jax().distributed.initialize(
                 address,
                 *(int(given[name]) if name in given else None for name in (COUNT, INDEX)),
-                coordinator_bind_address=address if address and _is_loopback(address) else None,
+                coordinator_bind_address=address if address and is_loopback(address) else None,
                 initialization_timeout=int(seconds) + _GRACE_SECONDS,
                 heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
             )
@@ -306,14 +324,6 @@ def _add_up(devices: list[Any]) -> None:
     added = sharding.data_parallel(lambda _, batch: (batch.sum(), ()), mesh)
     ones = sharding.put(np.ones(len(devices), np.float32), sharding.over_batch(mesh))
     _jax().block_until_ready(_jax().jit(added)((), ones))
-
-
-def _is_loopback(address: str) -> bool:
-    """Whether an address with a port is one of this host alone."""
-    host = address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _jax() -> Any:

@@ -19,13 +19,14 @@ from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknow
 from gradtrail.stages.common.files import write_json, writing_outs
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
-from gradtrail.stages.common.processes import ALONE, Processes, join, refuse_followers
+from gradtrail.stages.common.processes import ALONE, Processes, join
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.stages.common.versions import require_recorded_versions
 from gradtrail.support.errors import UserError, environment_error, one_line
 from gradtrail.support.live_arrays import warn_of_live_arrays
 from gradtrail.support.paths import require_own_code, working_folder
+from gradtrail.support.ranks import refuse_followers
 from gradtrail.support.signals import Stopped, stopping_on_sigterm
 
 Section = TypeVar("Section")
@@ -142,7 +143,7 @@ def run_stage(
             refuse_followers(name)
         else:
             stage = dataclasses.replace(stage, processes=join(name, stage.runtime.join_seconds))
-        with stopping_on_sigterm(f"stopped; `dvc repro` restarts {name}"):
+        with stopping_on_sigterm(f"stopped; `dvc repro` restarts {name}"), stage.processes.watched(name):
             (follow if follow and not stage.processes.is_first else main)(stage)
         if stage.processes.is_first:
             print(_summary(stage, shows), flush=True)

@@ -122,6 +122,7 @@ def train_members(
     See `run` for the other arguments and the errors.
     """
     several = config.members > 1
+    members.processes.all_ready()
     for seed in config.seeds:
         seeds = config.seeds_of(seed)
         with members.checkpoints(seeds) as folder:
@@ -184,10 +185,10 @@ def run(
     if before is not None:
         how = "trained before" if over else f"resuming after step {before.step:,}"
         print(f"{title}: {how}, from a checkpoint", file=sys.stderr)
+    member.processes.all_ready()
     with (
         progress_bar(title, engine.num_steps, unit="steps") as bar,
         stop_request() as request,
-        member.processes.watched("train"),
     ):
         rest = loop.train(engine, state, examples, steps_per_call=steps_per_call, records=records)
         for chunk in () if over else rest:
