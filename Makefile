@@ -62,7 +62,7 @@ check: env ## ruff (lint and format), mypy, import-linter
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-gate: env ## compare costs of compiled functions with the accepted ones; TIMED=1 times the training too, for two minutes
+gate: env ## compare costs of compiled functions with the accepted ones; TIMED=1 times the training too, for two to five minutes
 	@$(BIN)/gradtrail gate $(if $(TIMED),--timed)
 
 format: env ## format the code with ruff

@@ -266,7 +266,7 @@ def sweep(here: Path, /, file: Path, *, jobs: int, **place: Any) -> int:
 @click.option(
     "--time", "is_timed", is_flag=True, help="Also run both trainings in turn, and print how much slower B is."
 )
-@click.option("--seconds", type=_SECONDS, default=120.0, show_default=True, metavar="N", help="For --time, at most.")
+@click.option("--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="For --time, at most.")
 @click.option("--python-a", metavar="PATH", help="For --time: the interpreter of A.  [default: this one]")
 @click.option("--python-b", metavar="PATH", help="For --time: the interpreter of B.  [default: this one]")
 @click.pass_obj
@@ -294,7 +294,7 @@ for _verb in serving.VERBS:
 @gradtrail.command(epilog="Example: gradtrail gate --accept")
 @click.option("--accept", is_flag=True, help="Accept the current costs.")
 @click.option("--timed", is_flag=True, help="Also time the training against the commit that last accepted the costs.")
-@click.option("--seconds", type=_SECONDS, default=120.0, show_default=True, metavar="N", help="For --timed, at most.")
+@click.option("--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="For --timed, at most.")
 def gate(*, accept: bool, timed: bool, seconds: float) -> int:
     """Compare costs of compiled functions with the accepted costs.
 
@@ -311,7 +311,7 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
 
 @gradtrail.command(epilog="Example: gradtrail upgrade jax==0.10.2")
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE==VERSION...")
-@click.option("--seconds", type=_SECONDS, default=120.0, show_default=True, metavar="N", help="For timing, at most.")
+@click.option("--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="For timing, at most.")
 def upgrade(packages: tuple[str, ...], seconds: float) -> None:
     """Rehearse other versions of packages: programs, costs, times, bits and accuracy. Changes nothing."""
     from gradtrail.experiments.upgrade.main import upgrade

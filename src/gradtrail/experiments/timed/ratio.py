@@ -30,7 +30,7 @@ _FIRST_PAIRS = 10  # of processes, from whose spread the number of all is chosen
 _FEWEST_PAIRS = 3  # whatever the budget
 _MOST_PAIRS = 200
 _BURST_SECONDS = 0.02  # at least
-_SLICE = 1 / 18  # of the budget, that the bursts of one pair of processes may take
+_SLICE, _LONGEST_SLICE = 1 / 18, 7.0  # of the budget, and seconds, that the bursts of one pair of processes may take
 _FEWEST_BURSTS = 30  # of each process
 _CLOSE = 0.005  # standard error of a pair of processes' log ratio, from which more bursts add little
 
@@ -117,7 +117,7 @@ def compare_times(
             break
         with start() as workers:
             steps = steps or burst_steps(workers)
-            found = time_in_turn(workers, steps, _SLICE * budget, clock=clock, rng=rng)
+            found = time_in_turn(workers, steps, min(_SLICE * budget, _LONGEST_SLICE), clock=clock, rng=rng)
         medians.append(statistics.median(found))
         num_bursts += len(found)
         longest = clock() - began - spent
