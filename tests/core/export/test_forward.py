@@ -26,6 +26,7 @@ NETWORKS = {
     "mlp": model_config(),
     "dropout": model_config(mlp=MLPConfig(hidden=(5, 4), activation="relu", dropout=0.5)),
     "features": model_config(kind="linear", features="oriented_gradients"),
+    "straightened": dataclasses.replace(network(), features="straightened_pixels"),
     "bfloat16": model_config(precision="bfloat16"),
     "float16": model_config(precision="float16"),
     "cnn": network(),

@@ -12,7 +12,7 @@ import pytest
 from factories import CNN, NUM_CLASSES, SHAPE, model_config, new_compiler, random_split
 
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients
+from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients, straightened
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, num_parameters
 from gradtrail.core.xla.compiler import CompiledFunction
 
@@ -49,10 +49,6 @@ def drawn(config: ModelConfig) -> dict:
         return rng.normal(0, np.sqrt(2 / fan_in), leaf.shape).astype(np.float32)
 
     return jax.tree.map(draw, Model(config).abstract_params())
-
-
-def flat(images: np.ndarray) -> np.ndarray:
-    return images.reshape(len(images), -1) / 255.0
 
 
 ACTIVATIONS = {"relu": lambda inputs: np.maximum(inputs, 0), "tanh": np.tanh}
@@ -94,9 +90,9 @@ def pooled(images: np.ndarray) -> np.ndarray:
 def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray:
     """The whole network in NumPy."""
     if config.cnn is None:
-        inputs = flat(images) if config.features == "none" else oriented(images)
-        return classified(params["layers"], inputs, config.activation)
-    activations = images[..., None] / 255.0
+        inputs = oriented(images) if config.features == "oriented_gradients" else seen(config, images)
+        return classified(params["layers"], inputs.reshape(len(images), -1), config.activation)
+    activations = seen(config, images)[..., None]
     for index in sorted(params["blocks"]):
         block = params["blocks"][index]
         activations = convolved(activations, block["convolution"])
@@ -112,6 +108,13 @@ def forward(config: ModelConfig, params: dict, images: np.ndarray) -> np.ndarray
 def oriented(images: np.ndarray) -> np.ndarray:
     """The features, whose definition has a test of its own."""
     return np.asarray(oriented_gradients(jnp.asarray(images / 255.0, jnp.float32)), np.float64)
+
+
+def seen(config: ModelConfig, images: np.ndarray) -> np.ndarray:
+    """The pixels that a network gets; straightening has a test of its own."""
+    if config.features == "none":
+        return images / 255.0
+    return np.asarray(straightened(jnp.asarray(images / 255.0, jnp.float32)), np.float64)
 
 
 def with_tanh(config: ModelConfig) -> ModelConfig:
@@ -132,8 +135,13 @@ def with_tanh(config: ModelConfig) -> ModelConfig:
         with_tanh(network(norm="group", convolutions=2)),
         model_config(kind="linear", features=FEATURES),
         with_tanh(perceptron(6, features=FEATURES)),
+        perceptron(6, features="straightened_pixels"),
+        dataclasses.replace(network(), features="straightened_pixels"),
     ],
-    ids=["linear", "mlp", "cnn", "group", "layer", "mlp tanh", "cnn tanh", "linear features", "mlp tanh features"],
+    ids=[
+        *("linear", "mlp", "cnn", "group", "layer", "mlp tanh", "cnn tanh", "linear features", "mlp tanh features"),
+        *("mlp straightened", "cnn straightened"),
+    ],
 )
 def test_logits_equal_numpy_and_without_a_key_nothing_is_left_out(config: ModelConfig) -> None:
     params, images = drawn(config), WIDE if config.cnn else IMAGES
@@ -191,8 +199,9 @@ def test_blocks_are_named_by_number_too_with_their_norms() -> None:
         (with_tanh(perceptron(256, 128)), 235_146, "mlp-256-128"),
         (model_config(kind="linear", features=FEATURES), 10 * (WIDTH + 1), "linear on oriented gradients"),
         (perceptron(5, features=FEATURES), 5 * (WIDTH + 1) + 60, "mlp-5 on oriented gradients"),
+        (perceptron(5, features="straightened_pixels"), 5 * 785 + 60, "mlp-5 on straightened pixels"),
     ],
-    ids=["mlp", "linear", "cnn", "tanh", "features", "features and hidden units"],
+    ids=["mlp", "linear", "cnn", "tanh", "features", "features and hidden units", "straightened"],
 )
 def test_number_of_parameters_and_name(config: ModelConfig, count: int, name: str) -> None:
     model = Model(dataclasses.replace(config, image_shape=(28, 28), num_classes=10))
@@ -330,7 +339,7 @@ def test_values_of_a_cnn_out_of_range_are_refused_by_name(overrides: dict, messa
 
 
 def test_a_cnn_on_fixed_features_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="features must be none with a cnn, which convolves pixels, got"):
+    with pytest.raises(ValueError, match="features must be none or straightened_pixels with a cnn"):
         dataclasses.replace(network(), features=FEATURES)
 
 

@@ -99,6 +99,7 @@ NETWORKS = {
     "mlp with tanh": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), activation="tanh", dropout=0.4)},
     "mlp": {"kind": "mlp", "mlp": MLPConfig(hidden=(5, 4), activation="relu", dropout=0.4)},
     "cnn": {"kind": "cnn", "cnn": dataclasses.replace(CNN, dropout=0.4)},
+    "cnn on straightened pixels": {"kind": "cnn", "cnn": CNN, "features": "straightened_pixels"},
     "cnn with group norm": {"kind": "cnn", "cnn": dataclasses.replace(CNN, convolutions=2, norm="group")},
     "cnn with layer norm": {
         "kind": "cnn",

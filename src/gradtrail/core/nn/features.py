@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-FeaturesKind = Literal["none", "oriented_gradients"]
+FeaturesKind = Literal["none", "straightened_pixels", "oriented_gradients"]
 CELLS = 8  # along each side of an image, whatever its size
 ORIENTATIONS = 8  # in a whole turn
 NUM_FEATURES = CELLS**2 * (ORIENTATIONS + ORIENTATIONS * (ORIENTATIONS + 1) // 2)
@@ -28,17 +28,22 @@ _TINY = 1e-9  # added to squares before a root or a quotient, so that an image o
 
 
 def num_features(kind: FeaturesKind, image_shape: tuple[int, int]) -> int:
-    """Return the number of features of an image; of `none` its pixels."""
-    return math.prod(image_shape) if kind == "none" else NUM_FEATURES
+    """Return the number of features of an image; its pixels, but for `oriented_gradients`."""
+    return NUM_FEATURES if kind == "oriented_gradients" else math.prod(image_shape)
 
 
 def require_pixels(model: str, features: FeaturesKind) -> None:
     """Raise ValueError for features that a network cannot work on."""
-    if model == "cnn" and features != "none":
+    if model == "cnn" and features == "oriented_gradients":
         raise ValueError(
-            f"features must be none with a cnn, which convolves pixels, got {features}: "
+            f"features must be none or straightened_pixels with a cnn, which convolves pixels, got {features}: "
             f"they are for the kinds linear and mlp"
         )
+
+
+def pixels_of(images: Float[Array, "batch height width"], kind: FeaturesKind) -> Float[Array, "batch height width"]:
+    """Return the images that a network sees."""
+    return straightened(images) if kind == "straightened_pixels" else images
 
 
 def oriented_gradients(images: Float[Array, "batch height width"]) -> Float[Array, "batch features"]:

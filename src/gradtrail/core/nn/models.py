@@ -19,7 +19,7 @@ from gradtrail.core.common.batching import normalize
 from gradtrail.core.common.names import model_name
 from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_WIDTH, SHARE, ConfigError, check, check_fields
 from gradtrail.core.nn.blocks import Block, NormKind, make_norm, rematerialized_block
-from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients, require_pixels
+from gradtrail.core.nn.features import FeaturesKind, num_features, oriented_gradients, pixels_of, require_pixels
 from gradtrail.core.nn.layers import (
     ActivationKind,
     Convolution,
@@ -123,7 +123,7 @@ class ModelConfig:
         kind: `linear` is softmax regression.
         mlp: given if and only if `kind` is `mlp`.
         cnn: given if and only if `kind` is `cnn`.
-        features: fixed ones that take the place of the pixels; `none` with `cnn`.
+        features: fixed ones that take the place of the pixels; with `cnn` no `oriented_gradients`.
         image_shape: height and width in pixels.
     """
 
@@ -210,8 +210,9 @@ class Perceptron(Head):
         super().__init__(config, rngs=rngs)
 
     def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
-        inputs = images.reshape(images.shape[0], -1) if self.features == "none" else oriented_gradients(images)
-        return self.classify(inputs, key, tap)
+        if self.features == "oriented_gradients":
+            return self.classify(oriented_gradients(images), key, tap)
+        return self.classify(pixels_of(images, self.features).reshape(images.shape[0], -1), key, tap)
 
 
 class ConvolutionalNetwork(Head):
@@ -233,10 +234,11 @@ class ConvolutionalNetwork(Head):
             for index, pair in enumerate(itertools.pairwise(widths), start=1)
         )
         self.remat = remat
+        self.features = config.features
         super().__init__(config, rngs=rngs)
 
     def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
-        activations = jnp.moveaxis(images, 0, -1)[None]
+        activations = jnp.moveaxis(pixels_of(images, self.features), 0, -1)[None]
         for block in self.blocks:
             again = self.remat and tap is identity_tap
             activations = rematerialized_block(block)(activations) if again else block(activations, tap)
