@@ -14,7 +14,7 @@ from gradtrail.support.errors import UserError
 def main(count: int, command: tuple[str, ...]) -> None:
     """Run COMMAND, or the stage of a module such as pipeline.train, in several processes of this machine.
 
-    Only the stage that is made by several processes takes part: train.
+    Only the stages that are made by several processes take part: train and gradients.
     """
     try:
         sys.exit(launch(count, command))

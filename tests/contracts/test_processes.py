@@ -1,4 +1,4 @@
-"""One training by several processes: the same bytes for any number of them, one clean end, and resumption after kills.
+"""A stage by several processes: the same bytes for any number of them, one clean end, and resumption after kills.
 
 The processes of a real project on the digits, on this machine: gloo on loopback.
 """
@@ -14,12 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 from projects import ROOT, Project, finished_project
+from servers import free_port
 
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
-OUTS = read_pipeline(ROOT / "dvc.yaml")["train"].outs
+STAGES = read_pipeline(ROOT / "dvc.yaml")
 SHARDS = 4
-LOST = re.compile(r"train: lost process \d on \S+; `dvc repro` resumes from the last checkpoint")
+LOST = re.compile(
+    r"(?:train|gradients): lost process \d on \S+; `dvc repro` starts again, from the last checkpoint if there is one"
+)
 
 pytestmark = pytest.mark.slow
 
@@ -36,23 +39,28 @@ def project(tmp_path: Path) -> Project:
     return project
 
 
-def start(project: Project, count: int) -> subprocess.Popen[str]:
-    command = (sys.executable, "-m", "gradtrail.launch", "-n", str(count), "pipeline.train")
+def start(project: Project, count: int, stage: str = "train") -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "gradtrail.launch", "-n", str(count), f"pipeline.{stage}")
     return project.start(*command, env={"PYTHONPATH": str(project.folder / "src")})
+
+
+def make(project: Project, count: int, stage: str) -> tuple[dict[str, str], str]:
+    """Make a stage to its end with so many processes; return the digests of the outs, and what was printed."""
+    process = start(project, count, stage)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return project.digests(*STAGES[stage].outs), output
 
 
 def train(project: Project, count: int) -> tuple[dict[str, str], str]:
     """Train to the end with so many processes; return the digests of the outs, and what was printed."""
-    process = start(project, count)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    return project.digests(*OUTS), output
+    return make(project, count, "train")
 
 
-def processes_of(launcher: subprocess.Popen[str], count: int) -> list[psutil.Process]:
-    """The processes that train, as soon as all are there, in the order of their numbers, in which they are started."""
+def processes_of(launcher: subprocess.Popen[str], count: int, stage: str = "train") -> list[psutil.Process]:
+    """The processes of a stage, as soon as all are there, in the order of their numbers, in which they are started."""
     while True:
-        found = [child for child in psutil.Process(launcher.pid).children() if "pipeline.train" in child.cmdline()]
+        found = [child for child in psutil.Process(launcher.pid).children() if f"pipeline.{stage}" in child.cmdline()]
         if len(found) == count:
             return sorted(found, key=lambda child: child.pid)
         time.sleep(0.02)
@@ -99,6 +107,52 @@ def test_a_killed_process_ends_the_others_with_a_line_and_another_number_resumes
     assert resumed == whole
 
 
+def test_gradients_by_any_number_of_processes_have_the_same_bytes(project: Project) -> None:
+    project.set("gradients.curvature_iterations", 2)
+    runs = len(project.runs_of("gradients"))
+    one, _ = make(project, 1, "gradients")
+    project.set("runtime.tracking", True)
+    four, output = make(project, 4, "gradients")
+    assert four == one
+    assert "Gloo" not in output
+    assert "warning" not in output
+    assert output.count("gradients: examples ") == 1, "process 0 alone tells of progress"
+    assert len(project.runs_of("gradients")) == runs + 1
+
+
+def test_a_killed_process_ends_the_gradients_with_a_line_and_two_make_the_bytes_of_one(project: Project) -> None:
+    before = project.digests(*STAGES["gradients"].outs)
+    launcher = start(project, 2, "gradients")
+    others = processes_of(launcher, 2, "gradients")
+    wait_for(launcher, "gradients: epoch ")
+    others[1].kill()
+    output, _ = launcher.communicate(timeout=30)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert LOST.fullmatch(output.splitlines()[-1]), output
+    assert "Traceback" not in output
+    assert project.digests(*STAGES["gradients"].outs) == before
+    assert make(project, 2, "gradients")[0] == before
+
+
+@pytest.mark.nightly
+def test_a_process_with_other_weights_is_refused_in_a_line(project: Project, tmp_path: Path) -> None:
+    """Each process stands in a copy of the project, as on hosts without a shared file system."""
+    other = project.copy(tmp_path / "other")
+    first, second, *_ = sorted((other.folder / "models" / "epochs").iterdir())
+    first.write_bytes(second.read_bytes())
+    told = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    command = (sys.executable, "-m", "pipeline.gradients")
+    started = [
+        each.start(*command, env={"PYTHONPATH": str(each.folder / "src"), "JAX_PROCESS_ID": str(index)} | told)
+        for index, each in enumerate((project, other))
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    assert started[0].returncode == 2, outputs
+    assert re.search(r"process 1: gradients: models/epochs differs from that of process 0, on \S+\n$", outputs[0]), (
+        outputs
+    )
+
+
 def test_a_process_that_ends_before_the_first_step_ends_the_others_with_a_line(project: Project) -> None:
     launcher = start(project, 2)
     others = processes_of(launcher, 2)
@@ -132,6 +186,23 @@ def test_a_signal_stops_all_at_one_step_with_a_checkpoint(number: signal.Signals
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("to", ["launcher", "process 1"])
+def test_a_signal_stops_gradients_with_a_line_and_its_status(number: signal.Signals, to: str, project: Project) -> None:
+    before = project.digests(*STAGES["gradients"].outs)
+    project.set("gradients.curvature_iterations", 500)  # so that the signal comes before the end
+    launcher = start(project, 2, "gradients")
+    processes = processes_of(launcher, 2, "gradients")
+    wait_for(launcher, "gradients: epoch ")
+    (psutil.Process(launcher.pid) if to == "launcher" else processes[1]).send_signal(number)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 128 + number, output
+    assert re.match(r"gradients: stopped; `dvc ", output.splitlines()[-1]), output
+    assert "Traceback" not in output
+    assert project.digests(*STAGES["gradients"].outs) == before
+
+
+@pytest.mark.nightly
 def test_twenty_kills_of_single_processes_change_no_byte(project: Project) -> None:
     """At random moments, of a random process, each time with another number of them."""
     project.set("train.epochs", 40)
@@ -152,7 +223,7 @@ def test_twenty_kills_of_single_processes_change_no_byte(project: Project) -> No
             assert not any(each.is_running() for each in victims)
             kills += 1
         elif launcher.returncode == 0:  # trained to the end: over again
-            assert project.digests(*OUTS) == whole
+            assert project.digests(*STAGES["train"].outs) == whole
     assert train(project, 2)[0] == whole
     assert max(seconds) < 15, seconds
 

@@ -169,7 +169,7 @@ def test_who_has_not_joined_says_its_number(
 
 
 def test_no_connection_to_process_0_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtrail.stages.common.processes._forget", lambda: None)
+    monkeypatch.setattr("gradtrail.stages.common.processes.forget_processes", lambda: None)
     with socket.socket() as unheard:  # bound, and not listening
         unheard.bind(("127.0.0.1", 0))
         client = Client()
@@ -241,7 +241,8 @@ def test_a_loss_before_the_block_ends_it_too_though_stderr_is_collected(
     with processes.watched("train"), native_output():
         assert ended.wait(10)
     assert re.fullmatch(
-        r"train: lost process 2 on \S+; `dvc repro` resumes from the last checkpoint\n", capfd.readouterr().err
+        r"train: lost process 2 on \S+; `dvc repro` starts again, from the last checkpoint if there is one\n",
+        capfd.readouterr().err,
     )
 
 

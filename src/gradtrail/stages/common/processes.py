@@ -12,30 +12,38 @@ import importlib
 import itertools
 import json
 import os
-import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from gradtrail.core.common.validation import ConfigError
+from gradtrail.stages.common.coordination import (
+    forget_processes,
+    jax_processes,
+    load_jax,
+    load_jaxlib,
+    not_joined,
+    told_of_errors,
+)
 from gradtrail.stages.common.environment import processor_digest, set_cpu_devices
 from gradtrail.stages.common.lifeline import Lifeline, connect, is_loopback, listen
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.native_output import native_output
 from gradtrail.support.paths import private_folder
-from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, LAUNCH, index_told, is_follower, is_launched
+from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, index_told, is_follower, is_launched
 from gradtrail.support.replaced import replaced
 
 _HEARTBEAT_SECONDS = 60  # longer than gloo waits: its error can be told in a line, JAX's own ends the process
 _GRACE_SECONDS = 3  # beyond `runtime.join_seconds`, in which the coordinator says who is missing
 _LEAVE_SECONDS = 10
+_SIGNALED = 128  # added to a signal, the exit status of who got it
 _SLICE_MS = 2_000  # of waiting for process 0; between slices Python sees to signals
 _SIGNS = ("Gloo", "NCCL", "coordination", "CoordinationService", "UNAVAILABLE", "heartbeat", "preempted")
-_MISSING = re.compile(r"timed out task names:\s*((?:\d+\s+)*\d+)")
 T = TypeVar("T")
 
 
@@ -63,13 +71,13 @@ class Processes:
             try:
                 self._lifeline = listen(at, self.count, seconds, tell)
             except TimeoutError:
-                _forget()
+                forget_processes()
                 raise UserError(f"not all of {self.count} processes have connected within {seconds:g} s") from None
         else:
             try:
                 self._lifeline = connect(host, self._wait_for(key), self.index)
             except (OSError, RuntimeError) as error:
-                _forget()
+                forget_processes()
                 raise UserError(f"no connection to process 0 on {host}: {one_line(error)[:200]}") from None
 
     @contextlib.contextmanager
@@ -85,11 +93,19 @@ class Processes:
 
         def end() -> None:
             os.dup2(stderr, 2)  # which `native_output` may have taken
+            if self.is_first and (number := self.asked_to_stop()):
+                os.kill(os.getpid(), number)  # the main thread ends the stage, as if it had got the signal
+                time.sleep(_LEAVE_SECONDS)
             self.tell(f"{stage}: {self._describe_lost()}")
             self.exit(2)
 
-        with self._lifeline.watched(end):
-            yield
+        try:
+            with self._lifeline.watched(end):
+                yield
+        except Exception:
+            if self.is_first and (number := self.asked_to_stop()):
+                os.kill(os.getpid(), number)  # what failed is a collective with the process that got it
+            raise
 
     @property
     def is_first(self) -> bool:
@@ -97,7 +113,7 @@ class Processes:
         return self.index == 0
 
     def devices(self, shards: int) -> list[Any]:
-        """Return the devices of this training's shards, as many of each process; JAX must not have looked for any yet.
+        """Return the devices for so many shards, as many of each process; JAX must not have looked for any yet.
 
         Raises:
             ConfigError: the processes cannot have equally many shards; one line.
@@ -106,14 +122,14 @@ class Processes:
             raise ConfigError(f"train.shards must be a multiple of the number of processes, {self.count}, got {shards}")
         set_cpu_devices(shards // self.count)
         if self.count == 1:
-            return list(_jax().local_devices())
+            return list(load_jax().local_devices())
         self.all_ready()
         of_each: dict[int, list[Any]] = {}
         with native_output(), self._gloo_on_loopback():
-            for device in sorted(_jax().devices(), key=lambda device: device.id):
+            for device in sorted(load_jax().devices(), key=lambda device: device.id):
                 of_each.setdefault(device.process_index, []).append(device)
             found = [device for index in sorted(of_each) for device in of_each[index][: shards // self.count]]
-            _add_up(found)  # by which they connect
+            importlib.import_module("gradtrail.core.common.sharding").connect(found)
         return found
 
     def agreed(self, decide: Callable[[], T]) -> T:
@@ -138,6 +154,16 @@ class Processes:
         if not self.is_first:
             self._client.key_value_set(f"{key}/{self.index}", "")
         self.agreed(lambda: [self._wait_for(f"{key}/{index}") for index in range(1, self.count)])
+
+    def gather(self, rows: Mapping[str, np.ndarray], lengths: Sequence[int]) -> dict[str, np.ndarray]:
+        """Return the rows of all processes, see `Together.gather`."""
+        if self.count == 1:
+            return dict(rows)
+        self.all_ready()
+        found: dict[str, np.ndarray] = importlib.import_module("gradtrail.core.common.together").gather_rows(
+            rows, lengths
+        )
+        return found
 
     def of_first(self, function: Callable[..., T]) -> Callable[..., T]:
         """Return a function that gives what `function` returns in process 0, where alone it is called."""
@@ -187,7 +213,7 @@ class Processes:
         if self.is_first and (told := self._client.key_value_dir_get("gradtrail/fault/")):
             return str(told[0][1])
         lost = self._lifeline.first_lost() if self._lifeline else ""
-        return f"lost {lost or 'another process'}; `dvc repro` resumes from the last checkpoint"
+        return f"lost {lost or 'another process'}; `dvc repro` starts again, from the last checkpoint if there is one"
 
     def leave(self) -> None:
         """Wait for process 0, and end the work together: from here on each process is by itself, and none is lost."""
@@ -198,15 +224,18 @@ class Processes:
             self._lifeline.disarm()
         with contextlib.suppress(RuntimeError):  # a process that is lost now has done its part
             self._client.wait_at_barrier("gradtrail/leave", _LEAVE_SECONDS * 1000)
-            _jax().distributed.shutdown()
+            load_jax().distributed.shutdown()
         if self._lifeline:
             self._lifeline.close()
-        _forget()
+        forget_processes()
         self.count = 1
 
     def exit(self, status: int) -> None:
         """End the process with a status without waiting for the others, where there are others and one may be lost."""
         if self.count > 1:
+            if status > _SIGNALED:
+                with contextlib.suppress(RuntimeError):  # process 0 is gone
+                    self.ask_to_stop(status - _SIGNALED)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
@@ -222,9 +251,9 @@ class Processes:
 
     def _gloo_on_loopback(self) -> contextlib.AbstractContextManager[object]:
         """Have gloo listen on loopback alone where the coordinator does; JAX itself takes the host's own address."""
-        if not is_loopback(_state().coordinator_address):
+        if not is_loopback(jax_processes().coordinator_address):
             return contextlib.nullcontext()
-        jaxlib = _jaxlib()
+        jaxlib = load_jaxlib()
         on_loopback = functools.partial(jaxlib.make_gloo_tcp_collectives, hostname="127.0.0.1")
         return replaced(jaxlib, make_gloo_tcp_collectives=on_loopback)
 
@@ -253,10 +282,10 @@ def join(stage: str, seconds: float) -> Processes:
     if any(not value.isdecimal() for name, value in given.items() if name != ADDRESS):
         raise UserError(f"{COUNT} and {INDEX} must be whole numbers, got {given.get(COUNT)!r} and {given.get(INDEX)!r}")
     address = given.get(ADDRESS)
-    _jax().config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the stage
-    with native_output() as said, _told_of_errors(seconds):
+    load_jax().config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the stage
+    with native_output() as said, told_of_errors(seconds):
         try:
-            _jax().distributed.initialize(
+            load_jax().distributed.initialize(
                 address,
                 *(int(given[name]) if name in given else None for name in (COUNT, INDEX)),
                 coordinator_bind_address=address if address and is_loopback(address) else None,
@@ -264,8 +293,8 @@ def join(stage: str, seconds: float) -> Processes:
                 heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
             )
         except (RuntimeError, ValueError) as error:
-            raise _not_joined(error, said, seconds) from None
-    state = _state()
+            raise not_joined(error, said, seconds) from None
+    state = jax_processes()
     joined = Processes(state.process_id, state.num_processes, state.client)
     joined.hold_on(state.coordinator_address, seconds)
     if not joined.is_first:
@@ -275,72 +304,3 @@ def join(stage: str, seconds: float) -> Processes:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
     return joined
-
-
-def _not_joined(error: Exception, said: IO[str], seconds: float) -> UserError | SystemExit:
-    """Return how to end where not all processes came; see `join`."""
-    state, text = _state(), str(error)
-    client = _forget()
-    if client is None:  # nothing was tried
-        if "should be defined" in text or "must be defined" in text:
-            names = f"{ADDRESS}, {COUNT} and {INDEX}"
-            return UserError(f"no scheduler that JAX knows started this process; {LAUNCH} needs one, or {names}")
-        return UserError(f"the processes could not meet: {one_line(text)[:200]}")
-    try:
-        client.shutdown()
-    except RuntimeError as why:
-        text = f"{text} {why}"
-    said.seek(0)
-    text += said.read()
-    at, count, index = state.coordinator_address, state.num_processes, state.process_id
-    if missing := _MISSING.search(text):
-        if index:
-            return SystemExit(2)  # process 0 says it
-        numbers = ", ".join(missing[1].split())
-        return UserError(
-            f"of {count} processes these have not come to {at} within {seconds:g} s: {numbers}; "
-            "`runtime.join_seconds` says how long to wait"
-        )
-    if index > 1:
-        return SystemExit(2)  # process 1 says it
-    return UserError(f"process {index} of {count} got no answer from process 0 at {at} within {seconds:g} s")
-
-
-def _told_of_errors(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Have JAX raise where processes do not meet within a time, and name them; by itself it aborts the process."""
-    jaxlib = _jaxlib()
-    client, service = jaxlib.get_distributed_runtime_client, jaxlib.get_distributed_runtime_service
-    options = {"missed_heartbeat_callback": lambda _: None, "shutdown_on_destruction": False}
-    return replaced(
-        jaxlib,
-        get_distributed_runtime_client=functools.partial(client, **options),
-        get_distributed_runtime_service=functools.partial(service, cluster_register_timeout=max(1, int(seconds))),
-    )
-
-
-def _add_up(devices: list[Any]) -> None:
-    sharding = importlib.import_module("gradtrail.core.common.sharding")  # late, as it imports JAX
-    mesh = sharding.make_mesh(devices)
-    added = sharding.data_parallel(lambda _, batch: (batch.sum(), ()), mesh)
-    ones = sharding.put(np.ones(len(devices), np.float32), sharding.over_batch(mesh))
-    _jax().block_until_ready(_jax().jit(added)((), ones))
-
-
-def _jax() -> Any:
-    """Return JAX, late: stages that do not compute import this module too, and do not depend on JAX."""
-    return importlib.import_module("jax")
-
-
-def _jaxlib() -> Any:
-    return importlib.import_module("jaxlib._jax")
-
-
-def _forget() -> Any:
-    """Have JAX not wait for the others as Python ends; return its client."""
-    client, _state().client, _state().service = _state().client, None, None
-    return client
-
-
-def _state() -> Any:
-    """Return JAX' own record of its processes; it has no public name, and libraries such as Orbax use it too."""
-    return importlib.import_module("jax._src.distributed").global_state

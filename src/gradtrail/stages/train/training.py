@@ -21,6 +21,8 @@ from gradtrail.stages.artifacts.shards import ShardedSplit
 from gradtrail.stages.artifacts.splits import HeldSplit
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import DatasetInfo
+from gradtrail.stages.common.environment import EnvironmentConfig
+from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.processes import Processes
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
@@ -122,7 +124,10 @@ def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig, pro
     info = dataset.read_info(folder)
     private = config.privacy.enabled
     train = splits.open_train(folder / "train.npz", info, stream_above_mib=runtime.stream_above_mib, private=private)
-    processes.require_same({"train of params.yaml": repr(config), str(folder): info.digest})
+    environment = repr(load_section("environment", EnvironmentConfig))
+    processes.require_same(
+        {"train of params.yaml": repr(config), "environment of params.yaml": environment, str(folder): info.digest}
+    )
     return Training(
         config=config,
         runtime=runtime,
