@@ -1,12 +1,14 @@
 """Asked to stop once, a process goes on to a safe place; asked again, it ends at once."""
 
+import gc
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from gradtrail.support.signals import Stopped, stop_request
+from gradtrail.support.signals import Stopped, stop_request, stopping_on_signals
 
 SCRIPT = """
 import os, signal, sys
@@ -41,3 +43,46 @@ def test_whoever_obeys_stops_only_if_asked() -> None:
         with pytest.raises(Stopped, match="resumes from there") as caught:
             request.obey("`dvc repro` resumes from there")
     assert caught.value.number == signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["a callback of the garbage collector", "the end of an object"])
+def test_a_signal_where_python_drops_exceptions_is_obeyed_all_the_same(
+    where: str, number: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    came: list[float] = []
+
+    def come(*_: object) -> None:
+        if not came:
+            came.append(time.monotonic())
+            signal.raise_signal(number)
+
+    class Ending:
+        def __del__(self) -> None:
+            come()
+
+    with pytest.raises(KeyboardInterrupt) as caught, stopping_on_signals("stopped"):  # noqa: PT012
+        if "collector" in where:
+            gc.callbacks.append(come)
+            gc.collect()
+        else:
+            Ending()
+        time.sleep(10)
+    if "collector" in where:
+        gc.callbacks.remove(come)
+    assert time.monotonic() - came[0] < 5
+    assert getattr(caught.value, "number", signal.SIGINT) == number
+    assert capfd.readouterr().err == ""
+
+
+def test_what_else_python_drops_is_printed_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: printed.append(dropped.exc_value))
+
+    class Ending:
+        def __del__(self) -> None:
+            raise ValueError("a bug")
+
+    with stopping_on_signals("stopped"):
+        Ending()
+    assert [str(error) for error in printed] == ["a bug"]

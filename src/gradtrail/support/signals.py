@@ -3,10 +3,13 @@
 import contextlib
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_AGAIN_SECONDS = 0.05  # longer than such a callback takes
 
 
 class Stopped(KeyboardInterrupt):
@@ -53,14 +56,27 @@ def stop_request(when_asked: Callable[[], object] = lambda: None) -> Iterator[St
 
 
 @contextlib.contextmanager
-def stopping_on_sigterm(message: str) -> Iterator[None]:
-    """Raise `Stopped` on SIGTERM while the block runs, so that its `with` statements close what they opened."""
+def stopping_on_signals(message: str) -> Iterator[None]:
+    """Raise `Stopped` on SIGTERM while the block runs, so that its `with` statements close what they opened.
+
+    Python only prints what is raised in a callback of its garbage collector, or as an object is deleted, and goes on. A
+    signal that came there, Ctrl-C too, is sent once more, in place of the print.
+    """
 
     def stop(number: int, _: FrameType | None) -> None:
         raise Stopped(message, number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def send_again(dropped: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(error := dropped.exc_value, KeyboardInterrupt):
+            before_hook(dropped)
+            return
+        number = error.number if isinstance(error, Stopped) else signal.SIGINT
+        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+
+    before, before_hook = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
+    sys.unraisablehook = send_again
     try:
         yield
     finally:
+        sys.unraisablehook = before_hook
         signal.signal(signal.SIGTERM, before)

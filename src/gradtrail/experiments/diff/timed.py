@@ -15,7 +15,7 @@ from gradtrail.experiments.timed.main import Revision, time_revisions
 from gradtrail.experiments.timed.ratio import Ratio
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError
-from gradtrail.support.signals import stopping_on_sigterm
+from gradtrail.support.signals import stopping_on_signals
 
 _IMAGES = re.compile(r"uint8\[(\d+),(\d+),(\d+)\]")
 
@@ -42,7 +42,7 @@ def time_runs(sides: Sequence[Side], timing: Timing) -> Ratio:
     Raises:
         UserError: the runs are of another stage, their code is not to be had, or does not run; one line.
     """
-    with stopping_on_sigterm("stopped"), scratch() as folder:
+    with stopping_on_signals("stopped"), scratch() as folder:
         revisions = [
             _revision(f"{letter} ({side.name})", side, python, folder / letter)
             for letter, side, python in zip("AB", sides, timing.pythons, strict=True)

@@ -15,7 +15,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from gradtrail.experiments.review.session import Review
 from gradtrail.stages.common.params import validate
 from gradtrail.support.errors import UserError, environment_error
-from gradtrail.support.signals import stopping_on_sigterm
+from gradtrail.support.signals import stopping_on_signals
 
 HOST = "127.0.0.1"
 _FILES = {
@@ -138,6 +138,6 @@ def serve(review: Review, listening: socket.socket) -> None:
     server = make_server(HOST, port, app, threaded=True, request_handler=Quiet, fd=listening.fileno())
     link = f"http://{HOST}:{port}/?token={token}"
     print(f"reviewing {len(review.suspects)} labels as {review.reviewer}: {link} (Ctrl-C ends)", flush=True)
-    with stopping_on_sigterm("stopped"):
+    with stopping_on_signals("stopped"):
         server.serve_forever()  # returns on KeyboardInterrupt, which SIGTERM raises too
     print(f"\n{review.summary()}")

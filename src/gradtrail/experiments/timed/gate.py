@@ -8,7 +8,7 @@ from gradtrail.experiments.timed.ratio import Ratio
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git
 from gradtrail.support.progress import stdout_console
-from gradtrail.support.signals import stopping_on_sigterm
+from gradtrail.support.signals import stopping_on_signals
 
 TOLERANCE = 0.02
 """Fraction by which a training may be slower."""
@@ -34,7 +34,7 @@ def run_timed_gate(accepted: Path, *, seconds: float) -> int:
     commit = git("log", "-1", "--format=%H", "--", str(accepted))
     if not commit:
         raise UserError(f"{accepted}: no commit has it, so there is nothing to time against")
-    with stopping_on_sigterm("stopped"), scratch() as folder:
+    with stopping_on_signals("stopped"), scratch() as folder:
         before = Revision(name=f"A (commit {commit[:8]})", folder=check_out("A", commit, folder / "A"))
         after = Revision(name="B (the working folder)", folder=Path())
         ratio = time_revisions(before, after, seconds=seconds, cache=folder / "cache")

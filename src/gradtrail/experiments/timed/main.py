@@ -10,7 +10,7 @@ import numpy as np
 from gradtrail.experiments.timed.processes import Job, Program, cores, running
 from gradtrail.experiments.timed.ratio import SIDES, Ratio, compare_times
 from gradtrail.support.progress import progress_bar
-from gradtrail.support.signals import stopping_on_sigterm
+from gradtrail.support.signals import stopping_on_signals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def time_revisions(before: Revision, after: Revision, *, seconds: float, cache: 
     """
     programs = {side: program_of(each, cache) for side, each in zip(SIDES, (before, after), strict=True)}
     with (
-        stopping_on_sigterm("stopped"),
+        stopping_on_signals("stopped"),
         progress_bar("timing", seconds, unit="steps") as bar,
     ):
         started = time.monotonic()

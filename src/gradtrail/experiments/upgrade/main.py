@@ -23,7 +23,7 @@ from gradtrail.stages.common.dataset import read_info
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.paths import private_folder
 from gradtrail.support.progress import stdout_console
-from gradtrail.support.signals import stopping_on_sigterm
+from gradtrail.support.signals import stopping_on_signals
 from gradtrail.support.significance import paired_difference
 
 SEEDS = (0, 1, 2)
@@ -71,7 +71,7 @@ def upgrade(words: tuple[str, ...], *, seconds: float) -> None:
     read_info(_DATA)  # before minutes are spent
     console = stdout_console()
     name = "-".join(f"{package}-{version}" for package, version in sorted(pins.items()))
-    with stopping_on_sigterm("stopped"), removed_on_failure(private_folder() / "upgrade" / name) as folder:
+    with stopping_on_signals("stopped"), removed_on_failure(private_folder() / "upgrade" / name) as folder:
         resolved = resolve(pins, folder)
         for package, (before, after) in resolved.versions.items():
             console.print(f"{package} {before or '(none)'} → {after or '(none)'}")

@@ -27,7 +27,7 @@ from gradtrail.support.errors import UserError, environment_error, one_line
 from gradtrail.support.live_arrays import warn_of_live_arrays
 from gradtrail.support.paths import require_own_code, working_folder
 from gradtrail.support.ranks import refuse_followers
-from gradtrail.support.signals import Stopped, stopping_on_sigterm
+from gradtrail.support.signals import Stopped, stopping_on_signals
 
 Section = TypeVar("Section")
 
@@ -143,7 +143,7 @@ def run_stage(
             refuse_followers(name)
         else:
             stage = dataclasses.replace(stage, processes=join(name, stage.runtime.join_seconds))
-        with stopping_on_sigterm(f"stopped; `dvc repro` restarts {name}"), stage.processes.watched(name):
+        with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"), stage.processes.watched(name):
             (follow if follow and not stage.processes.is_first else main)(stage)
         if stage.processes.is_first:
             print(_summary(stage, shows), flush=True)
