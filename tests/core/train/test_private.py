@@ -11,6 +11,7 @@ import pytest
 from factories import NUM_CLASSES, SHAPE, make_engine, private_config, random_split, run_training
 from scipy import stats
 
+from gradtrail.core.common import threefry
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.data.augmentation import AugmentationConfig
@@ -174,7 +175,7 @@ def test_a_rate_of_one_draws_everything() -> None:
 def test_a_batch_without_room_is_an_error_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "batch_capacity", lambda *_, **__: 5)
     config = private_config(batch_size=5, epochs=3)
-    with pytest.raises(ConfigError, match=r"train.batch_size: Poisson sampling drew more than 5 examples for batch"):
+    with pytest.raises(ConfigError, match=r"train.batch_size: Poisson sampling drew more than 6 examples for batch"):
         trained(config, 1.0)
 
 
@@ -204,14 +205,26 @@ def test_no_two_purposes_of_a_private_training_have_a_key_in_common() -> None:
     assert np.any(jax.random.key_data(found.noise) != jax.random.key_data(found.dropout))
 
 
-def test_noise_does_not_end_where_its_bits_do() -> None:
-    """Of 23 bits by themselves the largest of 50 million normals would be about 5.2, whatever the number."""
-    config = private_config(batch_size=1)
+def test_noise_is_made_of_the_normals_of_its_key_each_used_once() -> None:
+    """Not of `jax.random`'s, none of which is beyond 5.2 standard deviations."""
+    config = private_config(batch_size=1, privacy={"example_clip_norm": 1.0})
     mechanism = dataclasses.replace(MECHANISM, noise_multiplier=1.0)
-    zeros = {"a": jnp.zeros(2_000_000)}
-    drawn = np.abs(noised_mean(zeros, config, mechanism, key=jax.random.key(0))["a"])
-    halves = np.asarray(jax.random.normal(jax.random.key(0), (2, 2_000_000)))
-    np.testing.assert_allclose(drawn, np.abs(halves.sum(axis=0)) / np.sqrt(2), rtol=1e-5, atol=1e-6)
+    zeros = {"a": jnp.zeros((30, 7)), "b": jnp.zeros(40), "c": jnp.zeros(())}
+    drawn = noised_mean(zeros, config, mechanism, key=jax.random.key(0))
+    expected = threefry.normals(jax.random.key(0), 251)
+    np.testing.assert_allclose(jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(drawn)]), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("num_examples", "batch_size", "capacity"), [(200, 3, 40), (129, 120, 129), (64, 1, 64)])
+def test_a_batch_has_the_examples_whose_bits_are_below_the_rate_in_their_order(
+    num_examples: int, batch_size: int, capacity: int
+) -> None:
+    mechanism = dataclasses.replace(MECHANISM, num_examples=num_examples, capacity=capacity)
+    batches = np.asarray(poisson_batches(mechanism, batch_size, 20, key=jax.random.key(2)))
+    for key, batch in zip(jax.random.split(jax.random.key(2), 20), batches, strict=True):
+        words = np.asarray(threefry.bits(key, num_examples))
+        expected = np.flatnonzero(words < int(batch_size / num_examples * 2**32))
+        np.testing.assert_array_equal(batch, np.pad(expected, (0, capacity - len(expected)), constant_values=PADDING))
 
 
 def test_a_secret_changes_all_keys_but_that_of_the_initial_weights() -> None:

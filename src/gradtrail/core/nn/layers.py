@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree
 
 from gradtrail.core.nn.convolution import by_example, convolve
-from gradtrail.core.nn.precision import Precision, contract, matmul, rounded, transposed
+from gradtrail.core.nn.precision import Precision, matmul, matmul_transposed, rounded
 
 EPSILON = 1e-5  # added to a variance before its root is taken
 
@@ -164,8 +164,7 @@ class Dense(Layer):
         """Return A Δ'ᵀ, where Δ' are the cotangents times the weights."""
         inputs, cotangent = terms
         scaled = cotangent * jnp.repeat(weights, len(cotangent) // len(weights))[:, None]
-        low = inputs.astype(self.precision), scaled.astype(self.precision)
-        return {"bias": jnp.sum(scaled, axis=0), "kernel": contract(transposed(low[0]), low[1], 1, 0)}
+        return {"bias": jnp.sum(scaled, axis=0), "kernel": matmul_transposed(inputs, scaled, self.precision)}
 
 
 class Convolution(Layer):

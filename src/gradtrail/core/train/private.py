@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Bool, Int, Key, UInt32
 
-from gradtrail.core.common import batching
+from gradtrail.core.common import batching, threefry
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import Model, Params
@@ -31,8 +31,12 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
 
 OVERFLOW = -2  # the indices of a batch that is larger than there is room for
-_DENSE_TILE = 128  # rows of a tile without convolutions: smaller products are slower, larger tiles have more padding
-_ROWS = 32  # of a tile with convolutions, at most: more do not fit into a CPU's caches with their gradients
+_DENSE_ROWS = 1_088  # of a tile without convolutions, at most
+_LARGEST_SHARE = 0.57  # of a mean batch, at most: one tile for the batch takes longer than two, measured
+_ALIGNED = 8  # rows of a tile without convolutions are a multiple of it: others take a tenth longer
+_TILE_COST = 32  # rows that take as long as a tile takes besides its rows, without convolutions
+_ROWS = 16  # of a tile with convolutions, at most: more do not fit into a CPU's caches with their gradients
+_WORD = 32  # bits of the words in which `_indices_of` finds the examples drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,8 @@ class Mechanism:
         """Return the mechanism of a training of `num_steps`, with batches as large as their tiles and shards want."""
         room = batch_capacity(num_examples, config.batch_size, num_steps, delta=config.privacy.delta)
         copies, share = config.privacy.augmentation_multiplicity, config.batch_size // config.accumulation_steps
-        most = _ROWS if model.config.cnn else _DENSE_TILE
-        tile = max(1, min(most // copies, share // config.shards))
+        most = _ROWS // copies if model.config.cnn else _dense_tile(num_examples, config.batch_size, copies)
+        tile = max(1, min(most, share // config.shards))
         step = tile * config.shards
         return cls(
             noise_multiplier=noise_multiplier, num_examples=num_examples, capacity=-(-room // step) * step, tile=tile
@@ -81,12 +85,58 @@ def poisson_batches(
     threshold = int(batch_size / count * 2**32)
 
     def draw(key: Array) -> Array:
-        bits = jax.random.bits(key, (count,), jnp.uint32)
+        bits = threefry.bits(key, count)
         drawn = bits < jnp.uint32(threshold) if threshold < 2**32 else jnp.ones(count, bool)
-        (indices,) = jnp.nonzero(drawn, size=capacity, fill_value=batching.PADDING)
-        return jnp.where(jnp.sum(drawn) > capacity, OVERFLOW, indices.astype(jnp.int32))
+        return jnp.where(jnp.sum(drawn) > capacity, OVERFLOW, _indices_of(drawn, capacity))
 
     return jax.lax.map(draw, jax.random.split(key, num_batches))
+
+
+def _dense_tile(num_examples: int, batch_size: int, copies: int) -> int:
+    """Return the examples of a tile with which a batch takes least time, on average over the sizes of batches.
+
+    Large products are fast, but the last tile of a batch is worked whole: the mean batch best fills its tiles and
+    leaves room for the somewhat larger ones. The sizes are taken to be normal.
+    """
+    deviation = math.sqrt(batch_size * (1 - batch_size / num_examples))
+
+    def cost(tile: int) -> float:
+        """Return the expected rows of a batch's tiles, and what their number costs, in rows."""
+        below = (((tile * full + 0.5) - batch_size) / max(deviation, 1e-9) for full in itertools.count())
+        chances = (0.5 * math.erfc(limit / math.sqrt(2.0)) for limit in below)  # that there is another tile
+        return sum(itertools.takewhile(lambda chance: chance > 1e-9, chances)) * (tile * copies + _TILE_COST)
+
+    most = max(1, min(_DENSE_ROWS // copies, math.ceil(_LARGEST_SHARE * batch_size)))
+    step = _ALIGNED // math.gcd(_ALIGNED, copies)
+    return min(range(most - most % step, most // 2, -step), key=cost, default=most)
+
+
+def _indices_of(drawn: Bool[Array, " examples"], capacity: int) -> Int[Array, " capacity"]:
+    """Return the indices of the first `capacity` that are true, ascending, then padding: `jnp.nonzero`, but fast.
+
+    The examples are bits of words. The rank of an index among the set bits tells its word, by the words' counts, and
+    its place in the word: running sums over all examples take a CPU longer than to draw them.
+    """
+    flags = jnp.pad(drawn, (0, -len(drawn) % _WORD)).reshape(-1, _WORD).astype(jnp.uint32)
+    words = jnp.sum(flags << jnp.arange(_WORD, dtype=jnp.uint32)[None], axis=1, dtype=jnp.uint32)
+    counts = jax.lax.population_count(words).astype(jnp.int32)
+    ends = jnp.cumsum(counts)
+    ranks = jnp.arange(capacity)
+    of_rank = jnp.minimum(jnp.searchsorted(ends, ranks, side="right"), len(words) - 1)
+    place = _place_of_bit(words[of_rank], ranks - (ends - counts)[of_rank])
+    return jnp.where(ranks < ends[-1], of_rank * _WORD + place, batching.PADDING).astype(jnp.int32)
+
+
+def _place_of_bit(words: UInt32[Array, " count"], ranks: Int[Array, " count"]) -> Int[Array, " count"]:
+    """Return where in each word the set bit is that has so many set bits below it, by bisection."""
+    place = jnp.zeros_like(ranks)
+    for half in (16, 8, 4, 2, 1):
+        lower = words & jnp.uint32(2**half - 1)
+        count = jax.lax.population_count(lower).astype(jnp.int32)
+        above = ranks >= count
+        words = jnp.where(above, words >> jnp.uint32(half), lower)
+        ranks, place = jnp.where(above, ranks - count, ranks), jnp.where(above, place + half, place)
+    return place
 
 
 def refuse_overflow(order: Int[Array, "steps rows"], epoch: int) -> None:
@@ -140,15 +190,13 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
 def noised_mean(grads: Params, config: TrainConfig, mechanism: Mechanism, *, key: Key[Array, ""]) -> Params:
     """Return (sum + σ C z) / batch size for a sum of clipped gradients, with z standard normal and float32.
 
-    σ is the noise multiplier, C the clip norm; the batch size is the mean one, whatever the batch has. A normal is the
-    sum of two over √2: by themselves those that JAX makes of 23 random bits end at 5.2 standard deviations, beyond
-    which an output would give its batch away.
+    σ is the noise multiplier, C the clip norm; the batch size is the mean one, whatever the batch has.
     """
     scale = mechanism.noise_multiplier * config.privacy.example_clip_norm
     if not scale:
         return jax.tree.map(lambda leaf: leaf / config.batch_size, grads)
     leaves, structure = jax.tree.flatten(grads)
-    noise = jnp.sum(jax.random.normal(key, (2, sum(leaf.size for leaf in leaves))), axis=0) * math.sqrt(0.5)
+    noise = threefry.normals(key, sum(leaf.size for leaf in leaves))
     ends = itertools.accumulate(leaf.size for leaf in leaves)
     parts = [noise[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(leaves, ends, strict=True)]
     noised = [(leaf + scale * part) / config.batch_size for leaf, part in zip(leaves, parts, strict=True)]

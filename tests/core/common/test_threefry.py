@@ -1,0 +1,76 @@
+"""Random bits and normals: the blocks against JAX's own, the normals against their distribution function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.random import threefry_2x32
+from scipy import stats
+
+from gradtrail.core.common import threefry
+
+
+def words(key: jax.Array, blocks: int) -> np.ndarray:
+    """Return both words of the blocks of a key, by JAX."""
+    counters = jnp.concatenate([jnp.zeros(blocks, jnp.uint32), jnp.arange(blocks, dtype=jnp.uint32)])
+    return np.asarray(threefry_2x32(jax.random.key_data(key), counters)).reshape(2, blocks)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+@pytest.mark.parametrize("count", [1, 2, 1_001, 4_096])
+def test_bits_are_the_words_of_the_blocks_of_jax(seed: int, count: int) -> None:
+    key = jax.random.fold_in(jax.random.key(seed), 5)
+    expected = words(key, count).T.ravel()[:count]
+    for call in (threefry.bits, jax.jit(threefry.bits, static_argnums=1)):
+        np.testing.assert_array_equal(call(key, count), expected)
+
+
+def test_more_numbers_than_a_key_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 2\\*\\*32 numbers"):
+        threefry.bits(jax.random.key(0), 2**32 + 1)
+
+
+def test_a_pair_of_normals_is_a_point_at_the_distance_and_angle_of_its_block() -> None:
+    key = jax.random.key(4)
+    found = np.asarray(jax.jit(threefry.normals, static_argnums=1)(key, 100_000), np.float64).reshape(-1, 2)
+    left, right = words(key, 50_000).astype(np.float64)
+    low = right % 256
+    distance = np.sqrt(-2 * np.log(np.minimum(left * 2.0**-32 + (low + 0.5) * 2.0**-40, 1)))
+    np.testing.assert_allclose(np.hypot(*found.T), distance, rtol=2e-6, atol=4e-4)  # near 0 of 24 bits, near 1
+    near = distance > 0.05
+    np.testing.assert_allclose(np.hypot(*found[near].T), distance[near], rtol=1e-5)
+    quadrant, within = right // 256 % 4, right // 1024
+    angle = ((within + 0.5) / 2**22 - 0.5) * np.pi / 2
+    cosine = np.where(quadrant % 2, -np.cos(angle), np.cos(angle))
+    even, odd = np.where(quadrant // 2, [np.sin(angle), cosine], [cosine, np.sin(angle)])
+    expected = np.stack([even, odd], axis=1) * np.hypot(*found.T)[:, None]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=3e-7)
+
+
+def test_normals_are_finite_and_normal_to_the_tails() -> None:
+    found = np.asarray(threefry.normals(jax.random.key(1), 4_000_000), np.float64)
+    assert np.all(np.isfinite(found))
+    assert stats.kstest(found, "norm").pvalue > 1e-3
+    for limit in (1e-3, 1.0, 3.0, 4.5):
+        beyond = np.sum(np.abs(found) > limit)
+        assert stats.binomtest(int(beyond), len(found), 2 * stats.norm.sf(limit)).pvalue > 1e-3, limit
+    squares = found.reshape(-1, 2) ** 2  # of a pair: independent, so their sum is exponential
+    assert stats.kstest(squares.sum(axis=1) / 2, "expon").pvalue > 1e-3
+    assert abs(np.corrcoef(squares.T)[0, 1]) < 4 / np.sqrt(len(squares))
+
+
+def test_normals_are_of_their_key_alone() -> None:
+    draw = jax.jit(threefry.normals, static_argnums=1)
+    keys = jax.random.split(jax.random.key(2), 3)
+    rows = np.stack([draw(key, 100_000) for key in keys])
+    np.testing.assert_array_equal(draw(keys[0], 100_000), rows[0])
+    np.testing.assert_array_equal(draw(keys[0], 50), rows[0, :50])
+    pairs = [*rows, rows[0, ::-1], np.roll(rows[0], 1), np.roll(rows[0], 2)]
+    correlations = np.corrcoef(pairs)[np.triu_indices(len(pairs), 1)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(100_000)
+
+
+def test_every_key_gives_normals() -> None:
+    """They come through a branch on a word of the key, so that XLA does not compute them again."""
+    keys = jax.random.wrap_key_data(np.array([[word, 0] for word in (0, 1, 2**31, 2**32 - 1)], np.uint32))
+    assert all(np.all(np.isfinite(jax.jit(threefry.normals, static_argnums=1)(key, 100))) for key in keys)
