@@ -6,7 +6,8 @@ All find the norm of the gradient of every example, of the same networks in floa
 fixed seed; this project finds the norms layer by layer, EL2N, loss, margin and entropy besides, from uint8 images on
 the host. For comparison: the mean gradient of batches, and an epoch of training, neither of which gives norms.
 Each row is tried at several batch sizes, each in a process of its own with a round of warm-up, and shown at the best.
-All are measured in turn, twice. Times are medians. Slow methods process a part of the data, scaled.
+All of a network are measured in turn (`benchmarks.turns`). Times are medians. Slow methods process a part of the data,
+scaled.
 
 "Memory" is what the process grew by at its largest while it worked, allocator and compiler included.
 
@@ -20,6 +21,7 @@ import importlib.util
 import math
 import statistics
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,11 +29,11 @@ from rich.table import Table
 
 from benchmarks.per_example_peers import Method, ScoreTask
 from benchmarks.record import record
-from benchmarks.training import NETWORKS, machine, run_peer
+from benchmarks.training import NETWORKS, machine
 from benchmarks.training_tasks import ModelName
+from benchmarks.turns import Worker
 from gradtrail.support.progress import progress_bar
 
-PASSES = 2
 EXAMPLES = 60_000  # in the table
 WHOLE = {"mlp": 61_440, "cnn": 2_560}  # examples of a round, whole batches of every size
 PART = {"mlp": 6_144, "cnn": 1_024}  # of a round of the slow methods
@@ -108,14 +110,14 @@ class Row:
 
 
 def tasks(rounds: int) -> list[ScoreTask]:
-    """Return every process of a pass, in order."""
+    """Return every process, in order."""
     return [
         ScoreTask(
             method=method,
             model=model,
             batch_size=batch_size,
             examples=(PART if method in SLOW else WHOLE)[model],
-            rounds=math.ceil(rounds / PASSES),
+            rounds=rounds,
         )
         for model, methods in BATCH_SIZES.items()
         for method, batch_sizes in methods.items()
@@ -123,31 +125,35 @@ def tasks(rounds: int) -> list[ScoreTask]:
     ]
 
 
-def measure(measured: Measured) -> None:
-    """Run a task in a process of its own and take down what it reports."""
-    try:
-        reported = run_peer("per_example_peers", measured.task)
-    except RuntimeError as error:
-        measured.note = str(error)
-        return
-    measured.seconds += reported["seconds"]
-    measured.grown_bytes.append(reported["grown_bytes"])
-
-
 def run(rounds: int) -> list[Measured]:
-    """Measure everything in each pass."""
+    """Measure all methods of a network in turn, so many times."""
     found = [Measured(task=task) for task in tasks(rounds)]
     missing = not all(importlib.util.find_spec(name) for name in ("torch", "opacus"))
     for measured in found:
         if missing and measured.task.method in ("opacus hooks", "opacus ghost", "torch.func"):
             measured.note = NO_OPACUS
-    with progress_bar("per-example gradients", PASSES * len(found), unit="steps") as bar:
-        for measured in found * PASSES:
-            bar.advance(0, message=f"{measured.task.method}, {measured.task.model}, {measured.task.batch_size}")
-            if not measured.note:
-                measure(measured)
-            bar.advance()
+    with progress_bar("per-example gradients", (rounds + 1) * len(found), unit="steps") as bar:
+        for model in BATCH_SIZES:
+            _measure([each for each in found if each.task.model == model and not each.note], rounds, bar)
     return found
+
+
+def _measure(found: list[Measured], rounds: int, bar: Any) -> None:
+    workers: list[Worker] = []
+    try:
+        for measured in found:
+            bar.advance(message=f"{measured.task.method}, {measured.task.model}, {measured.task.batch_size}")
+            workers.append(Worker("per_example_peers", measured.task))
+        for _ in range(rounds):
+            for measured, worker in zip(found, workers, strict=True):
+                if (reported := worker.ask()) is not None:
+                    measured.seconds.append(reported[0])
+                    measured.grown_bytes.append(reported[1])
+                measured.note = worker.note
+                bar.advance()
+    finally:
+        for worker in workers:
+            worker.stop()
 
 
 def rows(found: list[Measured]) -> list[Row]:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.per_example_peers JSON
 
-`JSON` holds the fields of a `ScoreTask`. Prints one line: the seconds of each timed round, and the bytes by which the
-process grew at its largest while it worked. Everything runs on the processor.
+`JSON` holds the fields of a `ScoreTask`. Reports the seconds of each round that it is asked for, after one that is not
+timed, and the bytes by which the process grew at its largest since it began to work. Everything runs on the processor.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from benchmarks.training_peers import Round, as_floats, ours, project_train_config, timed, torch_network
 from benchmarks.training_tasks import NUM_CLASSES, SIDE, ModelName, Peer, Task, available_cores, make_data
+from benchmarks.turns import answer
 
 Method = Literal["mean", "vmap", "ours", "training", "opacus hooks", "opacus ghost", "torch.func"]
 TRAINING_BATCH = 128
@@ -213,8 +214,8 @@ def main() -> None:
     }
     run_round = methods[task.method](task)
     before = _peak_bytes()
-    seconds = timed(run_round, task.rounds)
-    print(json.dumps({"seconds": seconds, "grown_bytes": _peak_bytes() - before}))
+    run_round()
+    answer("ready", lambda: (timed(run_round), _peak_bytes() - before))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.private_peers JSON
 
-`JSON` holds the fields of a `PrivateTask`. Prints one line of versions and steps when it is ready, and then, for each
-line that it reads, the seconds of a step: the mean over a round. Everything runs on the processor. Every method trains
-with Adam at a constant rate, clips to norm 1 and adds noise, where it is private.
+`JSON` holds the fields of a `PrivateTask`. When it is ready it reports versions and steps, and of each round the mean
+seconds of a step. Everything runs on the processor. Every method trains with Adam at a constant rate, clips to norm 1
+and adds noise, where it is private.
 """
 
 import itertools
@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from benchmarks.training_peers import as_floats, project_train_config, torch_network
 from benchmarks.training_tasks import LEARNING_RATE, NUM_CLASSES, SIDE, Peer, Task, available_cores, make_data
+from benchmarks.turns import answer
 
 Method = Literal["ordinary", "noiseless", "private", "vmap", "torch", "ghost", "loader", "hooks"]
 Network = Literal["mlp", "cnn", "strided"]
@@ -323,9 +324,7 @@ def main() -> None:
     methods = {"vmap": vmap, "torch": pytorch, "ghost": opacus, "loader": opacus, "hooks": opacus}
     run = methods.get(task.method, ours)(task)
     steps = _steps_of_round(run, task)
-    print(json.dumps({"versions": _versions(), "steps": steps}), flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(run(steps)), flush=True)
+    answer((_versions(), steps), lambda: run(steps))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ step. Opacus' own loader is a row of its own: with it, most of the time is spent
 The network of Opacus' MNIST example has strides, which this project's networks do not have: there, our rows are a
 network without strides and of as many multiplications in a forward pass (channels 8 and 24, 32 hidden units).
 
-Each row is a process of its own that stays up and is asked for a round at a time, one process after the other, so that
-the drift of a shared machine affects all alike; the others wait meanwhile. A round is an epoch, or as many steps as
-take `--seconds`. Times are medians over the rounds after a warm-up; ratios are medians over the rounds of the ratio
-within a round.
+Each row is a process of its own, and all make their rounds in turn (`benchmarks.turns`). A round is an epoch, or as
+many steps as take `--seconds`. Times are medians over the rounds after a warm-up; ratios are medians over the rounds of
+the ratio within a round.
 
 It takes a quarter of an hour on two cores (two minutes with `--quick`) and wants them for itself: the threads of
 PyTorch wait for the slowest. On a machine with other work, ratios on one core are more to be trusted:
@@ -32,17 +31,13 @@ import argparse
 import dataclasses
 import importlib.metadata
 import importlib.util
-import json
 import math
-import os
-import re
 import statistics
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -52,6 +47,7 @@ from ruamel.yaml import YAML
 from benchmarks.private_peers import Method, Network, PrivateTask
 from benchmarks.record import record
 from benchmarks.training import NETWORKS, machine
+from benchmarks.turns import Worker
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.lineage.environment import environment
 
@@ -131,49 +127,6 @@ class Measured:
         return statistics.median(self.seconds) if self.seconds and not self.note else math.nan
 
 
-class Worker:
-    """A process that makes rounds of one method when it is asked to."""
-
-    def __init__(self, measured: Measured, python: str) -> None:
-        self.measured = measured
-        self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `stop`)
-        self.process = subprocess.Popen(
-            (python, "-m", "benchmarks.private_peers", json.dumps(dataclasses.asdict(measured.task))),
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-        )
-        if ready := self._read():
-            measured.versions, measured.steps = ready["versions"], ready["steps"]
-
-    def round(self) -> None:
-        """Have a round made, and take down its time."""
-        if self.measured.note:
-            return
-        assert self.process.stdin
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        if (seconds := self._read()) is not None:
-            self.measured.seconds.append(seconds)
-
-    def stop(self) -> None:
-        """End the process."""
-        self.process.communicate()
-        self.errors.close()
-
-    def _read(self) -> Any:
-        """Return what the process reports, or None where it failed: the line of its traceback that names the error."""
-        assert self.process.stdout
-        if line := self.process.stdout.readline():
-            return json.loads(line)
-        self.errors.seek(0)
-        lines = re.findall(r"^[\w.]+: .+", self.errors.read(), re.MULTILINE)
-        self.measured.note = lines[-1] if lines else f"ended with status {self.process.wait()}"
-        return None
-
-
 def run(options: argparse.Namespace) -> list[Measured]:
     """Measure every method, setting by setting."""
     settings = [setting for setting in SETTINGS if not options.quick or setting[0] != "strided"]
@@ -198,7 +151,7 @@ def run(options: argparse.Namespace) -> list[Measured]:
 def measure(tasks: list[PrivateTask], options: argparse.Namespace, bar: Any) -> list[Measured]:
     """Measure methods in turn."""
     found = [Measured(task=task) for task in tasks]
-    workers: list[Worker] = []
+    workers: list[tuple[Measured, Worker]] = []
     try:
         for measured in found:
             method, network = measured.task.method, measured.task.network
@@ -206,13 +159,18 @@ def measure(tasks: list[PrivateTask], options: argparse.Namespace, bar: Any) -> 
             if method in OF_TORCH and not (options.opacus_python or has_opacus()):
                 measured.note = NO_OPACUS
             else:
-                workers.append(Worker(measured, (method in OF_TORCH and options.opacus_python) or sys.executable))
+                python = (method in OF_TORCH and options.opacus_python) or sys.executable
+                workers.append((measured, worker := Worker("private_peers", measured.task, python)))
+                measured.note = worker.note
+                measured.versions, measured.steps = worker.ready or ({}, 0)
         for _ in range(options.rounds):
-            for worker in workers:
-                worker.round()
+            for measured, worker in workers:
+                if (seconds := worker.ask()) is not None:
+                    measured.seconds.append(seconds)
+                measured.note = worker.note
                 bar.advance()
     finally:
-        for worker in workers:
+        for _, worker in workers:
             worker.stop()
     return found
 

@@ -6,11 +6,10 @@
 records, norms and masks.
 
 All train the same networks with Adam at a constant rate, without clipping, smoothing or augmentation, on the same uint8
-images and labels drawn from a fixed seed, in shuffled whole batches. Each row is a process of its own, since the thread
-pools of two libraries disturb each other. All rows are measured in turn, several times over, so that the drift of a
-shared machine affects all alike; each process has one round of warm-up. Times are medians over all timed rounds. A
-round is an epoch; of the convolutional network, a part of one, scaled. Of PyTorch's two memory formats for
-convolutions, the faster one is shown.
+images and labels drawn from a fixed seed, in shuffled whole batches; ours also with AdamW and Muon. Each row is a
+process of its own with a round of warm-up, and all of a network make their rounds in turn (`benchmarks.turns`). Times
+are medians over all rounds. A round is an epoch; of the convolutional network, a part of one, scaled. Of PyTorch's two
+memory formats for convolutions, the faster one is shown.
 
 "Share of matmul rate" is FLOP/s achieved over FLOP/s of the bare matrix products. The FLOPs are those of the network's
 matrix products in a step, forward and backward: 2 × rows × inner × columns each, convolutions as products of kernel and
@@ -29,14 +28,9 @@ import functools
 import importlib.metadata
 import importlib.util
 import itertools
-import json
 import math
-import os
 import platform
-import re
 import statistics
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +39,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.record import record
-from benchmarks.training_tasks import ModelName, Peer, Precision, Task, available_cores, flops_per_step
+from benchmarks.training_tasks import ModelName, Optimizer, Peer, Precision, Task, available_cores, flops_per_step
+from benchmarks.turns import Worker
 from gradtrail.support.progress import progress_bar
+from gradtrail.tracking.lineage.environment import environment
 
-PASSES = 2
+OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "muon")  # beside Adam, in the first setting
 CNN_EXAMPLES = 2_560  # in a round
 SETTINGS: tuple[tuple[ModelName, int], ...] = (("mlp", 128), ("mlp", 512), ("cnn", 128))
 NETWORKS = "MLP: 784-256-128-10. CNN: 3 × 3 to 32 channels, pool, 3 × 3 to 64, pool, 128, 10."
@@ -122,8 +118,15 @@ def peers_by_row(model: ModelName, batch_size: int) -> dict[str, list[Peer]]:
         EAGER: pytorch,
         "torch.compile": [dataclasses.replace(eager, compiles=True) for eager in pytorch],
         "PyTorch bfloat16 autocast": [dataclasses.replace(eager, precision="bfloat16") for eager in pytorch],
+        "torch.compile, bfloat16 autocast": [
+            dataclasses.replace(eager, precision="bfloat16", compiles=True) for eager in pytorch
+        ],
         "a bare compiled loop": [peer(loop="bare", precision="float32")],
         **{f"ours, {precision}": [peer(loop="ours", precision=precision)] for precision in PRECISIONS},
+        **{
+            f"ours, float32, {name}": [peer(loop="ours", precision="float32", optimizer=name)]
+            for name in (OPTIMIZERS if (model, batch_size) == SETTINGS[0] else ())
+        },
     }
 
 
@@ -132,49 +135,44 @@ def bare_peer(model: ModelName, batch_size: int, precision: Precision) -> Peer:
     return Peer(loop="matmuls", model=model, batch_size=batch_size, precision=precision)
 
 
+def peers_of(setting: tuple[ModelName, int]) -> list[Peer]:
+    """Return every peer of a network and batch size, in order."""
+    in_rows = itertools.chain(*peers_by_row(*setting).values())
+    return [*in_rows, *(bare_peer(*setting, precision) for precision in PRECISIONS)]
+
+
 def all_peers() -> list[Peer]:
-    """Return every process of a pass, in order."""
-    peers: list[Peer] = []
-    for setting in SETTINGS:
-        peers += itertools.chain(*peers_by_row(*setting).values())
-        peers += [bare_peer(*setting, precision) for precision in PRECISIONS]
-    return peers
-
-
-def run_peer(module: str, task: Any) -> Any:
-    """Run a module of this folder in a process of its own, on a task, a dataclass; return what it reports.
-
-    Raises:
-        RuntimeError: the process failed; the line of its traceback that names the error.
-    """
-    command = [sys.executable, "-m", f"benchmarks.{module}", json.dumps(dataclasses.asdict(task))]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        errors = re.findall(r"^[\w.]+: .+", done.stderr, re.MULTILINE)
-        raise RuntimeError(errors[-1] if errors else f"ended with status {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+    """Return every peer, in order."""
+    return [*itertools.chain.from_iterable(map(peers_of, SETTINGS))]
 
 
 def run(examples: int, rounds: int) -> Measurements:
-    """Measure every peer in each pass, in all at least `rounds` times."""
-    peers = all_peers()
-    found = Measurements(examples=examples, seconds={peer: [] for peer in peers}, notes={})
+    """Measure all peers of a setting in turn, so many times."""
+    found = Measurements(examples=examples, seconds={peer: [] for peer in all_peers()}, notes={})
     if importlib.util.find_spec("torch") is None:
-        found.notes.update({peer: NO_PYTORCH for peer in peers if peer.loop == "pytorch"})
-    with progress_bar("training", PASSES * len(peers), unit="steps") as bar:
-        for peer in peers * PASSES:
-            bar.advance(0, message=f"{peer.loop}, {peer.model}, batch {peer.batch_size}, {peer.precision}")
-            if peer not in found.notes:
-                task = Task(peer=peer, examples=_examples_per_round(peer, examples), rounds=math.ceil(rounds / PASSES))
-                try:
-                    found.seconds[peer] += [
-                        second * examples / task.examples for second in run_peer("training_peers", task)
-                    ]
-                except RuntimeError as error:
-                    found.notes[peer] = str(error)
-            bar.advance()
+        found.notes.update({peer: NO_PYTORCH for peer in found.seconds if peer.loop == "pytorch"})
+    with progress_bar("training", (rounds + 1) * len(found.seconds), unit="steps") as bar:
+        for setting in SETTINGS:
+            _measure([peer for peer in peers_of(setting) if peer not in found.notes], found, rounds, bar)
     return found
+
+
+def _measure(peers: list[Peer], found: Measurements, rounds: int, bar: Any) -> None:
+    workers: dict[Peer, Worker] = {}
+    try:
+        for peer in peers:
+            bar.advance(message=f"{peer.loop}, {peer.model}, batch {peer.batch_size}, {peer.precision}")
+            task = Task(peer=peer, examples=_examples_per_round(peer, found.examples), rounds=rounds)
+            workers[peer] = Worker("training_peers", task)
+        for _ in range(rounds):
+            for peer, worker in workers.items():
+                if (seconds := worker.ask()) is not None:
+                    found.seconds[peer].append(seconds * found.examples / _examples_per_round(peer, found.examples))
+                bar.advance()
+        found.notes.update({peer: worker.note for peer, worker in workers.items() if worker.note})
+    finally:
+        for worker in workers.values():
+            worker.stop()
 
 
 def training_rows(found: Measurements) -> list[Row]:
@@ -219,7 +217,9 @@ def bare_rows(found: Measurements) -> list[BareRow]:
 
 def machine() -> dict[str, str]:
     """Return the machine and the versions of the measurement."""
-    found = {"processor": platform.machine(), "cores": str(available_cores()), "Python": platform.python_version()}
+    about = environment()
+    processor = str(about["processor"].get("name", about["machine"]))
+    found = {"processor": processor, "cores": str(available_cores()), "Python": platform.python_version()}
     for package in ("jax", "flax", "optax", "torch"):
         if importlib.util.find_spec(package):
             found[package] = importlib.metadata.version(package)

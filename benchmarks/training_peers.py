@@ -2,8 +2,8 @@
 
     python -m benchmarks.training_peers JSON
 
-`JSON` holds the fields of a `Task`. Prints one line: a list of seconds, of each timed round after one that is not.
-Everything runs on the processor.
+`JSON` holds the fields of a `Task`. Reports the seconds of each round that it is asked for, after one that is not
+timed. Everything runs on the processor.
 """
 
 import functools
@@ -30,6 +30,7 @@ from benchmarks.training_tasks import (
     make_data,
     matmul_shapes,
 )
+from benchmarks.turns import answer
 
 if TYPE_CHECKING:
     from gradtrail.core.train.config import TrainConfig
@@ -166,21 +167,19 @@ def matmuls(task: Task) -> Round:
     return lambda: [product() for product in fastest]
 
 
-def timed(run_round: Round, rounds: int) -> list[float]:
-    """Return the seconds of each round, after one that is not timed."""
+def timed(run_round: Round) -> float:
+    """Return the seconds of a round."""
+    started = time.perf_counter()
     run_round()
-    seconds = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        run_round()
-        seconds.append(time.perf_counter() - started)
-    return seconds
+    return time.perf_counter() - started
 
 
 def _faster_orientation(shape: tuple[int, int, int], task: Task) -> Round:
     rows, inner, columns = shape
     products = [_repeated_product(rows, inner, columns, task), _repeated_product(columns, inner, rows, task)]
-    return min(products, key=lambda product: min(timed(product, rounds=3)))
+    for product in products:
+        product()
+    return min(products, key=lambda product: min(timed(product) for _ in range(3)))
 
 
 def _repeated_product(rows: int, inner: int, columns: int, task: Task) -> Round:
@@ -253,10 +252,11 @@ def torch_network(model: ModelName) -> Any:
 
 def project_train_config(task: Task) -> "TrainConfig":
     """Return the params of the project with everything replaced that the work of a step depends on."""
-    from gradtrail.core.data.augmentation import AugmentationConfig
+    from gradtrail.core.data.config import AugmentationConfig
     from gradtrail.core.nn.models import CNNConfig, MLPConfig
     from gradtrail.core.train.config import TrainConfig
     from gradtrail.core.train.optimizers import AdamConfig
+    from gradtrail.core.train.privacy import NOT_PRIVATE
     from gradtrail.core.train.schedules import ConstantConfig
     from gradtrail.stages.common.params import load_section
 
@@ -281,7 +281,7 @@ def project_train_config(task: Task) -> "TrainConfig":
         features="none",
         precision=task.peer.precision,
         remat=False,
-        optimizer="adam",
+        optimizer=task.peer.optimizer,
         adam=AdamConfig(learning_rate=LEARNING_RATE, b1=0.9, b2=0.999, eps=1e-8),
         schedule="constant",
         constant=ConstantConfig(warmup_fraction=0.0),
@@ -290,6 +290,7 @@ def project_train_config(task: Task) -> "TrainConfig":
         label_smoothing=0.0,
         augmentation=AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0),
         patience=None,
+        privacy=NOT_PRIVATE,
     )
 
 
@@ -297,7 +298,9 @@ def main() -> None:
     fields = json.loads(sys.argv[1])
     task = Task(**{**fields, "peer": Peer(**fields["peer"])})
     loops = {"lesson": lesson, "pytorch": pytorch, "ours": ours, "bare": bare, "matmuls": matmuls}
-    print(json.dumps(timed(loops[task.peer.loop](task), task.rounds)))
+    run_round = loops[task.peer.loop](task)
+    run_round()
+    answer("ready", lambda: timed(run_round))
 
 
 if __name__ == "__main__":

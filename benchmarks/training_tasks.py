@@ -12,6 +12,7 @@ import numpy as np
 
 ModelName = Literal["mlp", "cnn"]
 Precision = Literal["float32", "bfloat16", "float16"]
+Optimizer = Literal["adam", "adamw", "muon"]
 
 SIDE, NUM_CLASSES = 28, 10  # of the images, in pixels
 HIDDEN = {"mlp": (256, 128), "cnn": (128,)}  # the networks are written out once more for each library
@@ -27,6 +28,7 @@ class Peer:
         loop: `bare` keeps no records; `matmuls` is no training: the matrix products alone.
         compiles: whether by `torch.compile`.
         channels_last: PyTorch's memory format, of a convolutional network.
+        optimizer: of `ours`; the others have Adam.
     """
 
     loop: Literal["lesson", "pytorch", "ours", "bare", "matmuls"]
@@ -35,6 +37,7 @@ class Peer:
     precision: Precision
     compiles: bool = False
     channels_last: bool = False
+    optimizer: Optimizer = "adam"
 
 
 @dataclass(frozen=True, kw_only=True)

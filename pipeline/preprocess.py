@@ -17,6 +17,8 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(PreprocessConfig)
+    if config.deformations > 1:
+        stage.set_up_jax()
     info = dataset.read_info(Path("data/raw"))
     raw = idx.read_raw(Path("data/raw"), info)
 

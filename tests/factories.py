@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.common.split import Split
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.data.preprocessing import PreprocessConfig
 from gradtrail.core.gradients.analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
 from gradtrail.core.gradients.config import GradientsConfig

@@ -29,7 +29,7 @@ import numpy as np
 from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, seed_keys, train_config
 
 from gradtrail.core.common.sharding import data_parallel, make_mesh, over_batch, put
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
 

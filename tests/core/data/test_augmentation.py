@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from gradtrail.core.data.augmentation import AugmentationConfig, augment
+from gradtrail.core.data.augmentation import augment
+from gradtrail.core.data.config import AugmentationConfig
 
 SHAPE = (15, 12)
 CENTRE = np.array([7.0, 5.5])

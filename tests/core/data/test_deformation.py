@@ -8,7 +8,7 @@ from factories import random_split
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.data import deformation
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.data.deformation import versions_of
 
 CONFIG = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.1, shear=5.0, cutout=0)

@@ -25,7 +25,7 @@ from factories import (
 from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW, shuffled_batches
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train import feed
 from gradtrail.core.train.batch_gradient import Examples
@@ -162,7 +162,7 @@ import jax
 import numpy as np
 from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, seed_keys, train_config
 
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
 

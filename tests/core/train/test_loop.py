@@ -24,7 +24,7 @@ from factories import (
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program

@@ -14,7 +14,7 @@ from scipy import stats
 from gradtrail.core.common import threefry
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train import loop, private

@@ -18,7 +18,7 @@ from factories import CNN, NUM_CLASSES, SHAPE, random_split, run_keys, seed_keys
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.sharding import make_mesh, replicated
 from gradtrail.core.common.split import Split
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import TrainConfig

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_GALLERY, POSITIVE_SHARE, SEED, check_fields
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import CNNConfig, MLPConfig
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import VARIED, TrainConfig

@@ -1,54 +1,15 @@
 """Random changes to images that preserve their class; drawn inside the compiled step, anew in every step."""
 
-import dataclasses
+import functools
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, UInt8, UInt32
 
-from gradtrail.core.common.validation import NOT_NEGATIVE, SHARE, check_fields
-
-
-@dataclass(frozen=True, kw_only=True)
-class AugmentationConfig:
-    """Ranges of the random changes; each is drawn uniformly between the negative and the positive value.
-
-    Attributes:
-        shift: of the image, in pixels, along both axes.
-        rotation: about the centre, in degrees.
-        scale: relative change of size; 0.1 for 90 % to 110 %.
-        shear: of the rows, in degrees.
-        cutout: side of a square that is set to 0, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre is
-            uniform over the image.
-    """
-
-    shift: float
-    rotation: float
-    scale: float
-    shear: float
-    cutout: int
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            shift=NOT_NEGATIVE,
-            rotation={"at_least": 0, "at_most": 180},
-            scale=SHARE,
-            shear={"at_least": 0, "below": 90},
-            cutout=NOT_NEGATIVE,
-        )
-
-    @property
-    def moves(self) -> bool:
-        """Whether any geometric change is configured."""
-        return bool(self.shift or self.rotation or self.scale or self.shear)
-
-    @property
-    def enabled(self) -> bool:
-        """Whether any change is configured."""
-        return any(dataclasses.astuple(self))
+from gradtrail.core.common.batching import normalize
+from gradtrail.core.data.config import AugmentationConfig
 
 
 def augment(
@@ -63,6 +24,22 @@ def augment(
         return _cut_out(image, config.cutout, key=cutout_key) if config.cutout else image
 
     return jax.vmap(change)(images, key)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def deform(
+    images: UInt8[Array, "batch height width"] | UInt8[np.ndarray, "batch height width"],
+    example_id: Int[Array, " batch"] | Int[np.ndarray, " batch"],
+    version: int,
+    seed: UInt32[np.ndarray, "2"],
+    *,
+    config: AugmentationConfig,
+) -> UInt8[Array, "batch height width"]:
+    """Change each image by the key of its version and example; pixels are rounded to the nearest of 0 to 255."""
+    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(seed), impl="threefry2x32"), version)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, example_id)
+    changed = augment(normalize(jnp.asarray(images)), config, key=keys)
+    return jnp.round(jnp.clip(changed, 0.0, 1.0) * 255.0).astype(jnp.uint8)
 
 
 def _transformed(image: Array, config: AugmentationConfig, *, key: Array) -> Array:

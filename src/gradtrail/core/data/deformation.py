@@ -1,18 +1,12 @@
 """Many deformed versions of every training digit, as MNIST8M has them (Loosli, Canu and Bottou, 2007)."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, UInt8
 
-from gradtrail.core.common.batching import normalize
 from gradtrail.core.common.split import Split
-from gradtrail.core.data.augmentation import AugmentationConfig, augment
+from gradtrail.core.data.config import AugmentationConfig
 
 _PART = 4096  # examples that are deformed at a time
 _STREAM = 3  # of random numbers from a seed; `preprocessing` has three, and a training 0
@@ -41,34 +35,19 @@ def versions_of(
         num_ids: more than any `example_id` of the split.
         advance: called with the number of examples of each part.
     """
-    bits: Any = np.array([_STREAM, seed], np.uint32)
-    key = jax.random.wrap_key_data(bits, impl="threefry2x32")
     for version in range(count):
         for start in range(0, len(split), _PART):
             part = Split(
                 **{field.name: getattr(split, field.name)[start : start + _PART] for field in dataclasses.fields(Split)}
             )
             if version:
+                from gradtrail.core.data.augmentation import deform  # with JAX, which one version does not need
+
                 filling = _PART - len(part)
                 images = np.pad(part.images, ((0, filling), (0, 0), (0, 0)))
                 ids = np.pad(part.example_id, (0, filling))
-                deformed = np.asarray(_deform(images, ids, np.int32(version), key=key, config=config))[: len(part)]
+                deformed = np.asarray(deform(images, ids, version, np.array([_STREAM, seed], np.uint32), config=config))
                 new_ids = part.example_id + np.int32(version * num_ids)
-                part = dataclasses.replace(part, images=deformed, example_id=new_ids)
+                part = dataclasses.replace(part, images=deformed[: len(part)], example_id=new_ids)
             advance(len(part))
             yield part
-
-
-@functools.partial(jax.jit, static_argnames="config")
-def _deform(
-    images: UInt8[Array, "batch height width"],
-    example_id: Int[Array, " batch"],
-    version: Int[Array, ""],
-    *,
-    key: Key[Array, ""],
-    config: AugmentationConfig,
-) -> UInt8[Array, "batch height width"]:
-    """Deform each image by the key of its version and example; pixels are rounded to the nearest of 0 to 255."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, version), example_id)
-    deformed = augment(normalize(images), config, key=keys)
-    return jnp.round(jnp.clip(deformed, 0.0, 1.0) * 255.0).astype(jnp.uint8)

@@ -9,7 +9,7 @@ from jaxtyping import Int, Integer, UInt8
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import POSITIVE_SHARE, SEED, SHARE, check_fields
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 
 _MAX_DEFORMATIONS = 1000  # MNIST8M has 135
 _MAX_SHARD_MIB = 2**20

@@ -13,7 +13,7 @@ from gradtrail.core.common.validation import (
     SHARE,
     check_fields,
 )
-from gradtrail.core.data.augmentation import AugmentationConfig
+from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.features import FeaturesKind, require_pixels
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, ModelConfig, ModelKind
 from gradtrail.core.nn.precision import Precision

@@ -81,7 +81,11 @@ class Stage:
         config = self.params(EnvironmentConfig, "environment") if is_read else None
         refuse_unknown_variables(config)
         if config and self.computes:
-            set_up_jax(config, self.runtime)
+            self.set_up_jax()
+
+    def set_up_jax(self) -> None:
+        """Set what can change a bit in JAX: for a stage that imports it after its start, where its params say so."""
+        set_up_jax(self.params(EnvironmentConfig, "environment"), self.runtime)
 
     @contextlib.contextmanager
     def writing_outs(self) -> Iterator[Path]:
