@@ -24,6 +24,7 @@ from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common import dataset
 from gradtrail.stages.train import loop as training_runs
@@ -49,7 +50,10 @@ class CountedFolder(ResumeFolder):
 def run(rounds: int, epochs: int) -> dict[str, float]:
     """Return the seconds of a training without checkpoints, of one checkpoint, and its share at the default cadence."""
     stage = Identity("train")
-    config, runtime = dataclasses.replace(stage.params(TrainConfig), epochs=epochs, keep_epochs=()), stage.runtime
+    config, runtime = (
+        dataclasses.replace(stage.params(TrainConfig), epochs=epochs, keep_epochs=(), privacy=NOT_PRIVATE),
+        stage.runtime,
+    )
     info = dataset.read_info(Path("data/processed"))
     train, validation = (dataset.read_split(Path(f"data/processed/{name}.npz"), info) for name in dataset.SPLITS[:2])
     model = Model(config.model_config(info.image_shape, info.num_classes))

@@ -28,6 +28,7 @@ from gradtrail.core.audit.config import AuditConfig
 from gradtrail.core.audit.scores import fit_temperature, label_scores
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts.splits import read_splits
 from gradtrail.stages.audit.tables import choose_score, detection_table
@@ -74,7 +75,9 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     with progress_bar("audit", visits, unit="steps") as bar:
         _, planted = planting.judge_all(judges, {"train": train}, config, steps_per_call=100, advance=bar.advance)
     chosen = choose_score(detection_table(planted))
-    trainer = Trainer(load_section("train", TrainConfig), train, info.num_classes)
+    trainer = Trainer(
+        dataclasses.replace(load_section("train", TrainConfig), privacy=NOT_PRIVATE), train, info.num_classes
+    )
 
     def accuracy_of(labels: np.ndarray) -> float:
         said = [trainer.probabilities(trainer.history(labels, seed), splits["test"]) for seed in range(seeds)]

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.record import record
 from gradtrail.core.train.config import ReductionKind, TrainConfig
+from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.stage import Stage
 
@@ -46,7 +47,7 @@ def work(shards: int, reduction: ReductionKind, steps: int) -> None:
     stage.set_up()
     processes = join("train", 60.0)
     found = load_section("train", TrainConfig)
-    config = dataclasses.replace(found, shards=shards, reduction=reduction)
+    config = dataclasses.replace(found, shards=shards, reduction=reduction, privacy=NOT_PRIVATE)
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
     program = loop.make_program(config, model, NUM_EXAMPLES, processes.devices(shards))
     engine = loop.compile_engine(program, compiler=cached_compiler(stage.runtime))

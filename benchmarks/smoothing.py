@@ -23,6 +23,7 @@ from gradtrail.core.audit.noise import draw_uniform, plant
 from gradtrail.core.common.split import Split
 from gradtrail.core.evaluate.calibration import cross_entropy, fit_temperature, logits_of
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.experiments.sweep.stats import paired_difference
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
@@ -58,7 +59,9 @@ def run(seeds: int, noisy_seeds: int) -> dict[str, dict[str, list[float]]]:
     found = {}
     with progress_bar("smoothing", len(SMOOTHINGS) * (seeds + noisy_seeds), unit="steps") as bar:
         for smoothing in SMOOTHINGS:
-            config = dataclasses.replace(load_section("train", TrainConfig), label_smoothing=smoothing)
+            config = dataclasses.replace(
+                load_section("train", TrainConfig), label_smoothing=smoothing, privacy=NOT_PRIVATE
+            )
             trainer = Trainer(config, train, info.num_classes)
             columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
             for seed in range(seeds):

@@ -24,6 +24,7 @@ from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts.shards import ShardedSplit
 from gradtrail.stages.common import dataset
@@ -65,7 +66,7 @@ def main() -> None:
     info = dataset.read_info(Path("data/processed"))
     split = ShardedSplit(Path("data/processed/train.npz"), info)
     some = split.read_split(0, min(IN_MEMORY, len(split)))
-    config = dataclasses.replace(load_section("train", TrainConfig), epochs=1000)
+    config = dataclasses.replace(load_section("train", TrainConfig), epochs=1000, privacy=NOT_PRIVATE)
     model = Model(config.model_config(info.image_shape, info.num_classes))
     compiler, mesh = Compiler(time.perf_counter), make_mesh(jax.local_devices()[:1])
 

@@ -92,7 +92,7 @@ def main(stage: Stage) -> None:
             measured = over_members([member.metrics for member in written.values()])
             spent: dict[str, float] = {}
             if spending:
-                lengths = [len(member.epochs) for member in written.values()]
+                lengths = spending.counted([len(member.epochs) for member in written.values()])
                 spent, steps = spending.measure(lengths), sum(lengths) * spending.steps_per_epoch
                 promise = promise_of(config, spent, num_examples=len(train), steps=steps)
                 write_promise(new / "results" / "train", promise)

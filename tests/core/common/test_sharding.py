@@ -26,12 +26,12 @@ import dataclasses, functools, json
 
 import jax
 import numpy as np
-from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, seed_keys, train_config
+from factories import NUM_CLASSES, SHAPE, new_compiler, private_config, random_split, seed_keys, train_config
 
 from gradtrail.core.common.sharding import data_parallel, make_mesh, over_batch, put
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
-from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
+from gradtrail.core.train.loop import compile_engine, keys_of, make_program, on_device, train
 
 SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that some devices have padding alone
 CONFIGS = {
@@ -95,6 +95,17 @@ def compared(config):
     }
 
 
+def private(shards):
+    # A tile of 2 examples, so that of Poisson-sampled batches some devices have tiles of padding alone.
+    config = private_config(batch_size=16, accumulation_steps=2, shards=shards, privacy={"example_clip_norm": 0.05})
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    program = make_program(config, model, len(SPLIT), jax.devices(), noise_multiplier=1.0)
+    engine = compile_engine(program, compiler=new_compiler())
+    state = engine.init(keys_of(config.seeds_of(0)))
+    *_, chunk = train(engine, state, on_device(SPLIT.images, SPLIT.labels, engine.mesh), steps_per_call=2)
+    return jax.device_get(chunk.state.params)
+
+
 def ordered_sums_are_exact():
     # Those of NumPy, shard after shard, to the bit: of a size that the shards do not divide.
     parts = np.random.default_rng(0).normal(size=(8, 1003)).astype(np.float32)
@@ -106,7 +117,9 @@ def ordered_sums_are_exact():
 
 
 compared = {name: compared(config) for name, config in CONFIGS.items()}
-print(json.dumps({**compared, "ordered sums are exact": ordered_sums_are_exact()}))
+alone = private(1)
+by_devices = {shards: difference(alone, private(shards)) for shards in (2, 4)}
+print(json.dumps({**compared, "private": by_devices, "ordered sums are exact": ordered_sums_are_exact()}))
 """
 TRAINED = ["mlp", "cnn in bfloat16", "noisy mlp in float16", "schedule-free in parts, by the fastest sums"]
 
@@ -124,6 +137,11 @@ def found() -> dict[str, Any]:
 def test_eight_devices_train_as_one_does(name: str, found: dict[str, Any]) -> None:
     assert max(found[name]["differences"].values()) < 1e-4, found[name]["differences"]
     assert found[name]["moved"] > 1e-2, "else there is nothing to compare"
+
+
+@pytest.mark.parametrize("shards", ["2", "4"])
+def test_several_devices_train_privately_as_one_does(shards: str, found: dict[str, Any]) -> None:
+    assert found["private"][shards] < 1e-5, "the same batches, clipped sums and noise"
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -17,6 +17,7 @@ from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.per_example.norms import per_example_grads
 from gradtrail.core.train import loop, private
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.optimizers import make_optimizer
@@ -45,7 +46,7 @@ def trained(config: TrainConfig, noise_multiplier: float, steps_per_call: int = 
         {"batch_size": 8, "accumulation_steps": 2, "model": "cnn"},
         {"mlp": MLPConfig(hidden=(5,), activation="relu", dropout=0.5), "optimizer": "sgd"},
     ],
-    ids=["adamw", "muon", "cnn in parts", "dropout"],
+    ids=["sgd", "muon", "cnn in parts", "dropout"],
 )
 def test_without_clipping_and_noise_it_is_ordinary_training_on_the_same_batches(overrides: dict) -> None:
     config = private_config(privacy=UNCLIPPED, **overrides)
@@ -79,6 +80,35 @@ def test_without_clipping_and_noise_it_is_ordinary_training_on_the_same_batches(
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5 if muon else 2e-6)
     jax.tree.map(close, found.params, params)
     assert (found.average is None) == (config.average_decay is None)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"accumulation_steps": 4}, {"model": "cnn"}, {"optimizer": "adamw"}, {"optimizer": "lion"}],
+    ids=["sgd", "in small tiles", "cnn", "adamw", "lion"],
+)
+def test_a_step_is_that_of_the_definition(overrides: dict) -> None:
+    """Gradients of all examples of a batch by `vmap(grad)`, each clipped, their sum over the mean size of a batch."""
+    clip_norm = 0.2
+    config = private_config(privacy={"example_clip_norm": clip_norm}, batch_size=8, epochs=1, **overrides)
+    engine, _ = make_engine(config, SPLIT, noise_multiplier=0.0)
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    optimizer = make_optimizer(config.optimizer_config(), engine.num_steps)
+    state = engine.init(keys(config))
+    params, opt_state, num_clipped = state.params, state.opt_state, 0
+    for batch in np.asarray(engine.order(state.keys, np.int32(0))):
+        drawn = batch[batch != PADDING]
+        images, labels = jnp.asarray(SPLIT.images[drawn]), jnp.asarray(SPLIT.labels[drawn])
+        each = per_example_grads(model, params, images, labels, label_smoothing=config.label_smoothing)
+        norms = jnp.sqrt(sum(jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in jax.tree.leaves(each)))
+        num_clipped += int(jnp.sum(norms > clip_norm))
+        factors = jnp.minimum(1.0, clip_norm / norms)
+        grads = jax.tree.map(lambda leaf, by=factors: jnp.tensordot(by, leaf, 1) / config.batch_size, each)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+    assert num_clipped > 10
+    found = trained(config, 0.0)[-1].state.params
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), found, params)
 
 
 def test_records_tell_of_the_batch_that_was_drawn() -> None:
@@ -225,6 +255,15 @@ def test_a_batch_has_the_examples_whose_bits_are_below_the_rate_in_their_order(
         words = np.asarray(threefry.bits(key, num_examples))
         expected = np.flatnonzero(words < int(batch_size / num_examples * 2**32))
         np.testing.assert_array_equal(batch, np.pad(expected, (0, capacity - len(expected)), constant_values=PADDING))
+
+
+def test_networks_that_differ_in_any_seed_have_no_noise_of_a_secret_in_common() -> None:
+    """Else their difference would have none: such as that of a member that varies the order alone, and a training."""
+    seeds = MemberSeeds(initialization=1, order=2, augmentation=1, dropout=1, noise=2)
+    others = [dataclasses.replace(seeds, **{name: 3}) for name in ("initialization", "augmentation", "dropout")]
+    found, *rest = (np.asarray(jax.random.key_data(loop.keys_of(each, "a secret"))) for each in [seeds, *others])
+    for other in rest:
+        assert np.all(np.any(found[1:] != other[1:], axis=1))
 
 
 def test_a_secret_changes_all_keys_but_that_of_the_initial_weights() -> None:

@@ -107,10 +107,27 @@ def test_a_partial_batch_counts_as_a_step() -> None:
     assert account(private(batch_size=300), 1000).steps_per_epoch == 4
 
 
-def test_members_compose_and_an_early_end_saves() -> None:
+def test_an_end_that_depends_on_what_was_found_saves_nothing() -> None:
+    config = private(epsilon=None, noise_multiplier=2.0)
+    assert account(dataclasses.replace(config, patience=1), 1000).counted([1, 2]) == [3, 3]
+    assert account(config, 1000).counted([1, 2]) == [1, 2]
+
+
+def test_members_without_a_finite_epsilon_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = Steps.epsilon
+    monkeypatch.setattr(
+        Steps, "epsilon", lambda self, *args, **kw: math.inf if self.number > 30 else exact(self, *args, **kw)
+    )
+    config = private(epsilon=None, noise_multiplier=2.0)
+    assert account(config, 1000).epsilons
+    with pytest.raises(ConfigError, match=r"train\.members must be few enough for a finite epsilon .* got 2"):
+        account(dataclasses.replace(config, members=2), 1000)
+
+
+def test_members_compose() -> None:
     found = account(private(epsilon=None, noise_multiplier=2.0), 1000)
-    one, early, both = found.measure([3]), found.measure([1]), found.measure([3, 3])
-    assert early["epsilon"] < one["epsilon"] == both["epsilon_each"] < both["epsilon"]
+    one, both = found.measure([3]), found.measure([3, 3])
+    assert one["epsilon"] == both["epsilon_each"] < both["epsilon"]
     expected = Steps(rate=0.1, noise_multiplier=2.0, number=60).epsilon(DELTA * (1 - 2e-6))
     assert both["epsilon"] == expected
     assert set(one) == {"epsilon", "epsilon_rdp", "delta", "noise_multiplier"}

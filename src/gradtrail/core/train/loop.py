@@ -52,13 +52,15 @@ def keys_of(seeds: MemberSeeds, secret: str | None = None) -> Key[Array, " purpo
     """Return the same as `jax.random.key` of each seed, from bits made on the host: nothing is compiled for it.
 
     That of the noise of a private training, and with a secret all but that of the initialization, are the first 64 bits
-    of SHA-256 of the secret, the purpose and the seed: so no two purposes have a key in common.
+    of SHA-256 of the secret, the purpose and the seed: so no two purposes have a key in common. A secret's are of the
+    seeds of all purposes: networks that differ in one of them have no noise in common.
     """
     named = {name: seed for name, seed in dataclasses.asdict(seeds).items() if seed is not None}
     bits: Any = np.array([[0, seed] for seed in named.values()], np.uint32)
     for number, (name, seed) in enumerate(named.items()):
         if name == "noise" or (secret is not None and name != "initialization"):
-            text = f"{secret or ''}:{name}:{seed}".encode(errors="surrogateescape")
+            of_seeds = seed if secret is None else ":".join(map(str, named.values()))
+            text = f"{secret or ''}:{name}:{of_seeds}".encode(errors="surrogateescape")
             bits[number] = np.frombuffer(hashlib.sha256(text).digest()[:8], ">u4")
     return jax.random.wrap_key_data(bits, impl="threefry2x32")
 

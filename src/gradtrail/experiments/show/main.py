@@ -35,7 +35,7 @@ from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.tags import flat_params, outputs, shown
 
 _SHORT = 12  # digits of a state or an id that are shown
-_HEADLINES = ("eval/accuracy", "train/validation_accuracy", "train/loss")
+_HEADLINES = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
 Lineage = Mapping[str, Mapping[str, Any]]
 
 

@@ -17,6 +17,7 @@ from gradtrail.tracking.mlflow.relocate import local_path
 from gradtrail.tracking.mlflow.tags import CUT_OFF, NOT_IN_GIT, outputs
 
 _NUM_SHOWN = 3
+_SOURCE_OF_NOISE = "train.privacy.secret_sha256"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +117,13 @@ def _by_origin(run: Run, diff: str) -> Iterator[RestoreOption]:
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return
     checkout, repro = f"git checkout {commit[:12]}", f"dvc repro {shlex.quote(dvc_target(tags['stage']))}"
+    same = "computes the same bytes"
+    if run.data.params.get(_SOURCE_OF_NOISE, "None") != "None":
+        same += ", with the secret of its noise"
     if tags.get("git.dirty") != "true":
-        yield RestoreOption(about="no lock has it; its commit computes the same bytes", commands=(checkout, repro))
+        yield RestoreOption(about=f"no lock has it; its commit {same}", commands=(checkout, repro))
     elif diff and not any(line.startswith(CUT_OFF) for line in diff.splitlines()):
-        about = "no lock has it; its commit with its uncommitted changes computes the same bytes"
+        about = f"no lock has it; its commit with its uncommitted changes {same}"
         untracked = [line.removeprefix(NOT_IN_GIT) for line in diff.splitlines() if line.startswith(NOT_IN_GIT)]
         about += f", unless it depends on an untracked file: {', '.join(untracked)}" if untracked else ""
         has_hunks = any(line.startswith("diff --git ") for line in diff.splitlines())

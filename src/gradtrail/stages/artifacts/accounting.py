@@ -72,6 +72,7 @@ class Spending:
         rate: chance of an example to be in a batch.
         steps_per_epoch: of each member.
         epsilons: of one member, after each epoch; upper bounds.
+        may_end_early: whether what a training finds decides when it ends.
     """
 
     noise_multiplier: float
@@ -79,9 +80,18 @@ class Spending:
     rate: float
     steps_per_epoch: int
     epsilons: tuple[float, ...]
+    may_end_early: bool = False
+
+    def counted(self, epochs: list[int]) -> list[int]:
+        """Return how many epochs of each member count, which was trained for so many: all where it may end early.
+
+        An end that depends on what was found tells of it, and bounds by composition are for a number of steps that is
+        fixed before (Rogers et al., arXiv 1605.08294).
+        """
+        return [len(self.epsilons)] * len(epochs) if self.may_end_early else epochs
 
     def measure(self, epochs: list[int]) -> dict[str, float]:
-        """Return the metrics of a training whose members were trained for so many epochs.
+        """Return the metrics of a training whose members count as trained for so many epochs, see `counted`.
 
         Returns:
             `epsilon`, by PLD, and `epsilon_rdp` of all members together, at `delta`; `noise_multiplier`; of several
@@ -111,7 +121,8 @@ def account(config: TrainConfig, num_examples: int) -> Spending:
         num_examples: of the training split.
 
     Raises:
-        ConfigError: delta or batch size do not fit the number of examples, or no noise is enough; one line.
+        ConfigError: delta or batch size do not fit the number of examples, no noise is enough, or all members together
+            have no finite epsilon; one line.
     """
     privacy = config.privacy
     if config.batch_size > num_examples:
@@ -135,13 +146,20 @@ def account(config: TrainConfig, num_examples: int) -> Spending:
             f"train.privacy.noise_multiplier must be large enough for a finite epsilon at delta {privacy.delta:g}, "
             f"got {noise:g}"
         )
-    return Spending(
+    found = Spending(
         noise_multiplier=noise,
         delta=privacy.delta,
         rate=rate,
         steps_per_epoch=steps_per_epoch,
         epsilons=epsilons,
+        may_end_early=config.patience is not None,
     )
+    if config.members > 1 and not math.isfinite(found.measure([config.epochs] * config.members)["epsilon"]):
+        raise ConfigError(
+            f"train.members must be few enough for a finite epsilon of all together at delta {privacy.delta:g}, "
+            f"got {config.members} with a noise multiplier of {noise:g}"
+        )
+    return found
 
 
 def find_noise(epsilon: float, delta: float, *, rate: float, steps: int) -> float:

@@ -47,6 +47,7 @@ from gradtrail.tracking.mlflow.tags import (
 REBUILT, REPLACED = "rebuilt", "replaced_by"
 _DATA, _WEIGHTS = "data/", "models/"
 _LINEAGE = "lineage.json"
+_EPSILON, _EPSILON_EACH = "train/epsilon", "train/epsilon_each"
 _PAGES = "reports/"  # folder of the outs that are one page each
 
 
@@ -296,4 +297,7 @@ def _curves(stage: Stage, metrics: Mapping[str, Any]) -> Curves:
         return noise_curves(pd.read_csv(folder / "noise_scale.csv"), stage.name)
     if not (folder / "epochs.csv").is_file():
         return {}
-    return curves(*read_tables(folder), metrics["planned_steps"])
+    found = curves(*read_tables(folder), metrics["planned_steps"])
+    if "epsilon_each" in metrics:  # the curve is that of one member, the metric `epsilon` of all together
+        found = {_EPSILON_EACH if name == _EPSILON else name: curve for name, curve in found.items()}
+    return found
