@@ -53,11 +53,16 @@ def compile_variants(
     with cache_disabled() if cold else contextlib.nullcontext():
         done = [compiled(configured)]  # alone: its times count
     advance(message=f"compiled {configured.label}")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(allowed_cores()) as pool:
         for variant, made in zip(others, pool.map(compiled, others), strict=True):
             done.append(made)
             advance(message=f"compiled {variant.label}")
     return done
+
+
+def allowed_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def num_pieces(config: ProfileConfig, train_config: TrainConfig, *, timed: bool) -> int:

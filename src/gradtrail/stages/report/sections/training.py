@@ -86,6 +86,8 @@ def _splits(sources: Sources, sizes: dict[str, float]) -> str:
 
 
 def _labels(sources: Sources, num_train: float) -> str:
+    if is_published(sources):
+        return "How many labels were changed is left out: it would be counted without noise."
     planted = round(float(sources.param("preprocess.label_noise")) * num_train)
     noise = "No label noise was added."
     if planted:
