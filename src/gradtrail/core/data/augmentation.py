@@ -5,7 +5,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, Key, UInt8, UInt32
 
 from gradtrail.core.common.batching import normalize
@@ -28,17 +27,17 @@ def augment(
 
 @functools.partial(jax.jit, static_argnames="config")
 def deform(
-    images: UInt8[Array, "batch height width"] | UInt8[np.ndarray, "batch height width"],
-    example_id: Int[Array, " batch"] | Int[np.ndarray, " batch"],
-    version: int,
-    seed: UInt32[np.ndarray, "2"],
+    images: UInt8[Array, "batch height width"],
+    example_id: Int[Array, " batch"],
+    version: Int[Array, ""],
+    seed: UInt32[Array, "2"],
     *,
     config: AugmentationConfig,
 ) -> UInt8[Array, "batch height width"]:
     """Change each image by the key of its version and example; pixels are rounded to the nearest of 0 to 255."""
-    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(seed), impl="threefry2x32"), version)
+    key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), version)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, example_id)
-    changed = augment(normalize(jnp.asarray(images)), config, key=keys)
+    changed = augment(normalize(images), config, key=keys)
     return jnp.round(jnp.clip(changed, 0.0, 1.0) * 255.0).astype(jnp.uint8)
 
 

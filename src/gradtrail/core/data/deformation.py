@@ -35,6 +35,7 @@ def versions_of(
         num_ids: more than any `example_id` of the split.
         advance: called with the number of examples of each part.
     """
+    stream = np.array([_STREAM, seed], np.uint32)
     for version in range(count):
         for start in range(0, len(split), _PART):
             part = Split(
@@ -46,7 +47,7 @@ def versions_of(
                 filling = _PART - len(part)
                 images = np.pad(part.images, ((0, filling), (0, 0), (0, 0)))
                 ids = np.pad(part.example_id, (0, filling))
-                deformed = np.asarray(deform(images, ids, version, np.array([_STREAM, seed], np.uint32), config=config))
+                deformed = np.asarray(deform(images, ids, np.int32(version), stream, config=config))
                 new_ids = part.example_id + np.int32(version * num_ids)
                 part = dataclasses.replace(part, images=deformed[: len(part)], example_id=new_ids)
             advance(len(part))
