@@ -118,6 +118,10 @@ def test_runs_are_filtered_and_limited(monkeypatch: pytest.MonkeyPatch, capsys: 
     out = capsys.readouterr().out
     assert "2 of 3 training runs" in out
     assert [RUNS[number].info.run_id[:8] in out for number in range(4)] == [True, True, False, False]
+    print_runs(where={"train.model": "MLP", "dataset": "digits"}, limit=2, **options)
+    assert "2 of 3 training runs" in capsys.readouterr().out, "as True is what MLflow has for true"
+    with pytest.raises(UserError, match=r"none of 4 training runs has train.lr=none"):
+        print_runs(where={"train.lr": "none"}, limit=None, **options)
     with pytest.raises(UserError, match=r"none of 4 training runs has train.model=tree; train.model is cnn or mlp"):
         print_runs(where={"train.model": "tree"}, limit=None, **options)
     monkeypatch.setattr(list_runs, "RunIndex", lambda _: lambda _: [])

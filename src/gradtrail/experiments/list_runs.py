@@ -131,7 +131,9 @@ def _with_seeds(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fits(run: Run, where: Mapping[str, str]) -> bool:
-    return all(_value(run, key) == value for key, value in where.items())
+    """Whether a run has these values; MLflow has Python's words for those of params.yaml, such as `True` for `true`."""
+    found = {key: _value(run, key) for key in where}
+    return all(found[key] is not None and str(found[key]).casefold() == where[key].casefold() for key in where)
 
 
 def _values(runs: Iterable[Run], where: Mapping[str, str]) -> str:
