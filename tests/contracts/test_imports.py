@@ -23,7 +23,7 @@ COMPUTES = {"flax", "jax", "optax"}
 TABLES = {"pandas", "pyarrow"}
 MAY_IMPORT = {
     "fetch": {"requests"},
-    "preprocess": {"jax", "matplotlib"},
+    "preprocess": {"matplotlib"},
     "train": COMPUTES | TABLES | {"matplotlib"},
     "evaluate": COMPUTES | TABLES | {"matplotlib"},
     "export": COMPUTES | TABLES | {"matplotlib"},
