@@ -50,10 +50,8 @@ class CountedFolder(ResumeFolder):
 def run(rounds: int, epochs: int) -> dict[str, float]:
     """Return the seconds of a training without checkpoints, of one checkpoint, and its share at the default cadence."""
     stage = Identity("train")
-    config, runtime = (
-        dataclasses.replace(stage.params(TrainConfig), epochs=epochs, keep_epochs=(), privacy=NOT_PRIVATE),
-        stage.runtime,
-    )
+    config = dataclasses.replace(stage.params(TrainConfig), epochs=epochs, keep_epochs=(), privacy=NOT_PRIVATE)
+    runtime = stage.runtime
     info = dataset.read_info(Path("data/processed"))
     train, validation = (dataset.read_split(Path(f"data/processed/{name}.npz"), info) for name in dataset.SPLITS[:2])
     model = Model(config.model_config(info.image_shape, info.num_classes))
