@@ -8,6 +8,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
 NARROW_INCHES = 8
@@ -46,8 +47,15 @@ def new_figure(title: str, *, rows: int = 1, columns: int = 1, size: tuple[float
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG; equal figures give equal bytes."""
+    """Write a figure as a PNG; equal figures give equal bytes.
+
+    A logarithmic axis over two decades or more has no minor ticks: they would take half of the time to draw.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = axis.get_view_interval()
+        if axis.get_scale() == "log" and high >= 100 * low:
+            axis.set_minor_locator(NullLocator())
     figure.savefig(path, format="png")
 
 
