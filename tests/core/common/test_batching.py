@@ -1,5 +1,7 @@
 """Every example is in exactly one batch; padding counts for nothing."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,3 +111,16 @@ def test_map_batches_equals_the_unbatched_call(sizes: tuple[int, int]) -> None:
     np.testing.assert_array_equal(joined["sum"], left + right.sum(axis=1))
     np.testing.assert_array_equal(joined["right"], right)
     assert len(parts) == batching.num_batches(num_examples, batch_size)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_each_is_taken_after_the_one_behind_it_was_started(count: int) -> None:
+    started: list[int] = []
+
+    def start_each() -> Iterator[int]:
+        for number in range(count):
+            started.append(number)
+            yield number
+
+    seen = [(number, len(started)) for number in batching.one_ahead(start_each())]
+    assert seen == [(number, min(number + 2, count)) for number in range(count)]

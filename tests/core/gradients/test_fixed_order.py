@@ -50,3 +50,10 @@ def test_the_products_are_those_of_the_sums() -> None:
     chunks = ChunkGradients(sums=sums, classes=np.zeros(7, int), sizes=np.ones(7, int), chunk_of=np.zeros(1, int))
     expected = sums.astype(np.float64) @ sums.astype(np.float64).T
     np.testing.assert_allclose(chunks.products(), expected, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("threads", [1, 3, None])
+def test_no_number_of_threads_changes_a_bit(threads: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = in_bits(blas=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: threads)
+    assert in_bits(blas=False) == expected

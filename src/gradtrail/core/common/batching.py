@@ -4,13 +4,17 @@ An epoch visits the examples window by window, so that a split that memory does 
 of at most a window is shuffled as a whole.
 """
 
+import collections
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8
+
+Started = TypeVar("Started")
 
 PADDING = -1
 WINDOW = 2**17  # examples that are shuffled among each other: 100 MB of 28 x 28 pixels
@@ -96,6 +100,8 @@ def map_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Apply a function compiled for one batch size to arrays of any length on the host, batch by batch.
 
+    While a batch is computed the next one is made ready, and what came before it copied to the host.
+
     Args:
         function: arrays of `batch_size` rows each → dict of arrays with as many rows.
         batch_size: the last batch is filled up with copies of its first row, whose results are dropped.
@@ -104,11 +110,26 @@ def map_batches(
     Yields:
         The results of each batch, without those of the filling.
     """
-    for start in range(0, len(arrays[0]), batch_size):
-        parts = [array[start : start + batch_size] for array in arrays]
-        count = len(parts[0])
-        filled = [np.concatenate([part, np.repeat(part[:1], batch_size - count, axis=0)]) for part in parts]
-        yield {name: np.asarray(rows)[:count] for name, rows in function(*filled).items()}
+
+    def start_each() -> Iterator[tuple[dict[str, Shaped[Array, "batch ..."]], int]]:
+        for start in range(0, len(arrays[0]), batch_size):
+            parts = [array[start : start + batch_size] for array in arrays]
+            count = len(parts[0])
+            filled = [np.concatenate([part, np.repeat(part[:1], batch_size - count, axis=0)]) for part in parts]
+            yield function(*filled), count
+
+    for found, count in one_ahead(start_each()):
+        yield {name: np.asarray(rows)[:count] for name, rows in found.items()}
+
+
+def one_ahead(started: Iterable[Started]) -> Iterator[Started]:
+    """Yield what an iterator makes after the one behind it is made: JAX' calls return before they have computed."""
+    waiting = collections.deque[Started]()
+    for each in started:
+        waiting.append(each)
+        if len(waiting) > 1:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -8,7 +8,9 @@ so none changes a result. The summed gradients lie on the host, see `chunk_bytes
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,11 +212,18 @@ class ChunkGradients:
         So not by a BLAS.
         """
         found = np.zeros((len(self.sums), len(self.sums)))
-        for start in range(0, self.sums.shape[1], _PRODUCT_COLUMNS):
-            part = self.sums[:, start : start + _PRODUCT_COLUMNS].astype(np.float64)
-            for row in range(len(part)):
-                found[row, row:] += np.einsum("jk,k->j", part[row:], part[row])
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for part in pool.map(self._products_from, range(0, self.sums.shape[1], _PRODUCT_COLUMNS)):
+                found += part
         return found + np.triu(found, 1).T
+
+    def _products_from(self, start: int) -> Float[np.ndarray, "chunks chunks"]:
+        """Return the upper triangle of the inner products over some of the parameters."""
+        part = self.sums[:, start : start + _PRODUCT_COLUMNS].astype(np.float64)
+        found = np.zeros((len(part), len(part)))
+        for row in range(len(part)):
+            found[row, row:] = np.einsum("jk,k->j", part[row:], part[row])
+        return found
 
     def squares(self, grad_norm: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " chunks"]:
         """Return for each chunk the sum of its examples' squared gradient norms, float64."""
@@ -269,8 +278,8 @@ def chunk_gradients(
 
 def _sum_into(total: np.ndarray, sums: Pass, params: Any, split: Split, parts: list[np.ndarray]) -> None:
     """Write the summed gradient of batches of rows, flat, added in their order."""
-    for number, rows in enumerate(parts):
-        found, _ = sums.function(params, _masked_batch(sums, split, rows))
+    started = (sums.function(params, _masked_batch(sums, split, rows)) for rows in parts)
+    for number, (found, _) in enumerate(batching.one_ahead(started)):
         flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(found)])
         total[:] = total + flat if number else flat
 
