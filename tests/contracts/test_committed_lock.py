@@ -21,20 +21,33 @@ def working_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_machine_of_each_stage_is_recorded_where_its_outs_changed(project: Project) -> None:
-    committed.record_machines({})
+    committed.record_machines()
     recorded = YAML().load(MACHINES)
     assert {name: found["machine"] for name, found in recorded.items()} == dict.fromkeys(
         ("fetch", "train", "evaluate", "gradients"), machine_key()
     )
-    before = committed.read_sections()
     MACHINES.write_text(MACHINES.read_text().replace(machine_key(), "of-another-kind"))
-    committed.record_machines(before)
+    committed.record_machines()
     assert {found["machine"] for found in YAML().load(MACHINES).values()} == {"of-another-kind"}
     project.set("evaluate.calibration_bins", 7)
     project.dvc("repro", "evaluate")
-    committed.record_machines(before)
+    committed.record_machines()
     changed = {name: found["machine"] for name, found in YAML().load(MACHINES).items()}
     assert changed == {**dict.fromkeys(recorded, "of-another-kind"), "evaluate": machine_key()}
+
+
+def test_where_no_run_says_the_machine_it_is_unknown_and_not_looked_for_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.empty_store()
+    committed.record_machines()
+    assert {found["machine"] for found in YAML().load(MACHINES).values()} == {"unknown"}
+    monkeypatch.setattr(committed, "Identity", None)  # which every search needs
+    committed.record_machines()
+    project.commit("made somewhere")
+    project.run("sh", "pipeline/stage.sh", "train", env={"OTHER_BYTES": "!"})
+    project.dvc("commit", "-f", "train")
+    assert "made on a machine that machines.yaml does not name; " in committed.describe_differences()[0]
 
 
 @pytest.mark.slow
@@ -42,7 +55,7 @@ def test_other_bytes_than_the_committed_ones_are_told_with_what_their_metrics_me
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committed, "SPREAD", {("train", "length"): 0.5, ("evaluate", "length"): 0.5})
-    committed.record_machines({})
+    committed.record_machines()
     MACHINES.write_text(MACHINES.read_text().replace(machine_key(), "of-another-kind"))
     project.commit("made elsewhere")
     assert committed.describe_differences() == []
@@ -65,4 +78,4 @@ def test_other_bytes_than_the_committed_ones_are_told_with_what_their_metrics_me
 def test_a_file_that_is_none_is_one_line() -> None:
     MACHINES.write_text("train: here\n")
     with pytest.raises(UserError, match=r"^machines\.yaml: expected"):
-        committed.record_machines({})
+        committed.record_machines()

@@ -111,6 +111,15 @@ def test_a_training_that_resumes_loads_no_pickle(project: Project, no_pickle: Pa
     assert outs_of("train", copy) == expected
 
 
+def test_repro_with_nothing_to_do_imports_nothing_heavy(project: Project) -> None:
+    end = f"import atexit, json, sys; from gradtrail import cli; atexit.register(lambda: {IMPORTED})"
+    repro = f"{end}; sys.argv = ['gradtrail', 'repro']; cli.main()"
+    really(repro, project.folder)  # whatever another test had left to do
+    *lines, imported = really(repro, project.folder).splitlines()
+    assert not any(line.startswith("Running stage") for line in lines)
+    assert not heavy(imported)
+
+
 def test_a_tracker_starts_without_jax() -> None:
     code = f"import json, sys; from gradtrail.tracking.mlflow import tracker; tracker._import_mlflow(); {IMPORTED}"
     assert not heavy(really(code, ROOT)) & {*COMPUTES, "orbax", "dvc", "sklearn", "matplotlib"}

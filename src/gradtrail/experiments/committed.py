@@ -38,38 +38,31 @@ SPREAD = {
     ("gradients", "noise_scale_typical"): 170.0,
 }
 _TOLERANCE = 3  # standard deviations
+_UNKNOWN = "unknown"
 
-Sections = Mapping[str, Any]
+def record_machines() -> None:
+    """Write to `machines.yaml` which kind of machine computed the stages whose outs are others than those it names.
 
-
-def read_sections() -> Sections:
-    """Return the sections of the working folder's locks; empty without one."""
-    return read_locks(Path())
-
-
-def record_machines(before: Sections) -> None:
-    """Write to `machines.yaml` which kind of machine computed the stages whose outs changed since `before`.
-
-    Their runs in MLflow say it; a run that was rebuilt from its outs does not.
+    Their runs in MLflow say it, where none was rebuilt from its outs; else it is unknown.
     """
-    here, known = read_sections(), _read_machines()
-    in_both = before.keys() & here.keys() & known.keys()
-    unchanged = {name for name in in_both if outs_of(before[name]) == outs_of(here[name])}
-    changed = [name for name in here if name not in unchanged]
-    if not changed:
+    here, known = read_locks(Path()), _read_machines()
+    digests = {name: _outs_digest(section) for name, section in here.items()}
+    if {name: found.get("outs") for name, found in known.items()} == digests:
         return
     from gradtrail.tracking.mlflow.client import open_store  # late: it imports MLflow
     from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run
 
     index = RunIndex(open_store())
-    machines = {name: found for name, found in known.items() if name in here and name not in changed}
-    for name in changed:
-        run = find_equivalent_run(index, Identity(name, from_lock=True))
-        if run and (machine := run.data.tags.get("machine")):
-            machines[name] = {"outs": _outs_digest(here[name]), "machine": machine}
+    machines = {}
+    for name, outs in digests.items():
+        machines[name] = known.get(name, {})
+        if machines[name].get("outs") != outs:
+            run = find_equivalent_run(index, Identity(name, from_lock=True))
+            machine = run.data.tags.get("machine") if run else None
+            machines[name] = {"outs": outs, "machine": machine or _UNKNOWN}
     with atomic_file(_MACHINES) as beside, beside.open("w", encoding="utf-8") as stream:
         stream.write(_HEADER)
-        YAML().dump({name: machines[name] for name in here if name in machines}, stream)
+        YAML().dump(machines, stream)
 
 
 def describe_differences() -> list[str]:
@@ -77,7 +70,7 @@ def describe_differences() -> list[str]:
     head = snapshot_of("HEAD") if head_commit() else None
     if head is None:
         return []
-    here = read_sections()
+    here = read_locks(Path())
     same = {name for name in head.lock if name in here and _made_by(head.lock[name]) == _made_by(here[name])}
     differing = [
         name
@@ -92,7 +85,7 @@ def describe_differences() -> list[str]:
         found["machine"]
         for name in differing
         if (found := machines.get(name, {})).get("outs") == _outs_digest(head.lock[name])
-    }
+    } - {_UNKNOWN}
     made = f"made on {', '.join(sorted(made_on))}" if made_on else "made on a machine that machines.yaml does not name"
     return [
         f"bytes differ from the committed dvc.lock, {made}; this machine is {machine_key()}: {', '.join(differing)}",

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.panel import Panel
 
 import gradtrail
-from gradtrail.experiments.committed import Sections, describe_differences, read_sections, record_machines
+from gradtrail.experiments.committed import describe_differences, record_machines
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
@@ -79,7 +79,6 @@ def reproduce(arguments: list[str]) -> int:
     started = time.monotonic()
     fit_dvc_to_git()
     _validate_params()
-    before = read_sections()
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "no-source"
         status = _dvc_repro(arguments, flag)
@@ -87,7 +86,7 @@ def reproduce(arguments: list[str]) -> int:
             _fall_back_to_digits()
             status = _dvc_repro(arguments, flag)
     if status == 0:
-        _backfill(before)
+        _backfill()
     if status == 0 and all(argument.startswith("-") for argument in arguments):
         _summarize(time.monotonic() - started)  # not after only some stages: metrics/ may belong to another state
         _tell_differences()
@@ -144,17 +143,13 @@ def _dvc_repro(arguments: list[str], flag: Path) -> int:
     return subprocess.run(command, env=env, check=False).returncode
 
 
-def _backfill(before: Sections) -> None:
-    """Make the runs of states that DVC skipped or restored, and record on what machine; a store's fault is a warning.
-
-    Args:
-        before: `dvc.lock` before the repro.
-    """
+def _backfill() -> None:
+    """Make runs of states that DVC skipped or restored, and record the machine; a fault of the store is a warning."""
     if not load_section("runtime", RuntimeConfig).tracking:
         return
     try:
         with_store(sync)
-        with_store(lambda: record_machines(before))
+        with_store(record_machines)
     except UserError as error:
         print(f"warning: {error}; `gradtrail sync` tries again", file=sys.stderr)
 
