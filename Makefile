@@ -89,7 +89,6 @@ compare: env ## compare ways of training over seeds: NAME=precision, SEEDS=0,1,2
 
 bench: env ## what everything costs, beside its peers; a table and a JSON file each, in about two hours
 	@$(BIN)/python -m benchmarks.pipeline
-	@$(BIN)/python -m benchmarks.phases
 	@$(BIN)/python -m benchmarks.training
 	@$(BIN)/python -m benchmarks.per_example_gradients
 	@$(BIN)/python -m benchmarks.private_training

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from projects import ROOT, Project, environment, finished_project
 
-from gradtrail.stages.common.pipeline_file import read_pipeline
+from gradtrail.stages.common.pipeline_file import read_pipelines
 
 pytestmark = pytest.mark.slow
 
-PIPELINE = read_pipeline(ROOT / "dvc.yaml")
+PIPELINE = read_pipelines(ROOT)
 HEAVY = {
     *("alembic", "dvc", "fastapi", "flax", "grimp", "jax", "matplotlib", "mlflow", "optax", "orbax", "pandas", "pooch"),
     *("dp_accounting", "pyarrow", "requests", "scipy", "sklearn", "sqlalchemy", "tensorstore"),
@@ -30,7 +30,10 @@ MAY_IMPORT = {
     "gradients": COMPUTES | TABLES | {"matplotlib"},
     "profile": COMPUTES | TABLES | {"matplotlib"},
     "report": TABLES,
+    "audit": COMPUTES | TABLES | {"matplotlib"},
+    "privacy_audit": COMPUTES | TABLES | {"matplotlib", "scipy"},
 }
+AUDITS = ("audit", "privacy_audit")
 ONLY_WHILE_IT_RUNS = {
     "fetch": {"sklearn", "scipy", *TABLES},  # the digits are scikit-learn's, which imports the others
     "train": {"orbax", "tensorstore"},  # the checkpoint that goes to MLflow, while the tracker logs the outs
@@ -84,7 +87,12 @@ def outs_of(stage: str, project: Project) -> dict[str, str]:
     return project.digests(*PIPELINE[stage].outs)
 
 
-@pytest.mark.parametrize("stage", PIPELINE)
+@pytest.mark.parametrize("stage", AUDITS)
+def test_an_audit_imports_what_it_needs(stage: str) -> None:
+    assert heavy(really(f"import json, sys, pipeline.{stage}; {IMPORTED}", ROOT)) <= MAY_IMPORT[stage]
+
+
+@pytest.mark.parametrize("stage", [name for name in PIPELINE if name not in AUDITS])
 def test_a_stage_imports_what_it_needs_and_loads_no_pickle(stage: str, project: Project, no_pickle: Path) -> None:
     expected = outs_of(stage, project)
     run = f"runpy.run_module('pipeline.{stage}', run_name='__main__')"

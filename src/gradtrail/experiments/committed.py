@@ -40,6 +40,7 @@ SPREAD = {
 _TOLERANCE = 3  # standard deviations
 _UNKNOWN = "unknown"
 
+
 def record_machines() -> None:
     """Write to `machines.yaml` which kind of machine computed the stages whose outs are others than those it names.
 
