@@ -29,6 +29,7 @@ from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_to
 from gradtrail.serving.server.router import Router, Served, Source
 from gradtrail.serving.server.watching import MetricsWatcher
 from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import stop_request
 
 _KEEP_ALIVE = 75  # seconds that an idle connection stays open
@@ -152,7 +153,7 @@ async def _load(model: str, router: Router, metrics: ServerMetrics, address: str
     served = await router.load(await asyncio.to_thread(_locate, model))
     metrics.classes = served.about.classes
     router.swap(served)
-    seconds = _seconds_since_start()
+    seconds = seconds_running()
     metrics.ready(True, seconds=seconds)
     sizes = ", ".join(map(str, served.about.batch_sizes))
     print(f"{address} answers with {_name(served)}, in batches of {sizes}; ready after {seconds:.1f} s", flush=True)
@@ -174,13 +175,6 @@ def _locate(model: str) -> Source:
 
 def _name(served: Served) -> str:
     return f"{served.about.name} version {served.version} ({served.about.model}, sha256 {served.digest[:12]})"
-
-
-def _seconds_since_start() -> float:
-    """Return how long this process runs."""
-    import psutil
-
-    return time.time() - psutil.Process().create_time()
 
 
 class _Server(uvicorn.Server):

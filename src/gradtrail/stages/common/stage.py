@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
 from gradtrail.stages.common.files import write_json, writing_outs
@@ -27,6 +25,7 @@ from gradtrail.support.errors import UserError, environment_error, one_line
 from gradtrail.support.live_arrays import warn_of_live_arrays
 from gradtrail.support.paths import require_own_code, working_folder
 from gradtrail.support.ranks import refuse_followers
+from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import Stopped, stopping_on_signals
 
 Section = TypeVar("Section")
@@ -189,8 +188,7 @@ def _summary(stage: Stage, shows: tuple[str, ...]) -> str:
     metrics = stage.read_metrics() if shows else {}
     found = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows if key in metrics}
     parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in found.items()]
-    seconds = time.time() - psutil.Process().create_time()
-    return f"{stage.name}: {', '.join([*parts, f'{seconds:.1f} s'])}"
+    return f"{stage.name}: {', '.join([*parts, f'{seconds_running():.1f} s'])}"
 
 
 def _plain(value: Any) -> Any:

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import psutil
-
 from gradtrail.stages.common.stage import Stage
+from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import stop_request
 from gradtrail.tracking.lineage.environment import environment
 from gradtrail.tracking.lineage.state import Identity, state_lock
@@ -165,8 +164,8 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
     another two seconds after a request to stop.
     """
     identity = Identity(stage.name)
-    imported = stage.made_at - psutil.Process().create_time()
-    seconds = {"imports": imported, "data": time.time() - stage.made_at}
+    since_imports = time.time() - stage.made_at
+    seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):
         why = "MLflow would get the trace, and runtime.tracking is off" if stage.computes else "no functions of JAX"
         print(f"{stage.name}: runtime.trace: nothing to trace: {why}", file=sys.stderr)

@@ -1,0 +1,17 @@
+"""How long this process has been running."""
+
+import time
+
+import psutil
+
+
+def seconds_running() -> float:
+    """Return the seconds since this process began, to about a hundredth.
+
+    Linux says when it began in ticks since the boot, and the time of the boot in whole seconds: so the clock of the boot
+    it is, by which the seconds of the boot cancel out.
+    """
+    began = psutil.Process().create_time()
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (began - psutil.boot_time())
+    return time.time() - began
