@@ -18,7 +18,7 @@ from gradtrail.core.train.loop import abstract_state, make_program
 from gradtrail.core.train.optimizers import OptimizerKind
 from gradtrail.core.train.schedules import ScheduleKind
 from gradtrail.experiments.repro import section_configs
-from gradtrail.stages.common.params import load_section, read_yaml, validate
+from gradtrail.stages.common.params import load_section, parse_yaml, read_yaml, validate
 from gradtrail.support.errors import UserError
 
 PARAMS, SECTIONS = read_yaml(ROOT / "params.yaml"), section_configs(ROOT)
@@ -185,3 +185,8 @@ def test_a_key_of_the_version_before_is_ignored_and_named(tmp_path: Path, capsys
     )
     (line,) = capsys.readouterr().err.splitlines()
     assert "runtime.memory_budget_mib no longer exists" in line
+
+
+def test_what_is_read_may_be_changed() -> None:
+    parse_yaml(b"train: {epochs: [1]}", "params.yaml")["train"]["epochs"].append(2)
+    assert parse_yaml(b"train: {epochs: [1]}", "params.yaml") == {"train": {"epochs": [1]}}

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,19 @@ def test_the_working_folder_serves_only_with_the_right_bytes(to: Path, project: 
     (project / "out").write_text("other")
     assert not restore("out", md5, to, "")
     assert not (to / "out").exists()
+
+
+def test_a_folder_that_was_written_since_is_digested_again(to: Path, project: Path) -> None:
+    (project / "data").mkdir()
+    path = project / "data" / "a.txt"
+    path.write_text("one")
+    md5 = digest(project / "data")
+    for seconds in (100, 90):
+        os.utime(path, (time.time() - seconds,) * 2)
+        assert is_here("data", md5)
+    path.write_text("two")
+    assert not is_here("data", md5)
+    assert not restore("data", md5, to, "")
 
 
 def test_a_damaged_cache_does_not_serve(to: Path) -> None:

@@ -4,6 +4,7 @@ This module knows no config class: each stage passes its own. YAML is read as YA
 """
 
 import contextlib
+import copy
 import functools
 import itertools
 import json
@@ -56,7 +57,7 @@ def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
     if len(data) > _MAX_FILE_BYTES:
         raise UserError(f"{name}: more than {_MAX_FILE_BYTES:,} bytes")
     try:
-        content = _parse(data.decode("utf-8"))
+        content = copy.deepcopy(_parse(data.decode("utf-8")))
     except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # all raised by malformed text
         raise UserError(f"{name}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
     if not isinstance(content, dict):
@@ -148,6 +149,7 @@ class _Constructor(SafeConstructor):
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
 
 
+@functools.lru_cache(maxsize=8)  # the params take 50 ms, and a sync asks for those of each state
 def _parse(text: str) -> Any:
     """Return the content of a YAML document; raise ValueError where it has too much in it or is nested too deeply."""
     yaml = YAML(typ="safe", pure=True)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gradtrail.support.git import blobs
 from gradtrail.support.paths import root, working_folder
 
 _SYSTEM_CONFIG = "/etc/xdg/dvc/config"
+_CLOCK_SECONDS = 2  # within which two writes may have one time, on any file system
 
 
 def cache_folder() -> Path:
@@ -129,12 +131,26 @@ def _from_working_folder(out: str, md5: str, target: Path) -> bool:
         shutil.copytree(source, target, copy_function=shutil.copyfile)
     else:
         shutil.copyfile(source, target)
-    return True
+    return digest(target) == md5
 
 
 def _is_in_working_folder(out: str, md5: str) -> bool:
     path = working_folder() / out
-    return _is_below(path, working_folder()) and path.exists() and digest(path) == md5
+    return _is_below(path, working_folder()) and path.exists() and _digest_of_now(path) == md5
+
+
+def _digest_of_now(path: Path) -> str:
+    """Return the digest of a file or folder; of one that was digested before, only if it was written since."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    stats = [(str(file), file.stat()) for file in files if file.exists()]  # a link may lead nowhere
+    stamp = tuple((name, found.st_size, found.st_mtime_ns, found.st_ino) for name, found in stats)
+    is_settled = all(time.time() - found.st_mtime > _CLOCK_SECONDS for _, found in stats)  # else the time may stay
+    return _digest_of(path, stamp) if is_settled else digest(path)
+
+
+@functools.lru_cache(maxsize=256)  # states without files ask for the same outs, of many megabytes, again and again
+def _digest_of(path: Path, stamp: tuple[Any, ...]) -> str:  # noqa: ARG001
+    return digest(path)
 
 
 def _place(md5: str) -> Path:
