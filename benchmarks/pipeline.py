@@ -1,14 +1,14 @@
 """Where people wait: the stages, by what their time goes to, with their memory, and the commands of README.
 
-    python -m benchmarks.pipeline [--rounds 5] [--stages train,gradients] [--install]
+    python -m benchmarks.pipeline [--rounds 5] [--stages train,gradients] [--commands] [--install]
 
 Each stage runs twice a round, in turn: forced through `dvc repro`, and by hand with a thread that looks every 5 ms at
 what the main thread does. The time since its last look goes to the innermost call that the table knows: an import that
 a figure starts is an import. What the stage waits for counts, so compiling beside something else does not. DVC is the
 difference of both. Times are medians over the rounds, after one that warms up the caches of files and of compiled
-programs. The commands are `dvc repro --force`, `dvc repro` and `make repro` with nothing to do, with `--install` two
-`make env` in a clone: without any cache, and with the one that this left. Run `make repro` first; it wants the machine
-to itself.
+programs. The commands, with `--commands` alone, are `dvc repro --force`, `dvc repro` and `make repro` with nothing to
+do, and with `--install` two `make env` in a clone: without any cache, and with the one that this left. Run `make repro`
+first; it wants the machine to itself.
 """
 
 import argparse
@@ -135,11 +135,21 @@ def phases_of(stage: str) -> dict[str, float]:
     return {**seconds, **rest, MEMORY: through_dvc.peak_mebibytes}
 
 
+def stages(names: list[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Return the medians of each stage's phases, after a round that is not counted."""
+    measured = [{name: phases_of(name) for name in names} for _ in range(rounds + 1)][1:]
+    return {
+        name: {key: statistics.median(each[name].get(key, 0.0) for each in measured) for key in (*COLUMNS, MEMORY)}
+        for name in names
+    }
+
+
 def commands(rounds: int) -> dict[str, float]:
     """Return the median seconds of the commands, in turn, after one of each that is not counted."""
     each: dict[str, tuple[str, ...]] = {
         "dvc repro --force": (sys.executable, "-m", "dvc", "repro", "--force"),
         "dvc repro, nothing to do": (sys.executable, "-m", "dvc", "repro"),
+        "make repro after it, which looks for runs to make": ("make", "repro"),
         "make repro, nothing to do": ("make", "repro"),
     }
     took = [{name: measure_command(*command).seconds for name, command in each.items()} for _ in range(rounds + 1)]
@@ -159,8 +169,8 @@ def installing() -> dict[str, float]:
     return took
 
 
-def show(rows: dict[str, dict[str, float]], seconds: dict[str, float]) -> None:
-    """Print the tables."""
+def show(rows: dict[str, dict[str, float]]) -> None:
+    """Print the table."""
     table = Table(title=f"seconds of a stage, {os.cpu_count()} cores; load at the end: {os.getloadavg()[0]:.1f}")
     for name in ("stage", *COLUMNS, "in all", MEMORY):
         table.add_column(name, justify="left" if name == "stage" else "right")
@@ -170,14 +180,13 @@ def show(rows: dict[str, dict[str, float]], seconds: dict[str, float]) -> None:
         parts = [row[column] for column in COLUMNS]
         table.add_row(stage, *(f"{part:.1f}" for part in (*parts, sum(parts))), f"{row[MEMORY]:.0f}")
     Console(width=140).print(table)
-    for name, took in seconds.items():
-        print(f"{name}: {took:.1f} s")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stages", type=lambda names: names.split(","), default=list(read_pipeline()))
+    parser.add_argument("--commands", action="store_true", help="measure no stage")
     parser.add_argument("--install", action="store_true", help="also measure `make env`, which downloads all packages")
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
@@ -185,20 +194,14 @@ def main() -> None:
     if options.sample:
         sample(options.sample, options.output)
         return
-    rounds = []
-    for number in range(options.rounds + 1):
-        measured = {stage: phases_of(stage) for stage in options.stages}
-        if number:
-            rounds.append(measured)
-    rows = {
-        stage: {
-            column: statistics.median(each[stage].get(column, 0.0) for each in rounds) for column in (*COLUMNS, MEMORY)
-        }
-        for stage in options.stages
-    }
+    if not options.commands:
+        rows = stages(options.stages, options.rounds)
+        show(rows)
+        record("pipeline", rows, argparse.Namespace(rounds=options.rounds))
     seconds = commands(options.rounds) | (installing() if options.install else {})
-    show(rows, seconds)
-    record("pipeline", rows | {"commands": seconds}, argparse.Namespace(rounds=options.rounds))
+    for name, took in seconds.items():
+        print(f"{name}: {took:.1f} s")
+    record("commands", seconds, argparse.Namespace(rounds=options.rounds))
 
 
 if __name__ == "__main__":

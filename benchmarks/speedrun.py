@@ -1,11 +1,12 @@
 """Fewest seconds to 99 %: a recipe over many seeds in one process, with one compilation; a table of one row.
 
-    python -m benchmarks.speedrun [--recipe cnn_fast] [--seeds 30]
+    python -m benchmarks.speedrun [--recipe cnn_fast] [--precision float32] [--seeds 30]
 
 The recipe's networks are trained with the seeds 0, 1, 2 … on the training split of `data/processed`, which `make repro`
 makes, and evaluated on the test split after their last step alone. Training is from the initial weights to the last
-step, shuffling included and evaluation not; compiling is counted once, without the cache. Processor seconds are those
-of all cores together, and say more than the seconds where other processes run. It wants the machine for itself.
+step, shuffling included and evaluation not; compiling is counted once, without the cache. Times are means. Processor
+seconds are those of all cores together, and say more than the seconds where other processes run. It wants the machine
+for itself.
 """
 
 import argparse
@@ -15,12 +16,14 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record
 from benchmarks.training import machine
+from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.sweep.recipes import read_recipes
 from gradtrail.stages.common.dataset import read_info, read_split
@@ -46,6 +49,7 @@ class Speedrun:
     """
 
     recipe: str
+    precision: str
     epochs: int
     accuracies: list[float]
     seconds: list[float]
@@ -54,8 +58,8 @@ class Speedrun:
     load: float
 
 
-def run(recipe: str, num_seeds: int) -> Speedrun:
-    """Train and evaluate the recipe with each seed."""
+def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
+    """Train and evaluate the recipe with each seed; in another precision, where one is given."""
     import jax
 
     from gradtrail.core.nn.inference import VALIDATION_BATCH_SIZE, compile_predict
@@ -63,11 +67,13 @@ def run(recipe: str, num_seeds: int) -> Speedrun:
     from gradtrail.core.nn.models import Model
     from gradtrail.core.train import loop
     from gradtrail.core.train.config import MemberSeeds
+    from gradtrail.core.train.privacy import NOT_PRIVATE
     from gradtrail.core.xla.compiler import Compiler
 
     params = changed(read_yaml(PARAMS), read_recipes()[recipe].set)
     set_up_jax(load_section("environment", EnvironmentConfig), load_section("runtime", RuntimeConfig))
-    config = validate(params["train"], TrainConfig, f"{recipe}: train")
+    config = dataclasses.replace(validate(params["train"], TrainConfig, f"{recipe}: train"), privacy=NOT_PRIVATE)
+    config = dataclasses.replace(config, precision=precision or config.precision)
     info = read_info(DATA)
     train, test = (read_split(DATA / f"{name}.npz", info) for name in ("train", "test"))
     model = Model(config.model_config(train.images.shape[1:], info.num_classes))
@@ -91,6 +97,7 @@ def run(recipe: str, num_seeds: int) -> Speedrun:
             bar.advance()
     return Speedrun(
         recipe=recipe,
+        precision=config.precision,
         epochs=config.epochs,
         accuracies=accuracies,
         seconds=seconds,
@@ -108,24 +115,25 @@ def as_table(found: Speedrun) -> Table:
     cells = {
         "seeds": f"{len(found.accuracies)}",
         "test\naccuracy": f"{statistics.mean(found.accuracies):.2%} ± {statistics.stdev(found.accuracies):.2%}",
-        "training,\nseconds": f"{statistics.median(found.seconds):.2f}",
-        "of all\ncores": f"{statistics.median(found.processor_seconds):.2f}",
+        "training,\nseconds": f"{statistics.mean(found.seconds):.2f}",
+        "of all\ncores": f"{statistics.mean(found.processor_seconds):.2f}",
         "compiling,\nseconds": f"{found.compile_seconds:.1f}",
     }
     for name in cells:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_row(found.recipe, *cells.values())
+    table.add_row(f"{found.recipe}, {found.precision}", *cells.values())
     return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="cnn_fast", choices=list(read_recipes()))
+    parser.add_argument("--precision", choices=get_args(Precision), help="in the place of the recipe's")
     parser.add_argument("--seeds", type=int, default=30)
     arguments = parser.parse_args()
     if arguments.seeds < 2:
         parser.error("--seeds must be at least 2")
-    found = run(arguments.recipe, arguments.seeds)
+    found = run(arguments.recipe, arguments.precision, arguments.seeds)
     Console().print(as_table(found))
     record("speedrun", dataclasses.asdict(found), arguments)
 

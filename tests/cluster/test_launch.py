@@ -33,13 +33,16 @@ def test_each_process_is_told_its_number_and_where_they_meet(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("script", "status"),
     [
-        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 5; sleep 0.3; exit 3', 5),
+        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 5; sleep 1; exit 3', 5),
         ('[ "$JAX_PROCESS_ID" = 1 ] && kill -9 $$; sleep 60', 128 + 9),
-        ('[ "$JAX_PROCESS_ID" = 1 ] && kill -6 $$; exit 2', 2),  # so JAX ends a process that has lost another
+        (
+            '[ "$JAX_PROCESS_ID" = 1 ] && sleep 1 && kill -6 $$; exit 2',
+            2,
+        ),  # so JAX ends a process that has lost another
     ],
 )
 def test_the_status_is_that_of_the_first_that_failed(script: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5 if "sleep 60" in script else 30)
     assert launch(2, ["sh", "-c", script]) == status
 
 
@@ -57,7 +60,7 @@ def test_the_status_is_that_of_the_first_that_failed(script: str, status: int, m
 def test_of_a_fault_that_process_0_does_not_tell_the_launcher_tells(
     script: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5 if "sleep 60" in script else 30)
     launch(2, ["sh", "-c", script, "pipeline.train"])
     assert capsys.readouterr().err == (f"pipeline.train: {said}\n" if said else "")
 

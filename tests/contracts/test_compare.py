@@ -37,7 +37,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
         path.write_text(text)
     rates = {"low": {LR: 0.01}, "high": {LR: 0.02}}
     comparisons = {
-        "rates": {"about": "which rate?", "seeds": [0, 1], "variants": rates},
+        "rates": {"about": "which rate?", "seeds": [0, 1], "variants": rates, "timed": True},  # so one seed at a time
         "faulty": {"about": "which rate?", "seeds": [0], "variants": {"low": {LR: 0.01}, "too high": {LR: 0.5}}},
     }
     YAML().dump(comparisons, project.folder / "comparisons.yaml")

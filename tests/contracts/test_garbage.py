@@ -166,16 +166,11 @@ def test_open_runs_and_those_that_only_just_ended_stay(project: Project) -> None
 
 def test_a_stopped_training_stays_while_it_can_go_on(project: Project) -> None:
     project.set(LR, 0.5)
-    run_of: dict[str, str] = {}
-
-    def has_begun() -> bool:
-        run_of.update({run["tags"]["state"]: run["id"] for run in project.runs() if run["status"] == "RUNNING"})
-        return bool(run_of)
-
-    stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
-    ((state, run_id),) = run_of.items()
+    with project.holding("train") as has_begun:
+        stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
+    ((state, run_id),) = ((run["tags"]["state"], run["id"]) for run in project.runs() if run["status"] == "RUNNING")
     project.git("checkout", "-q", ".")
-    project.dvc("checkout", "--force")  # the stage may have written its outs by then
+    project.dvc("checkout", "--force")
     checkpoint = project.folder / ".gradtrail/resume" / f"{state[:32]}-cpu1" / "step_000000001"
     checkpoint.mkdir(parents=True)
     (done,) = (run["tags"]["state"] for run in project.runs_of("train") if run["id"] != run_id)

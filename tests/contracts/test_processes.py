@@ -61,6 +61,7 @@ def processes_of(launcher: subprocess.Popen[str], count: int, stage: str = "trai
     """The processes of a stage, as soon as all are there, in the order of their numbers, in which they are started."""
     while True:
         found = [child for child in psutil.Process(launcher.pid).children() if f"pipeline.{stage}" in child.cmdline()]
+        assert launcher.poll() is None
         if len(found) == count:
             return sorted(found, key=lambda child: child.pid)
         time.sleep(0.02)
@@ -90,11 +91,16 @@ def test_any_number_of_processes_writes_the_same_bytes_and_process_0_alone_has_a
 def test_a_killed_process_ends_the_others_with_a_line_and_another_number_resumes_to_the_same_bytes(
     project: Project,
 ) -> None:
+    project.set("train.epochs", 40)  # so that all of this comes before the end, however busy the machine is
     whole, _ = train(project, 1)
     launcher = start(project, 4)
     others = processes_of(launcher, 4)
-    wait_for(launcher, "train: epoch 3 ")
     listening = {at.laddr.ip for each in others for at in each.net_connections() if at.status == "LISTEN"}
+    wait_for(launcher, "train: epoch 1 ")
+    while not any((project.folder / ".gradtrail" / "resume").glob("*/step_*.digest")):
+        assert launcher.poll() is None
+        time.sleep(0.005)
+    listening |= {at.laddr.ip for each in others for at in each.net_connections() if at.status == "LISTEN"}
     others[2].kill()
     output, _ = launcher.communicate(timeout=30)
     assert launcher.returncode == 128 + signal.SIGKILL
@@ -121,7 +127,8 @@ def test_gradients_by_any_number_of_processes_have_the_same_bytes(project: Proje
 
 
 def test_a_killed_process_ends_the_gradients_with_a_line_and_two_make_the_bytes_of_one(project: Project) -> None:
-    before = project.digests(*STAGES["gradients"].outs)
+    before, iterations = project.digests(*STAGES["gradients"].outs), project.get("gradients.curvature_iterations")
+    project.set("gradients.curvature_iterations", 500)  # so that the kill comes before the end
     launcher = start(project, 2, "gradients")
     others = processes_of(launcher, 2, "gradients")
     wait_for(launcher, "gradients: epoch ")
@@ -131,6 +138,7 @@ def test_a_killed_process_ends_the_gradients_with_a_line_and_two_make_the_bytes_
     assert LOST.fullmatch(output.splitlines()[-1]), output
     assert "Traceback" not in output
     assert project.digests(*STAGES["gradients"].outs) == before
+    project.set("gradients.curvature_iterations", iterations)
     assert make(project, 2, "gradients")[0] == before
 
 
@@ -157,6 +165,7 @@ def test_a_process_that_ends_before_the_first_step_ends_the_others_with_a_line(p
     launcher = start(project, 2)
     others = processes_of(launcher, 2)
     while not (project.folder / ".gradtrail" / "processes" / "train-1.log").is_file():  # so it has joined
+        assert launcher.poll() is None
         time.sleep(0.005)
     others[1].kill()
     output, _ = launcher.communicate(timeout=60)

@@ -65,22 +65,16 @@ def only_some_stages_run(project: Project) -> None:
 
 def killed(project: Project) -> None:
     project.set(LR, 0.5)
-
-    def has_begun() -> bool:
-        return any(run["status"] == "RUNNING" for run in project.runs_of("train"))
-
-    stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
-    assert has_begun()
+    with project.holding("train") as has_begun:
+        stop(project.start(sys.executable, "-m", "dvc", "repro"), signal.SIGKILL, when=has_begun)
+        assert has_begun()
 
 
 def killed_under_force(project: Project) -> None:
     """The run was whole before; the lock still names its state, whose outs are gone from the working folder."""
-
-    def has_begun() -> bool:
-        return project.runs_of("train")[0]["status"] == "RUNNING"
-
-    stop(project.start(sys.executable, "-m", "dvc", "repro", "--force"), signal.SIGKILL, when=has_begun)
-    assert has_begun()
+    with project.holding("train") as has_begun:
+        stop(project.start(sys.executable, "-m", "dvc", "repro", "--force"), signal.SIGKILL, when=has_begun)
+        assert has_begun()
 
 
 def killed_before_the_log(project: Project) -> None:

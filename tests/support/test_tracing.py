@@ -73,7 +73,7 @@ def test_a_call_that_never_ends_is_recorded_for_so_many_seconds(tmp_path: Path) 
     def call() -> None:
         assert ended.wait(120), "the profiler goes on"
 
-    with Recorder(tmp_path, seconds=0.05) as recorder:
+    with Recorder(tmp_path, seconds=1.0) as recorder:
         again = recorder.recording("my long one", call)
         recorder.recording("my warm-up", WORK)(jnp.int32(3), MATRIX)
         watch = threading.Thread(target=lambda: (_until(lambda: any(tmp_path.rglob("perfetto*"))), ended.set()))
@@ -86,7 +86,7 @@ def test_a_call_that_never_ends_is_recorded_for_so_many_seconds(tmp_path: Path) 
 
 
 def test_what_is_called_for_longer_is_left_out(tmp_path: Path) -> None:
-    with Recorder(tmp_path, seconds=0.1) as recorder:
+    with Recorder(tmp_path, seconds=1.0) as recorder:
         work = recorder.recording("my work", WORK)
         work(jnp.int32(1), MATRIX)
         work(jnp.int32(1), MATRIX)

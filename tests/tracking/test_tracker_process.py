@@ -1,5 +1,6 @@
 """The tracker of a stage gets every message, never delays the work, and ends with its stage at the latest."""
 
+import contextlib
 import json
 import os
 import signal
@@ -37,6 +38,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     yield start
     for each in started:
         each.close()
+        assert each._ended.wait(60)
         assert not psutil.pid_exists(each._process.pid), "no process is left, not even as a zombie"
         assert not each._folder.exists()
 
@@ -147,7 +149,8 @@ def test_the_real_one_ends_with_its_stage_whatever_ended_it() -> None:
     stage.send_signal(signal.SIGKILL)
     stage.communicate()
     deadline = time.monotonic() + 60
-    while psutil.pid_exists(tracker.pid) and tracker.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while tracker.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert not Path(folder).exists()

@@ -20,7 +20,8 @@ from gradtrail.cluster.task.lease import Lease, LostLeaseError, Pace, acquire
 from gradtrail.cluster.task.refs import SharedRefs
 from gradtrail.cluster.task.shell import CommandError
 
-QUICK = Pace(expires=1.5, renew=0.1, poll=0.05)
+QUICK = Pace(expires=1.5, renew=0.1, poll=0.05)  # where it is to expire
+LASTING = Pace(expires=30, renew=0.1, poll=0.05)
 KEY = "0123456789abcdef"
 LEASE = f"refs/gradtrail/leases/{KEY}"
 _HOLD = """
@@ -56,16 +57,16 @@ def of_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_two_one_gets_it_and_the_other_hears_that_it_is_held(refs: SharedRefs, shared: SharedRepository) -> None:
-    first = held(acquire(refs, [KEY], QUICK))
-    assert acquire(refs, [KEY], QUICK) is None
+    first = held(acquire(refs, [KEY], LASTING))
+    assert acquire(refs, [KEY], LASTING) is None
     first.release()
     assert shared.refs("refs/gradtrail") == {}
-    held(acquire(refs, [KEY], QUICK)).release()
+    held(acquire(refs, [KEY], LASTING)).release()
 
 
 def test_of_many_at_once_one_gets_it(refs: SharedRefs) -> None:
     got: list[Lease | None] = []
-    threads = [threading.Thread(target=lambda: got.append(acquire(refs, [KEY], QUICK))) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: got.append(acquire(refs, [KEY], LASTING))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -75,8 +76,8 @@ def test_of_many_at_once_one_gets_it(refs: SharedRefs) -> None:
 
 
 def test_leases_on_several_states_are_got_together_or_not_at_all(refs: SharedRefs, shared: SharedRepository) -> None:
-    first = held(acquire(refs, [KEY], QUICK))
-    assert acquire(refs, ["another", KEY], QUICK) is None
+    first = held(acquire(refs, [KEY], LASTING))
+    assert acquire(refs, ["another", KEY], LASTING) is None
     assert set(shared.refs("refs/gradtrail")) == {LEASE}
     first.release()
 
@@ -110,7 +111,7 @@ def test_the_lease_of_another_host_is_taken_over_once_it_was_not_renewed(
 
 
 def test_a_holder_that_was_cut_off_stops_and_publishes_nothing(refs: SharedRefs, shared: SharedRepository) -> None:
-    lease = held(acquire(refs, [KEY], QUICK))
+    lease = held(acquire(refs, [KEY], Pace(expires=30, renew=1.0, poll=0.05)))
     stopped = threading.Event()
     other = refs.write_blob(json.dumps({"process": "elsewhere:1"}))
     run_git(shared.clone, "push", "-q", "--force", shared.url, f"{other}:{LEASE}")
@@ -188,7 +189,7 @@ def test_a_lost_lease_says_the_same_after_its_way_from_a_worker() -> None:
 
 
 def test_publishing_gives_the_lease_back_in_the_same_push(refs: SharedRefs, shared: SharedRepository) -> None:
-    lease = held(acquire(refs, [KEY], QUICK))
+    lease = held(acquire(refs, [KEY], LASTING))
     before = shared.refs("refs/gradtrail")
     until(lambda: shared.refs("refs/gradtrail") != before)  # it was renewed
     with lease.guarding(lambda: None):

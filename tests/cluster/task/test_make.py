@@ -23,7 +23,7 @@ from gradtrail.cluster.task.request import Experiment, Request, own_packages, ow
 from gradtrail.cluster.task.shell import CommandError
 from gradtrail.support.errors import UserError
 
-QUICK = Patience(lease=Pace(expires=3.0, renew=0.2, poll=0.03), store=5.0)
+QUICK = Patience(lease=Pace(expires=30, renew=0.2, poll=0.03), store=5.0)
 # What DVC would do, in milliseconds: an experiment is a commit with a ref, and a line says that it was executed.
 _CHILD = """
 import os, subprocess, sys, time
@@ -116,7 +116,7 @@ def test_two_at_once_execute_it_once(request_: Request, journal: Journal) -> Non
 def test_a_state_that_two_experiments_share_is_one_s_to_make_and_then_there_for_all(
     request_: Request, shared: SharedRepository, journal: Journal
 ) -> None:
-    journal.seconds = "1"
+    journal.seconds = "2"
     first = threading.Thread(target=make_experiment, args=(request_, experiment("gradtrail-1", "training"), QUICK))
     first.start()
     while not journal.executed():

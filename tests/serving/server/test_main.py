@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import re
 import signal
@@ -132,7 +133,7 @@ def test_killed_under_load_it_answers_again_on_the_same_port(folder: Path) -> No
             while not is_over.is_set():
                 try:
                     running.ask("POST", INFER, ONE)
-                except (OSError, ValueError):
+                except (OSError, ValueError, http.client.HTTPException):
                     return
                 answered.set()
 

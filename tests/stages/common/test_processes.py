@@ -219,13 +219,14 @@ def test_the_first_process_that_ends_is_named_and_the_block_is_ended(
 
 
 def test_a_loss_after_the_block_ends_nothing(lifelines: list[Lifeline], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtrail.stages.common.lifeline._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("gradtrail.stages.common.lifeline._PATIENCE_SECONDS", 1.0)
     first, second, _ = lifelines
     ended = threading.Event()
     with first.watched(ended.set):
         second.close()
+        assert first._changed.wait(10)
         assert first.first_lost()
-    assert not ended.wait(0.5)
+    assert not ended.wait(1.5)
 
 
 def test_a_loss_before_the_block_ends_it_too_though_stderr_is_collected(

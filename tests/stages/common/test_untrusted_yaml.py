@@ -238,7 +238,7 @@ def test_hostile_text_is_refused_and_takes_no_memory(path: Path, name: str) -> N
     path.write_text(HOSTILE[name])
     started = time.process_time()
     assert taken_bytes(lambda: load_refused(path)) < MAX_BYTES
-    assert time.process_time() - started < 3, "it takes one second; the bound is for slow machines"
+    assert time.process_time() - started < 15, "it takes one second; the bound is for slow machines"
 
 
 def test_nesting_and_size_are_refused_beyond_their_limits_and_not_before(path: Path) -> None:
