@@ -5,9 +5,9 @@ from gradtrail.tracking.tracker_process import start_tracker
 start_tracker(__name__)
 
 from gradtrail.core.gradients.analysis import num_visits
+from gradtrail.core.gradients.chunks import chunk_bytes
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
-from gradtrail.core.gradients.passes import chunk_bytes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.common.setup import cached_compiler

@@ -13,6 +13,7 @@ from together import One, in_processes
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.gradients import chunks as gradient_chunks
 from gradtrail.core.gradients import passes as gradient_passes
 from gradtrail.core.gradients.analysis import (
     GradientAnalysis,
@@ -174,15 +175,15 @@ def test_size_of_the_microbatch_does_not_matter_and_curvature_comes_on_demand(fo
 def test_chunks_are_as_many_as_their_sums_fit_into_memory(
     floats: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradient_passes, "_CHUNK_FLOATS", floats)
-    assert gradient_passes.chunks_per_class(100, NUM_CLASSES) == chunks
-    assert gradient_passes.chunk_bytes(100, NUM_CLASSES) == 4 * 100 * NUM_CLASSES * chunks
+    monkeypatch.setattr(gradient_chunks, "_CHUNK_FLOATS", floats)
+    assert gradient_chunks.chunks_per_class(100, NUM_CLASSES) == chunks
+    assert gradient_chunks.chunk_bytes(100, NUM_CLASSES) == 4 * 100 * NUM_CLASSES * chunks
 
 
 def test_sums_of_chunks_take_the_memory_that_was_said(found: GradientAnalysis) -> None:
     size = num_parameters(MODEL.abstract_params())
-    chunks = gradient_passes.chunk_gradients(passes(), PARAMS[4], SPLITS["train"], NUM_CLASSES, advance=lambda _: None)
-    assert chunks.sums.nbytes <= gradient_passes.chunk_bytes(size, NUM_CLASSES)
+    chunks = gradient_chunks.chunk_gradients(passes(), PARAMS[4], SPLITS["train"], NUM_CLASSES, advance=lambda _: None)
+    assert chunks.sums.nbytes <= gradient_chunks.chunk_bytes(size, NUM_CLASSES)
     close(chunks.total(), gradients(4, "train").sum(axis=0))
     np.testing.assert_array_equal(np.bincount(chunks.chunk_of), chunks.sizes)
 

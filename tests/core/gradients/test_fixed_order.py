@@ -13,7 +13,7 @@ import pytest
 from factories import ROOT
 
 from gradtrail.core.gradients.analysis import _class_structure, _unit
-from gradtrail.core.gradients.passes import ChunkGradients
+from gradtrail.core.gradients.chunks import ChunkGradients
 from gradtrail.core.per_example.noise_scale import from_chunks
 
 CHUNKS, CLASSES = 60, 6

@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import ConfigError
+from gradtrail.core.gradients.chunks import ChunkGradients, chunk_gradients
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.diagnostics import ClassStructure, checkpoint_weights, class_structure, largest_eigenvalue
-from gradtrail.core.gradients.passes import ChunkGradients, GradientPasses, Pass, chunk_gradients, mean_hessian_product
+from gradtrail.core.gradients.passes import GradientPasses, Pass, mean_hessian_product
 from gradtrail.core.gradients.scores import largest
 from gradtrail.core.nn.models import HostParams, Params
 from gradtrail.core.per_example.noise_scale import NoiseScale, from_chunks

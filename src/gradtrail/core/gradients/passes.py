@@ -3,14 +3,12 @@
 Several processes share a pass by ranges of whole batches, so that the results have the bits of those of one process.
 
 Microbatch sizes follow from the network alone, by fixed budgets of memory: no setting of the machine changes them, and
-so none changes a result. The summed gradients lie on the host, see `chunk_bytes`.
+so none changes a result.
 """
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, PyTree
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import data_parallel, over_batch, replicated, with_sharding
@@ -26,16 +24,13 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.common.together import ALONE, Together, shares
 from gradtrail.core.gradients import scores
 from gradtrail.core.gradients.diagnostics import hessian_product
-from gradtrail.core.nn.models import HostParams, Model, Params, num_parameters
+from gradtrail.core.nn.models import HostParams, Model, Params
 from gradtrail.core.per_example import norms
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
 
 _LARGEST_BATCH = 512  # examples per device: larger batches are no faster
 _TEMPORARY_BYTES = 24 * 2**20  # of a microbatch: on a CPU more than fits into its caches is slower
 _FEWEST_SUMMED = 8  # examples in a microbatch of a sum, whatever they take
-_CHUNKS_PER_CLASS = 10
-_PRODUCT_COLUMNS = 2**10  # of the summed gradients that are multiplied at once: 100 rows of them fit into a cache
-_CHUNK_FLOATS = 2**27  # 512 MiB for the summed gradients of all chunks, where two chunks per class fit into that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,111 +185,7 @@ def compile_passes(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChunkGradients:
-    """Gradients of a split, summed over chunks of examples of one class each.
-
-    Attributes:
-        sums: flat gradient of each chunk, float32, on the host.
-        classes: class of each chunk.
-        sizes: examples in each chunk.
-        chunk_of: chunk of each example of the split.
-    """
-
-    sums: Float[np.ndarray, "chunks parameters"]
-    classes: Int[np.ndarray, " chunks"]
-    sizes: Int[np.ndarray, " chunks"]
-    chunk_of: Int[np.ndarray, " examples"]
-
-    def products(self) -> Float[np.ndarray, "chunks chunks"]:
-        """Return the inner products of the chunks' sums, float64, added in an order that no number of threads changes.
-
-        So not by a BLAS.
-        """
-        found = np.zeros((len(self.sums), len(self.sums)))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for part in pool.map(self._products_from, range(0, self.sums.shape[1], _PRODUCT_COLUMNS)):
-                found += part
-        return found + np.triu(found, 1).T
-
-    def _products_from(self, start: int) -> Float[np.ndarray, "chunks chunks"]:
-        """Return the upper triangle of the inner products over some of the parameters."""
-        part = self.sums[:, start : start + _PRODUCT_COLUMNS].astype(np.float64)
-        found = np.zeros((len(part), len(part)))
-        for row in range(len(part)):
-            found[row, row:] = np.einsum("jk,k->j", part[row:], part[row])
-        return found
-
-    def squares(self, grad_norm: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " chunks"]:
-        """Return for each chunk the sum of its examples' squared gradient norms, float64."""
-        return np.bincount(self.chunk_of, weights=grad_norm.astype(np.float64) ** 2, minlength=len(self.sizes))
-
-    def total(self) -> Float[np.ndarray, " parameters"]:
-        """Return the summed gradient of the whole split."""
-        return np.asarray(np.sum(self.sums, axis=0))
-
-    def of_class(self, label: int) -> Float[np.ndarray, " parameters"]:
-        """Return the summed gradient of a class."""
-        return np.sum(self.sums[self.classes == label], axis=0)
-
-
-def chunk_gradients(
-    passes: GradientPasses,
-    params: Params | HostParams,
-    split: Split,
-    num_classes: int,
-    *,
-    advance: Callable[..., object],
-) -> ChunkGradients:
-    """Sum the gradients of each class over chunks of its examples, see `chunks_per_class`.
-
-    `advance` is called with the number of examples of each chunk.
-    """
-    per_class = chunks_per_class(num_parameters(params), num_classes)
-    sums = np.empty((num_classes * per_class, num_parameters(params)), np.float32)
-    classes: list[int] = []
-    sizes: list[int] = []
-    chunk_of = np.zeros(len(split), np.int64)
-    for label in range(num_classes):
-        members = np.flatnonzero(split.labels == label)
-        if not len(members):
-            continue
-        parts = np.split(members, range(passes.sums.batch_size, len(members), passes.sums.batch_size))
-        groups = np.array_split(np.arange(len(parts)), min(per_class, len(parts)))
-        of_each = shares(len(groups), passes.together.count)
-        own, first = of_each[passes.together.index], len(sizes)
-        for index, group in enumerate(groups):
-            rows = np.concatenate([parts[part] for part in group])
-            if index in own:
-                _sum_into(sums[first + index], passes.sums, params, split, [parts[part] for part in group])
-            chunk_of[rows] = len(sizes)
-            classes.append(label)
-            sizes.append(len(rows))
-            advance(len(rows))
-        mine = sums[first + own.start : first + own.stop]
-        sums[first : len(sizes)] = passes.together.gather({"sums": mine}, [len(each) for each in of_each])["sums"]
-    return ChunkGradients(sums=sums[: len(sizes)], classes=np.array(classes), sizes=np.array(sizes), chunk_of=chunk_of)
-
-
-def _sum_into(total: np.ndarray, sums: Pass, params: Any, split: Split, parts: list[np.ndarray]) -> None:
-    """Write the summed gradient of batches of rows, flat, added in their order."""
-    started = (sums.function(params, _masked_batch(sums, split, rows)) for rows in parts)
-    for number, (found, _) in enumerate(batching.one_ahead(started)):
-        flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(found)])
-        total[:] = total + flat if number else flat
-
-
-def chunks_per_class(num_parameters: int, num_classes: int) -> int:
-    """Return the number of chunks that each class is summed in: 10, or as many as fit into 512 MiB, but 2 at least."""
-    return int(np.clip(_CHUNK_FLOATS // (num_parameters * num_classes), 2, _CHUNKS_PER_CLASS))
-
-
-def chunk_bytes(num_parameters: int, num_classes: int) -> int:
-    """Return the bytes of `ChunkGradients.sums`, which are held on the host; above 512 MiB with 2 chunks a class."""
-    return 4 * num_parameters * num_classes * chunks_per_class(num_parameters, num_classes)
-
-
-def _masked_batch(sums: Pass, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def masked_batch(sums: Pass, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return a batch of these rows, padded with some of them again; its mask is false for the padding."""
     filled = np.resize(rows, sums.batch_size)
     return split.images[filled], split.labels[filled], np.arange(sums.batch_size) < len(rows)
@@ -314,7 +205,7 @@ def mean_hessian_product(
         rows = np.array(of_each[together.index])
         found = [np.zeros((0, *leaf.shape), leaf.dtype) for leaf in leaves]
         if len(rows):
-            part, _ = hessian.function((params, direction), _masked_batch(hessian, split, rows))
+            part, _ = hessian.function((params, direction), masked_batch(hessian, split, rows))
             found = [np.asarray(leaf)[None] for leaf in jax.tree.leaves(part)]
         named = {str(index): leaf for index, leaf in enumerate(found)}
         gathered = together.gather(named, [min(1, len(each)) for each in of_each])
