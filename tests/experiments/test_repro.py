@@ -68,7 +68,7 @@ def test_a_store_that_fails_is_a_warning(
         raise OSError("no such host")
 
     monkeypatch.setattr(repro, "sync", failing)
-    repro._backfill({})
+    repro._backfill()
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "warning: MLflow's store failed: no such host; `gradtrail sync` tries again"
 
