@@ -123,13 +123,8 @@ def phases_of(stage: str) -> dict[str, float]:
     through_dvc = measure("repro", "--force", "--single-item", stage)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "seconds.json"
-        started = time.perf_counter()
-        command = [sys.executable, "-m", "benchmarks.pipeline", "--sample", stage, "--output", str(output)]
-        env = os.environ | {"PYTHONPATH": "src"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        took = time.perf_counter() - started
-        if done.returncode:
-            raise SystemExit(f"{stage} failed: {done.stderr}")
+        command = (sys.executable, "-m", "benchmarks.pipeline", "--sample", stage, "--output", str(output))
+        took = measure_command(*command, env={"PYTHONPATH": "src"}).seconds
         seconds = json.loads(output.read_text())
     rest = {STARTING: took - sum(seconds.values()), DVC: max(0.0, through_dvc.seconds - took)}
     return {**seconds, **rest, MEMORY: through_dvc.peak_mebibytes}
