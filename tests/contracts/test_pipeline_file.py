@@ -9,9 +9,14 @@ import pytest
 from projects import ROOT
 from ruamel.yaml import YAML
 
-from gradtrail.stages.common.pipeline_file import is_code, read_pipelines, stages_before
+from gradtrail.stages.common.pipeline_file import FILES, is_code, read_pipelines, stages_before
 
 PIPELINE = read_pipelines(ROOT)
+DECLARED = {
+    stage: declared
+    for name in FILES[::2]
+    for stage, declared in YAML(typ="safe", pure=True).load(ROOT / name)["stages"].items()
+}
 PARAMS = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
 VERSIONS = set(YAML(typ="safe", pure=True).load(ROOT / "versions.yaml"))
 BY_PEOPLE = ("labels/corrections.csv",)
@@ -78,6 +83,14 @@ def test_one_name_for_stage_script_folder_section_and_metrics(stage: str) -> Non
     assert stage in PARAMS
     assert f"metrics/{stage}.json" in PIPELINE[stage].outs
     assert PIPELINE[stage].cmd == f"sh pipeline/stage.sh {stage}"
+
+
+@pytest.mark.parametrize("stage", PIPELINE)
+def test_dvc_restores_the_stage_from_its_run_cache(stage: str) -> None:
+    """DVC keeps no entry for a stage with an out that git keeps, unless it is a metric: `no_cache_outs` in its source."""
+    assert all(isinstance(out, str) for out in DECLARED[stage]["outs"]), "outs without options, so DVC caches them"
+    assert DECLARED[stage]["metrics"] == [{f"metrics/{stage}.json": {"cache": False}}]
+    assert "always_changed" not in DECLARED[stage]
 
 
 @pytest.mark.parametrize("stage", PIPELINE)

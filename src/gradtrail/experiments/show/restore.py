@@ -107,7 +107,7 @@ def _is_here(stage: Identity) -> bool:
     if snapshot is None:
         return False
     stages = [Identity(name, from_lock=True, snapshot=snapshot) for name in snapshot.pipeline if name in snapshot.lock]
-    return all(has_files(one, but_metrics=snapshot.commit != "") for one in stages)
+    return all(has_files(one, commit=snapshot.commit) for one in stages)
 
 
 def _by_origin(run: Run, diff: str) -> Iterator[RestoreOption]:

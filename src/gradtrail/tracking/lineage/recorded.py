@@ -23,6 +23,7 @@ from gradtrail.stages.common.pipeline_file import (
     upstream_stages,
 )
 from gradtrail.support.errors import UserError
+from gradtrail.support.git import blobs
 from gradtrail.tracking.lineage.dvc_cache import cache_folder, digest_within, is_here
 from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, disk_cached, working_snapshot
@@ -163,7 +164,7 @@ def last_stage(snapshot: Snapshot) -> Identity:
     return Identity(list(snapshot.lock)[-1], from_lock=True, snapshot=snapshot)
 
 
-def has_files(stage: Identity, *, but_metrics: bool = False) -> bool:
-    """Whether DVC's cache, or the working folder, has all outs of a stage; if asked, those aside that git has."""
-    ignored = (f"metrics/{stage.name}.json", f"costs/{stage.name}.json") if but_metrics else ()
-    return all(is_here(out, md5) for out, md5 in stage.out_digests().items() if out not in ignored)
+def has_files(stage: Identity, *, commit: str = "") -> bool:
+    """Whether DVC's cache, the working folder or, if given, a commit has all outs of a stage."""
+    missing = [out for out, md5 in stage.out_digests().items() if not is_here(out, md5)]
+    return not missing or (commit != "" and set(missing) <= blobs(commit, missing).keys())
