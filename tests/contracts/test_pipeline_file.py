@@ -87,7 +87,7 @@ def test_one_name_for_stage_script_folder_section_and_metrics(stage: str) -> Non
 
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_dvc_restores_the_stage_from_its_run_cache(stage: str) -> None:
-    """DVC keeps no entry for a stage with an out that git keeps, unless it is a metric: `no_cache_outs` in its source."""
+    """DVC keeps no entry for a stage with an out that git keeps, unless that is a metric of the stage."""
     assert all(isinstance(out, str) for out in DECLARED[stage]["outs"]), "outs without options, so DVC caches them"
     assert DECLARED[stage]["metrics"] == [{f"metrics/{stage}.json": {"cache": False}}]
     assert "always_changed" not in DECLARED[stage]

@@ -121,8 +121,11 @@ def test_no_listing_and_no_lock_leads_out_of_the_folder(to: Path, name: str) -> 
     assert [path for path in to.parent.rglob("*.txt") if ".dvc" not in path.parts] == []
 
 
-def test_digests_of_what_lies_in_a_folder() -> None:
-    folder = keep_folder({"train.npz": b"t"})
+def test_digests_of_what_lies_in_a_folder(to: Path) -> None:
+    folder = keep_folder({"train.npz": b"t", "shards/0.npy": b"0", "shards/index.json": b"i"})
+    assert restore("data", folder, to, "")
+    assert digest_within("data", folder, "data/shards") == digest(to / "data/shards")
+    assert digest_within("data", folder, "data/shard") is None
     assert digest_within("data", folder, "data/train.npz") == hashlib.md5(b"t").hexdigest()  # noqa: S324
     assert digest_within("data", folder, "data") == folder
     assert digest_within("data", folder, "data/other.npz") is None

@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 from gradtrail.stages.common.pipeline_file import StageSpec
 from gradtrail.tracking.lineage import dvc_cache
 from gradtrail.tracking.lineage.recorded import run_cache_snapshots
+from gradtrail.tracking.lineage.snapshots import Snapshot
 
 PIPELINE = {
     "fetch": StageSpec(cmd="run fetch", deps=("fetch.py",), params={}, outs=("data",)),
@@ -42,7 +43,10 @@ def keep(
 
 
 def found(*known: str) -> list[dict[str, Any]]:
-    return [snapshot.lock for snapshot in run_cache_snapshots([PIPELINE], lambda key: key in known)]
+    return [
+        snapshot.lock
+        for snapshot in run_cache_snapshots([Snapshot(pipeline=PIPELINE, lock={})], lambda key: key in known)
+    ]
 
 
 def test_each_entry_has_what_came_before_it() -> None:
@@ -78,12 +82,21 @@ def test_a_profile_belongs_to_the_newest_training_of_its_params() -> None:
     profile = keep("profile", {"data": "d"}, {"costs": "c"}, at=2, params=params[0])
     keep("train", {"data": "d", "train.py": "t"}, {"model": "m2"}, at=3, params=params[1])
     keep("train", {"data": "d2", "train.py": "t"}, {"model": "m3"}, at=4, params=params[0])
-    locks = [snapshot.lock for snapshot in run_cache_snapshots([pipeline], lambda _: False)]
+    locks = [snapshot.lock for snapshot in run_cache_snapshots([Snapshot(pipeline=pipeline, lock={})], lambda _: False)]
     assert not [lock for lock in locks if "profile" in lock]
     keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=5, params=params[0])
     train = keep("train", {"data": "d", "train.py": "t2"}, {"model": "m"}, at=6, params=params[0])
-    locks = [snapshot.lock for snapshot in run_cache_snapshots([pipeline], lambda _: False)]
+    locks = [snapshot.lock for snapshot in run_cache_snapshots([Snapshot(pipeline=pipeline, lock={})], lambda _: False)]
     assert {"fetch": fetch, "train": train, "profile": profile} in locks
+
+
+def test_what_came_before_may_be_in_a_lock_alone() -> None:
+    """As of stages that ran before DVC made entries for them."""
+    fetch = keep("fetch", {"fetch.py": "f"}, {"data": "d"}, at=1)
+    next(Path(".dvc/cache/runs").rglob("*1")).unlink()
+    train = keep("train", {"data": "d", "train.py": "t"}, {"model": "m"}, at=2)
+    recorded = [Snapshot(pipeline=PIPELINE, lock={"fetch": fetch})]
+    assert [one.lock for one in run_cache_snapshots(recorded, lambda _: False)] == [{"fetch": fetch, "train": train}]
 
 
 def test_an_entry_whose_makers_are_unknown_is_left_out() -> None:

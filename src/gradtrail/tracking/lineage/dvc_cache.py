@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.digests import digest, folder_digest
 from gradtrail.support.git import blobs
 from gradtrail.support.paths import root, working_folder
 
@@ -69,8 +69,12 @@ def listing(md5: str) -> Mapping[str, str] | None:
 
 
 def digest_within(out: str, md5: str, dep: str) -> str | None:
-    """Return the digest of a dep that is an out or lies in it; None where the cache lacks the out's listing."""
-    return md5 if dep == out else (listing(md5) or {}).get(dep.removeprefix(f"{out}/"))
+    """Return the digest of a dep, a file or folder, that is an out or lies in it; None where the cache tells none."""
+    if dep == out:
+        return md5
+    files, place = listing(md5) or {}, dep.removeprefix(f"{out}/")
+    below = {name.removeprefix(f"{place}/"): found for name, found in files.items() if name.startswith(f"{place}/")}
+    return folder_digest(below) if below else files.get(place)
 
 
 def is_here(out: str, md5: str) -> bool:

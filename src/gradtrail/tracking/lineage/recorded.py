@@ -3,14 +3,15 @@
 `gradtrail sync` backfills their runs; `gradtrail gc` removes the runs of all other states.
 
 DVC's run-cache keeps every stage that ran. An entry is the stage's section of `dvc.lock`, without its name and without
-the stages before it. The name follows from the command; the stages before it are found by the digests of what it read.
-Where several entries wrote the same bytes the newest is taken; so an entry counts only where no lock records its state.
+the stages before it. The name follows from the command; the stages before it are found by the digests of what it read,
+among the entries and, where none of them fits, in the locks. Where several entries wrote the same bytes the newest is
+taken; so an entry counts only where no lock records its state.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
@@ -19,6 +20,7 @@ from gradtrail.stages.common.pipeline_file import (
     contains_path,
     has_shape,
     locked_entry,
+    sha256_of,
     stages_below_training,
     upstream_stages,
 )
@@ -31,6 +33,7 @@ from gradtrail.tracking.lineage.state import Identity
 
 Section = dict[str, Any]
 Pipeline = Mapping[str, StageSpec]
+_T = TypeVar("_T")
 
 
 def entry_files() -> list[Path]:
@@ -39,24 +42,37 @@ def entry_files() -> list[Path]:
     return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-def run_cache_snapshots(pipelines: Iterable[Pipeline], is_known: Callable[[str], bool]) -> list[Snapshot]:
-    """Return a snapshot for each entry whose lineage the run-cache has, the oldest first.
+def run_cache_snapshots(recorded: Sequence[Snapshot], is_known: Callable[[str], bool]) -> list[Snapshot]:
+    """Return a snapshot for each entry whose lineage the run-cache, or a lock, has, the oldest first.
 
     Args:
-        pipelines: that an entry may belong to; where it fits several, the first counts.
+        recorded: the oldest first: pipelines that an entry may belong to, and locks that may have the stages before it.
+            Where an entry fits several pipelines the newest counts.
         is_known: whether a state, given by its key, needs no snapshot.
     """
-    sections = [section for path in entry_files() if (section := _read(path))]
+    if not (sections := [section for path in entry_files() if (section := _read(path))]):
+        return []
+    locked = {sha256_of(section): section for snapshot in recorded for section in snapshot.lock.values()}.values()
     found: dict[str, Snapshot] = {}
-    for pipeline in pipelines:
+    for pipeline in _each_once(snapshot.pipeline for snapshot in reversed(recorded)):
         fitting = [(name, section) for section in sections if (name := _stage_of(section, pipeline))]
-        for name, section in fitting:
-            key = state_key(name, locked_entry(section))
-            if key in found or is_known(key):
-                continue
-            if lock := _lineage(name, section, fitting, pipeline):
+        keys = [state_key(name, locked_entry(section)) for name, section in fitting]
+        if all(key in found or is_known(key) for key in keys):
+            continue
+        known = [(name, section) for section in locked if (name := _stage_of(section, pipeline))] + fitting
+        for key, (name, section) in zip(keys, fitting, strict=True):
+            if not (key in found or is_known(key)) and (lock := _lineage(name, section, known, pipeline)):
                 found[key] = Snapshot(pipeline=dict(pipeline), lock=lock)
     return list(found.values())
+
+
+def _each_once(values: Iterable[_T]) -> list[_T]:
+    """Return the values, each once, in their order; they need not be hashable."""
+    found: list[_T] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
 
 
 def _read(path: Path) -> Section | None:
@@ -136,8 +152,8 @@ class RecordedStates:
         Args:
             is_known: whether a state, given by its key, needs no snapshot.
         """
-        pipelines = [snapshot.pipeline for snapshot in reversed(self.snapshots)]
-        return [snapshot for snapshot in run_cache_snapshots(pipelines, is_known) if has_files(last_stage(snapshot))]
+        snapshots = run_cache_snapshots(self.snapshots, is_known)
+        return [snapshot for snapshot in snapshots if has_files(last_stage(snapshot))]
 
 
 def recorded_states() -> RecordedStates:

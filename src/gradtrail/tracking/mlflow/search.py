@@ -9,7 +9,7 @@ from mlflow.entities import Run, ViewType
 from gradtrail.stages.common.in_force import in_force
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import experiment_id
-from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, shown
+from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, shown, stage_params
 
 _EXPERIMENTS = ("data", "models")
 _PAGE = 1000
@@ -102,13 +102,16 @@ def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run
     """Return a finished run of the same stage and params whose outs are the same bytes, if there is one.
 
     Code that was edited or moved and wrote the same bytes gives no other result, so the state needs no second run.
-    Metrics and costs do not count: edits of code change costs, and which metrics there are.
+    Metrics and costs do not count: edits of code change costs, and which metrics there are. Params of the stages before
+    count, as other data may lead to other metrics beside the same outs; those that only one of the two has do not.
     """
     written = (f"metrics/{stage.name}.json", f"costs/{stage.name}.json")
     compared = {out: found for out, found in outs.items() if out not in written}.items()
     read = {key: shown(value) for key, value in in_force(flat_params(stage.entry(stage.name))).items()}.items()
+    lineage = {key: shown(value) for key, value in in_force(stage_params(stage)).items()}
     alike = (run for run in find({"stage": stage.name}, finished=True) if read <= run.data.params.items())
-    return next((run for run in alike if compared <= outputs(run.data.tags).items()), None)
+    same = (run for run in alike if all(run.data.params.get(key, value) == value for key, value in lineage.items()))
+    return next((run for run in same if compared <= outputs(run.data.tags).items()), None)
 
 
 def _search(client: MlflowClient, condition: str, view: int = ViewType.ACTIVE_ONLY) -> Iterator[Run]:
