@@ -80,7 +80,7 @@ def test_a_run_of_other_code_stands_for_a_state_with_the_same_result() -> None:
 
 @pytest.mark.parametrize(("params", "expected"), [({"evaluate.bins": "7"}, False), ({}, True)])
 def test_params_of_the_stages_before_make_another_result(params: dict[str, str], expected: bool) -> None:
-    """Metrics may come of them, though all other outs are the same; a param that only one of the two has does not count."""
+    """Metrics may come of them, if all other outs are the same. A param that only one of the two has does not count."""
     other = run_of(state(bins=7, evaluated="b"), {"export.format": "onnx"} | params)
     assert is_found(state(), other) == expected
 
