@@ -24,7 +24,6 @@ from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.stages.train.release import promise_of
 from gradtrail.stages.train.training import Training, load_training
-from gradtrail.support.memory import require_memory
 from gradtrail.tracking.gc.files import forget_old_members
 from gradtrail.tracking.lineage.state import lock_of
 from gradtrail.tracking.mlflow.compile_report import compiling
@@ -33,9 +32,9 @@ from gradtrail.tracking.mlflow.training_log import TrainingLog
 
 
 @contextlib.contextmanager
-def member_checkpoints(run: TrackedRun, training: Training, seeds: MemberSeeds) -> Iterator[ResumeFolder]:
-    """Yield the checkpoints of a member; of one of several they stay, for trainings with other members."""
-    stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds))
+def member_checkpoints(run: TrackedRun, training: Training, seeds: MemberSeeds, count: int) -> Iterator[ResumeFolder]:
+    """Yield the checkpoints of a member, or of `count` at once; of several they stay, for trainings with others."""
+    stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds), count)
     with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
         checkpoints = training.checkpoints(state, user=stage.state)
         is_kept = training.config.members > 1 or checkpoints.is_complete
@@ -58,16 +57,17 @@ def main(stage: Stage) -> None:
         run.stage.scratch() as scratch,
         stage.processes.watched(stage.name),
     ):
-        model, engine = training.model, training.compile(compiler)
+        model, engines = training.model, training.compile(compiler)
+        engine = engines[len(config.groups[0])]
         stage.processes.agreed(lambda: None)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
-        fixed = engine.run_steps.cost.argument_bytes
-        require_memory("train.batch_size", config.batch_size, functions, fixed_bytes=fixed)
+        training.require_memory(engine, functions)
         members.require_space(scratch, config, num_parameters(model.abstract_params()), len(train))
+        sped_up = training.tell_speedup(engines)
         validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
         results = training_runs.train_members(
-            engine,
+            engines,
             stage.processes.of_first(validate),
             train,
             config,
@@ -80,7 +80,7 @@ def main(stage: Stage) -> None:
         first, written = members.write_each(scratch, results, model.config, config, info, train.example_id)
         stage.processes.leave()
         epochs = members.mean_epochs(written)
-        run.metrics(members.measure_time(written))
+        run.metrics({**members.measure_time(written), **sped_up})
         run.timings(classes=info.num_classes)
 
         with stage.writing_outs() as new:

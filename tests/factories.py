@@ -23,6 +23,7 @@ from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.profile.benchmark import MachineRates, StepTimes
 from gradtrail.core.profile.variants import ProfileConfig, Variant
+from gradtrail.core.train.at_once import at_once
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.loop import Chunk, Engine, compile_engine, keys_of, make_program, on_device, train
@@ -75,6 +76,7 @@ def train_config(**overrides: Any) -> TrainConfig:
     config = TrainConfig(
         seed=0,
         members=1,
+        members_at_once=1,
         vary=VARIED,
         epochs=2,
         batch_size=4,
@@ -218,10 +220,15 @@ def dataset_info(**overrides: Any) -> DatasetInfo:
 
 
 def make_engine(
-    config: TrainConfig, split: Split, *, num_classes: int = NUM_CLASSES, noise_multiplier: float | None = None
+    config: TrainConfig,
+    split: Split,
+    *,
+    num_classes: int = NUM_CLASSES,
+    noise_multiplier: float | None = None,
+    members: int = 1,
 ) -> tuple[Engine, Examples]:
     """Compile the training of `config` on a split, once; return it with the split on the device."""
-    engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier)
+    engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier, members)
     return engine, on_device(split.images, split.labels, engine.mesh)
 
 
@@ -232,11 +239,12 @@ def _compiled(
     shape: tuple[int, int],
     num_classes: int,
     noise_multiplier: float | None,
+    members: int,
 ) -> Engine:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
     noise = noise_of_measurements(config.privacy) if noise_multiplier is None else noise_multiplier
     program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise)
-    return compile_engine(program, compiler=new_compiler())
+    return compile_engine(program if members == 1 else at_once(program, members), compiler=new_compiler())
 
 
 def seed_keys(seed: int) -> Array:

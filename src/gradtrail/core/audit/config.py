@@ -95,6 +95,7 @@ class AuditConfig:
         return TrainConfig(
             seed=self.seed,
             members=1,
+            members_at_once=1,
             vary=VARIED,
             epochs=self.epochs,
             batch_size=self.batch_size,

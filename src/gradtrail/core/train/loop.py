@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, Key, UInt8
+from jaxtyping import Array, Int, Key, UInt8, UInt32
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh, over_batch, put, replicated, with_sharding
@@ -49,7 +49,17 @@ def on_device(
 
 
 def keys_of(seeds: MemberSeeds, secret: str | None = None) -> Key[Array, " purposes"]:
-    """Return the same as `jax.random.key` of each seed, from bits made on the host: nothing is compiled for it.
+    """Return the same as `jax.random.key` of each seed; see `key_bits_of`."""
+    return wrapped(key_bits_of(seeds, secret))
+
+
+def wrapped(bits: Any) -> Key[Array, "..."]:
+    """Return the keys that have these bits, uint32 with a last axis of 2."""
+    return jax.random.wrap_key_data(bits, impl="threefry2x32")
+
+
+def key_bits_of(seeds: MemberSeeds, secret: str | None = None) -> UInt32[np.ndarray, "purposes 2"]:
+    """Return the bits of a key for each purpose, made on the host: nothing is compiled for it.
 
     That of the noise of a private training, and with a secret all but that of the initialization, are the first 64 bits
     of SHA-256 of the secret, the purpose and the seed: so no two purposes have a key in common. A secret's are of the
@@ -62,7 +72,8 @@ def keys_of(seeds: MemberSeeds, secret: str | None = None) -> Key[Array, " purpo
             of_seeds = seed if secret is None else ":".join(map(str, named.values()))
             text = f"{secret or ''}:{name}:{of_seeds}".encode(errors="surrogateescape")
             bits[number] = np.frombuffer(hashlib.sha256(text).digest()[:8], ">u4")
-    return jax.random.wrap_key_data(bits, impl="threefry2x32")
+    found: np.ndarray = bits
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +89,7 @@ class Program:
         num_keys: that `init` takes.
         examples: the training split, or a block of it, with abstract arrays, an `Examples`.
         steps_per_block: steps whose rows are a block; None where the training split is on the device.
+        members: networks that are trained at once, see `at_once`; None for a network by itself.
     """
 
     epochs: int
@@ -94,6 +106,7 @@ class Program:
     step_at: StepAt
     examples: Any
     steps_per_block: int | None
+    members: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +122,7 @@ class Engine:
         evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
         records: () → empty records of an epoch.
         steps_per_block: see `Program`.
+        members: see `Program`.
     """
 
     epochs: int
@@ -120,6 +134,7 @@ class Engine:
     evaluation_params: Callable[[TrainState], Params]
     records: Callable[[], StepRecord]
     steps_per_block: int | None
+    members: int | None = None
 
     @property
     def num_steps(self) -> int:
@@ -250,6 +265,7 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
         evaluation_params=evaluation_params,
         records=lambda: put(program.records(), everywhere),
         steps_per_block=program.steps_per_block,
+        members=program.members,
     )
 
 
@@ -295,7 +311,7 @@ def train(
     Raises:
         ConfigError: a Poisson-sampled batch of the next epoch has more examples than there is room for; one line.
     """
-    done = int(state.step)
+    done = int(np.asarray(state.step).max())  # the same of all members
     while done < engine.num_steps:
         epoch, first = divmod(done, engine.steps_per_epoch)
         order = engine.order(state.keys, np.int32(epoch))
@@ -336,4 +352,5 @@ def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
 
 
 def _abstract_keys(program: Program) -> Any:
-    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), program.num_keys))
+    shape = (program.num_keys,) if program.members is None else (program.members, program.num_keys)
+    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), shape))

@@ -32,7 +32,7 @@ def run_steps(
     state: TrainState,
     records: StepRecord,
     examples: Examples,
-    order: Int[Array, "steps batch"],
+    order: Int[Array, "*members steps batch"],
     start: Int[Array, ""],
     stop: Int[Array, ""],
 ) -> tuple[TrainState, StepRecord]:
@@ -55,7 +55,7 @@ def run_steps_one_by_one(
     state: TrainState,
     records: StepRecord,
     examples: Examples,
-    order: Int[Array, "steps batch"],
+    order: Int[Array, "*members steps batch"],
     start: SupportsIndex,
     stop: SupportsIndex,
 ) -> tuple[TrainState, StepRecord]:

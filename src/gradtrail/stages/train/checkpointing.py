@@ -24,13 +24,13 @@ import jax
 import numpy as np
 
 from gradtrail.core.common.sharding import put
-from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.processes import ALONE, Processes
 from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.train.histories import Histories
 from gradtrail.stages.train.orbax_setup import by_itself, import_orbax, open_checkpointer
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import COMPLETE, USER, private_folder
@@ -52,7 +52,7 @@ class Progress:
     step: int
     state: TrainState
     records: StepRecord | None
-    history: History
+    history: Histories
     seconds: float
 
 
@@ -86,7 +86,7 @@ class ResumeFolder:
         self._has_warned = False  # since the last checkpoint that was written
 
     def load(
-        self, state: TrainState, records: StepRecord, history_of: Callable[[dict[str, np.ndarray]], History]
+        self, state: TrainState, records: StepRecord, history_of: Callable[[dict[str, np.ndarray]], Histories]
     ) -> Progress | None:
         """Return the last valid checkpoint, or None if there is none.
 
@@ -115,7 +115,7 @@ class ResumeFolder:
             seconds=float(found["history"]["seconds"]),
         )
 
-    def tick(self, chunk: Chunk, history: History, seconds: float) -> None:
+    def tick(self, chunk: Chunk, history: Histories, seconds: float) -> None:
         """Write a checkpoint in the background if one is due and none is being written."""
         with self._fault_as_warning():
             if self._writing is not None and not self._checkpointer.is_saving_in_progress():
@@ -124,7 +124,7 @@ class ResumeFolder:
             if self._writing is None and self._clock() - self._last >= self._every_seconds:
                 self._start(chunk, history, seconds)
 
-    def save(self, chunk: Chunk, history: History, seconds: float) -> None:
+    def save(self, chunk: Chunk, history: Histories, seconds: float) -> None:
         """Write a checkpoint now."""
         with self._fault_as_warning():
             self._finish()
@@ -142,7 +142,7 @@ class ResumeFolder:
         """Whether the training is complete, and its last checkpoint is kept."""
         return self._folder is not None and (self._folder / COMPLETE).is_file()
 
-    def keep(self, chunk: Chunk, history: History, seconds: float) -> None:
+    def keep(self, chunk: Chunk, history: Histories, seconds: float) -> None:
         """Write the last checkpoint of a complete training, which stays, and remove the others."""
         self.save(chunk, history, seconds)
         self._close()
@@ -159,7 +159,7 @@ class ResumeFolder:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, chunk: Chunk, history: History, seconds: float) -> None:
+    def _start(self, chunk: Chunk, history: Histories, seconds: float) -> None:
         if self._folder is None or not self._processes.is_first:
             return
         self._last = self._clock()

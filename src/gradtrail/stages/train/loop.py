@@ -4,21 +4,25 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
+
+from jaxtyping import Array, Key
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train import loop
+from gradtrail.core.train.at_once import keys_at_once, member_of
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.feed import Source
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.step import TrainState
 from gradtrail.stages.common.processes import ALONE, Processes
-from gradtrail.stages.train.checkpointing import ResumeFolder
+from gradtrail.stages.train.checkpointing import ResumeFolder, state_on_device, state_on_host
+from gradtrail.stages.train.histories import Histories, begun
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import Stopped, StopRequest, stop_request
 
@@ -54,10 +58,11 @@ _Exchange = Callable[[TrainState], TrainState]
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A network to train, of several that differ in their seeds, or the only one.
+    """A network to train, of several that differ in their seeds, or the only one; or some that are trained at once.
 
     Attributes:
-        seeds: of its random numbers.
+        seeds: of its random numbers; of several networks, those of the first.
+        others: of networks that the same program trains at once with it.
         checkpoints: of its training.
         name: in messages; empty where it is the only one.
         secret: that batches and noise of a private training come from; None for the seed. No checkpoint has it, nor the
@@ -68,6 +73,7 @@ class Member:
     """
 
     seeds: MemberSeeds
+    others: Sequence[MemberSeeds] = ()
     checkpoints: ResumeFolder
     name: str = ""
     is_kept: bool = False
@@ -81,10 +87,11 @@ class Members:
     """What the members of a training have in common; see `Member`.
 
     Attributes:
-        checkpoints: returns those of a member, which no other process uses meanwhile.
+        checkpoints: returns those of a member, or of as many as are trained at once from it on, which no other process
+            uses meanwhile.
     """
 
-    checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]
+    checkpoints: Callable[[MemberSeeds, int], AbstractContextManager[ResumeFolder]]
     secret: str | None = field(default=None, repr=False)
     epsilons: Sequence[float] = ()
     processes: Processes = ALONE
@@ -108,7 +115,7 @@ class TrainResult:
 
 
 def train_members(
-    engine: Engine,
+    engines: Mapping[int, Engine],
     validate: Callable[[HostParams], dict[str, float]],
     train: Split | Source,
     config: TrainConfig,
@@ -117,28 +124,41 @@ def train_members(
     listener: Listener,
     steps_per_call: int,
 ) -> Iterator[tuple[int, TrainResult]]:
-    """Train the members one after the other, all with one compiled program; yield the seed and the result of each.
+    """Train the members one after the other, or group by group; yield the seed and the result of each.
 
-    See `run` for the other arguments and the errors.
+    Args:
+        engines: members that are trained at once → the compiled program.
+        validate: see `run`, as the other arguments and the errors.
     """
     several = config.members > 1
     members.processes.all_ready()
-    for seed in config.seeds:
-        seeds = config.seeds_of(seed)
-        with members.checkpoints(seeds) as folder:
+    for group in config.groups:
+        first, *others = [config.seeds_of(seed) for seed in group]
+        with members.checkpoints(first, len(group)) as folder:
             member = Member(
-                seeds=seeds,
+                seeds=first,
+                others=others,
                 checkpoints=folder,
-                name=f"seed {seed}" if several else "",
+                name=_name(group) if several else "",
                 is_kept=several,
                 secret=members.secret,
                 epsilons=members.epsilons,
                 processes=members.processes,
             )
-            yield (
-                seed,
-                run(engine, validate, train, config, member=member, listener=listener, steps_per_call=steps_per_call),
+            results = run_at_once(
+                engines[len(group)],
+                validate,
+                train,
+                config,
+                member=member,
+                listener=listener,
+                steps_per_call=steps_per_call,
             )
+            yield from zip(group, results, strict=True)
+
+
+def _name(group: range) -> str:
+    return f"seed {group[0]}" if len(group) == 1 else f"seeds {group[0]} to {group[-1]}"
 
 
 def run(
@@ -151,10 +171,27 @@ def run(
     listener: Listener,
     steps_per_call: int,
 ) -> TrainResult:
+    """Train a network to the end; see `run_at_once`."""
+    (result,) = run_at_once(
+        engine, validate, train, config, member=member, listener=listener, steps_per_call=steps_per_call
+    )
+    return result
+
+
+def run_at_once(
+    engine: Engine,
+    validate: Callable[[HostParams], dict[str, float]],
+    train: Split | Source,
+    config: TrainConfig,
+    *,
+    member: Member,
+    listener: Listener,
+    steps_per_call: int,
+) -> list[TrainResult]:
     """Train to the end; a member that was trained to its end before is read from its checkpoint.
 
     Args:
-        engine: compiled for examples in blocks where `train` is a source.
+        engine: compiled for as many networks as `member` has, and for examples in blocks where `train` is a source.
         validate: params → `loss` and `accuracy` on the validation split.
         steps_per_call: steps in a chunk; changes no bit of the result.
 
@@ -163,13 +200,11 @@ def run(
         Stopped: the process was asked to stop; a checkpoint was written.
     """
     examples = loop.on_device(train.images, train.labels, engine.mesh) if isinstance(train, Split) else train
-    state, checkpoints = engine.init(loop.keys_of(member.seeds, secret=member.secret)), member.checkpoints
+    state, checkpoints = engine.init(_keys(engine, member, member.secret)), member.checkpoints
     without_secret, with_secret = _exchange_keys(engine, member, state)
-    initial = on_host(state.params)
-    known: Any = {"precision": config.precision, "num_examples": len(train)}
-    history_of = functools.partial(History.from_arrays, config.keep_epochs, initial, **known)
-    before = checkpoints.load(state, engine.records(), history_of)
-    history = before.history if before else History(config.keep_epochs, initial, **known)
+    history_of = functools.partial(begun, config, on_host(state.params), len(train), engine.members)
+    before = checkpoints.load(state, engine.records(), lambda arrays: history_of(arrays=arrays))
+    history = before.history if before else history_of()
     records, seconds_before = (before.records, before.seconds) if before else (None, 0.0)
     state = with_secret(before.state) if before else state
     started = time.perf_counter()
@@ -178,7 +213,9 @@ def run(
         return seconds_before + time.perf_counter() - started
 
     def is_over(step: int) -> bool:
-        return step == engine.num_steps or (step % engine.steps_per_epoch == 0 and history.has_stalled(config.patience))
+        return step == engine.num_steps or (
+            step % engine.steps_per_epoch == 0 and history.have_stalled(config.patience)
+        )
 
     title = f"train {member.name}".strip()
     over = before is not None and is_over(before.step)
@@ -194,11 +231,10 @@ def run(
         for chunk in () if over else rest:
             state = chunk.state
             listener.after_chunk(state)
-            _check(history, chunk, listener)
+            history.check(chunk, listener.diverged)
             if chunk.ends_epoch:
-                params = on_host(engine.evaluation_params(state))
-                history.add(chunk, params, validate(params))
-                listener.after_epoch(history, seconds())
+                history.add(chunk, on_host(engine.evaluation_params(state)), validate)
+                _tell_epoch(listener, history, seconds())
             said = _describe(history, member.epsilons)
             bar.update(chunk.step, message=said)
             if chunk.ends_epoch:
@@ -214,13 +250,31 @@ def run(
                     checkpoints.keep(to_keep, history, seconds())
                 break
             checkpoints.tick(to_keep, history, seconds())
-    return TrainResult(
-        state=without_secret(state),
-        history=history,
-        seconds=seconds(),
-        planned_steps=engine.num_steps,
-        epsilons=member.epsilons,
-    )
+    return [
+        TrainResult(
+            state=own_state,
+            history=own,
+            seconds=seconds() / len(history.each),
+            planned_steps=engine.num_steps,
+            epsilons=member.epsilons,
+        )
+        for own_state, own in zip(_states_of(engine, without_secret(state)), history.each, strict=True)
+    ]
+
+
+def _keys(engine: Engine, member: Member, secret: str | None = None) -> Key[Array, "..."]:
+    """Return the keys that the training begins with."""
+    if engine.members is None:
+        return loop.keys_of(member.seeds, secret=secret)
+    return keys_at_once([member.seeds, *member.others])
+
+
+def _states_of(engine: Engine, state: TrainState) -> list[TrainState]:
+    """Return the state of each network, by way of the host: to take it out on the device something is compiled."""
+    if engine.members is None:
+        return [state]
+    found = state_on_host(state)
+    return [state_on_device(member_of(found, member), like=state) for member in range(engine.members)]
 
 
 def _agreed_stop(request: StopRequest, processes: Processes) -> int | None:
@@ -238,22 +292,18 @@ def _exchange_keys(engine: Engine, member: Member, state: TrainState) -> tuple[_
     """
     if member.secret is None:
         return lambda state: state, lambda state: state
-    public = engine.init(loop.keys_of(member.seeds)).keys
+    public = engine.init(_keys(engine, member)).keys
     keys = state.keys  # of the first state, which is replaced before a step reuses its memory
     return lambda state: dataclasses.replace(state, keys=public), lambda state: dataclasses.replace(state, keys=keys)
 
 
-def _describe(history: History, epsilons: Sequence[float]) -> str:
+def _tell_epoch(listener: Listener, history: Histories, seconds: float) -> None:
+    for own in history.each:
+        listener.after_epoch(own, seconds)
+
+
+def _describe(history: Histories, epsilons: Sequence[float]) -> str:
     """Return the line of progress: the last epoch, and what a private training has spent until its end."""
-    if not (epsilons and history.epochs):
+    if not (epsilons and (done := len(history.each[0].epochs))):
         return history.describe()
-    return f"{history.describe()} · epsilon {epsilons[len(history.epochs) - 1]:.3g}"
-
-
-def _check(history: History, chunk: Chunk, listener: Listener) -> None:
-    """Call the listener and raise FloatingPointError if the training diverged."""
-    try:
-        history.check(chunk)
-    except FloatingPointError:
-        listener.diverged(chunk)
-        raise
+    return f"{history.describe()} · epsilon {epsilons[done - 1]:.3g}"

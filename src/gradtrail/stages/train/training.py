@@ -1,8 +1,9 @@
 """A training as each of its processes loads and compiles it: all do the same, and process 0 also writes and logs."""
 
 import contextlib
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import jax
 
 from gradtrail.core.common.split import Split
+from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
+from gradtrail.core.train.at_once import at_once, speedup
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.loop import Engine
-from gradtrail.core.xla.compiler import Compiler
+from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts import accounting, splits
 from gradtrail.stages.artifacts.accounting import Spending
 from gradtrail.stages.artifacts.shards import ShardedSplit
@@ -28,6 +31,7 @@ from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
 from gradtrail.stages.train.loop import Members, Unheard, train_members
 from gradtrail.stages.train.secret import of_training, read_secret
+from gradtrail.support.memory import require_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +67,54 @@ class Training:
         """What a private training has spent after each epoch; else empty."""
         return self.spending.epsilons if self.spending else ()
 
-    def compile(self, compiler: Compiler) -> Engine:
-        """Compile the functions of the training."""
+    def compile(self, compiler: Compiler) -> dict[int, Engine]:
+        """Compile the functions of the training: for one member, and for each number that are trained at once.
+
+        In the order of the numbers, as what is told of a function is of its last compilation.
+
+        Raises:
+            ConfigError: the training cannot be made of these data; one line.
+        """
         noise = self.spending.noise_multiplier if self.spending else None
         streamed = not isinstance(self.train, Split)
+        sizes = sorted({1, *map(len, self.config.groups)})
+        if streamed and sizes[-1] > 1:
+            raise ConfigError(
+                f"train.members_at_once must be 1 where the training split is streamed, got "
+                f"{self.config.members_at_once}: it is larger than runtime.stream_above_mib"
+            )
         program = loop.make_program(
             self.config, self.model, len(self.train), self.devices, noise_multiplier=noise, streamed=streamed
         )
-        return loop.compile_engine(program, compiler=compiler)
+        return {
+            size: loop.compile_engine(program if size == 1 else at_once(program, size), compiler=compiler)
+            for size in sizes
+        }
+
+    def require_memory(self, engine: Engine, functions: Sequence[CompiledFunction]) -> None:
+        """Refuse a batch, or members at once, that do not fit, before any of the memory is allocated.
+
+        Raises:
+            ConfigError: one line with what would fit.
+        """
+        if engine.members is None:
+            fixed = engine.run_steps.cost.argument_bytes
+            require_memory("train.batch_size", self.config.batch_size, functions, fixed_bytes=fixed)
+        else:
+            data = self.train.images.nbytes if isinstance(self.train, Split) else 0
+            require_memory("train.members_at_once", engine.members, functions, fixed_bytes=data, unit="network")
+
+    def tell_speedup(self, engines: Mapping[int, Engine]) -> dict[str, float]:
+        """Measure how many times as fast members are trained at once as one after the other, and say so in a line."""
+        seeds = [self.config.seeds_of(seed) for seed in self.config.groups[0]]
+        if len(seeds) == 1 or not isinstance(self.train, Split):
+            return {}
+        engine = engines[len(seeds)]
+        examples = loop.on_device(self.train.images, self.train.labels, engine.mesh)
+        found = speedup(engine, engines[1], examples, seeds, time.perf_counter)
+        advice = "" if found > 1 else "; train.members_at_once: 1 is as fast, with the bits of each seed by itself"
+        print(f"train: {len(seeds)} members at once: {found:.2f} times as fast as in turn{advice}", file=sys.stderr)
+        return {"members_at_once_speedup": found}
 
     def checkpoints(self, state: str, user: str = "") -> ResumeFolder:
         """Return the checkpoints of the state with this key, see `resume_folder`; in process 0 it must be the key."""
@@ -78,8 +122,8 @@ class Training:
             state, self.runtime, self.config.shards, processes=self.processes, clock=time.monotonic, user=user
         )
 
-    def members(self, checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]) -> Members:
-        """Return what the members have in common; `checkpoints` returns those of a member."""
+    def members(self, checkpoints: Callable[[MemberSeeds, int], AbstractContextManager[ResumeFolder]]) -> Members:
+        """Return what the members have in common; see there for `checkpoints`."""
         return Members(
             checkpoints=checkpoints,
             secret=of_training(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
@@ -91,7 +135,7 @@ class Training:
         """Train with process 0, to the end."""
 
         @contextlib.contextmanager
-        def checkpoints(_: MemberSeeds) -> Iterator[ResumeFolder]:
+        def checkpoints(_: MemberSeeds, __: int) -> Iterator[ResumeFolder]:
             yield self.checkpoints("")
 
         self.processes.agreed(lambda: None)  # process 0 has compiled: what it compiled is in the cache
