@@ -22,15 +22,18 @@ from gradtrail.core.train.loop import make_program
 pytestmark = pytest.mark.slow
 
 TRAIN = """
-import dataclasses, functools, json
+import dataclasses, functools, json, time
 
 import jax
 import numpy as np
-from factories import NUM_CLASSES, SHAPE, new_compiler, private_config, random_split, seed_keys, train_config
+from factories import NUM_CLASSES, SHAPE, new_compiler, private_config, profile_config, random_split, seed_keys
+from factories import train_config
 
 from gradtrail.core.common.sharding import data_parallel, make_mesh, over_batch, put
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
+from gradtrail.core.profile.benchmark import Bench
+from gradtrail.core.profile.variants import Variant, compile_variant
 from gradtrail.core.train.loop import compile_engine, keys_of, make_program, on_device, train
 
 SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that some devices have padding alone
@@ -116,10 +119,20 @@ def ordered_sums_are_exact():
     return np.concatenate([sums["a"], sums["b"]]).tobytes() == expected.tobytes()
 
 
+def timed_functions():
+    # Training on all devices, prediction and scoring on the first one.
+    config = train_config(batch_size=16, shards=8)
+    shapes = {"image_shape": SHAPE, "num_classes": NUM_CLASSES, "num_examples": len(SPLIT), "devices": jax.devices()}
+    variant = compile_variant(config, Variant.of(config), compiler=new_compiler(), **shapes)
+    bench = Bench(profile_config(steps=2, seconds=1.0), NUM_CLASSES, new_compiler(time.perf_counter))
+    return [each.function for each in bench.time_functions([variant])]
+
+
 compared = {name: compared(config) for name, config in CONFIGS.items()}
 alone = private(1)
 by_devices = {shards: difference(alone, private(shards)) for shards in (2, 4)}
-print(json.dumps({**compared, "private": by_devices, "ordered sums are exact": ordered_sums_are_exact()}))
+compared |= {"ordered sums are exact": ordered_sums_are_exact(), "timed": timed_functions()}
+print(json.dumps({**compared, "private": by_devices}))
 """
 TRAINED = ["mlp", "cnn in bfloat16", "noisy mlp in float16", "schedule-free in parts, by the fastest sums"]
 
@@ -153,6 +166,10 @@ def test_every_device_has_the_whole_state_and_works_on_its_share(name: str, foun
 
 def test_sums_over_shards_are_added_in_the_order_of_the_shards(found: dict[str, Any]) -> None:
     assert found["ordered sums are exact"]
+
+
+def test_the_functions_of_a_training_on_several_devices_are_timed(found: dict[str, Any]) -> None:
+    assert found["timed"] == ["train_step", "predict", "score"]
 
 
 def test_more_shards_than_devices_are_refused_in_one_line() -> None:
