@@ -71,6 +71,7 @@ def ours(task: PrivateTask) -> Round:
 
     from gradtrail.core.nn.models import Model
     from gradtrail.core.train import loop
+    from gradtrail.core.train.keys import keys_of
     from gradtrail.core.xla.compiler import Compiler
 
     config = _config(task)
@@ -78,7 +79,7 @@ def ours(task: PrivateTask) -> Round:
     model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES))
     program = loop.make_program(config, model, EXAMPLES, jax.local_devices(), noise)
     engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
-    state, records = engine.init(loop.keys_of(config.seeds_of(config.seed))), engine.records()
+    state, records = engine.init(keys_of(config.seeds_of(config.seed))), engine.records()
     examples = loop.on_device(*make_data(EXAMPLES), program.mesh)
     epochs = itertools.count()
 

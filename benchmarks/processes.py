@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.record import record
 from gradtrail.core.train.config import ReductionKind, TrainConfig
+from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.stage import Stage
@@ -54,7 +55,7 @@ def work(shards: int, reduction: ReductionKind, steps: int) -> None:
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (NUM_EXAMPLES, *SHAPE), np.uint8), rng.integers(0, 10, NUM_EXAMPLES, np.int32)
     examples = loop.on_device(images, labels, engine.mesh)
-    state, records = engine.init(loop.keys_of(config.seeds_of(0))), engine.records()
+    state, records = engine.init(keys_of(config.seeds_of(0))), engine.records()
     order = engine.order(state.keys, np.int32(0))
     processes.agreed(lambda: None)
     seconds = 0.0

@@ -13,6 +13,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.history import History, on_host
+from gradtrail.core.train.keys import keys_of
 from gradtrail.core.xla.compiler import Compiler
 
 
@@ -35,7 +36,7 @@ class Trainer:
     def history(self, labels: np.ndarray, seed: int) -> History:
         """Return the history of a training; nothing is validated."""
         examples = loop.on_device(self._train.images, labels, self._engine.mesh)
-        state = self._engine.init(loop.keys_of(MemberSeeds.from_one(seed)))
+        state = self._engine.init(keys_of(MemberSeeds.from_one(seed)))
         history = History((), on_host(state.params))
         for chunk in loop.train(self._engine, state, examples, steps_per_call=self._engine.steps_per_epoch):
             history.add(chunk, on_host(self._engine.evaluation_params(chunk.state)), {"loss": 0.0, "accuracy": 0.0})

@@ -25,6 +25,7 @@ from benchmarks.record import record
 from benchmarks.training import machine
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.keys import keys_of
 from gradtrail.experiments.sweep.recipes import read_recipes
 from gradtrail.stages.common.dataset import read_info, read_split
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
@@ -87,7 +88,7 @@ def run(recipe: str, precision: str | None, num_seeds: int) -> Speedrun:
     with progress_bar(recipe, num_seeds, unit="steps") as bar:
         for seed in range(num_seeds):
             started, processor_started = time.perf_counter(), time.process_time()
-            state = engine.init(loop.keys_of(MemberSeeds.from_one(seed)))
+            state = engine.init(keys_of(MemberSeeds.from_one(seed)))
             for chunk in loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch):
                 state = chunk.state
             weights = jax.block_until_ready(engine.evaluation_params(state))

@@ -24,6 +24,7 @@ from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts.shards import ShardedSplit
@@ -74,7 +75,7 @@ def main() -> None:
         program = loop.make_program(config, model, count, jax.local_devices(), streamed=streamed)
         engine = loop.compile_engine(program, compiler=compiler)
         examples = split if streamed else loop.on_device(some.images, some.labels, program.mesh)
-        return loop.train(engine, engine.init(loop.keys_of(config.seeds_of(0))), examples, steps_per_call=100)
+        return loop.train(engine, engine.init(keys_of(config.seeds_of(0))), examples, steps_per_call=100)
 
     def steps(of: Iterator[loop.Chunk]) -> Callable[[], int]:
         def make() -> int:

@@ -34,6 +34,7 @@ from benchmarks.turns import answer
 
 if TYPE_CHECKING:
     from gradtrail.core.train.config import TrainConfig
+    from gradtrail.core.train.keys import keys_of
 
 Round = Callable[[], object]
 
@@ -115,7 +116,7 @@ def ours(task: Task) -> Round:
     model = Model(config.model_config((SIDE, SIDE), NUM_CLASSES), remat=config.remat)
     program = loop.make_program(config, model, task.examples, jax.local_devices())
     engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
-    state = engine.init(loop.keys_of(config.seeds_of(config.seed)))
+    state = engine.init(keys_of(config.seeds_of(config.seed)))
     examples = loop.on_device(images, labels, program.mesh)
     chunks = loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch)
     return lambda: jax.block_until_ready(next(chunks).state)

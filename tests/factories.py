@@ -26,7 +26,8 @@ from gradtrail.core.profile.variants import ProfileConfig, Variant
 from gradtrail.core.train.at_once import at_once
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
-from gradtrail.core.train.loop import Chunk, Engine, compile_engine, keys_of, make_program, on_device, train
+from gradtrail.core.train.keys import keys_of
+from gradtrail.core.train.loop import Chunk, Engine, compile_engine, make_program, on_device, train
 from gradtrail.core.train.loss_scaling import LossScalingConfig
 from gradtrail.core.train.optimizers import (
     AdamConfig,

@@ -16,7 +16,8 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.per_example.norms import per_example_grads, per_example_norm
 from gradtrail.core.privacy_audit.training import Watch, Watched, compile_watch, watch, without_absent
 from gradtrail.core.train.config import MemberSeeds
-from gradtrail.core.train.loop import keys_of, on_device
+from gradtrail.core.train.keys import keys_of
+from gradtrail.core.train.loop import on_device
 from gradtrail.core.train.optimizers import SGDConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.train.private import Mechanism

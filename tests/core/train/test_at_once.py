@@ -14,7 +14,7 @@ from gradtrail.core.nn.models import MLPConfig
 from gradtrail.core.train import loop
 from gradtrail.core.train.at_once import chunks_of, keys_at_once, member_of, speedup
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
-from gradtrail.core.train.loop import keys_of
+from gradtrail.core.train.keys import keys_of
 
 SPLIT = random_split(30)
 SEEDS = (0, 3, 4)

@@ -20,6 +20,7 @@ from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.per_example.norms import per_example_grads
 from gradtrail.core.train import loop, private
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.optimizers import make_optimizer
 from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
 from gradtrail.core.train.private import Mechanism, noised_mean, poisson_batches
@@ -30,7 +31,7 @@ MECHANISM = Mechanism(noise_multiplier=1.5, num_examples=30, capacity=30, tile=5
 
 
 def keys(config: TrainConfig, secret: str | None = None) -> jax.Array:
-    return loop.keys_of(config.seeds_of(config.seed), secret)
+    return keys_of(config.seeds_of(config.seed), secret)
 
 
 def trained(config: TrainConfig, noise_multiplier: float, steps_per_call: int = 1000) -> list[loop.Chunk]:
@@ -261,7 +262,7 @@ def test_networks_that_differ_in_any_seed_have_no_noise_of_a_secret_in_common() 
     """Else their difference would have none: such as that of a member that varies the order alone, and a training."""
     seeds = MemberSeeds(initialization=1, order=2, augmentation=1, dropout=1, noise=2)
     others = [dataclasses.replace(seeds, **{name: 3}) for name in ("initialization", "augmentation", "dropout")]
-    found, *rest = (np.asarray(jax.random.key_data(loop.keys_of(each, "a secret"))) for each in [seeds, *others])
+    found, *rest = (np.asarray(jax.random.key_data(keys_of(each, "a secret"))) for each in [seeds, *others])
     for other in rest:
         assert np.all(np.any(found[1:] != other[1:], axis=1))
 
@@ -269,7 +270,7 @@ def test_networks_that_differ_in_any_seed_have_no_noise_of_a_secret_in_common() 
 def test_a_secret_changes_all_keys_but_that_of_the_initial_weights() -> None:
     seeds = MemberSeeds(initialization=1, order=1, augmentation=1, dropout=1, noise=1)
     plain, secret, other = (
-        np.asarray(jax.random.key_data(loop.keys_of(seeds, text))) for text in (None, "a secret", "another")
+        np.asarray(jax.random.key_data(keys_of(seeds, text))) for text in (None, "a secret", "another")
     )
     assert np.any(plain != secret, axis=1).tolist() == [False, True, True, True, True]
     assert np.any(secret != other, axis=1).tolist() == [False, True, True, True, True]

@@ -16,7 +16,8 @@ from gradtrail.core.common.pytrees import add_prefix, leaves_by_name
 from gradtrail.core.nn.models import MLPConfig
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.history import History
-from gradtrail.core.train.loop import Chunk, keys_of
+from gradtrail.core.train.keys import keys_of
+from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.common.processes import Processes
 from gradtrail.stages.train import loop

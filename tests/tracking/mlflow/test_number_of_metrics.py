@@ -14,7 +14,7 @@ from factories import make_engine, random_split, train_config
 
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.train.history import History, on_host
-from gradtrail.core.train.loop import keys_of
+from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.step import StepRecord
 from gradtrail.stages.artifacts.members import over_members
 from gradtrail.stages.evaluate import members as evaluate_members

@@ -23,6 +23,7 @@ from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.per_example.norms import squared_grad_norms
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import MemberSeeds
+from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Engine
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
@@ -179,7 +180,7 @@ def _train(
     """Train a network on the examples at `kept`; return its parameters."""
     examples = loop.on_device(train.images[kept], train.labels[kept], engine.mesh)
     done = 0
-    for chunk in loop.train(engine, engine.init(loop.keys_of(seeds)), examples, steps_per_call=steps_per_call):
+    for chunk in loop.train(engine, engine.init(keys_of(seeds)), examples, steps_per_call=steps_per_call):
         advance((chunk.step - done) * len(kept) // engine.steps_per_epoch)
         done = chunk.step
         if chunk.ends_epoch and not np.isfinite(np.asarray(chunk.records.loss)).all():

@@ -16,7 +16,8 @@ from jaxtyping import Array, Key
 
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import MemberSeeds
-from gradtrail.core.train.loop import Chunk, Engine, Program, key_bits_of, keys_of, wrapped
+from gradtrail.core.train.keys import key_bits_of, keys_of, wrapped
+from gradtrail.core.train.loop import Chunk, Engine, Program
 from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.core.train.stepping import run_steps
 

@@ -3,9 +3,7 @@
 `train` is a generator of the records of the steps done. Files, logs and checkpoints are out of scope.
 """
 
-import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, Key, UInt8, UInt32
+from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh, over_batch, put, replicated, with_sharding
@@ -22,7 +20,7 @@ from gradtrail.core.common.validation import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train import feed
 from gradtrail.core.train.batch_gradient import Examples
-from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
+from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.feed import Block, Source
 from gradtrail.core.train.private import Mechanism, poisson_batches, refuse_overflow
 from gradtrail.core.train.step import (
@@ -46,34 +44,6 @@ def on_device(
     """Copy a split, uint8 pixels and int32 labels, to every device of `mesh`."""
     placed = put((images, labels), replicated(mesh))
     return Examples(images=placed[0], labels=placed[1])
-
-
-def keys_of(seeds: MemberSeeds, secret: str | None = None) -> Key[Array, " purposes"]:
-    """Return the same as `jax.random.key` of each seed; see `key_bits_of`."""
-    return wrapped(key_bits_of(seeds, secret))
-
-
-def wrapped(bits: Any) -> Key[Array, "..."]:
-    """Return the keys that have these bits, uint32 with a last axis of 2."""
-    return jax.random.wrap_key_data(bits, impl="threefry2x32")
-
-
-def key_bits_of(seeds: MemberSeeds, secret: str | None = None) -> UInt32[np.ndarray, "purposes 2"]:
-    """Return the bits of a key for each purpose, made on the host: nothing is compiled for it.
-
-    That of the noise of a private training, and with a secret all but that of the initialization, are the first 64 bits
-    of SHA-256 of the secret, the purpose and the seed: so no two purposes have a key in common. A secret's are of the
-    seeds of all purposes: networks that differ in one of them have no noise in common.
-    """
-    named = {name: seed for name, seed in dataclasses.asdict(seeds).items() if seed is not None}
-    bits: Any = np.array([[0, seed] for seed in named.values()], np.uint32)
-    for number, (name, seed) in enumerate(named.items()):
-        if name == "noise" or (secret is not None and name != "initialization"):
-            of_seeds = seed if secret is None else ":".join(map(str, named.values()))
-            text = f"{secret or ''}:{name}:{of_seeds}".encode(errors="surrogateescape")
-            bits[number] = np.frombuffer(hashlib.sha256(text).digest()[:8], ">u4")
-    found: np.ndarray = bits
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

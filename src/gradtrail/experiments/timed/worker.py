@@ -42,6 +42,7 @@ def build(job: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
     from gradtrail.core.nn.models import Model
     from gradtrail.core.train import loop
     from gradtrail.core.train.config import TrainConfig
+    from gradtrail.core.train.keys import keys_of
     from gradtrail.core.xla.compiler import Compiler
     from gradtrail.stages.common.environment import EnvironmentConfig, set_cpu_devices, set_up_jax
     from gradtrail.stages.common.params import load_section
@@ -67,7 +68,7 @@ def build(job: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, *shape), np.uint8)
     examples = loop.on_device(images, rng.integers(0, classes, count, np.int32), engine.mesh)
-    keys = loop.keys_of(config.seeds_of(config.seed))
+    keys = keys_of(config.seeds_of(config.seed))
     state = engine.init(keys)
     order = jax.block_until_ready(engine.order(state.keys, np.int32(0)))
     _keep_programs(engine, job["programs"])

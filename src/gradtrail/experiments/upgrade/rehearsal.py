@@ -16,6 +16,7 @@ from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
+from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import noise_of_measurements
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments.cost_gate import measure
@@ -60,7 +61,7 @@ def train(folder: Path, seeds: list[int]) -> list[float]:
     examples = loop.on_device(training.images, training.labels, engine.mesh)
     accuracies = []
     for seed in seeds:
-        state = engine.init(loop.keys_of(dataclasses.replace(config, seed=seed).seeds_of(seed)))
+        state = engine.init(keys_of(dataclasses.replace(config, seed=seed).seeds_of(seed)))
         for chunk in loop.train(engine, state, examples, steps_per_call=engine.steps_per_epoch):
             state = chunk.state
         params = engine.evaluation_params(state)

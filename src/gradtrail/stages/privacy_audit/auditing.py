@@ -13,7 +13,7 @@ from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.privacy_audit.scores import batch_scores, fixed_order_scores, guess
 from gradtrail.core.privacy_audit.training import Watch, Watched, watch
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
-from gradtrail.core.train.loop import keys_of
+from gradtrail.core.train.keys import keys_of
 from gradtrail.stages.privacy_audit.bounds import (
     Guesses,
     epsilon_bound,

@@ -18,6 +18,7 @@ from gradtrail.core.train.at_once import keys_at_once, member_of
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.feed import Source
 from gradtrail.core.train.history import History, on_host
+from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.step import TrainState
 from gradtrail.stages.common.processes import ALONE, Processes
@@ -265,7 +266,7 @@ def run_at_once(
 def _keys(engine: Engine, member: Member, secret: str | None = None) -> Key[Array, "..."]:
     """Return the keys that the training begins with."""
     if engine.members is None:
-        return loop.keys_of(member.seeds, secret=secret)
+        return keys_of(member.seeds, secret=secret)
     return keys_at_once([member.seeds, *member.others])
 
 
