@@ -221,8 +221,7 @@ class Bench:
         if name == "train_step":
             return loop.scanned
         arguments = jax.device_put((loop.state.params, *loop.batch()), jax.local_devices()[0])  # compiled for that one
-        function = compiled.functions[name]
-        return lambda count: [jax.block_until_ready(function(*arguments)) for _ in range(count)][-1]
+        return lambda count: [jax.block_until_ready(compiled.functions[name](*arguments)) for _ in range(count)][-1]
 
     def _fitting(self, work: Callable[[int], Any]) -> int:
         """Warm up; return how many calls or steps one timing may have."""

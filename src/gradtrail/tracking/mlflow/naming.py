@@ -87,7 +87,6 @@ _NOUNS = {  # last part of a param → what a name calls it, where that is anoth
     "label_smoothing": "smoothing",
     "learning_rate": "lr",
     "subset_fraction": "subset",
-    "train.members_at_once": "at once",
     "train.privacy.enabled": "private",
     "train.schedule_free.warmup_fraction": "averaging warm-up",
     "validation_fraction": "validation",
