@@ -231,7 +231,9 @@ def test_twenty_kills_of_single_processes_change_no_byte(project: Project) -> No
             assert launcher.returncode == 128 + signal.SIGKILL, output
             assert not any(each.is_running() for each in victims)
             kills += 1
-        elif launcher.returncode == 0:  # trained to the end: over again
+        else:  # trained to the end: over again
+            output, _ = launcher.communicate()
+            assert launcher.returncode == 0, output
             assert project.digests(*STAGES["train"].outs) == whole
     assert train(project, 2)[0] == whole
     assert max(seconds) < 15, seconds

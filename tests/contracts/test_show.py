@@ -117,7 +117,7 @@ def test_without_a_cache_it_is_made_again(project: Project, tmp_path: Path) -> N
     project.dvc("remote", "add", "--local", "far", str(tmp_path))
     shutil.rmtree(project.folder / ".dvc/cache")
     shutil.rmtree(project.folder / "models")
-    assert commands(show(project, run["id"])) == ["dvc pull"]
+    assert commands(show(project, run["id"])) == ["dvc pull dvc.yaml"]
 
 
 @pytest.mark.slow

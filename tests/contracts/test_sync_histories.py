@@ -83,11 +83,16 @@ def killed_before_the_log(project: Project) -> None:
     code = project.folder / "src/gradtrail/tracking/mlflow/run.py"
     whole, begin = code.read_text(), "    def outs(self) -> None:\n"
     for stage in ("train", "evaluate"):
-        kill = f"        import os; self.stage.name == {stage!r} and os.killpg(0, {signal.SIGKILL:d})\n"
-        code.write_text(whole.replace(begin, begin + kill))
-        output, _ = (process := project.start(sys.executable, "-m", "dvc", "repro", stage)).communicate(timeout=120)
+        (there := project.folder / ".gradtrail" / stage).unlink(missing_ok=True)
+        wait = f"self.stage.name == {stage!r} and (open('.gradtrail/{stage}', 'w').close(), time.sleep(600))"
+        code.write_text(whole.replace(begin, f"{begin}        import time; {wait}\n"))
+
+        def is_before_the_log(stage: str = stage, there: Path = there) -> bool:  # and the tracker has opened the run
+            return there.exists() and [run["status"] for run in project.runs_of(stage)] == ["RUNNING", "FINISHED"]
+
+        process = project.start(sys.executable, "-m", "dvc", "repro", stage)
+        output, _ = stop(process, signal.SIGKILL, when=is_before_the_log)
         assert process.returncode == -signal.SIGKILL, output
-        assert [run["status"] for run in project.runs_of(stage)] == ["RUNNING", "FINISHED"]
     code.write_text(whole)
     project.dvc("commit", "--force", "evaluate")
     project.sync()

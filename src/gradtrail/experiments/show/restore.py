@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlflow.entities import Run
 
-from gradtrail.stages.common.pipeline_file import dvc_target
+from gradtrail.stages.common.pipeline_file import FILES, dvc_target
 from gradtrail.support.git import git
 from gradtrail.support.paths import working_folder
 from gradtrail.tracking.lineage.dvc_cache import has_remote
@@ -92,10 +92,15 @@ def _in_snapshot(snapshot: Snapshot, run: Run) -> Iterator[RestoreOption]:
 
 
 def _fill(stage: Identity) -> str:
-    """Return the command that checks out the files of a lock, or pulls or computes them if the cache lacks some."""
+    """Return the command that checks out the files of a lock, or pulls or computes them if the cache lacks some.
+
+    It names the pipeline: without a name DVC asks for the outs of those beside it too, which may never have been run.
+    """
+    target = dvc_target(stage.name)
+    files = f"{FILES[0]} {target.rpartition(':')[0]}".strip()
     if _is_here(stage):
-        return "dvc checkout"
-    return "dvc pull" if has_remote() else f"dvc repro {dvc_target(stage.name)}"
+        return f"dvc checkout {files}"
+    return f"dvc pull {files}" if has_remote() else f"dvc repro {target}"
 
 
 def _is_here(stage: Identity) -> bool:

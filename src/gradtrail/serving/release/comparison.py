@@ -63,7 +63,9 @@ def compare(candidate: Candidate, champion: Candidate) -> Comparison:
     own, others = candidate.predictions, champion.predictions
     for who, said in (("the model", own), ("the champion", others)):
         if said is None:
-            raise UserError(f"{who} has no predictions of the test split here; `dvc repro evaluate` or `dvc pull`")
+            raise UserError(
+                f"{who} has no predictions of the test split here; `dvc repro evaluate` or `dvc pull dvc.yaml`"
+            )
     assert own is not None  # noqa: S101 - as checked
     assert others is not None  # noqa: S101
     if (pairs := own.paired_with(others)) is None:

@@ -74,7 +74,7 @@ def read_evaluated(results: Path, models: Path) -> Evaluated:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as fault:
-        raise UserError(f"{path}: no calibration: {one_line(fault)}; `dvc checkout` restores it") from None
+        raise UserError(f"{path}: no calibration: {one_line(fault)}; `dvc checkout dvc.yaml` restores it") from None
     weights = weights_paths(models, kind)
     temperature = read_temperature([*weights.values()], results)
     if temperature is None:
@@ -107,4 +107,4 @@ def read_temperature(weights: Sequence[Path], results: Path) -> float | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: no calibration: {error}; `dvc checkout` restores it") from None
+        raise UserError(f"{path}: no calibration: {error}; `dvc checkout dvc.yaml` restores it") from None

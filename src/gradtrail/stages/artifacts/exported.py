@@ -189,5 +189,5 @@ def _verified(folder: Path, name: str, manifest: Manifest) -> bytes:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if hashlib.sha256(data).hexdigest() != manifest.files.get(name):
-        raise UserError(f"{path}: is not the file that was exported; `dvc checkout` restores it")
+        raise UserError(f"{path}: is not the file that was exported; `dvc checkout dvc.yaml` restores it")
     return data

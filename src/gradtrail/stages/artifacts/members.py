@@ -60,7 +60,7 @@ def read_seeds(models: Path) -> list[int]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: no list of members: {error}; `dvc checkout` restores it") from None
+        raise UserError(f"{path}: no list of members: {error}; `dvc checkout dvc.yaml` restores it") from None
     return list(seeds)
 
 

@@ -93,5 +93,7 @@ def read_promise(folder: Path) -> Promise | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as JSON: {one_line(error)}; `dvc checkout` restores it") from None
+        raise UserError(
+            f"{path}: not readable as JSON: {one_line(error)}; `dvc checkout dvc.yaml` restores it"
+        ) from None
     return validate(content, Promise, f"{path}: privacy")

@@ -161,7 +161,7 @@ def run_stage(
     except Stopped as stop:
         _end(stage, str(stop), 128 + stop.number)
     except KeyboardInterrupt:
-        _end(stage, "stopped; `dvc checkout` restores the last results", 130)
+        _end(stage, "stopped; `dvc checkout dvc.yaml` restores the last results", 130)
     finally:
         gc.freeze()  # Python would look at everything once more as it ends, for half a second
 

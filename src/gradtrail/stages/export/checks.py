@@ -47,7 +47,9 @@ def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFra
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
     except (OSError, ValueError, LookupError) as error:
-        raise UserError(f"{path}: no predictions: {one_line(error)[:200]}; `dvc checkout` restores it") from None
+        raise UserError(
+            f"{path}: no predictions: {one_line(error)[:200]}; `dvc checkout dvc.yaml` restores it"
+        ) from None
     if not np.array_equal(table["example_id"], split.example_id) or not np.array_equal(table["label"], split.labels):
         raise UserError(f"{path}: of other examples than the test split has; `dvc repro` makes it anew")
     return table

@@ -38,7 +38,7 @@ class SyncReport:
     def describe(self, *, verbose: bool = False) -> str:
         """Return the report as one line; states whose files are missing, as in a fresh clone, only if `verbose`."""
         made = [name if count == 1 else f"{name} ({count})" for name, count in self.rebuilt.items()]
-        advice = "`dvc checkout`, or `dvc fetch --all-commits` with a remote, then sync again"
+        advice = "`dvc checkout dvc.yaml`, or `dvc fetch --all-commits` with a remote, then sync again"
         parts = {
             f"{self.present} runs present": True,
             f"rebuilt: {', '.join(made)}": self.rebuilt,
