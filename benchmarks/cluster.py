@@ -253,7 +253,7 @@ class Show:
             for stage in ("train", "evaluate"):
                 for out in lock["stages"][stage]["outs"]:
                     md5 = out["md5"]
-                    is_tracked = out["path"].startswith(("metrics/", "costs/"))
+                    is_tracked = out["path"].startswith("metrics/")
                     if not is_tracked and not (clone / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).is_file():
                         missing.append(f"{ref}: {out['path']}")
         return missing

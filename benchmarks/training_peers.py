@@ -34,7 +34,6 @@ from benchmarks.turns import answer
 
 if TYPE_CHECKING:
     from gradtrail.core.train.config import TrainConfig
-    from gradtrail.core.train.keys import keys_of
 
 Round = Callable[[], object]
 
@@ -109,6 +108,7 @@ def ours(task: Task) -> Round:
 
     from gradtrail.core.nn.models import Model
     from gradtrail.core.train import loop
+    from gradtrail.core.train.keys import keys_of
     from gradtrail.core.xla.compiler import Compiler
 
     images, labels = make_data(task.examples)

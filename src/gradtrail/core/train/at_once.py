@@ -1,8 +1,7 @@
 """Several networks that one program trains side by side: `vmap` over what differs among them, their seeds.
 
-On an accelerator, which one small network leaves idle for most of the time, they take hardly longer than one; on a CPU
-nothing is gained. Products over a further axis are added up in another order, so that the last digits of a network are
-others than by itself.
+Meant for an accelerator, which one small network leaves idle for most of the time; on a CPU nothing is gained. Products
+over a further axis are added up in another order, so that the last digits of a network are others than by itself.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ from gradtrail.core.train.loop import Chunk, Engine, Program
 from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.core.train.stepping import run_steps
 
-_STEPS, _ROUNDS = 32, 5  # of a measurement: steps of a call, and calls after the first
+_STEPS, _ROUNDS = 16, 3  # of a measurement: steps of a call, and calls after the first
 
 _Tree = TypeVar("_Tree")
 
@@ -86,7 +85,8 @@ def speedup(
             started = clock()
             state, records = engine.run_steps(state, records, examples, order, np.int32(0), np.int32(steps))
             jax.block_until_ready(state)
-            seconds[is_together] += [clock() - started] if round_ else []
+            taken = clock() - started
+            seconds[is_together] += [taken] if round_ else []
             begun[is_together] = state, records, order
     return float(len(seeds) * np.median(seconds[False]) / np.median(seconds[True]))
 

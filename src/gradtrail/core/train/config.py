@@ -70,8 +70,8 @@ class TrainConfig:
     Attributes:
         seed: determines the initial weights, the order of the examples, dropout and augmentation.
         members: networks that are trained, with the seeds `seed`, `seed + 1` and so on.
-        members_at_once: networks that one compiled program trains side by side, by `vmap`, which saves time on an
-            accelerator; the last digits of each are then others than by itself.
+        members_at_once: networks that one compiled program trains side by side, by `vmap`, for an accelerator;
+            above 1 the last digits of each are others than by itself.
         vary: what the seed of a member determines; everything else is the same in all members, by `seed`.
         epochs: passes over the training split, at most.
         batch_size: examples per optimizer step; the last batch of an epoch may be smaller.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlflow.entities import Run
 
-from gradtrail.stages.common.pipeline_file import FILES, dvc_target
+from gradtrail.stages.common.pipeline_file import FILES, dvc_file, dvc_target
 from gradtrail.support.git import git
 from gradtrail.support.paths import working_folder
 from gradtrail.tracking.lineage.dvc_cache import has_remote
@@ -96,11 +96,10 @@ def _fill(stage: Identity) -> str:
 
     It names the pipeline: without a name DVC asks for the outs of those beside it too, which may never have been run.
     """
-    target = dvc_target(stage.name)
-    files = f"{FILES[0]} {target.rpartition(':')[0]}".strip()
+    files = " ".join(dict.fromkeys([FILES[0], dvc_file(stage.name)]))
     if _is_here(stage):
         return f"dvc checkout {files}"
-    return f"dvc pull {files}" if has_remote() else f"dvc repro {target}"
+    return f"dvc pull {files}" if has_remote() else f"dvc repro {dvc_target(stage.name)}"
 
 
 def _is_here(stage: Identity) -> bool:
@@ -111,7 +110,9 @@ def _is_here(stage: Identity) -> bool:
     snapshot = stage.snapshot
     if snapshot is None:
         return False
-    stages = [Identity(name, from_lock=True, snapshot=snapshot) for name in snapshot.pipeline if name in snapshot.lock]
+    files = {FILES[0], dvc_file(stage.name)}  # that `_fill` names
+    names = [name for name in snapshot.pipeline if name in snapshot.lock and dvc_file(name) in files]
+    stages = [Identity(name, from_lock=True, snapshot=snapshot) for name in names]
     return all(has_files(one, commit=snapshot.commit) for one in stages)
 
 

@@ -137,6 +137,11 @@ def dvc_target(stage: str) -> str:
     return stage
 
 
+def dvc_file(stage: str) -> str:
+    """Return the `dvc.yaml` of the working folder that a stage is in."""
+    return dvc_target(stage).rpartition(":")[0] or FILES[0]
+
+
 def read_locks(folder: Path) -> dict[str, Any]:
     """Read the stages of all locks; of none where there is none."""
     locks = (folder / name for name in FILES[1::2])

@@ -16,7 +16,7 @@ from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
 from gradtrail.stages.common.files import write_json, writing_outs
 from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
+from gradtrail.stages.common.pipeline_file import StageSpec, dvc_file, read_pipelines
 from gradtrail.stages.common.processes import ALONE, Processes, join
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
@@ -161,7 +161,7 @@ def run_stage(
     except Stopped as stop:
         _end(stage, str(stop), 128 + stop.number)
     except KeyboardInterrupt:
-        _end(stage, "stopped; `dvc checkout dvc.yaml` restores the last results", 130)
+        _end(stage, f"stopped; `dvc checkout {dvc_file(stage.name)}` restores the last results", 130)
     finally:
         gc.freeze()  # Python would look at everything once more as it ends, for half a second
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from gradtrail.core.common.pytrees import add_prefix, strip_prefix
@@ -93,8 +94,8 @@ def begun(
 
 
 def params_of(params: HostParams, members: int, *, at_once: bool) -> list[HostParams]:
-    """Return the parameters of each network."""
-    return [member_of(params, member) for member in range(members)] if at_once else [params]
+    """Return the parameters of each network, copied: a part would keep the memory of the whole."""
+    return [jax.tree.map(np.array, member_of(params, member)) for member in range(members)] if at_once else [params]
 
 
 def _prefix(number: int) -> str:

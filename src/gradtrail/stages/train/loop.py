@@ -155,7 +155,8 @@ def train_members(
                 listener=listener,
                 steps_per_call=steps_per_call,
             )
-            yield from zip(group, results, strict=True)
+            for seed in group:
+                yield seed, results.pop(0)  # no result is kept here while the next group is trained
 
 
 def _name(group: range) -> str:

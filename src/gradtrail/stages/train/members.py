@@ -1,4 +1,4 @@
-"""What a training writes of its members: each as if it had been trained alone, and the mean over them."""
+"""What a training writes of its members: of each what it would alone, and the mean over them."""
 
 import dataclasses
 import shutil
@@ -60,7 +60,7 @@ def _write_member(
 def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_examples: int) -> None:
     """Refuse more members than the disk has room for, before the first is trained.
 
-    Memory is no limit: one member is trained at a time, and written before the next.
+    Memory is no limit to their number: one member, or group, is trained at a time, and written before the next.
 
     Args:
         scratch: a folder on the disk that gets them.

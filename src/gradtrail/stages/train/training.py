@@ -70,26 +70,27 @@ class Training:
     def compile(self, compiler: Compiler) -> dict[int, Engine]:
         """Compile the functions of the training: for one member, and for each number that are trained at once.
 
-        In the order of the numbers, as what is told of a function is of its last compilation.
+        What is told of a function is of the first group's size; the other sizes count as variants.
 
         Raises:
             ConfigError: the training cannot be made of these data; one line.
         """
         noise = self.spending.noise_multiplier if self.spending else None
         streamed = not isinstance(self.train, Split)
-        sizes = sorted({1, *map(len, self.config.groups)})
-        if streamed and sizes[-1] > 1:
+        sizes = [len(group) for group in self.config.groups]
+        if streamed and sizes[0] > 1:
             raise ConfigError(
-                f"train.members_at_once must be 1 where the training split is streamed, got "
-                f"{self.config.members_at_once}: it is larger than runtime.stream_above_mib"
+                f"train.members_at_once must be 1 where the training split is in shards (preprocess.shard_mib), got "
+                f"{self.config.members_at_once}"
             )
         program = loop.make_program(
             self.config, self.model, len(self.train), self.devices, noise_multiplier=noise, streamed=streamed
         )
-        return {
-            size: loop.compile_engine(program if size == 1 else at_once(program, size), compiler=compiler)
-            for size in sizes
-        }
+        engines = {}
+        for size in dict.fromkeys([*sizes, 1]):
+            of_size = compiler if size == sizes[0] else compiler.for_variant(f"{size} at once")
+            engines[size] = loop.compile_engine(program if size == 1 else at_once(program, size), compiler=of_size)
+        return engines
 
     def require_memory(self, engine: Engine, functions: Sequence[CompiledFunction]) -> None:
         """Refuse a batch, or members at once, that do not fit, before any of the memory is allocated.
@@ -105,9 +106,13 @@ class Training:
             require_memory("train.members_at_once", engine.members, functions, fixed_bytes=data, unit="network")
 
     def tell_speedup(self, engines: Mapping[int, Engine]) -> dict[str, float]:
-        """Measure how many times as fast members are trained at once as one after the other, and say so in a line."""
+        """Measure how many times as fast members are trained at once as one after the other, and say so in a line.
+
+        Not under a debug switch, with which nothing is compiled ahead of time.
+        """
         seeds = [self.config.seeds_of(seed) for seed in self.config.groups[0]]
-        if len(seeds) == 1 or not isinstance(self.train, Split):
+        debugging = self.runtime.debug_nans or self.runtime.disable_jit
+        if len(seeds) == 1 or debugging or not isinstance(self.train, Split):
             return {}
         engine = engines[len(seeds)]
         examples = loop.on_device(self.train.images, self.train.labels, engine.mesh)

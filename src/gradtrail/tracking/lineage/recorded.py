@@ -8,6 +8,7 @@ among the entries and, where none of them fits, in the locks. Where several entr
 taken; so an entry counts only where no lock records its state.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,8 @@ def run_cache_snapshots(recorded: Sequence[Snapshot], is_known: Callable[[str], 
     """
     if not (sections := [section for path in entry_files() if (section := _read(path))]):
         return []
-    locked = {sha256_of(section): section for snapshot in recorded for section in snapshot.lock.values()}.values()
+    newest_first = {sha256_of(one): one for snapshot in reversed(recorded) for one in snapshot.lock.values()}
+    locked = [*newest_first.values()][::-1]
     found: dict[str, Snapshot] = {}
     for pipeline in _each_once(snapshot.pipeline for snapshot in reversed(recorded)):
         fitting = [(name, section) for section in sections if (name := _stage_of(section, pipeline))]
@@ -182,5 +184,8 @@ def last_stage(snapshot: Snapshot) -> Identity:
 
 def has_files(stage: Identity, *, commit: str = "") -> bool:
     """Whether DVC's cache, the working folder or, if given, a commit has all outs of a stage."""
-    missing = [out for out, md5 in stage.out_digests().items() if not is_here(out, md5)]
-    return not missing or (commit != "" and set(missing) <= blobs(commit, missing).keys())
+    missing = {out: md5 for out, md5 in stage.out_digests().items() if not is_here(out, md5)}
+    committed = blobs(commit, missing) if missing and commit else {}
+    return missing == {
+        out: hashlib.md5(content, usedforsecurity=False).hexdigest() for out, content in committed.items()
+    }
