@@ -218,6 +218,8 @@ def own_code(project: Project) -> dict[str, str]:
 )
 def test_its_commands_work_as_they_are_typed(page: Path, project: Project) -> None:
     """In a pipe, one after the other. One seed is enough here, where a page leaves the number open."""
+    project.git("checkout", "-q", ".")  # what another page left
+    project.dvc("checkout", "dvc.yaml")
     for command in commands(page):
         if command.startswith("make ui"):
             serve(command.partition("#")[0], project)

@@ -205,13 +205,15 @@ def test_a_server_is_killed_in_the_middle_of_each_stage(returns: str, project: P
     for script in (project.folder / "pipeline").glob("[!_]*.py"):
         wait = "import time; Path('at work').touch()\n        while Path('held').exists(): time.sleep(0.02)"
         script.write_text(script.read_text().replace("as run:\n", f"as run:\n        {wait}\n"))
-    for stage in STAGES:
+    for number, stage in enumerate(STAGES, start=1):
         held.touch()
         with tracking_server(tmp_path, port=port) as server:
             process = client.start(sys.executable, "-m", "dvc", "repro", stage)
             while not at_work.exists():
                 assert process.poll() is None
             while [run["status"] for run in server.runs_of(stage)] != ["RUNNING"]:  # the tracker opens it
+                assert process.poll() is None
+            while len([*(tmp_path / "artifacts").rglob("params.yaml")]) < number:  # and logs what the stage begins with
                 assert process.poll() is None
             at_work.unlink()
         with tracking_server(tmp_path, port=port) if returns == "while the stage works" else contextlib.nullcontext():

@@ -153,7 +153,7 @@ def test_asked_to_stop_it_writes_a_checkpoint_and_says_how_to_go_on(training: Tr
 def committed(training: Training, tmp_path: Path) -> Project:
     """A copy whose data are prepared, for experiments."""
     project = Project(shutil.copytree(training.project.folder, tmp_path / "project", symlinks=True))
-    for path in (project.folder / "models", project.folder / "results" / "train"):
+    for path in (project.folder / "models", project.folder / "results" / "train", project.folder / "costs"):
         shutil.rmtree(path, ignore_errors=True)  # made by hand, and so unknown to DVC
     project.set("train.epochs", 60)
     project.dvc("repro", "preprocess")
