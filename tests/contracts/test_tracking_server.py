@@ -213,7 +213,7 @@ def test_a_server_is_killed_in_the_middle_of_each_stage(returns: str, project: P
                 assert process.poll() is None
             while [run["status"] for run in server.runs_of(stage)] != ["RUNNING"]:  # the tracker opens it
                 assert process.poll() is None
-            while len([*(tmp_path / "artifacts").rglob("params.yaml")]) < number:  # and logs what the stage begins with
+            while len([*(tmp_path / "artifacts").rglob("git.diff")]) < number:  # the last of what it logs then
                 assert process.poll() is None
             at_work.unlink()
         with tracking_server(tmp_path, port=port) if returns == "while the stage works" else contextlib.nullcontext():
