@@ -70,7 +70,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def work() -> None:
     """Train as the stage does, without a run in MLflow."""
-    silent = SimpleNamespace(after_chunk=lambda *_: None, after_epoch=lambda *_: None)
+    silent = SimpleNamespace(after_chunk=lambda *_: None, after_epoch=lambda *_: None, diverged=None)
     stage = SimpleNamespace(name="train", runtime=SimpleNamespace(compile_cache=False, trace=False))
     with compiling(SimpleNamespace(stage=stage, is_open=False)) as compiler:
         model = Model(CONFIG.model_config(SHAPE, NUM_CLASSES))
