@@ -34,6 +34,7 @@ from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.profile.benchmark import Bench
 from gradtrail.core.profile.variants import Variant, compile_variant
+from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
 
 SPLIT = random_split(40)  # in batches of 16: the last one holds 8, so that some devices have padding alone
