@@ -215,6 +215,7 @@ def test_a_server_is_killed_in_the_middle_of_each_stage(returns: str, project: P
                 assert process.poll() is None
             while len([*(tmp_path / "artifacts").rglob("git.diff")]) < number:  # the last of what it logs then
                 assert process.poll() is None
+            time.sleep(1)  # until it has been told so: a call that is cut off fails
             at_work.unlink()
         with tracking_server(tmp_path, port=port) if returns == "while the stage works" else contextlib.nullcontext():
             held.unlink()
