@@ -63,7 +63,7 @@ def main(stage: Stage) -> None:
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
         training.require_memory(engine, functions)
-        members.require_space(scratch, config, num_parameters(model.abstract_params()), len(train))
+        members.require_space(scratch, config, num_parameters(model.abstract_params()), engine.num_followed)
         sped_up = training.tell_speedup(engines)
         validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
         results = training_runs.train_members(
@@ -77,7 +77,7 @@ def main(stage: Stage) -> None:
             ),
             steps_per_call=training.steps_per_call,
         )
-        first, written = members.write_each(scratch, results, model.config, config, info, train.example_id)
+        first, written = members.write_each(scratch, results, model.config, config, info, training.followed_id)
         stage.processes.leave()
         epochs = members.mean_epochs(written)
         run.metrics({**members.measure_time(written), **sped_up})

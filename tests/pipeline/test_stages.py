@@ -291,6 +291,33 @@ def test_members_at_once_are_trained_by_the_stage_and_kept(project: Project, tmp
     assert "train: trained before, from a checkpoint" in copy.run_stage("train"), "the third was trained by itself"
 
 
+WITH_A_SMALL_SAMPLE = """
+from gradtrail.stages.artifacts import splits
+splits.SAMPLE = 500
+from gradtrail.stages.common.stage import run_stage
+from pipeline.{0} import main
+run_stage(main, "{0}")
+"""
+
+
+@pytest.mark.slow
+def test_of_a_large_split_the_dynamics_of_a_sample_are_recorded_and_analysed(project: Project, tmp_path: Path) -> None:
+    copy = project.copy(tmp_path / "project")
+    dynamics = copy.folder / "results/train/dynamics.parquet"
+    whole = pd.read_parquet(dynamics)
+    for stage in ("train", "gradients"):
+        copy.python("-c", WITH_A_SMALL_SAMPLE.format(stage))
+    expected = whole.iloc[np.arange(500) * len(whole) // 500]
+    sample = pd.read_parquet(dynamics)
+    np.testing.assert_array_equal(sample["example_id"], expected["example_id"])
+    for column in ("mean_probability", "probability_std"):  # another program, whose sums may be rounded otherwise
+        np.testing.assert_allclose(sample[column], expected[column], atol=1e-3)
+    scores = pd.read_parquet(copy.folder / "results/gradients/scores.parquet")
+    scored = scores[scores["split"] == "train"].set_index("example_id")
+    assert scored.index.tolist() == sample["example_id"].tolist()
+    np.testing.assert_array_equal(scored["forgetting_events"], sample["forgetting_events"])
+
+
 @pytest.mark.slow
 def test_a_training_that_diverges_says_where(project: Project, tmp_path: Path) -> None:
     copy = project.copy(tmp_path / "project")

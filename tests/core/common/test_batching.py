@@ -1,6 +1,7 @@
 """Every example is in exactly one batch; padding counts for nothing."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,28 @@ def test_in_windows_every_example_comes_once_and_blocks_stay_in_one_or_two_windo
         for number in range(-(-num_examples // block)):
             windows = {place // window for place in np.flatnonzero(visited // block == number).tolist()}
             assert max(windows) - min(windows) <= 1
+
+
+@settings(max_examples=6)  # each new size is compiled
+@given(st.integers(1, 60), st.integers(1, 25), st.sampled_from([(4, 1), (6, 3), (8, 8)]), st.integers(0, 3))
+def test_the_order_in_parts_is_that_of_the_whole_epoch_and_draws_each_window_once(
+    num_examples: int, batch_size: int, sizes: tuple[int, int], seed: int
+) -> None:
+    window, block = sizes
+    options: Any = {"key": jax.random.key(seed), "window": window, "block": block}
+    drawn: list[int] = []
+
+    def draw(index: np.int32) -> jax.Array:
+        drawn.append(int(index))
+        return batching.shuffled_window(num_examples, jnp.int32(index), **options)
+
+    order = batching.Order(num_examples, batch_size, draw, window=window)
+    parts = [order.batches(start, min(start + 2, order.num_steps)) for start in range(0, order.num_steps, 2)]
+    whole = np.asarray(batching.shuffled_batches(num_examples, batch_size, **options))
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert drawn == [*range(batching.num_windows(num_examples, window))]
+    beyond = order.batches(0, order.num_steps + 1)
+    assert np.all(beyond[-1] == batching.PADDING), "after the last step there is padding"
 
 
 def test_windows_and_what_is_in_them_change_with_the_epoch() -> None:

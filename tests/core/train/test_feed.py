@@ -22,7 +22,7 @@ from factories import (
     train_config,
 )
 
-from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW, shuffled_batches
+from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW, Order, shuffled_batches, shuffled_window
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.config import AugmentationConfig
@@ -62,11 +62,12 @@ class Read:
 
 
 @functools.cache
-def streaming(name: str, split_of: str) -> Engine:
+def streaming(name: str, split_of: str, every: int | None = None) -> Engine:
     split = SPLITS[split_of]
     config = CONFIGS[name]
     model = Model(config.model_config(split.images.shape[1:], NUM_CLASSES))
-    program = make_program(config, model, len(split), jax.local_devices(), streamed=True)
+    followed = None if every is None else np.arange(0, len(split), every)
+    program = make_program(config, model, len(split), jax.local_devices(), streamed=True, followed=followed)
     return compile_engine(program, compiler=new_compiler())
 
 
@@ -112,22 +113,25 @@ def test_a_training_goes_on_within_a_block_and_other_cuts_change_no_bit() -> Non
     assert bits(end) == bits(last(engine, Read(LARGE)))
 
 
-def rows_of(order: np.ndarray, split: Split, steps_per_block: int) -> list[np.ndarray]:
+def rows_of(order: Order, split: Split, steps_per_block: int) -> list[np.ndarray]:
     """The images of every step in the order of its rows."""
     mesh = make_mesh(jax.devices()[:1])
-    return [
-        np.asarray(block.examples.images[feed.positions(jax.numpy.int32(step), order.shape[1], steps_per_block, 1)])
-        for block in feed.blocks(Read(split), jax.numpy.asarray(order), mesh, steps_per_block, first=0)
-        for step in range(block.first, block.stop)
-    ]
+    found = []
+    for block in feed.blocks(Read(split), order, mesh, steps_per_block=steps_per_block, first=0):
+        for step in range(block.first, block.stop):
+            places = feed.positions(jax.numpy.int32(step), order.batch_size, steps_per_block, 1)
+            found.append(np.asarray(block.examples.images[places]))
+    return found
 
 
 @pytest.mark.parametrize("steps_per_block", [1, 3])
 def test_every_step_finds_its_rows_and_padding_is_example_0(steps_per_block: int) -> None:
-    order = np.asarray(shuffled_batches(len(LARGE), 30_000, key=jax.random.key(1)))
+    key = jax.random.key(1)
+    order = Order(len(LARGE), 30_000, lambda index: shuffled_window(len(LARGE), jax.numpy.int32(index), key=key))
     found = rows_of(order, LARGE, steps_per_block)
-    assert order[-1, -1] == PADDING
-    for step, images in zip(order, found, strict=True):
+    batches = np.asarray(shuffled_batches(len(LARGE), 30_000, key=key))
+    assert batches[-1, -1] == PADDING
+    for step, images in zip(batches, found, strict=True):
         np.testing.assert_array_equal(images, LARGE.images[np.where(step == PADDING, 0, step)])
 
 
@@ -137,6 +141,31 @@ def test_each_block_of_examples_is_read_about_once_an_epoch_in_long_pieces() -> 
     pieces = [found for found in source.ranges if found != (0, 1)]
     assert len(pieces) <= len(set(pieces)) + WINDOW // BLOCK, "only where a batch spans two windows, blocks come twice"
     assert sum(stop - start for start, stop in set(pieces)) == len(LARGE)
+
+
+def test_the_records_tell_of_the_followed_examples_alone_and_the_training_is_the_same() -> None:
+    every = 1_000
+    of_all, of_some = (last(streaming("mlp", "large", each), Read(LARGE)) for each in (None, every))
+    place = np.argsort(np.asarray(of_all.records.rows.indices).ravel())[-len(LARGE) :: every]  # padding is first
+    for name in ("correct", "probability"):
+        whole, some = (np.asarray(getattr(chunk.records.rows, name)).ravel() for chunk in (of_all, of_some))
+        np.testing.assert_array_equal(some, whole[place])
+    np.testing.assert_array_equal(of_some.records.rows.indices, np.arange(len(place)))
+    assert len(np.unique(of_some.records.rows.probability)) > len(place) // 2
+    without = [
+        dataclasses.replace(each, records=dataclasses.replace(each.records, rows=None)) for each in (of_all, of_some)
+    ]
+    assert bits(without[0]) == bits(without[1])
+
+
+def test_until_its_visit_a_followed_example_is_padding() -> None:
+    first = next(
+        train(engine := streaming("mlp", "large", 1_000), engine.init(seed_keys(0)), Read(LARGE), steps_per_call=1)
+    )
+    seen = np.asarray(first.records.rows.indices)
+    assert 0 < np.count_nonzero(seen != PADDING) < len(seen) // 10
+    assert set(seen[seen != PADDING]) <= set(np.flatnonzero(seen != PADDING).tolist())
+    assert np.all(first.records.rows.probability[seen == PADDING] == 0)
 
 
 def test_what_a_source_raises_ends_the_training_at_the_block_that_needs_it() -> None:

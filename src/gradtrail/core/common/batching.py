@@ -26,6 +26,11 @@ def num_batches(num_examples: int, batch_size: int) -> int:
     return math.ceil(num_examples / batch_size)
 
 
+def num_windows(num_examples: int, window: int = WINDOW) -> int:
+    """Return the number of windows of an epoch; the last one may be smaller."""
+    return max(1, math.ceil(num_examples / window))
+
+
 def shuffled_batches(
     num_examples: int, batch_size: int, *, key: Key[Array, ""], window: int = WINDOW, block: int = BLOCK
 ) -> Int[Array, "steps batch"]:
@@ -44,33 +49,93 @@ def shuffled_batches(
     Returns:
         int32 indices into the data set, each once; the last batch is filled up with `PADDING`, -1.
     """
-    if num_examples <= window:
-        order = jax.random.permutation(key, num_examples).astype(jnp.int32)
-    else:
-        of_blocks, of_windows = jax.random.split(key)
-        order = _in_windows(_in_blocks(num_examples, block, key=of_blocks), window, key=of_windows)
     steps = num_batches(num_examples, batch_size)
+
+    def draw(index: Array) -> Array:
+        return shuffled_window(num_examples, index, key=key, window=window, block=block)
+
+    if num_examples <= window:
+        order = draw(jnp.int32(0))
+    else:
+        windows = jax.lax.map(draw, jnp.arange(num_windows(num_examples, window), dtype=jnp.int32))
+        last = windows[-1][jnp.argsort(windows[-1] == PADDING, stable=True)]
+        order = jnp.concatenate([windows[:-1].ravel(), last])[:num_examples]
     padded = jnp.pad(order, (0, steps * batch_size - num_examples), constant_values=PADDING)
     return padded.reshape(steps, batch_size)
 
 
-def _in_blocks(num_examples: int, block: int, *, key: Key[Array, ""]) -> Int[Array, " examples"]:
-    """Return all indices, ascending within each block, the blocks in random order."""
-    blocks = jax.random.permutation(key, math.ceil(num_examples / block)).astype(jnp.int32)
-    order = (blocks[:, None] * block + jnp.arange(block, dtype=jnp.int32)[None]).ravel()
-    exists = order < num_examples  # not so at the end of the last block
-    places = jnp.where(exists, jnp.cumsum(exists) - 1, num_examples)
-    return jnp.zeros(num_examples, jnp.int32).at[places].set(order, mode="drop")
+def shuffled_window(
+    num_examples: int, index: Int[Array, ""], *, key: Key[Array, ""], window: int = WINDOW, block: int = BLOCK
+) -> Int[Array, " window"]:
+    """Draw one window of the order of `shuffled_batches`, whose arguments the others are.
+
+    Returns:
+        int32 indices; in the last window also `PADDING`, to be left out. Of a smaller split there is one window, of its
+        size.
+    """
+    if num_examples <= window:
+        return jax.random.permutation(key, num_examples).astype(jnp.int32)
+    of_blocks, of_windows = jax.random.split(key)
+    places = index * window + jnp.arange(window, dtype=jnp.int32)
+    drawn = jnp.where(places < num_examples, _in_blocks(num_examples, places, block, key=of_blocks), PADDING)
+    return jax.random.permutation(jax.random.split(of_windows, num_windows(num_examples, window))[index], drawn)
 
 
-def _in_windows(order: Int[Array, " examples"], window: int, *, key: Key[Array, ""]) -> Int[Array, " examples"]:
-    """Return the indices with each window of them shuffled; the last window may be smaller."""
-    whole = len(order) // window
-    keys = jax.random.split(key, whole + 1)
-    shuffled = jax.lax.map(
-        lambda of: jax.random.permutation(*of), (keys[:-1], order[: whole * window].reshape(whole, -1))
-    )
-    return jnp.concatenate([shuffled.ravel(), jax.random.permutation(keys[-1], order[whole * window :])])
+def _in_blocks(
+    num_examples: int, places: Int[Array, " places"], block: int, *, key: Key[Array, ""]
+) -> Int[Array, " places"]:
+    """Return what stands at these places of all indices, ascending within each block, the blocks in random order."""
+    count = math.ceil(num_examples / block)
+    blocks = jax.random.permutation(key, count).astype(jnp.int32)
+    missing = count * block - num_examples  # of the block that is short, wherever it comes
+    end_of_short = (jnp.argmax(blocks == count - 1).astype(jnp.int32) + 1) * block - missing
+    in_whole_blocks = jnp.where(places < end_of_short, places, places + missing)
+    return blocks[in_whole_blocks // block] * block + in_whole_blocks % block
+
+
+class Order:
+    """The order of one epoch on the host, drawn a window at a time; a window is kept until a later step is asked for.
+
+    Args:
+        num_examples: size of the data set.
+        batch_size: of a step.
+        draw: index of a window → `shuffled_window`.
+        window: see `shuffled_batches`.
+
+    Attributes:
+        num_steps: of the epoch.
+    """
+
+    def __init__(
+        self,
+        num_examples: int,
+        batch_size: int,
+        draw: Callable[[np.int32], Int[Array, " window"]],
+        *,
+        window: int = WINDOW,
+    ):
+        self.batch_size = batch_size
+        self.num_steps = num_batches(num_examples, batch_size)
+        self._num_examples = num_examples
+        self._window = min(num_examples, window)
+        self._draw = draw
+        self._drawn: dict[int, np.ndarray] = {}
+
+    def batches(self, start: int, stop: int) -> Int[np.ndarray, "steps batch"]:
+        """Return the indices of the steps in [start, stop); rows after the last example are `PADDING`."""
+        low, high = start * self.batch_size, stop * self.batch_size
+        found = np.full(high - low, PADDING, np.int32)
+        last = min(high, self._num_examples)
+        windows = range(low // self._window, -(-last // self._window))
+        self._drawn = {number: self._drawn[number] for number in windows if number in self._drawn}
+        for number in windows:
+            if number not in self._drawn:
+                drawn = np.asarray(self._draw(np.int32(number)))
+                self._drawn[number] = drawn[drawn != PADDING]
+            first = number * self._window
+            begin, end = max(low, first), min(last, first + self._window)
+            found[begin - low : end - low] = self._drawn[number][begin - first : end - first]
+        return found.reshape(stop - start, self.batch_size)
 
 
 def gather(

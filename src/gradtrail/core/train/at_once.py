@@ -30,7 +30,7 @@ def at_once(program: Program, members: int) -> Program:
 
     States and orders have a leading axis of members; records have it after that of the steps. Examples are shared.
     """
-    step_at = jax.vmap(program.step_at, in_axes=(0, None, 0, None))
+    step_at = jax.vmap(program.step_at, in_axes=(0, 1, None, 0, None), out_axes=(0, 1))
 
     def records() -> StepRecord:
         return jax.tree.map(lambda leaf: np.repeat(leaf[:, None], members, axis=1), program.records())

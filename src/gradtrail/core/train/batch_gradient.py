@@ -69,17 +69,19 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class RowRecord:
-    """Predictions for each row of a step's batch, before the update.
+    """Predictions for each row of a step's batch, before the update; or in an epoch for each followed example.
 
     Attributes:
-        indices: of the examples in the training split, int32, or `batching.PADDING`.
+        indices: of the examples in the training split, int32, or `batching.PADDING`. Where some examples alone are
+            followed, each has one row in the records of an epoch, with its place among them, or `PADDING` until its
+            visit.
         probability: of the label, float32.
         correct: whether the label had the largest logit.
     """
 
-    indices: Int[Array, "*steps batch"]
-    probability: Float[Array, "*steps batch"]
-    correct: Bool[Array, "*steps batch"]
+    indices: Int[Array, "*steps rows"]
+    probability: Float[Array, "*steps rows"]
+    correct: Bool[Array, "*steps rows"]
 
 
 @jax.tree_util.register_dataclass

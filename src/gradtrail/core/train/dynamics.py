@@ -10,12 +10,12 @@ from gradtrail.core.train.batch_gradient import RowRecord
 
 
 class LearningDynamics:
-    """Statistics of every example of a training split; each epoch visits each example once.
+    """Statistics of examples of a training split, of all or of those followed; each epoch visits each example once.
 
     In a private training an epoch may leave examples out, or visit them again: the last visit of an epoch counts.
 
     Args:
-        num_examples: size of the split.
+        num_examples: of which there are statistics.
 
     Attributes:
         epochs: number of epochs added.

@@ -1,8 +1,9 @@
 """Examples as a training takes them: a whole split on the device, or blocks with the rows of the next steps.
 
 A split that memory does not hold is a `Source`. Its rows are read in the order of the epoch, ahead of the computation,
-by one thread; memory holds the blocks of a window of the order, see `batching`, and a few blocks of steps. Blocks are
-global arrays over the mesh: a process reads the windows, and makes the rows of its own devices alone.
+by one thread; memory holds a window of the order, see `batching`, the blocks of examples that are in it, and a few
+blocks of steps. Blocks are global arrays over the mesh: a process reads the windows, and makes the rows of its own
+devices alone.
 """
 
 import collections
@@ -17,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
-from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW
+from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW, Order
 from gradtrail.core.common.sharding import over_batch
 from gradtrail.core.train.batch_gradient import Examples
 
@@ -40,11 +41,16 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Examples of the steps in [first, stop) of an epoch."""
+    """Examples of the steps in [first, stop) of an epoch.
+
+    Attributes:
+        order: int32 indices of these steps in a block, and of all steps of the epoch where `examples` is the split.
+    """
 
     first: int
     stop: int
     examples: Examples
+    order: Int[Array | np.ndarray, "*members steps batch"]
 
 
 def steps_in_block(batch_size: int, steps_per_epoch: int) -> int:
@@ -60,10 +66,10 @@ def positions(step: Int[Array, ""], batch_size: int, steps_per_block: int, num_s
 
 def blocks(
     source: Source,
-    order: Int[Array | np.ndarray, "steps batch"],
+    order: Order,
     mesh: Mesh,
-    steps_per_block: int,
     *,
+    steps_per_block: int,
     first: int,
 ) -> Iterator[Block]:
     """Yield the blocks of an epoch from that with the step `first` on, all of one shape.
@@ -81,23 +87,19 @@ def blocks(
     Raises:
         Whatever `source` raises, when the block is requested that needs what could not be read.
     """
-    steps = np.asarray(order)
-    reader = _Reader(source, min(steps_per_block, len(steps)) * steps.shape[1])
-    waiting: collections.deque[tuple[int, Future[Examples]]] = collections.deque()
+    reader = _Reader(source, steps_per_block * order.batch_size)
+    waiting: collections.deque[tuple[int, np.ndarray, Future[Examples]]] = collections.deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
 
-    def make(start: int) -> Examples:
-        part = np.full((steps_per_block, steps.shape[1]), PADDING, np.int32)
-        part[: len(steps) - start] = steps[start : start + steps_per_block]
-        return reader.examples(part, mesh)
-
     def take() -> Block:
-        start, future = waiting.popleft()
-        return Block(first=start, stop=min(start + steps_per_block, len(steps)), examples=future.result())
+        start, batches, future = waiting.popleft()
+        stop = min(start + steps_per_block, order.num_steps)
+        return Block(first=start, stop=stop, examples=future.result(), order=batches)
 
     try:
-        for start in range(first - first % steps_per_block, len(steps), steps_per_block):
-            waiting.append((start, pool.submit(make, start)))
+        for start in range(first - first % steps_per_block, order.num_steps, steps_per_block):
+            batches = order.batches(start, start + steps_per_block)
+            waiting.append((start, batches, pool.submit(reader.examples, batches, mesh)))
             if len(waiting) > _AHEAD:
                 yield take()
         while waiting:

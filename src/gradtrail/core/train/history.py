@@ -54,12 +54,12 @@ class History:
         keep_epochs: epochs whose weights are kept; 0 is before training.
         params: the initial weights, on the host.
         precision: of the training, for error messages.
-        num_examples: of the training split; None where each epoch visits all of them.
+        num_followed: examples that the records of rows tell of; None where each epoch visits all of them.
 
     Attributes:
         epochs: a record for each epoch.
         steps: for each epoch, the records of its steps.
-        dynamics: statistics of each example; None before the first epoch.
+        dynamics: statistics of each example that is followed; None before the first epoch.
         kept: weights of the epochs in `keep_epochs`.
         final: weights after the last epoch.
         best: weights of the epoch with the highest validation accuracy, the first of equals.
@@ -71,10 +71,10 @@ class History:
         params: HostParams,
         *,
         precision: Precision = "float32",
-        num_examples: int | None = None,
+        num_followed: int | None = None,
     ):
         self._precision = precision
-        self._num_examples = num_examples
+        self._num_followed = num_followed
         self._keep_epochs = frozenset(keep_epochs)
         self.epochs: list[EpochRecord] = []
         self.steps: list[StepRecord] = []
@@ -131,7 +131,7 @@ class History:
             return
         if self.dynamics is None:
             visited = int(np.count_nonzero(rows.indices != PADDING))
-            self.dynamics = LearningDynamics(visited if self._num_examples is None else self._num_examples)
+            self.dynamics = LearningDynamics(visited if self._num_followed is None else self._num_followed)
         self.dynamics.add(rows)
 
     def as_arrays(self) -> dict[str, np.ndarray]:
@@ -160,14 +160,14 @@ class History:
         arrays: Mapping[str, np.ndarray],
         *,
         precision: Precision = "float32",
-        num_examples: int | None = None,
+        num_followed: int | None = None,
     ) -> "History":
         """Return the history that `as_arrays` described; the other arguments are those of the constructor.
 
         Raises:
             LookupError, ValueError: the arrays are not those of a history of this model.
         """
-        found = cls(keep_epochs, params, precision=precision, num_examples=num_examples)
+        found = cls(keep_epochs, params, precision=precision, num_followed=num_followed)
         names = [field.name for field in dataclasses.fields(EpochRecord)]
         rows = arrays["epochs"].reshape(-1, len(names)).tolist() if "epochs" in arrays else []
         found.epochs = [EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}) for row in rows]

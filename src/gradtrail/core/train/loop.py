@@ -15,13 +15,15 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.common import batching
+from gradtrail.core.common.batching import Order
 from gradtrail.core.common.sharding import make_mesh, over_batch, put, replicated, with_sharding
 from gradtrail.core.common.validation import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.train import feed
+from gradtrail.core.train import feed, stepping
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.feed import Block, Source
+from gradtrail.core.train.keys import wrapped
 from gradtrail.core.train.private import Mechanism, poisson_batches, refuse_overflow
 from gradtrail.core.train.step import (
     RunKeys,
@@ -33,7 +35,7 @@ from gradtrail.core.train.step import (
     make_step,
     params_to_evaluate,
 )
-from gradtrail.core.train.stepping import StepAt, at_block, at_split, run_steps, run_steps_one_by_one
+from gradtrail.core.train.stepping import RecordedStepAt
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
 from gradtrail.core.xla.static_costs import NO_COST
 
@@ -54,11 +56,13 @@ class Program:
         mesh: the devices that each batch is split over.
         records: () → empty records of an epoch.
         step: see `make_step`.
-        step_at: (state, examples, order, index) → state and record after the step `index` of an epoch.
+        step_at: (state, records, examples, order, index) → state and records after the step `index` of an epoch.
         averages: whether `evaluation_params` computes anything.
         num_keys: that `init` takes.
         examples: the training split, or a block of it, with abstract arrays, an `Examples`.
+        batch_size: examples of a step.
         steps_per_block: steps whose rows are a block; None where the training split is on the device.
+        num_followed: examples that are in the records of an epoch.
         members: networks that are trained at once, see `at_once`; None for a network by itself.
     """
 
@@ -73,9 +77,11 @@ class Program:
     order: Callable[..., Array]
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
     step: Step
-    step_at: StepAt
+    step_at: RecordedStepAt
     examples: Any
+    batch_size: int
     steps_per_block: int | None
+    num_followed: int
     members: int | None = None
 
 
@@ -86,13 +92,13 @@ class Engine:
     Attributes:
         mesh: the devices that each batch is split over.
         init: keys → state; see `keys_of`.
-        order: (the state's keys, epoch) → the batches of the epoch, int32 indices of shape (steps, batch).
-        run_steps: (state, records, examples, order, start, stop) → state and records after the steps in [start, stop).
-            Donates state and records.
+        order: (the state's keys, epoch) → the batches of the epoch, int32 indices of shape (steps, batch); for blocks
+            (keys, epoch, index) → that window of them, see `batching.shuffled_window`.
+        run_steps: (state, records, examples, order, start, stop) → state and records after the steps in [start, stop);
+            `order` and `examples` as a `Block` has them. Donates state and records.
         evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
         records: () → empty records of an epoch.
-        steps_per_block: see `Program`.
-        members: see `Program`.
+        batch_size, steps_per_block, num_followed, members: see `Program`.
     """
 
     epochs: int
@@ -103,7 +109,9 @@ class Engine:
     run_steps: CompiledFunction
     evaluation_params: Callable[[TrainState], Params]
     records: Callable[[], StepRecord]
+    batch_size: int
     steps_per_block: int | None
+    num_followed: int
     members: int | None = None
 
     @property
@@ -145,6 +153,7 @@ def make_program(
     noise_multiplier: float | None = None,
     *,
     streamed: bool = False,
+    followed: Int[np.ndarray, " followed"] | None = None,
 ) -> Program:
     """Return the functions of a training, not yet compiled.
 
@@ -155,6 +164,7 @@ def make_program(
         devices: at least `config.shards`; each batch is split over the first of them, and the others stay unused.
         noise_multiplier: of a private training: standard deviation of the noise in units of the clip norm.
         streamed: whether the examples come in blocks, see `feed`, and not as a whole; changes no bit of the result.
+        followed: ascending indices of the examples that the records of an epoch tell of; None for all.
 
     Raises:
         ConfigError: there are fewer devices or examples than it needs, or too many steps; one line that names the key.
@@ -182,15 +192,18 @@ def make_program(
     step = make_step(config, model, num_steps, mesh, mechanism)
     steps_per_block = feed.steps_in_block(config.batch_size, steps_per_epoch) if streamed else None
 
-    def order(keys: RunKeys, epoch: Array) -> Array:
+    def order(keys: RunKeys, epoch: Array, *window: Array) -> Array:
         key = jax.random.fold_in(keys.order, epoch)
+        if streamed:
+            return batching.shuffled_window(num_examples, *window, key=key)
         if mechanism is None:
             return batching.shuffled_batches(num_examples, config.batch_size, key=key)
         return poisson_batches(mechanism, config.batch_size, steps_per_epoch, key=key)
 
-    step_at = at_split(step)
-    if steps_per_block is not None:
-        step_at = at_block(step, config.batch_size, steps_per_block, mesh.size)
+    step_at = stepping.at_index(step, config.batch_size, steps_per_block, mesh.size)
+    recorded_step_at = stepping.recorded(step_at, followed)
+    num_rows = mechanism.capacity if mechanism else config.batch_size
+    by_row = (steps_per_epoch, num_rows) if followed is None else (len(followed),)
 
     def examples() -> Examples:
         held = steps_per_block * config.batch_size if steps_per_block else num_examples
@@ -202,18 +215,18 @@ def make_program(
         steps_per_epoch=steps_per_epoch,
         mesh=mesh,
         init=make_init(config, model, num_steps),
-        records=functools.partial(
-            empty_records, config, steps_per_epoch, mechanism.capacity if mechanism else config.batch_size
-        ),
+        records=functools.partial(empty_records, config, steps_per_epoch, by_row),
         num_keys=len(VARIED) + config.privacy.enabled,
         evaluation_params=functools.partial(params_to_evaluate, config),
         averages=config.optimizer == "schedule_free",
         order=order,
-        run_steps=functools.partial(run_steps, step_at),
+        run_steps=functools.partial(stepping.run_steps, recorded_step_at),
         step=step,
-        step_at=step_at,
+        step_at=recorded_step_at,
         examples=with_sharding(jax.eval_shape(examples), over_batch(mesh) if streamed else replicated(mesh)),
+        batch_size=config.batch_size,
         steps_per_block=steps_per_block,
+        num_followed=num_examples if followed is None else by_row[0],
     )
 
 
@@ -230,11 +243,15 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
         steps_per_epoch=program.steps_per_epoch,
         mesh=program.mesh,
         init=compile_here("init", program.init, keys),
-        order=compile_here("order", program.order, state.keys, index),
+        order=compile_here(
+            "order", program.order, state.keys, *[index] * (1 if program.steps_per_block is None else 2)
+        ),
         run_steps=compile_run_steps(program, compiler=compiler),
         evaluation_params=evaluation_params,
         records=lambda: put(program.records(), everywhere),
+        batch_size=program.batch_size,
         steps_per_block=program.steps_per_block,
+        num_followed=program.num_followed,
         members=program.members,
     )
 
@@ -243,13 +260,16 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
     """Compile the loop of optimizer steps, under the name `train_step`: its static cost is that of one step."""
     debugging: Any = jax.config  # whose switches mypy does not know
     if debugging.jax_debug_nans:
-        one_by_one = functools.partial(run_steps_one_by_one, program.step_at)
+        one_by_one = functools.partial(stepping.run_steps_one_by_one, program.step_at)
         return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
     everywhere = replicated(program.mesh)
     _, index, state = _abstract_arguments(program)
     records = with_sharding(jax.eval_shape(program.records), everywhere)
-    order = with_sharding(jax.eval_shape(program.order, state.keys, index), everywhere)
-    arguments = (state, records, program.examples, order, index, index)
+    if program.steps_per_block is None:
+        order = jax.eval_shape(program.order, state.keys, index)
+    else:
+        order = jax.ShapeDtypeStruct((program.steps_per_block, program.batch_size), jnp.int32)
+    arguments = (state, records, program.examples, with_sharding(order, everywhere), index, index)
     return compiler.compile(
         "train_step",
         program.run_steps,
@@ -284,15 +304,12 @@ def train(
     done = int(np.asarray(state.step).max())  # the same of all members
     while done < engine.num_steps:
         epoch, first = divmod(done, engine.steps_per_epoch)
-        order = engine.order(state.keys, np.int32(epoch))
-        if state.keys.noise is not None:
-            refuse_overflow(order, epoch)
         records = engine.records() if records is None else records
-        for block in _blocks(engine, examples, order, first):
+        for block in _blocks(engine, examples, state.keys, epoch, first):
             for start in range(max(first, block.first), block.stop, steps_per_call):
                 stop = min(start + steps_per_call, block.stop)
                 state, records = engine.run_steps(
-                    state, records, block.examples, order, np.int32(start), np.int32(stop)
+                    state, records, block.examples, block.order, np.int32(start), np.int32(stop)
                 )
                 done = epoch * engine.steps_per_epoch + stop
                 ends_epoch = stop == engine.steps_per_epoch
@@ -300,13 +317,19 @@ def train(
         records = None
 
 
-def _blocks(engine: Engine, examples: Examples | Source, order: Array | np.ndarray, first: int) -> Iterable[Block]:
-    """Return the examples of the steps of an epoch from `first` on."""
+def _blocks(engine: Engine, examples: Examples | Source, keys: RunKeys, epoch: int, first: int) -> Iterable[Block]:
+    """Return examples and order of the steps of an epoch from `first` on."""
     if isinstance(examples, Examples):
-        return [Block(first=first, stop=engine.steps_per_epoch, examples=examples)]
+        order = engine.order(keys, np.int32(epoch))
+        if keys.noise is not None:
+            refuse_overflow(order, epoch)
+        return [Block(first=first, stop=engine.steps_per_epoch, examples=examples, order=order)]
     if engine.steps_per_block is None:
         raise ValueError("the training was compiled for a split on the device")
-    return feed.blocks(examples, order, engine.mesh, engine.steps_per_block, first=first)
+    bits = jax.tree.map(lambda key: np.array(jax.random.key_data(key)), keys)  # a copy: the steps reuse the memory
+    kept = jax.tree.map(wrapped, put(bits, replicated(engine.mesh)))
+    order = Order(len(examples), engine.batch_size, functools.partial(engine.order, kept, np.int32(epoch)))
+    return feed.blocks(examples, order, engine.mesh, steps_per_block=engine.steps_per_block, first=first)
 
 
 def abstract_state(program: Program) -> TrainState:

@@ -213,9 +213,11 @@ def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
     return evaluation_params(config.optimizer_config(), state.opt_state, state.params)
 
 
-def empty_records(config: TrainConfig, num_steps: int, num_rows: int) -> StepRecord:
-    """Return records of `num_steps` steps, each of `num_rows`, on the host: all 0, but indices `batching.PADDING`."""
-    by_row = (num_steps, num_rows)
+def empty_records(config: TrainConfig, num_steps: int, by_row: tuple[int, ...]) -> StepRecord:
+    """Return records of `num_steps` steps, on the host: all 0, but indices `batching.PADDING`.
+
+    The records of rows have the shape `by_row`: (steps, rows of a step), or (examples,) where some alone are followed.
+    """
 
     def zeros(dtype: type = np.float32, shape: tuple[int, ...] = (num_steps,)) -> Any:
         return np.zeros(shape, dtype)

@@ -1,34 +1,72 @@
 """Consecutive steps of an epoch: one loop on the device, or one call after the other to find a fault."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import SupportsIndex, TypeAlias
+from typing import SupportsIndex, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.feed import positions
 from gradtrail.core.train.step import Step, StepRecord, TrainState
 
+_Tree = TypeVar("_Tree")
+
 StepAt: TypeAlias = Callable[[TrainState, Examples, Array, Array], tuple[TrainState, StepRecord]]
+RecordedStepAt: TypeAlias = Callable[[TrainState, StepRecord, Examples, Array, Array], tuple[TrainState, StepRecord]]
 
 
-def at_split(step: Step) -> StepAt:
-    """Return the step `index` of an epoch, with the training split as the examples."""
-    return lambda state, examples, order, index: step(state, examples, order[index])
-
-
-def at_block(step: Step, batch_size: int, steps_per_block: int, num_shards: int) -> StepAt:
-    """Return the step `index` of an epoch, with the examples of its block."""
+def at_index(step: Step, batch_size: int, steps_per_block: int | None, num_shards: int) -> StepAt:
+    """Return the step `index` of an epoch, with examples and order as a `Block` has them; without blocks, of all."""
+    if steps_per_block is None:
+        return lambda state, examples, order, index: step(state, examples, order[index])
 
     def step_at(state: TrainState, examples: Examples, order: Array, index: Array) -> tuple[TrainState, StepRecord]:
-        return step(state, examples, order[index], positions(index, batch_size, steps_per_block, num_shards))
+        batch = order[index % steps_per_block]
+        return step(state, examples, batch, positions(index, batch_size, steps_per_block, num_shards))
 
     return step_at
 
 
+def recorded(step_at: StepAt, followed: Int[np.ndarray, " followed"] | None) -> RecordedStepAt:
+    """Return the step `index` of an epoch, which also puts its record into those of the epoch.
+
+    Args:
+        step_at: (state, examples, order, index) → state and record.
+        followed: see `loop.make_program`.
+    """
+
+    def recorded_step(
+        state: TrainState, records: StepRecord, examples: Examples, order: Array, index: Array
+    ) -> tuple[TrainState, StepRecord]:
+        state, record = step_at(state, examples, order, index)
+        if followed is None or record.rows is None or records.rows is None:
+            return state, _put(records, record, index)
+        place = _places(record.rows.indices, jnp.asarray(followed, jnp.int32))
+        rows = _put(records.rows, dataclasses.replace(record.rows, indices=place), place)
+        without = _put(dataclasses.replace(records, rows=None), dataclasses.replace(record, rows=None), index)
+        return state, dataclasses.replace(without, rows=rows)
+
+    return recorded_step
+
+
+def _put(columns: _Tree, values: _Tree, index: Int[Array, "..."]) -> _Tree:
+    """Put values into each column at `index`; those whose index is out of bounds are dropped."""
+    return jax.tree.map(lambda column, value: column.at[index].set(value), columns, values)
+
+
+def _places(indices: Int[Array, " batch"], followed: Int[Array, " followed"]) -> Int[Array, " batch"]:
+    """Return the place of each example among those followed, and their number for one that is not."""
+    place = jnp.searchsorted(followed, indices).astype(jnp.int32)
+    is_followed = followed[jnp.minimum(place, len(followed) - 1)] == indices
+    return jnp.where(is_followed, place, len(followed))
+
+
 def run_steps(
-    step_at: StepAt,
+    step_at: RecordedStepAt,
     state: TrainState,
     records: StepRecord,
     examples: Examples,
@@ -44,14 +82,13 @@ def run_steps(
 
     def body(index: Array, carry: tuple[TrainState, StepRecord]) -> tuple[TrainState, StepRecord]:
         state, records = carry
-        state, record = step_at(state, examples, order, index)
-        return state, jax.tree.map(lambda column, value: column.at[index].set(value), records, record)
+        return step_at(state, records, examples, order, index)
 
     return jax.lax.fori_loop(start, stop, body, (state, records))
 
 
 def run_steps_one_by_one(
-    step_at: StepAt,
+    step_at: RecordedStepAt,
     state: TrainState,
     records: StepRecord,
     examples: Examples,
@@ -62,6 +99,5 @@ def run_steps_one_by_one(
     """Make the same steps from Python, for `jax.debug_nans`, which finds the operation in a step, but not in a loop."""
     step_at = jax.jit(step_at)
     for index in range(start, stop):
-        state, record = step_at(state, examples, order, index)
-        records = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)  # noqa: B023
+        state, records = step_at(state, records, examples, order, index)
     return state, records

@@ -152,20 +152,14 @@ class ShardedSplit:
 
     def take(self, rows: Int[np.ndarray, " rows"]) -> Split:
         """Return the examples at these ascending positions; reads the files in between too, a shard at a time."""
-        inside = [rows[(low <= rows) & (rows < high)] for low, high in itertools.pairwise(self._starts)]
-        return Split(
-            **{
-                name: np.concatenate(
-                    [self.read_column(name, part[0], part[-1] + 1)[part - part[0]] for part in inside if len(part)]
-                )
-                for name in COLUMNS
-            }
-        )
+        return Split(**{name: self.take_column(name, rows) for name in COLUMNS})
 
-    @property
-    def example_id(self) -> Int[np.ndarray, " examples"]:
-        """That column of all examples; see `Split`."""
-        return self.read_column("example_id")
+    def take_column(self, name: str, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
+        """Return a column of the examples at these ascending positions, see `take`."""
+        inside = [rows[(low <= rows) & (rows < high)] for low, high in itertools.pairwise(self._starts)]
+        return np.concatenate(
+            [self.read_column(name, part[0], part[-1] + 1)[part - part[0]] for part in inside if len(part)]
+        )
 
     def read_column(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Return a column of the examples in [start, stop), by default of all."""

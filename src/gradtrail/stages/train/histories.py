@@ -68,7 +68,7 @@ class Histories:
 def begun(
     config: TrainConfig,
     params: HostParams,
-    num_examples: int,
+    num_followed: int,
     members: int | None,
     arrays: Mapping[str, np.ndarray] | None = None,
 ) -> Histories:
@@ -77,12 +77,12 @@ def begun(
     Args:
         config: of the training.
         params: the initial weights of all networks, on the host.
-        num_examples: of the training split.
+        num_followed: examples of the training split whose learning dynamics are recorded.
         members: networks at once; None for one by itself.
         arrays: of `Histories.as_arrays`.
     """
     at_once = members is not None
-    known: Any = {"precision": config.precision, "num_examples": num_examples}
+    known: Any = {"precision": config.precision, "num_followed": num_followed}
     each = []
     for number, initial in enumerate(params_of(params, members or 1, at_once=at_once)):
         if arrays is None:

@@ -204,7 +204,7 @@ def run_at_once(
     examples = loop.on_device(train.images, train.labels, engine.mesh) if isinstance(train, Split) else train
     state, checkpoints = engine.init(_keys(engine, member, member.secret)), member.checkpoints
     without_secret, with_secret = _exchange_keys(engine, member, state)
-    history_of = functools.partial(begun, config, on_host(state.params), len(train), engine.members)
+    history_of = functools.partial(begun, config, on_host(state.params), engine.num_followed, engine.members)
     before = checkpoints.load(state, engine.records(), lambda arrays: history_of(arrays=arrays))
     history = before.history if before else history_of()
     records, seconds_before = (before.records, before.seconds) if before else (None, 0.0)

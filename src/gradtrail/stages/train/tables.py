@@ -73,7 +73,7 @@ def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " exa
 def write_tables(
     folder: Path, history: History, example_id: Int[np.ndarray, " examples"], epsilons: Sequence[float] = ()
 ) -> None:
-    """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet`; `example_id` of the split."""
+    """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet`, whose `example_id` is given."""
     folder.mkdir(parents=True, exist_ok=True)
     write_epochs(folder, epoch_table(history.epochs, epsilons))
     parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
+import numpy as np
+from jaxtyping import Int
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import ConfigError
@@ -67,6 +69,18 @@ class Training:
         """What a private training has spent after each epoch; else empty."""
         return self.spending.epsilons if self.spending else ()
 
+    @property
+    def followed(self) -> Int[np.ndarray, " followed"]:
+        """Positions of the training examples whose learning dynamics are recorded: of a large split a sample."""
+        return splits.sample_of(len(self.train))
+
+    @property
+    def followed_id(self) -> Int[np.ndarray, " followed"]:
+        """The `example_id` of each of these."""
+        if isinstance(self.train, ShardedSplit):
+            return self.train.take_column("example_id", self.followed)
+        return self.train.example_id[self.followed]
+
     def compile(self, compiler: Compiler) -> dict[int, Engine]:
         """Compile the functions of the training: for one member, and for each number that are trained at once.
 
@@ -84,7 +98,13 @@ class Training:
                 f"{self.config.members_at_once}"
             )
         program = loop.make_program(
-            self.config, self.model, len(self.train), self.devices, noise_multiplier=noise, streamed=streamed
+            self.config,
+            self.model,
+            len(self.train),
+            self.devices,
+            noise_multiplier=noise,
+            streamed=streamed,
+            followed=self.followed if len(self.followed) < len(self.train) else None,
         )
         engines = {}
         for size in dict.fromkeys([*sizes, 1]):
