@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -57,6 +58,20 @@ def s3(folder: Path, env: Environment) -> Iterator[str]:
     with service(command, folder / "s3.log", env, lambda: answers(f"{url}/moto-api/")):
         assert requests.put(f"{url}/{BUCKET}", timeout=10).ok
         yield url
+
+
+def require_keys(url: str) -> dict[str, str]:
+    """Make moto's server refuse unknown keys from now on; return the environment with the one key that it knows."""
+    import boto3  # which the extra `cluster` does not have
+
+    any_key = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
+    client = boto3.client("iam", endpoint_url=url, region_name="us-east-1", **any_key)
+    client.create_user(UserName="node")
+    allow = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+    client.put_user_policy(UserName="node", PolicyName="all", PolicyDocument=json.dumps(allow))
+    key = client.create_access_key(UserName="node")["AccessKey"]
+    assert requests.post(f"{url}/moto-api/reset-auth", data="0", timeout=10).ok
+    return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster_repository import run_git
+from cluster_services import BUCKET, require_keys, s3, why_no_cluster
 from projects import Project, environment, finished_small_project
 
 from gradtrail.cluster.task.checkout import node_folder
@@ -17,7 +18,9 @@ from gradtrail.cluster.task.make import experiment_ref, make_experiment
 from gradtrail.cluster.task.places import Places
 from gradtrail.cluster.task.plan import Wanted, plan_experiments
 from gradtrail.cluster.task.records import ensure_runs, states_of
+from gradtrail.cluster.task.request import Experiment as PlannedExperiment
 from gradtrail.cluster.task.request import Request, own_packages, own_python
+from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.snapshots import Experiment
 from gradtrail.tracking.mlflow.client import StoreClient
 from gradtrail.tracking.mlflow.search import StoredRuns
@@ -51,17 +54,7 @@ def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project
     assert len(experiment.shared) == 1, "the training; the fetched data are in the lock"
     store = f"sqlite:///{tmp_path / 'store.db'}"
     project.run(sys.executable, "-m", "gradtrail", "sync", env={"MLFLOW_TRACKING_URI": store, **_own_code(project)})
-    request = Request(
-        git_url=str(tmp_path / "shared.git"),
-        commit=commit,
-        tracking_uri=store,
-        cache=None,
-        cpus=1.0,
-        gpus=0.0,
-        python=own_python(),
-        packages=own_packages(),
-        experiments=(experiment,),
-    )
+    request = _request(tmp_path, commit, store, experiment)
     assert make_experiment(request, experiment) == "made"
     assert make_experiment(request, experiment) == "there"
 
@@ -101,6 +94,38 @@ def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project
 
 
 @pytest.mark.nightly
+@pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster())
+def test_an_s3_that_refuses_the_key_is_one_line_and_the_same_call_goes_on_with_a_good_one(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+    with s3(tmp_path, environment() | good) as url:
+        project.dvc("remote", "modify", "storage", "url", f"s3://{BUCKET}/dvc")
+        project.dvc("remote", "modify", "storage", "endpointurl", url)
+        project.commit("a remote on S3")
+        project.git("push", "-q", "origin", "HEAD:main")
+        project.dvc("push", "--run-cache", env=good)
+        key = require_keys(url)
+        commit = project.git("rev-parse", "HEAD").strip()
+        (experiment,) = plan_experiments([Wanted("a rate", {RATE: 0.25}, "evaluate")], commit)
+        store = f"sqlite:///{tmp_path / 'store.db'}"
+        request = _request(tmp_path, commit, store, experiment)
+        for name, value in key.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "UNKNOWNKEY")
+        with pytest.raises(UserError) as caught:
+            make_experiment(request, experiment)
+        said = str(caught.value)
+        assert said.startswith(f"the inputs of {commit[:12]} were not fetched: ")
+        assert "\n" not in said
+        assert "Access Key Id" in said or "Forbidden" in said, said
+        assert key["AWS_SECRET_ACCESS_KEY"] not in said
+        assert not run_git(tmp_path / "shared.git", "for-each-ref", "refs/exps", "refs/gradtrail")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AWS_ACCESS_KEY_ID"])
+        assert make_experiment(request, experiment) == "made"
+
+
+@pytest.mark.nightly
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="not installed: ray")
 def test_a_sweep_on_a_ray_of_this_machine(project: Project, tmp_path: Path) -> None:
     evaluate = project.folder / "pipeline" / "evaluate.py"
@@ -119,6 +144,20 @@ def test_a_sweep_on_a_ray_of_this_machine(project: Project, tmp_path: Path) -> N
         query = "select count(*), count(distinct value) from tags where key = 'state'"
         total, distinct = store.execute(query).fetchone()
     assert total == distinct
+
+
+def _request(folder: Path, commit: str, store: str, experiment: PlannedExperiment) -> Request:
+    return Request(
+        git_url=str(folder / "shared.git"),
+        commit=commit,
+        tracking_uri=store,
+        cache=None,
+        cpus=1.0,
+        gpus=0.0,
+        python=own_python(),
+        packages=own_packages(),
+        experiments=(experiment,),
+    )
 
 
 def _own_code(project: Project) -> dict[str, str]:
