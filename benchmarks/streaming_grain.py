@@ -8,6 +8,7 @@ processor seconds for a million of examples; a training of the default network t
 """
 
 import argparse
+import functools
 import json
 import time
 import warnings
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtrail.core.common.batching import PADDING, shuffled_batches
+from gradtrail.core.common.batching import PADDING, Order, num_batches, shuffled_window
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.train import feed
 
@@ -72,12 +73,14 @@ def main() -> None:
     count, size = options.examples, options.batch_size
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (count, *SHAPE), np.uint8), rng.integers(0, 10, count, np.int32)
-    order = np.asarray(shuffled_batches(count, size, key=jax.random.key(0)))
+    draw = jax.jit(functools.partial(shuffled_window, count, key=jax.random.key(0)))
+    order = Order(count, size, draw).batches(0, num_batches(count, size))
     mesh = make_mesh(jax.devices()[:1])
 
     def blocks() -> Iterator[Any]:
         steps = feed.steps_in_block(size, len(order))
-        for block in feed.blocks(Arrays(images, labels), jax.numpy.asarray(order), mesh, steps, first=0):
+        in_parts = Order(count, size, draw)
+        for block in feed.blocks(Arrays(images, labels), in_parts, mesh, steps_per_block=steps, first=0):
             yield block.examples.images, block.examples.labels
 
     records = grain.MapDataset.source(Records(images, labels, order[order != PADDING]))

@@ -227,9 +227,13 @@ def make_engine(
     num_classes: int = NUM_CLASSES,
     noise_multiplier: float | None = None,
     members: int = 1,
+    every: int | None = None,
 ) -> tuple[Engine, Examples]:
-    """Compile the training of `config` on a split, once; return it with the split on the device."""
-    engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier, members)
+    """Compile the training of `config` on a split, once; return it with the split on the device.
+
+    Where `every` is given, of so many examples one is followed.
+    """
+    engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier, members, every)
     return engine, on_device(split.images, split.labels, engine.mesh)
 
 
@@ -241,10 +245,12 @@ def _compiled(
     num_classes: int,
     noise_multiplier: float | None,
     members: int,
+    every: int | None,
 ) -> Engine:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
     noise = noise_of_measurements(config.privacy) if noise_multiplier is None else noise_multiplier
-    program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise)
+    followed = None if every is None else np.arange(0, num_examples, every)
+    program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise, followed=followed)
     return compile_engine(program if members == 1 else at_once(program, members), compiler=new_compiler())
 
 

@@ -163,7 +163,7 @@ def test_they_are_told_in_a_project_whatever_the_cache_has(tmp_path: Path) -> No
     path = project.folder / "src/gradtrail/core/train/loop.py"
     source = path.read_text()
     for found, planted in {
-        "engine.order(state.keys, np.int32(epoch))\n": "engine.order(state.keys, np.int32(epoch))" + _EACH_EPOCH,
+        "if records is None else records\n": "if records is None else records" + _EACH_EPOCH,
         "    done = epoch * engine": "    state.step + 1\n                done = epoch * engine",
         "        donate_argnums=(0, 1),\n": "",
     }.items():

@@ -30,9 +30,11 @@ CONFIGS = {
 }
 
 
-def trained(config: TrainConfig, *, members: int = 1, seed: int = 0, steps_per_call: int = 100) -> tuple[Any, Any]:
+def trained(
+    config: TrainConfig, *, members: int = 1, seed: int = 0, steps_per_call: int = 100, every: int | None = None
+) -> tuple[Any, Any]:
     """Return the parameters to evaluate, and the records of the last epoch, on the host."""
-    engine, examples = make_engine(config, SPLIT, members=members)
+    engine, examples = make_engine(config, SPLIT, members=members, every=every)
     seeds = [MemberSeeds.from_one(each) for each in SEEDS]
     keys = keys_of(MemberSeeds.from_one(seed)) if members == 1 else keys_at_once(seeds[:members])
     *_, last = loop.train(engine, engine.init(keys), examples, steps_per_call=steps_per_call)
@@ -51,6 +53,21 @@ def test_members_at_once_are_those_by_themselves_but_for_rounding(name: str) -> 
         mine = jax.tree.map(lambda leaf, number=number: leaf[:, number], records)
         np.testing.assert_array_equal(mine.rows.indices, own_records.rows.indices)
         np.testing.assert_allclose(mine.loss, own_records.loss, **tolerance)
+
+
+def test_each_member_has_the_records_of_the_examples_that_are_followed() -> None:
+    config = CONFIGS["muon"]
+    _, of_all = trained(config, members=3)
+    _, of_some = trained(config, members=3, every=4)
+    for number in range(3):
+        rows, some = (
+            jax.tree.map(lambda leaf, number=number: leaf[:, number], each.rows) for each in (of_all, of_some)
+        )
+        place = np.argsort(rows.indices.ravel())[-len(SPLIT) :: 4]  # padding is first
+        np.testing.assert_array_equal(some.indices, np.arange(len(place)))
+        np.testing.assert_array_equal(some.correct, rows.correct.ravel()[place])
+        np.testing.assert_allclose(some.probability, rows.probability.ravel()[place], rtol=1e-3)
+    assert len(np.unique(of_some.rows.probability)) == of_some.rows.probability.size, "no member has another's"
 
 
 def test_the_length_of_the_calls_changes_no_bit() -> None:

@@ -18,7 +18,7 @@ from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import key_bits_of, keys_of, wrapped
 from gradtrail.core.train.loop import Chunk, Engine, Program
 from gradtrail.core.train.step import StepRecord, TrainState
-from gradtrail.core.train.stepping import run_steps
+from gradtrail.core.train.stepping import put_all, recorded, run_steps
 
 _STEPS, _ROUNDS = 16, 3  # of a measurement: steps of a call, and calls after the first
 
@@ -28,9 +28,11 @@ _Tree = TypeVar("_Tree")
 def at_once(program: Program, members: int) -> Program:
     """Return the functions that train `members` networks at once.
 
-    States and orders have a leading axis of members; records have it after that of the steps. Examples are shared.
+    States and orders have a leading axis of members; records have it after that of the steps or followed examples. The
+    training split is shared.
     """
-    step_at = jax.vmap(program.step_at, in_axes=(0, 1, None, 0, None), out_axes=(0, 1))
+    step_at = jax.vmap(program.step_at, in_axes=(0, None, 0, None))
+    put = program.put if program.put is put_all else jax.vmap(program.put, in_axes=(1, 0, None), out_axes=1)
 
     def records() -> StepRecord:
         return jax.tree.map(lambda leaf: np.repeat(leaf[:, None], members, axis=1), program.records())
@@ -42,7 +44,8 @@ def at_once(program: Program, members: int) -> Program:
         order=jax.vmap(program.order, in_axes=(0, None)),
         evaluation_params=jax.vmap(program.evaluation_params) if program.averages else program.evaluation_params,
         step_at=step_at,
-        run_steps=functools.partial(run_steps, step_at),
+        put=put,
+        run_steps=functools.partial(run_steps, recorded(step_at, put)),
         records=records,
     )
 

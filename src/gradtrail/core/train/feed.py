@@ -1,9 +1,9 @@
 """Examples as a training takes them: a whole split on the device, or blocks with the rows of the next steps.
 
 A split that memory does not hold is a `Source`. Its rows are read in the order of the epoch, ahead of the computation,
-by one thread; memory holds a window of the order, see `batching`, the blocks of examples that are in it, and a few
-blocks of steps. Blocks are global arrays over the mesh: a process reads the windows, and makes the rows of its own
-devices alone.
+by one thread; memory holds the windows of the order, see `batching`, that the next steps are in, the blocks of examples
+in these, and a few blocks of steps. Blocks are global arrays over the mesh: a process reads the windows, and makes the
+rows of its own devices alone.
 """
 
 import collections

@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt8
 
 from gradtrail.core.common import batching
-from gradtrail.core.common.batching import Order
 from gradtrail.core.common.sharding import make_mesh, over_batch, put, replicated, with_sharding
 from gradtrail.core.common.validation import LARGEST, ConfigError
 from gradtrail.core.nn.models import Model, Params
@@ -35,7 +34,7 @@ from gradtrail.core.train.step import (
     make_step,
     params_to_evaluate,
 )
-from gradtrail.core.train.stepping import RecordedStepAt
+from gradtrail.core.train.stepping import Put, StepAt
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
 from gradtrail.core.xla.static_costs import NO_COST
 
@@ -56,7 +55,8 @@ class Program:
         mesh: the devices that each batch is split over.
         records: () → empty records of an epoch.
         step: see `make_step`.
-        step_at: (state, records, examples, order, index) → state and records after the step `index` of an epoch.
+        step_at: (state, examples, order, index) → state and record after the step `index` of an epoch.
+        put: (records, record, index) → the records of an epoch with that of the step `index`.
         averages: whether `evaluation_params` computes anything.
         num_keys: that `init` takes.
         examples: the training split, or a block of it, with abstract arrays, an `Examples`.
@@ -77,7 +77,8 @@ class Program:
     order: Callable[..., Array]
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
     step: Step
-    step_at: RecordedStepAt
+    step_at: StepAt
+    put: Put
     examples: Any
     batch_size: int
     steps_per_block: int | None
@@ -201,7 +202,7 @@ def make_program(
         return poisson_batches(mechanism, config.batch_size, steps_per_epoch, key=key)
 
     step_at = stepping.at_index(step, config.batch_size, steps_per_block, mesh.size)
-    recorded_step_at = stepping.recorded(step_at, followed)
+    put_record = stepping.put_all if followed is None else stepping.put_followed(followed)
     num_rows = mechanism.capacity if mechanism else config.batch_size
     by_row = (steps_per_epoch, num_rows) if followed is None else (len(followed),)
 
@@ -220,13 +221,14 @@ def make_program(
         evaluation_params=functools.partial(params_to_evaluate, config),
         averages=config.optimizer == "schedule_free",
         order=order,
-        run_steps=functools.partial(stepping.run_steps, recorded_step_at),
+        run_steps=functools.partial(stepping.run_steps, stepping.recorded(step_at, put_record)),
         step=step,
-        step_at=recorded_step_at,
+        step_at=step_at,
+        put=put_record,
         examples=with_sharding(jax.eval_shape(examples), over_batch(mesh) if streamed else replicated(mesh)),
         batch_size=config.batch_size,
         steps_per_block=steps_per_block,
-        num_followed=num_examples if followed is None else by_row[0],
+        num_followed=num_examples if followed is None else len(followed),
     )
 
 
@@ -260,15 +262,13 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
     """Compile the loop of optimizer steps, under the name `train_step`: its static cost is that of one step."""
     debugging: Any = jax.config  # whose switches mypy does not know
     if debugging.jax_debug_nans:
-        one_by_one = functools.partial(stepping.run_steps_one_by_one, program.step_at)
+        one_by_one = functools.partial(stepping.run_steps_one_by_one, stepping.recorded(program.step_at, program.put))
         return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
     everywhere = replicated(program.mesh)
     _, index, state = _abstract_arguments(program)
     records = with_sharding(jax.eval_shape(program.records), everywhere)
-    if program.steps_per_block is None:
-        order = jax.eval_shape(program.order, state.keys, index)
-    else:
-        order = jax.ShapeDtypeStruct((program.steps_per_block, program.batch_size), jnp.int32)
+    of_block = jax.ShapeDtypeStruct((program.steps_per_block or 0, program.batch_size), jnp.int32)
+    order = of_block if program.steps_per_block else jax.eval_shape(program.order, state.keys, index)
     arguments = (state, records, program.examples, with_sharding(order, everywhere), index, index)
     return compiler.compile(
         "train_step",
@@ -328,7 +328,7 @@ def _blocks(engine: Engine, examples: Examples | Source, keys: RunKeys, epoch: i
         raise ValueError("the training was compiled for a split on the device")
     bits = jax.tree.map(lambda key: np.array(jax.random.key_data(key)), keys)  # a copy: the steps reuse the memory
     kept = jax.tree.map(wrapped, put(bits, replicated(engine.mesh)))
-    order = Order(len(examples), engine.batch_size, functools.partial(engine.order, kept, np.int32(epoch)))
+    order = batching.Order(len(examples), engine.batch_size, functools.partial(engine.order, kept, np.int32(epoch)))
     return feed.blocks(examples, order, engine.mesh, steps_per_block=engine.steps_per_block, first=first)
 
 

@@ -78,7 +78,7 @@ class StepRecord:
             a private training.
         loss_scale: factor of this step's loss; None where the loss is not scaled.
         skipped: whether the step changed nothing because its gradients were not finite, bool; None likewise.
-        rows: of the batch; None in a `History`, which summarizes them.
+        rows: of the batch, or of the followed examples, see `RowRecord`; None in a `History`, which summarizes them.
         observed: what `observe` of `make_step` returned; None without it.
     """
 

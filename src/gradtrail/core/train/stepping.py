@@ -16,6 +16,7 @@ from gradtrail.core.train.step import Step, StepRecord, TrainState
 _Tree = TypeVar("_Tree")
 
 StepAt: TypeAlias = Callable[[TrainState, Examples, Array, Array], tuple[TrainState, StepRecord]]
+Put: TypeAlias = Callable[[StepRecord, StepRecord, Array], StepRecord]
 RecordedStepAt: TypeAlias = Callable[[TrainState, StepRecord, Examples, Array, Array], tuple[TrainState, StepRecord]]
 
 
@@ -31,26 +32,35 @@ def at_index(step: Step, batch_size: int, steps_per_block: int | None, num_shard
     return step_at
 
 
-def recorded(step_at: StepAt, followed: Int[np.ndarray, " followed"] | None) -> RecordedStepAt:
-    """Return the step `index` of an epoch, which also puts its record into those of the epoch.
+def put_all(records: StepRecord, record: StepRecord, index: Int[Array, ""]) -> StepRecord:
+    """Put the record of the step `index` into those of an epoch."""
+    return _put(records, record, index)
 
-    Args:
-        step_at: (state, examples, order, index) → state and record.
-        followed: see `loop.make_program`.
-    """
 
-    def recorded_step(
+def put_followed(followed: Int[np.ndarray, " followed"]) -> Put:
+    """Return `put_all` for records with a row for each followed example, see `loop.make_program`, in place of all."""
+
+    def put(records: StepRecord, record: StepRecord, index: Int[Array, ""]) -> StepRecord:
+        if record.rows is None:
+            raise ValueError("a step records its rows")
+        place = _places(record.rows.indices, jnp.asarray(followed, jnp.int32))
+        rows = _put(records.rows, dataclasses.replace(record.rows, indices=place), place)
+        without = put_all(dataclasses.replace(records, rows=None), dataclasses.replace(record, rows=None), index)
+        return dataclasses.replace(without, rows=rows)
+
+    return put
+
+
+def recorded(step_at: StepAt, put: Put) -> RecordedStepAt:
+    """Return the step `index` of an epoch, which also puts its record into those of the epoch."""
+
+    def recorded_step_at(
         state: TrainState, records: StepRecord, examples: Examples, order: Array, index: Array
     ) -> tuple[TrainState, StepRecord]:
         state, record = step_at(state, examples, order, index)
-        if followed is None or record.rows is None or records.rows is None:
-            return state, _put(records, record, index)
-        place = _places(record.rows.indices, jnp.asarray(followed, jnp.int32))
-        rows = _put(records.rows, dataclasses.replace(record.rows, indices=place), place)
-        without = _put(dataclasses.replace(records, rows=None), dataclasses.replace(record, rows=None), index)
-        return state, dataclasses.replace(without, rows=rows)
+        return state, put(records, record, index)
 
-    return recorded_step
+    return recorded_step_at
 
 
 def _put(columns: _Tree, values: _Tree, index: Int[Array, "..."]) -> _Tree:
@@ -60,7 +70,7 @@ def _put(columns: _Tree, values: _Tree, index: Int[Array, "..."]) -> _Tree:
 
 def _places(indices: Int[Array, " batch"], followed: Int[Array, " followed"]) -> Int[Array, " batch"]:
     """Return the place of each example among those followed, and their number for one that is not."""
-    place = jnp.searchsorted(followed, indices).astype(jnp.int32)
+    place = jnp.searchsorted(followed, indices, method="scan_unrolled").astype(jnp.int32)
     is_followed = followed[jnp.minimum(place, len(followed) - 1)] == indices
     return jnp.where(is_followed, place, len(followed))
 

@@ -11,7 +11,7 @@ from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import SPLITS, DatasetInfo
 from gradtrail.support.errors import UserError
 
-SAMPLE = 100_000  # examples of a larger training split that are taken where all are needed at once: tables, galleries
+SAMPLE = 100_000  # examples of a larger training split that are taken where all are needed at once: dynamics, tables
 
 
 class HeldSplit:

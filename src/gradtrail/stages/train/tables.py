@@ -58,7 +58,7 @@ def parameter_table(params: HostParams) -> pd.DataFrame:
 
 
 def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " examples"]) -> pd.DataFrame:
-    """Return a row for each training example: its learning dynamics over the epochs."""
+    """Return a row for each training example that was followed: its learning dynamics over the epochs."""
     return pd.DataFrame(
         {
             "example_id": example_id,
