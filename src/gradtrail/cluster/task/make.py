@@ -141,7 +141,15 @@ def _fetch(node: NodeFolder, folder: Path, stage: str, commit: str, env: Mapping
     with node.lock(fetched.name):
         if fetched.exists() and not again:
             return
-        command = [sys.executable, "-m", "dvc", "fetch", "--quiet", "--run-cache", "--with-deps", stage]
+        command = [
+            sys.executable,
+            "-m",
+            "dvc",
+            "fetch",
+            "--run-cache",
+            "--with-deps",
+            stage,
+        ]  # quiet, DVC keeps the reason to itself
         try:
             run(command, folder=folder, env=env, seconds=None)  # a data set takes as long as it takes
         except CommandError as error:
