@@ -90,10 +90,12 @@ def writers(path: Path, runs: Iterable[Run]) -> list[Run]:
         UserError: no run wrote these bytes.
     """
     wanted = digest(path)
-    found = {run.info.run_id: (run, out) for run in runs if (out := _out_with(wanted, run))}
+    found = {run.info.run_id: (run, outs) for run in runs if (outs := {*_outs_with(wanted, run)})}
     if not found:
         raise UserError(f"{path}: no run wrote these bytes (md5 {wanted})")
-    here = [run for run, out in found.values() if path.resolve() == (working_folder() / out).resolve()]
+    here = [
+        run for run, outs in found.values() if path.resolve() in {(working_folder() / out).resolve() for out in outs}
+    ]
     working = working_snapshot()
     current = {stage.state for stage in consistent_stages(working)} if working else set()
     of_lock = [run for run in here if run.data.tags["state"] in current]
@@ -107,16 +109,13 @@ def _states_of_experiment(name: str) -> set[str]:
     return {stage.state for stage in consistent_stages(snapshot)} if snapshot else set()
 
 
-def _out_with(wanted: str, run: Run) -> str | None:
-    """Return the path of the out, or of the file in an out, with this digest."""
+def _outs_with(wanted: str, run: Run) -> Iterator[str]:
+    """Yield the paths of all outs, and of all files in outs, with this digest."""
     for out, found in outputs(run.data.tags).items():
         if found == wanted:
-            return out
-        if found.endswith(".dir"):
-            for name, md5 in (listing(found) or {}).items():
-                if md5 == wanted:
-                    return f"{out}/{name}"
-    return None
+            yield out
+        elif found.endswith(".dir"):
+            yield from (f"{out}/{name}" for name, md5 in (listing(found) or {}).items() if md5 == wanted)
 
 
 def _of_commit(name: str, runs: list[Run], stage: str) -> Iterator[Run]:
