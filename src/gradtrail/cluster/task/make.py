@@ -141,15 +141,8 @@ def _fetch(node: NodeFolder, folder: Path, stage: str, commit: str, env: Mapping
     with node.lock(fetched.name):
         if fetched.exists() and not again:
             return
-        command = [
-            sys.executable,
-            "-m",
-            "dvc",
-            "fetch",
-            "--run-cache",
-            "--with-deps",
-            stage,
-        ]  # quiet, DVC keeps the reason to itself
+        # Without `--quiet`, with which DVC does not say why it failed
+        command = [sys.executable, "-m", "dvc", "fetch", "--run-cache", "--with-deps", stage]
         try:
             run(command, folder=folder, env=env, seconds=None)  # a data set takes as long as it takes
         except CommandError as error:
