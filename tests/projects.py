@@ -171,12 +171,21 @@ class Project:
         """
         deadline = time.monotonic() + seconds
         while True:
-            status = self.dvc("queue", "status")
+            status = self._queue_status()
             if time.monotonic() > deadline or not any(state in status for state in ("Queued", "Running")):
                 for worker in self.processes("queue-worker"):
                     worker.kill()
                 return status
             time.sleep(1)
+
+    def _queue_status(self) -> str:
+        """Ask DVC up to four times: it fails where a worker is just writing the file about its task."""
+        for _ in range(3):
+            status = self.dvc("queue", "status", check=False)
+            if "unexpected error - Expecting value" not in status:
+                return status
+            time.sleep(0.5)
+        return self.dvc("queue", "status")
 
     def processes(self, argument: str = "") -> list[psutil.Process]:
         """Return the processes, or those with an argument, that are at work in the project or a copy below it."""

@@ -24,10 +24,11 @@ MATRIX = jnp.full((64, 64), 0.01)
 WORK: Callable[..., Any] = jax.jit(repeat).lower(jnp.int32(1), MATRIX).compile()
 
 
-@pytest.fixture(autouse=True)
-def _profiler_is_stopped(tmp_path: Path) -> Any:
+@pytest.fixture(autouse=True, scope="module")
+def _profiler_is_stopped(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Between two tests the second one shows it: a profiler does not start where another one runs."""
     yield
-    jax.profiler.start_trace(tmp_path / "after")  # which fails where another one runs
+    jax.profiler.start_trace(tmp_path_factory.mktemp("after"))
     jax.profiler.stop_trace()
 
 

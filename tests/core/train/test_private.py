@@ -97,16 +97,22 @@ def test_a_step_is_that_of_the_definition(overrides: dict) -> None:
     optimizer = make_optimizer(config.optimizer_config(), engine.num_steps)
     state = engine.init(keys(config))
     params, opt_state, num_clipped = state.params, state.opt_state, 0
-    for batch in np.asarray(engine.order(state.keys, np.int32(0))):
-        drawn = batch[batch != PADDING]
-        images, labels = jnp.asarray(SPLIT.images[drawn]), jnp.asarray(SPLIT.labels[drawn])
+    split_images, split_labels = jnp.asarray(SPLIT.images), jnp.asarray(SPLIT.labels)
+
+    @jax.jit
+    def step(params, opt_state, batch):  # type: ignore[no-untyped-def]
+        images, labels = split_images[batch], split_labels[batch]  # of padding too; it counts for nothing
         each = per_example_grads(model, params, images, labels, label_smoothing=config.label_smoothing)
         norms = jnp.sqrt(sum(jnp.sum(leaf.reshape(len(leaf), -1) ** 2, axis=1) for leaf in jax.tree.leaves(each)))
-        num_clipped += int(jnp.sum(norms > clip_norm))
-        factors = jnp.minimum(1.0, clip_norm / norms)
-        grads = jax.tree.map(lambda leaf, by=factors: jnp.tensordot(by, leaf, 1) / config.batch_size, each)
+        factors = jnp.where(batch == PADDING, 0.0, jnp.minimum(1.0, clip_norm / norms))
+        grads = jax.tree.map(lambda leaf: jnp.tensordot(factors, leaf, 1) / config.batch_size, each)
         updates, opt_state = optimizer.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
+        clipped = jnp.sum((norms > clip_norm) & (batch != PADDING))
+        return optax.apply_updates(params, updates), opt_state, clipped
+
+    for batch in engine.order(state.keys, np.int32(0)):
+        params, opt_state, clipped = step(params, opt_state, batch)
+        num_clipped += int(clipped)
     assert num_clipped > 10
     found = trained(config, 0.0)[-1].state.params
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), found, params)
@@ -241,7 +247,7 @@ def test_noise_is_made_of_the_normals_of_its_key_each_used_once() -> None:
     config = private_config(batch_size=1, privacy={"example_clip_norm": 1.0})
     mechanism = dataclasses.replace(MECHANISM, noise_multiplier=1.0)
     zeros = {"a": jnp.zeros((30, 7)), "b": jnp.zeros(40), "c": jnp.zeros(())}
-    drawn = noised_mean(zeros, config, mechanism, key=jax.random.key(0))
+    drawn = jax.jit(lambda key: noised_mean(zeros, config, mechanism, key=key))(jax.random.key(0))
     expected = threefry.normals(jax.random.key(0), 251)
     np.testing.assert_allclose(jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(drawn)]), expected, rtol=1e-6)
 
@@ -251,9 +257,11 @@ def test_a_batch_has_the_examples_whose_bits_are_below_the_rate_in_their_order(
     num_examples: int, batch_size: int, capacity: int
 ) -> None:
     mechanism = dataclasses.replace(MECHANISM, num_examples=num_examples, capacity=capacity)
-    batches = np.asarray(poisson_batches(mechanism, batch_size, 20, key=jax.random.key(2)))
+    draw = jax.jit(functools.partial(poisson_batches, mechanism, batch_size, 20))
+    bits = jax.jit(lambda key: threefry.bits(key, num_examples))
+    batches = np.asarray(draw(key=jax.random.key(2)))
     for key, batch in zip(jax.random.split(jax.random.key(2), 20), batches, strict=True):
-        words = np.asarray(threefry.bits(key, num_examples))
+        words = np.asarray(bits(key))
         expected = np.flatnonzero(words < int(batch_size / num_examples * 2**32))
         np.testing.assert_array_equal(batch, np.pad(expected, (0, capacity - len(expected)), constant_values=PADDING))
 

@@ -4,6 +4,7 @@ Names come from the functions that measure, with made-up histories and predictio
 """
 
 import dataclasses
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def of_training(history: History, precision: str, parts: int, count: int) -> set
     return logged("train", measured) | {*curves(epochs, steps, 6), "train/elapsed_seconds"} | timed
 
 
+@functools.cache
 def of_evaluation(count: int, *, corrected: bool) -> set[str]:
     rng = np.random.default_rng(0)
     said = [
