@@ -131,9 +131,11 @@ def ui(port: int) -> int:
 )
 @click.argument("files", nargs=-1, type=_PATH, metavar="[FILE.csv]...")
 @click.option("--merge", "is_merge", is_flag=True, help="Add the corrections in FILE.csv... to labels/corrections.csv.")
-@click.option("--file", type=_PATH, help="To write to.  [default: labels/corrections.csv of the repository]")
+@click.option(
+    "--file", type=_PATH, help="File to write corrections to.  [default: labels/corrections.csv of the repository]"
+)
 @click.option("--reviewer", metavar="NAME", help="Who decides.  [default: git's user.name]")
-@click.option("--split", type=click.Choice(["train", "validation", "test"]), help="To look at; all by default.")
+@click.option("--split", type=click.Choice(["train", "validation", "test"]), help="Split to review; all by default.")
 @click.option("--limit", type=_COUNT, default=200, show_default=True, metavar="N", help="Maximum number of labels.")
 @click.option("--port", type=click.IntRange(0, 65535), default=5001, show_default=True)
 @click.pass_obj
@@ -207,7 +209,12 @@ def _running_elsewhere(verb: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--gpus", type=_AMOUNT, default=0, metavar="N", help="GPUs of each experiment, with --on."),
         click.option(
-            "--cpus", type=_AMOUNT, default=1, show_default=True, metavar="N", help="Likewise, processor cores."
+            "--cpus",
+            type=_AMOUNT,
+            default=1,
+            show_default=True,
+            metavar="N",
+            help="CPU cores of each experiment, with --on.",
         ),
         click.option(
             "--on",
@@ -304,7 +311,7 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
     from gradtrail.experiments.timed.gate import run_timed_gate
 
     if accept and timed:
-        raise UserError("--timed: a comparison with what was accepted; not together with --accept")
+        raise UserError("--timed and --accept cannot be combined")
     static = run_gate(accept=accept)
     return max(static, run_timed_gate(ACCEPTED, seconds=seconds)) if timed else static
 

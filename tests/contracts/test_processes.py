@@ -269,7 +269,7 @@ def test_a_process_that_never_comes_is_named(project: Project) -> None:
     outputs = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [2, 2]
     assert outputs[0].splitlines() == [
-        "train: of 3 processes these have not come to 127.0.0.1:23456 within 3 s: 1; "
+        "train: of 3 processes these have not connected to 127.0.0.1:23456 within 3 s: 1; "
         "`runtime.join_seconds` says how long to wait"
     ]
     assert not outputs[1]

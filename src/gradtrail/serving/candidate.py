@@ -13,7 +13,6 @@ import pandas as pd
 import pyarrow as pa
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Run
-from mlflow.exceptions import MlflowException
 
 from gradtrail.serving.registry import Reference, resolve
 from gradtrail.stages.artifacts.exported import Manifest, read_manifest
@@ -21,6 +20,7 @@ from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.lineage.dvc_cache import restore
 from gradtrail.tracking.lookup.runs import find_run
+from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.links import PARENT
 from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
 from gradtrail.tracking.mlflow.search import RunIndex
@@ -142,9 +142,7 @@ class Candidate:
         yield from self.index({"stage": stage, PARENT: self.run.info.run_id}, finished=True)
 
     def _artifact(self, run: Run, path: str, folder: Path) -> Path | None:
-        with contextlib.suppress(MlflowException, OSError):
-            return Path(self.client.download_artifacts(run.info.run_id, path, str(folder)))
-        return None
+        return download(self.client, run.info.run_id, path, folder)
 
 
 def find_candidate(what: str, client: MlflowClient) -> Candidate:

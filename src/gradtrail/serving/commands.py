@@ -52,7 +52,9 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, **
     from gradtrail.serving.predict.main import predict
 
     if old["weights"]:
-        raise UserError("--weights: an exported model answers now; name its folder by --model, such as models/export")
+        raise UserError(
+            "--weights: predictions are those of an exported model; name its folder with --model, such as models/export"
+        )
     project = Path(os.path.relpath(find_project(Path.cwd())))
     model, figure = model or str(project / "models" / "export"), old["figure"] or old["picture"]
     return with_store(lambda: predict(images, model, project, figure=figure, out=out))
@@ -62,15 +64,29 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, **
 @click.argument("model", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Others need GRADTRAIL_TOKEN.")
 @click.option("--port", type=click.IntRange(0, 2**16 - 1), default=8080, show_default=True, help="0 for a free one.")
-@click.option("--max-wait-ms", type=float, default=2, show_default=True, help="That a batch waits for more requests.")
-@click.option("--max-images", type=int, default=1024, show_default=True, help="Of a request.")
-@click.option("--max-body-mib", type=float, default=16, show_default=True, help="Of a request.")
-@click.option("--max-requests", type=int, default=256, show_default=True, help="Under way at once; more get 429.")
-@click.option("--max-seconds", type=float, default=30, show_default=True, help="Of a request; then it gets status 504.")
+@click.option(
+    "--max-wait-ms", type=float, default=2, show_default=True, help="The longest that a batch waits for more requests."
+)
+@click.option("--max-images", type=int, default=1024, show_default=True, help="The most images of a request.")
+@click.option("--max-body-mib", type=float, default=16, show_default=True, help="The largest body of a request.")
+@click.option(
+    "--max-requests", type=int, default=256, show_default=True, help="The most requests at once; others get 429."
+)
+@click.option(
+    "--max-seconds",
+    type=float,
+    default=30,
+    show_default=True,
+    help="The longest that a request takes; then it gets 504.",
+)
 @click.option("--drain-seconds", type=float, default=10, show_default=True, help="To end requests after SIGTERM.")
-@click.option("--follow-seconds", type=float, default=5, show_default=True, help="Between looks at an alias; 0: never.")
+@click.option(
+    "--follow-seconds", type=float, default=5, show_default=True, help="Between two checks of an alias; 0: no checks."
+)
 @click.option("--challenger", metavar="MODEL", help="A model on trial, such as @challenger; with --canary or --shadow.")
-@click.option("--canary", type=SHARE, metavar="SHARE", help="Of the clients, whom it answers, such as 10%.")
+@click.option(
+    "--canary", type=SHARE, metavar="SHARE", help="Share of clients that the challenger answers, such as 10%."
+)
 @click.option("--shadow", is_flag=True, help="It answers nobody, and is compared on every request.")
 @click.option("--access-log", is_flag=True, help="A line on stderr for each request.")
 @click.pass_obj
@@ -87,7 +103,7 @@ def serve(place: Path, /, model: str | None, host: str, port: int, **options: An
 
 @click.command(cls=Verb, epilog="Example: gradtrail verdict workspace")
 @click.argument("run", metavar="RUN")
-@click.option("--slo", type=_PATH, metavar="FILE", help="With the limits.  [default: slo.yaml of the repository]")
+@click.option("--slo", type=_PATH, metavar="FILE", help="File with the limits.  [default: slo.yaml of the repository]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.pass_obj
 def verdict(place: Path, run: str, slo: Path | None, *, as_json: bool) -> int:

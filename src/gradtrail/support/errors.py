@@ -78,6 +78,11 @@ def is_store_fault(fault: BaseException) -> bool:
     return any(kind.__module__.partition(".")[0] in _STORE_LIBRARIES for kind in type(fault).__mro__)
 
 
+def _of_file(fault: Exception) -> str:
+    """Return in one line what the system could not do with a file; empty for other faults."""
+    return f"{fault.filename}: {fault.strerror}" if isinstance(fault, OSError) and fault.filename else ""
+
+
 def with_store(action: Callable[[], T]) -> T:
     """Return the result of an action on MLflow's store.
 
@@ -94,5 +99,5 @@ def with_store(action: Callable[[], T]) -> T:
             raise
         if any(sign in str(error) for sign in _DAMAGE):
             raise DamagedDatabaseError from error
-        said = environment_error(error) or f"MLflow's store failed: {one_line(error)[:200]}"
+        said = environment_error(error) or _of_file(error) or f"MLflow's store failed: {one_line(error)[:200]}"
         raise UserError(said) from error

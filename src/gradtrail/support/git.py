@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from gradtrail.support.errors import UserError
 
@@ -32,7 +33,8 @@ def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None
         env: environment variables beside those of this process.
 
     Raises:
-        GitError: git failed for another reason, such as a corrupt repository or one that another user owns.
+        GitError: git failed for another reason, such as a corrupt repository or one that another user owns; also where
+            git finds no repository although there is a `.git`.
     """
     env = {**os.environ, "LC_ALL": "C", **(env or {})}
     try:
@@ -45,10 +47,15 @@ def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None
         raise GitError(f"`git {' '.join(arguments[:2])}` did not answer within {_TIMEOUT_SECONDS} s") from None
     if result.returncode == 0:
         return result.stdout
-    if not result.stderr or _NO_REPOSITORY in result.stderr:
+    if not result.stderr or (_NO_REPOSITORY in result.stderr and not _is_in_repository()):
         return b""
     reason = result.stderr.decode(errors="replace").splitlines()[0]
     raise GitError(f"`git {' '.join(arguments[:2])}` failed: {reason[:200]}")
+
+
+def _is_in_repository() -> bool:
+    """Whether there is a `.git` here or above, which git does not take for a repository where it is damaged."""
+    return any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents))
 
 
 def head_commit() -> str:

@@ -4,7 +4,9 @@ import os
 
 from gradtrail.support.errors import UserError
 
-LAUNCH = "GRADTRAIL_LAUNCH"  # words that start the processes of a stage, put before its command by `pipeline/stage.sh`
+LAUNCH = (
+    "GRADTRAIL_LAUNCH"  # command that starts the processes of a stage, put before its command by `pipeline/stage.sh`
+)
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 _INDICES = (INDEX, "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
@@ -30,4 +32,4 @@ def refuse_followers(stage: str) -> None:
     if is_follower():
         raise SystemExit(2)
     if int(os.environ.get(COUNT) or 1) > 1:
-        raise UserError(f"{COUNT} is {os.environ[COUNT]}, and one process makes {stage}")
+        raise UserError(f"{COUNT} is {os.environ[COUNT]}, but stage {stage} runs in one process")

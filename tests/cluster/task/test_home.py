@@ -40,7 +40,7 @@ def test_a_remote_that_fails_is_a_warning_of_one_line(
     monkeypatch.setenv("SOME_PASSWORD", "very-secret")
     fail_with(fault, monkeypatch)
     fetch_experiments(places, ["gradtrail-1"])
-    said = "warning: what was made is not all here yet (denied for *** again); the same command tries again\n"
+    said = "warning: not all results are fetched yet (denied for *** again); run the same command again\n"
     assert capsys.readouterr().err == said
     assert run_git(Path(), "rev-parse", experiment_ref(places.commit, "gradtrail-1")) == places.commit
 

@@ -41,7 +41,7 @@ def test_without_an_audit_it_says_how_to_make_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = mistake(monkeypatch, capsys, "--port", "0")
-    assert line == f"gradtrail: {SUSPECTS}: no such file; `make audit` finds the labels to look at"
+    assert line == f"gradtrail: {SUSPECTS}: no such file; run `make audit` first, which finds the labels to look at"
 
 
 def test_corrections_of_other_labels_are_refused(

@@ -53,7 +53,9 @@ def test_neighbours_are_those_of_a_search_by_hand(size: int, count: int) -> None
 
 
 def test_without_a_table_the_line_says_how_to_make_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"suspects.parquet: no such file; `make audit` finds the labels to look at$"):
+    with pytest.raises(
+        UserError, match=r"suspects.parquet: no such file; run `make audit` first, which finds the labels to look at$"
+    ):
         read_suspects(tmp_path / "suspects.parquet", 3)
 
 

@@ -70,7 +70,10 @@ def test_a_folder_into_a_table_with_progress_in_lines_and_status_2(
         (["."], ".: a folder or table of images; --out FILE.parquet takes the answers"),
         (["a.npz"], "a.npz: a folder or table of images; --out FILE.parquet takes the answers"),
         ([".", "--out", "out.parquet", "--figure", "b.png"], "--figure: draws a few images, without --out"),
-        (["a.png", "--weights", "b"], "--weights: an exported model answers now; name its folder by --model, such as"),
+        (
+            ["a.png", "--weights", "b"],
+            "--weights: predictions are those of an exported model; name its folder with --model, such as",
+        ),
         (["a.png", "--model", "nowhere"], "nowhere/manifest.json: no such file"),
         ([".", "--out", "src", "--model", "EXPORT"], "src: a folder; name a file, such as src/predictions.parquet"),
     ],

@@ -74,7 +74,7 @@ def test_a_registry_that_is_down_changes_nothing_and_is_said_once(caplog: pytest
         steps(following)
     assert is_up(following) == 1
     assert [each.message for each in caplog.records] == [
-        "digits@champion: MLflow's registry does not answer: refused; version 1 goes on",
+        "digits@champion: MLflow's registry does not answer: refused; version 1 keeps serving",
         "the registry answers again",
     ]
     assert registry.taken == ["2"], "a promotion in the meantime is picked up"
@@ -97,7 +97,7 @@ def test_a_version_that_cannot_be_loaded_is_said_once_and_tried_again_ever_later
     with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
         asyncio.run(following.run(sleep))
     assert [each.message for each in caplog.records] == [
-        "digits@champion: version 2 cannot be used, version 1 goes on: version 2: the download is damaged"
+        "digits@champion: version 2 cannot be used, version 1 keeps serving: version 2: the download is damaged"
     ]
     assert registry.taken == ["2"]
     assert waits[0] <= 6
@@ -112,7 +112,9 @@ def test_a_champion_whose_alias_is_gone_goes_on_and_a_challenger_ends(caplog: py
     with caplog.at_level(logging.WARNING):
         steps(follower(registry), 2)
     assert registry.taken == []
-    assert [each.message for each in caplog.records] == ["digits has no alias champion any longer; version 1 goes on"]
+    assert [each.message for each in caplog.records] == [
+        "digits has no alias champion any longer; version 1 keeps serving"
+    ]
     steps(follower(registry, "challenger"), 2)
     assert registry.taken == [None]
 

@@ -219,5 +219,5 @@ def test_a_registry_that_is_down_changes_nothing_and_a_promotion_is_seen_when_it
             assert server.metric("gradtrail_registry_up") == 1
             said = server.log.read_text()
     assert load.failures == []
-    assert said.count("version 1 goes on") == 1, said
+    assert said.count("version 1 keeps serving") == 1, said
     assert said.count("the registry answers again") == 1

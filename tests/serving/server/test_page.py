@@ -140,7 +140,7 @@ def test_a_dropped_picture_is_seen_as_gradtrail_predict_sees_it(page: Browser, f
 
 def test_what_is_no_picture_is_said(page: Browser) -> None:
     drop(page, b"GIF89a", "image/gif")
-    page.wait(f"{ANSWER} === 'the picture must be a PNG or a JPEG'")
+    page.wait(f"{ANSWER} === 'the image must be a PNG or a JPEG'")
     page.errors.clear()  # the browser logs the status
 
 

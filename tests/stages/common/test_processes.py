@@ -103,7 +103,7 @@ def test_who_is_not_told_of_others_is_alone(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValueError, match="two"):
         refuse_followers("evaluate")
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
-    with pytest.raises(UserError, match=r"^JAX_NUM_PROCESSES is 2, and one process makes evaluate$"):
+    with pytest.raises(UserError, match=r"^JAX_NUM_PROCESSES is 2, but stage evaluate runs in one process$"):
         refuse_followers("evaluate")
     monkeypatch.setenv("JAX_PROCESS_ID", "1")
     with pytest.raises(SystemExit):

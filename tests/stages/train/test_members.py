@@ -128,7 +128,7 @@ def test_one_more_member_trains_one_network(tmp_path: Path, capsys: pytest.Captu
     three = train(dataclasses.replace(CONFIG, members=3), tmp_path / "three", tmp_path / "checkpoints")
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if "checkpoint" in line] == [
-        f"train seed {seed}: trained before, from a checkpoint" for seed in (0, 1)
+        f"train seed {seed}: already trained, read from a checkpoint" for seed in (0, 1)
     ]
     assert {line.partition(":")[0] for line in said if "epoch" in line} == {"train seed 2"}
     anew = train(dataclasses.replace(CONFIG, members=3), tmp_path / "anew")
@@ -226,7 +226,7 @@ def test_more_members_than_the_disk_holds_are_refused_with_how_many_would_fit(
     members.require_space(tmp_path, dataclasses.replace(CONFIG, members=1), 10**9, 10)
     with pytest.raises(
         UserError,
-        match=rf"^train\.members: {fitting + 1} members take .* GB of the disk are free; {fitting} would fit$",
+        match=rf"^train\.members: {fitting + 1} members take .* GB of disk space are free; at most {fitting} fit$",
     ):
         members.require_space(tmp_path, dataclasses.replace(CONFIG, members=fitting + 1), 1000, 10)
 

@@ -69,7 +69,7 @@ def test_locations_name_the_new_place(old: Path, new: Path, capsys: pytest.Captu
         "models": ours,
         "own": "s3://bucket",
     }
-    assert capsys.readouterr().err == f"moved or copied from {old}: MLflow's runs (2) now name {new}\n"
+    assert capsys.readouterr().err == f"moved or copied from {old}: the artifacts of 2 runs in MLflow now name {new}\n"
     assert not is_moved(uri(new))
     assert (old / "mlflow.db").read_bytes() == before
 

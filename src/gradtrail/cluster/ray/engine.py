@@ -85,7 +85,7 @@ class RayEngine:
             except KeyboardInterrupt:
                 if self.on != LOCAL:
                     print(
-                        f"{title}: job {job} keeps running; the same command follows it again, "
+                        f"{title}: job {job} keeps running; run the same command to follow it again, "
                         f"`ray job stop {job} --address {self.on}` stops it",
                         file=sys.stderr,
                     )

@@ -33,7 +33,7 @@ def fetch_experiments(places: Places, names: Iterable[str]) -> None:
         if not _is_of_a_remote(error):
             raise
         said = printable(redacted(one_line(error)))[:300]
-        print(f"warning: what was made is not all here yet ({said}); the same command tries again", file=sys.stderr)
+        print(f"warning: not all results are fetched yet ({said}); run the same command again", file=sys.stderr)
 
 
 def _is_of_a_remote(error: Exception) -> bool:

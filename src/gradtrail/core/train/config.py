@@ -242,7 +242,7 @@ class TrainConfig:
         if self.precision == "float16":
             raise ValueError(
                 "precision must be float32 or bfloat16 with privacy.enabled, got float16: what is done about the "
-                "overflow of a gradient would tell of its example"
+                "overflow of a gradient would reveal its example"
             )
         draws = self.augmentation.enabled or "dropout" in self._random
         if (copies := self.privacy.augmentation_multiplicity) > 1 and not draws:

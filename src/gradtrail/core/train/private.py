@@ -146,7 +146,7 @@ def refuse_overflow(order: Int[Array, "steps rows"], epoch: int) -> None:
         raise ConfigError(
             f"train.batch_size: Poisson sampling drew more than {batches.shape[1]:,} examples for batch "
             f"{over[0] + 1} of epoch {epoch + 1}, which has a chance of at most {OVERFLOW_SHARE:g} times "
-            f"train.privacy.delta; to cut it would not be private: try another train.seed"
+            f"train.privacy.delta; to drop examples would break the privacy guarantee: try another train.seed"
         )
 
 

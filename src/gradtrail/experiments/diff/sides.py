@@ -16,11 +16,11 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 
 from gradtrail.experiments.diff.hlo import Program, read_program
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.lookup.runs import find_run
+from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.stored_run import REBUILT, of_attempt
 
 _ATTEMPT = re.compile(r"(.+)@(\d+)")
@@ -148,10 +148,9 @@ class Side:
         return content if isinstance(content, dict) else {}
 
     def _text(self, path: str) -> str:
-        with contextlib.suppress(MlflowException, OSError), tempfile.TemporaryDirectory() as folder:
-            found = self.client.download_artifacts(self.run.info.run_id, path, folder)
-            return Path(found).read_text(encoding="utf-8", errors="replace")
-        return ""
+        with tempfile.TemporaryDirectory() as folder:
+            found = download(self.client, self.run.info.run_id, path, Path(folder))
+            return found.read_text(encoding="utf-8", errors="replace") if found else ""
 
 
 def find_side(what: str, runs: list[Run], client: MlflowClient, stage: str | None) -> Side:

@@ -49,7 +49,7 @@ def review(path: Path, *, reviewer: str | None, split: str | None, limit: int, p
 def prepare(path: Path, *, reviewer: str | None, split: str | None, limit: int) -> Review:
     """Return a review of the labels that the audit suspects most; see `review`."""
     if not suspects.PATH.is_file():
-        raise UserError(f"{suspects.PATH}: no such file; `make audit` finds the labels to look at")
+        raise UserError(f"{suspects.PATH}: no such file; run `make audit` first, which finds the labels to look at")
     info = read_info(_DATA)
     splits = read_splits(_DATA, info)
     table = suspects.read_suspects(suspects.PATH, info.num_classes)

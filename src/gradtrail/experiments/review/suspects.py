@@ -66,7 +66,7 @@ def read_suspects(path: Path, num_classes: int) -> pd.DataFrame:
         UserError: one line that names the file and what is wrong with it.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such file; `make audit` finds the labels to look at")
+        raise UserError(f"{path}: no such file; run `make audit` first, which finds the labels to look at")
     try:
         table = pd.read_parquet(path, columns=["split", *_NUMBERS])
     except Exception as error:  # damage to a file: pyarrow raises what it meets

@@ -1,6 +1,5 @@
 """`gradtrail show`: the lineage of a run down to the raw data, its outs, and the commands that restore them."""
 
-import contextlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,6 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 from rich.text import Text
 from rich.tree import Tree
 
@@ -30,6 +28,7 @@ from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.lineage.dvc_cache import is_here, listing
 from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lookup.runs import look_up
+from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.tags import flat_params, outputs, shown
@@ -199,6 +198,6 @@ def _lineage(run: Run, text: str) -> Lineage:
 
 def _artifact(client: MlflowClient, run: Run, name: str) -> str:
     """Return the text of an artifact; empty if the run has no such artifact."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(MlflowException, OSError, ValueError):
-        return Path(client.download_artifacts(run.info.run_id, name, folder)).read_text(encoding="utf-8")
-    return ""
+    with tempfile.TemporaryDirectory() as folder:
+        found = download(client, run.info.run_id, name, Path(folder))
+        return found.read_text(encoding="utf-8", errors="replace") if found else ""

@@ -27,7 +27,7 @@ from gradtrail.experiments.sweep.spec import (
 from gradtrail.experiments.sweep.stats import summarize
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import git
+from gradtrail.support.git import head_commit
 from gradtrail.support.paths import private_folder
 from gradtrail.support.progress import stdout_console
 
@@ -82,7 +82,7 @@ def compare(name: str, seeds: Sequence[int] | None, engine: Engine | None = None
 
 def require_commit() -> None:
     """Raise UserError where there is no commit, which DVC's experiments start from."""
-    if not git("rev-parse", "--verify", "HEAD"):
+    if not head_commit():
         raise UserError("a comparison runs DVC experiments, which need a git repository with a commit")
 
 

@@ -159,7 +159,7 @@ def _server(slo: Slo) -> list[dict[str, Any]]:
         _alert(
             "GradtrailVersionNotLoaded",
             "increase(gradtrail_follow_failures_total[15m]) > 0",
-            summary="the alias names a version that cannot be loaded; the one before it goes on",
+            summary="the alias names a version that cannot be loaded; the one before it keeps serving",
         ),
         _alert(
             "GradtrailCompiledInRequest",

@@ -69,7 +69,7 @@ class Follower:
         if version == self.known:
             self._said, self._wait = "", 0.0
         elif version is None and self.role == "primary":
-            self._say(f"{self.name} has no alias {self.alias} any longer; version {self.known} goes on")
+            self._say(f"{self.name} has no alias {self.alias} any longer; version {self.known} keeps serving")
         else:
             await self._take(version)
 
@@ -87,7 +87,7 @@ class Follower:
             self.known, self._said, self._wait = version, "", 0.0
 
     def _goes_on(self) -> str:
-        return f"version {self.known} goes on" if self.known else "none serves"
+        return f"version {self.known} keeps serving" if self.known else "none serves"
 
     def _down(self, error: Exception) -> None:
         """Say once that the registry does not answer."""

@@ -64,11 +64,13 @@ def require_token(host: str, token: str) -> None:
     if token and (len(token) < _SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token):
         raise UserError(f"{TOKEN}: must be at least {_SHORTEST_TOKEN} printable ASCII characters without spaces")
     if not token and host not in LOOPBACK:
-        raise UserError(f"--host {host}: other machines could ask; set {TOKEN} to a secret that clients send")
+        raise UserError(
+            f"--host {host}: the server could be reached from other machines; set {TOKEN} to a secret that clients send"
+        )
 
 
 async def _no_app(_: Scope, __: Receive, ___: Send) -> None:
-    raise Refusal(404, "nothing is served here")
+    raise Refusal(404, "not found")
 
 
 @dataclass(kw_only=True)
@@ -170,7 +172,7 @@ def _check_own_page(headers: dict[bytes, bytes]) -> None:
     if not _OWN_HOST.fullmatch(host):
         raise Refusal(421, f"Host: must be this machine, such as localhost, where no {TOKEN} is set")
     if origin and origin != f"http://{host}":
-        raise Refusal(403, f"Origin: pages of others may not ask where no {TOKEN} is set")
+        raise Refusal(403, f"Origin: cross-origin requests are refused where no {TOKEN} is set")
 
 
 def _check_length(headers: dict[bytes, bytes], most: int) -> None:

@@ -33,7 +33,7 @@ class Pictures:
             Refusal: it is none, is too large, or is blank (400, 415).
         """
         if not body.startswith(_STARTS):
-            raise Refusal(415, "the picture must be a PNG or a JPEG")
+            raise Refusal(415, "the image must be a PNG or a JPEG")
         async with self._one:
             return await asyncio.to_thread(_decoded, body, about)
 

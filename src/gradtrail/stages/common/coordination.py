@@ -23,7 +23,7 @@ def not_joined(error: Exception, said: IO[str], seconds: float) -> UserError | S
     if client is None:  # nothing was tried
         if "should be defined" in text or "must be defined" in text:
             names = f"{ADDRESS}, {COUNT} and {INDEX}"
-            return UserError(f"no scheduler that JAX knows started this process; {LAUNCH} needs one, or {names}")
+            return UserError(f"JAX detected no scheduler that started this process; {LAUNCH} needs one, or {names}")
         return UserError(f"the processes could not meet: {one_line(text)[:200]}")
     try:
         client.shutdown()
@@ -37,7 +37,7 @@ def not_joined(error: Exception, said: IO[str], seconds: float) -> UserError | S
             return SystemExit(2)  # process 0 says it
         numbers = ", ".join(missing[1].split())
         return UserError(
-            f"of {count} processes these have not come to {at} within {seconds:g} s: {numbers}; "
+            f"of {count} processes these have not connected to {at} within {seconds:g} s: {numbers}; "
             "`runtime.join_seconds` says how long to wait"
         )
     if index > 1:

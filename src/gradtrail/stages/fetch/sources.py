@@ -125,10 +125,14 @@ def _from_openml(entry: Dataset, to: Path) -> str:
     """Fetch the data set from OpenML through scikit-learn."""
     try:
         check_reachable(OPENML_URL)  # scikit-learn would wait long for each address, and try again
-        _write_arrays(entry, _fetch_openml(entry), to)
+        arrays = _fetch_openml(entry)
     except Exception as fault:  # whatever OpenML answers, scikit-learn's parsers may raise anything
         kind = "" if isinstance(fault, SourceError) else f"{type(fault).__name__}: "
         raise NoSourceError(f"OpenML: {kind}{one_line(fault)[:200]}") from fault
+    try:
+        _write_arrays(entry, arrays, to)
+    except WrongBytesError as fault:
+        raise NoSourceError(f"OpenML: {one_line(fault)[:200]}") from fault
     return f"OpenML {entry.openml}, version 1"
 
 

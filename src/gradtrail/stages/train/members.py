@@ -77,7 +77,7 @@ def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_f
     if config.members > 1 and config.members * each > free:
         raise UserError(
             f"train.members: {config.members:,} members take about {config.members * each / 1e9:,.1f} GB, and "
-            f"{max(0, free) / 1e9:,.1f} GB of the disk are free; {max(0, free // each):,} would fit"
+            f"{max(0, free) / 1e9:,.1f} GB of disk space are free; at most {max(0, free // each):,} fit"
         )
 
 

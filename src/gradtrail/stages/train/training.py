@@ -138,7 +138,10 @@ class Training:
         examples = loop.on_device(self.train.images, self.train.labels, engine.mesh)
         found = speedup(engine, engines[1], examples, seeds, time.perf_counter)
         advice = "" if found > 1 else "; train.members_at_once: 1 is as fast, with the bits of each seed by itself"
-        print(f"train: {len(seeds)} members at once: {found:.2f} times as fast as in turn{advice}", file=sys.stderr)
+        print(
+            f"train: {len(seeds)} members at once: {found:.2f} times as fast as one after the other{advice}",
+            file=sys.stderr,
+        )
         return {"members_at_once_speedup": found}
 
     def checkpoints(self, state: str, user: str = "") -> ResumeFolder:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import GitError, git
-from gradtrail.support.paths import private_folder, root, store_uri, working_folder
+from gradtrail.support.paths import private_folder, store_uri, working_folder
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.gc.files import (
     Garbage,
@@ -51,7 +51,7 @@ def collect_garbage(*, yes: bool) -> None:
     """
     _require_repository()
     if _database() is None:
-        print("runs are kept: the store is shared, and they may belong to other clones")
+        print("runs are kept: other clones may use this store")
     elif _has_runs():
         sync()  # rebuild what has no run yet, so that a run which represents several states is known as such
     recorded = recorded_states()
@@ -163,10 +163,9 @@ def _require_repository() -> None:
     try:
         git("rev-list", "--all", "--count")
     except GitError as error:
-        raise UserError(f"git cannot read all commits, which may record states ({error}); try `git fsck`") from error
-    has_git = any((folder / ".git").exists() for folder in (root(), *root().parents))
-    if has_git and not git("rev-parse", "--git-dir"):
-        raise UserError("git does not work here, although there is a repository; try `git status`")
+        raise UserError(
+            f"git cannot read all commits, which may record states ({error}); try `git status` and `git fsck`"
+        ) from error
 
 
 def _require_records(recorded: RecordedStates) -> None:

@@ -18,7 +18,7 @@ from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import parse_yaml, read_yaml
 from gradtrail.stages.common.pipeline_file import FILES, StageSpec, parse_lock, parse_pipeline
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import blob_ids, git, git_bytes
+from gradtrail.support.git import GitError, blob_ids, git, git_bytes
 from gradtrail.support.paths import private_folder, working_folder
 
 _EXPERIMENT = re.compile(r"refs/exps/([0-9a-f]{2})/([0-9a-f]{38,62})/(.+)")  # others there are DVC's own
@@ -148,7 +148,9 @@ def _of_commit(commit: str, ids: Sequence[str]) -> Snapshot | None:
 
     try:
         return dataclasses.replace(_parsed(ids, parse), commit=commit)
-    except (UserError, TypeError):  # from another project, or with merge conflicts
+    except GitError:
+        raise
+    except UserError:  # from another project, or with merge conflicts
         return None
 
 

@@ -209,5 +209,8 @@ def lock_of(stage: str, state: str) -> Iterator[None]:
                 lock.acquire()
             held.callback(lock.release)
         except OSError as error:
-            print(f"warning: {stage}: no lock against a second process: {one_line(error)}", file=sys.stderr)
+            print(
+                f"warning: {stage}: the state could not be locked against a second process: {one_line(error)}",
+                file=sys.stderr,
+            )
         yield

@@ -130,7 +130,7 @@ def _of_commit(name: str, runs: list[Run], stage: str) -> Iterator[Run]:
         return
     states = {one.name: one.state for one in consistent_stages(snapshot)} if snapshot else {}
     if not (found := [run for run in runs if run.data.tags.get("state") == states.get(stage, "")]):
-        raise UserError(f"{name}: its {stage} has no run; `dvc repro` makes it, and `gradtrail sync` those of commits")
+        raise UserError(f"{name}: stage {stage} has no run there; `dvc repro` or `gradtrail sync` makes it")
     yield found[0]
 
 

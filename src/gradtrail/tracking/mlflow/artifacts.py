@@ -42,6 +42,17 @@ _RANKED = {"predictions": "loss", "scores": "grad_norm"}  # table of all example
 Curves = dict[str, dict[int, float]]
 
 
+def download(client: MlflowClient, run_id: str, path: str, folder: Path) -> Path | None:
+    """Download an artifact of a run into a folder; return None where the run has none at this path.
+
+    Raises:
+        Exception: what MLflow's client raises where the store fails; see `with_store`.
+    """
+    if path not in {found.path for found in client.list_artifacts(run_id, path.rpartition("/")[0] or None)}:
+        return None
+    return Path(client.download_artifacts(run_id, path, str(folder)))
+
+
 def read_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read the tables of epochs and of steps; raise UserError in one line where one is damaged."""
     return _read(folder / "epochs.csv"), _read(folder / "steps.parquet")

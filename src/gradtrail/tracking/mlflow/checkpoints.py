@@ -47,12 +47,16 @@ def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> Trai
         about = ocp.metadata(folder.resolve())
         if "left_out" not in about.custom_metadata:
             raise ValueError("it was written by an earlier version")
-        left_out = [name for name in _WEIGHTS if name in about.custom_metadata["left_out"]]
-        expected = _with(state_on_host(like), left_out, None)
-        _check_leaves(about.metadata, expected)
+        names = [*about.custom_metadata["left_out"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:  # as Orbax raises where files are damaged
+        raise _not_of_this_training(folder, error) from error
+    left_out = [name for name in _WEIGHTS if name in names]
+    expected = _with(state_on_host(like), left_out, None)
+    _check_leaves(folder, about.metadata, expected)
+    try:
         stored = ocp.load(folder.resolve(), expected)
-    except (OSError, ValueError, LookupError) as error:  # what Orbax and TensorStore raise where files are damaged
-        raise UserError(f"{folder}: no checkpoint of this training: {one_line(error)[:300]}") from error
+    except (OSError, ValueError, LookupError) as error:  # as TensorStore raises
+        raise _not_of_this_training(folder, error) from error
     found = _with(stored, left_out, weights)
     if _digest(found) != about.custom_metadata.get("digest"):
         raise UserError(f"{folder}: it is damaged, or the weights are not the final ones of its run")
@@ -64,13 +68,17 @@ def _with(state: TrainState, names: list[str], value: HostParams | None) -> Trai
     return dataclasses.replace(state, **changes)
 
 
-def _check_leaves(found: Any, expected: Any) -> None:
-    """Raise ValueError unless a checkpoint has the leaves that are expected, by path, dtype and shape."""
+def _not_of_this_training(folder: Path, why: object) -> UserError:
+    return UserError(f"{folder}: no checkpoint of this training: {one_line(why)[:300]}")
+
+
+def _check_leaves(folder: Path, found: Any, expected: Any) -> None:
+    """Raise UserError unless a checkpoint has the leaves that are expected, by path, dtype and shape."""
     there, wanted = _described(found), _described(expected)
     for path in sorted(there.keys() | wanted.keys()):
         found_here, wanted_here = there.get(path, "absent"), wanted.get(path, "absent")
         if found_here != wanted_here:
-            raise ValueError(f"leaf {path} is {found_here}, this training has {wanted_here}")
+            raise _not_of_this_training(folder, f"leaf {path} is {found_here}, this training has {wanted_here}")
 
 
 def _described(tree: Any) -> dict[str, str]:

@@ -100,7 +100,7 @@ def tracing(run: TrackedRun) -> Iterator[Wrapper | None]:
             print(f"{stage.name}: warning: no trace was recorded ({one_line(fault)[:200]})", file=sys.stderr)
             return
         if trace is None:
-            print(f"{stage.name}: runtime.trace: no compiled function was called, nothing to trace", file=sys.stderr)
+            print(f"{stage.name}: runtime.trace: no trace: no compiled function was called", file=sys.stderr)
         else:
             run.files(trace, "trace")
 

@@ -68,7 +68,10 @@ def relocate_artifacts(uri: str) -> None:
                 store.execute(change, (_relocated(location, former), row))
             store.execute("commit")
         number = sum(table == "runs" for table, *_ in found)
-        print(f"moved or copied from {former.parent}: MLflow's runs ({number}) now name {root()}", file=sys.stderr)
+        print(
+            f"moved or copied from {former.parent}: the artifacts of {number} runs in MLflow now name {root()}",
+            file=sys.stderr,
+        )
 
 
 def _former_folders(database: Path) -> set[Path]:

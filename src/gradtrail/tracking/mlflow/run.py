@@ -168,7 +168,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
     seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):
         why = "MLflow would get the trace, and runtime.tracking is off" if stage.computes else "no functions of JAX"
-        print(f"{stage.name}: runtime.trace: nothing to trace: {why}", file=sys.stderr)
+        print(f"{stage.name}: runtime.trace: no trace: {why}", file=sys.stderr)
     with state_lock(identity), _tracker(identity) as tracker:
         hurry = tracker.hurry if tracker else lambda: None
         run = TrackedRun(identity, tracker)

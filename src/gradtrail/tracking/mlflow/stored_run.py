@@ -124,7 +124,7 @@ class StoredRun:
 
     def _start_anew(self, stage: Identity) -> None:
         """Replace the run by a new one, with what this attempt has logged so far."""
-        print(f"{stage.name}: an earlier attempt wrote other bytes; a new run takes its place", file=sys.stderr)
+        print(f"{stage.name}: an earlier attempt wrote other bytes; a new run replaces its run", file=sys.stderr)
         replaced, made = self.run_id, open_run(self.client, stage, anew=True)
         self.run_id, self.attempt, self._outs, self._logged = made.run_id, 1, {}, {}
         self.log_points(self._given)

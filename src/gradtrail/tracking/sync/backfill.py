@@ -3,11 +3,11 @@
 The store is searched once, at the beginning; later only the runs that were changed are queried again.
 """
 
-import contextlib
 import dataclasses
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -227,10 +227,17 @@ class States:
         if model in self._models:
             return
         self._models.add(model)
-        with tempfile.TemporaryDirectory() as name, contextlib.suppress(UserError):  # of another version's layout
+        with tempfile.TemporaryDirectory() as name:
             place, commit = Path(name).resolve(), stage.snapshot.commit if stage.snapshot else ""
-            if restore(EXPORT, out, place, commit):
+            if not restore(EXPORT, out, place, commit):
+                return
+            try:
                 log_export(self._client, train, place / EXPORT)
+            except UserError as error:  # of another version's layout
+                print(
+                    f"warning: {stage.name}, state {stage.state[:12]}: its export is not logged ({error})",
+                    file=sys.stderr,
+                )
 
     def _set_parent(self, child: Run, train_id: str) -> None:
         self._client.set_tag(child.info.run_id, PARENT, train_id)
@@ -249,6 +256,8 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
     except (LookupError, ValueError, TypeError, RecursionError, UserError) as error:  # of other code
         reason = f"{type(error).__name__}: {one_line(error)[:200]}"
         print(f"warning: {stage.name}, state {stage.state[:12]}: no run can be rebuilt ({reason})", file=sys.stderr)
+        if isinstance(error, LookupError | TypeError):  # a file of another version, or a bug of this one
+            traceback.print_exception(error)
         if stored and began:
             client.set_terminated(stored.run_id, began.info.status)
         elif stored:
