@@ -54,7 +54,7 @@ def test_a_partial_checkout_trains_on(project: Project) -> None:
 
 def test_a_run_never_mixes_two_results_and_sync_follows_the_lock(project: Project, client: MlflowClient) -> None:
     (first,) = project.runs_of("train")
-    assert "a new run takes its place" in train_elsewhere(project)
+    assert "a new run replaces its run" in train_elsewhere(project)
     (second,) = project.runs_of("train")
     assert second["id"] != first["id"]
     assert second["outs"][WEIGHTS] == digest(project.folder / WEIGHTS)
@@ -75,7 +75,7 @@ def test_what_a_stage_logged_at_work_is_in_the_new_run(project: Project) -> None
     script.write_text(script.read_text().replace("as run:\n", f"as run:\n        {log}\n"))
     project.run("sh", "pipeline/stage.sh", "train")
     (project.folder / "params.yaml").write_text((project.folder / "params.yaml").read_text() + "# a comment\n")
-    assert "a new run takes its place" in train_elsewhere(project)
+    assert "a new run replaces its run" in train_elsewhere(project)
     new = project.runs_of("train")[0]
     assert new["metrics"]["train/seconds"] == 1.0
     assert (new["artifacts"] / "trace/params.yaml").read_text().endswith("# a comment\n")

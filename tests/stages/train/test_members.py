@@ -128,7 +128,7 @@ def test_one_more_member_trains_one_network(tmp_path: Path, capsys: pytest.Captu
     three = train(dataclasses.replace(CONFIG, members=3), tmp_path / "three", tmp_path / "checkpoints")
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if "checkpoint" in line] == [
-        f"train seed {seed}: already trained, read from a checkpoint" for seed in (0, 1)
+        f"train seed {seed}: trained before, from a checkpoint" for seed in (0, 1)
     ]
     assert {line.partition(":")[0] for line in said if "epoch" in line} == {"train seed 2"}
     anew = train(dataclasses.replace(CONFIG, members=3), tmp_path / "anew")
