@@ -10,6 +10,7 @@ VARIABLES = {
     "LC_ALL": "C",
     "MPLBACKEND": "svg",
     "OMP_NUM_THREADS": "1",
+    "OPENBLAS_CORETYPE": "Prescott",
     "OPENBLAS_NUM_THREADS": "1",
 }
 UMASK = ("sh", "-c", 'umask 077; exec "$@"', "sh")

@@ -81,7 +81,6 @@ def test_whatever_the_environment_says_a_stage_computes_with_the_same_switches()
         ("MOCK_NUM_GPU_PROCESSES", "2"),
         ("NPY_DISABLE_CPU_FEATURES", "AVX2"),
         ("NVIDIA_TF32_OVERRIDE", "0"),
-        ("OPENBLAS_CORETYPE", "Haswell"),
         ("XLA_FLAGS", "--xla_cpu_enable_fast_math=false"),
         ("XLA_FLAGS", "flags.txt"),
     ],

@@ -101,7 +101,6 @@ _OF_LIBRARIES = {  # read before a stage starts; name → what of its value can 
     "NPY_DISABLE_CPU_FEATURES": "",
     "NPY_ENABLE_CPU_FEATURES": "",
     "NVIDIA_TF32_OVERRIDE": "",
-    "OPENBLAS_CORETYPE": "",
 }
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
