@@ -79,9 +79,9 @@ def gradtrail(ctx: click.Context) -> None:
 def repro(arguments: tuple[str, ...]) -> int:
     """Run the pipeline with `dvc repro`.
 
-    Stages that are up to date do not run. Where no source of MNIST is available, the pipeline runs on the digits data
-    set. Unless stages are named, it ends with the accuracy, the path of the report, and what differs from the committed
-    dvc.lock.
+    Stages that are up to date do not run. Where no source of MNIST is available, the pipeline runs on scikit-learn's
+    digits. Unless stages are named, it ends with the accuracy, the path of the report, and what differs from the
+    committed dvc.lock.
     """
     from gradtrail.experiments.repro import reproduce
 

@@ -75,9 +75,9 @@ def test_a_store_that_fails_is_a_warning(
 
 def test_switching_to_the_digits_changes_one_word(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = Path("params.yaml").read_text()
-    repro._fall_back_to_digits()
+    repro._use_stand_in()
     assert Path("params.yaml").read_text() == before.replace("dataset: mnist", "dataset: digits")
-    assert "DIGITS" in capsys.readouterr().err
+    assert "Continuing with scikit-learn's digits" in capsys.readouterr().err
     Path("params.yaml").write_text("fetch: {'dataset' : mnist}\n")
     with pytest.raises(UserError, match=r"fetch\.dataset could not be changed"):
-        repro._fall_back_to_digits()
+        repro._use_stand_in()

@@ -20,6 +20,7 @@ from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.pipeline_file import read_pipelines, sha256_of
 from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.stages.datasets.catalog import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, with_store
 from gradtrail.support.git import git
 from gradtrail.support.paths import private_folder
@@ -68,7 +69,7 @@ def section_configs(folder: Path = Path()) -> dict[str, type]:
 
 
 def reproduce(arguments: list[str]) -> int:
-    """Run `dvc repro`. Where no source of MNIST answers, switch `params.yaml` to the digits, say so, and run it again.
+    """Run `dvc repro`. Where no source answers and the data set has a stand-in, switch to it, say so, and run it again.
 
     Args:
         arguments: passed on to `dvc repro`.
@@ -82,16 +83,15 @@ def reproduce(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "no-source"
         status = _dvc_repro(arguments, flag)
-        if status != 0 and flag.exists() and _dataset(read_yaml(_PARAMS)) == "mnist":
-            _fall_back_to_digits()
+        if status != 0 and flag.exists():
+            _use_stand_in()
             status = _dvc_repro(arguments, flag)
     if status == 0:
         _backfill()
     if status == 0 and all(argument.startswith("-") for argument in arguments):
         _summarize(time.monotonic() - started)  # not after only some stages: metrics/ may belong to another state
         _tell_differences()
-    if _dataset(read_yaml(_PARAMS)) == "digits":
-        _remind_of_digits()
+    _remind_of_stand_in()
     return status
 
 
@@ -180,29 +180,37 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
-def _fall_back_to_digits() -> None:
-    """Set `fetch.dataset: digits` in `params.yaml`, leaving every other character as it is."""
+def _use_stand_in() -> None:
+    """Set the data set's stand-in as `fetch.dataset` in `params.yaml`, leaving every other character as it is."""
+    wanted = _dataset(read_yaml(_PARAMS))
+    stand_in = DATASETS[wanted].stand_in
     text = _PARAMS.read_text(encoding="utf-8")
-    changed = re.sub(r"(?ms)(^fetch:.*?^\s+dataset:\s*)(['\"]?)mnist\b\2", r"\1digits", text, count=1)
+    changed = re.sub(rf"(?ms)(^fetch:.*?^\s+dataset:\s*)(['\"]?){wanted}\b\2", rf"\1{stand_in}", text, count=1)
     with atomic_file(_PARAMS) as beside:
         beside.write_text(changed, encoding="utf-8")
-    if _dataset(read_yaml(_PARAMS)) != "digits":
-        raise UserError(f"{_PARAMS}: fetch.dataset could not be changed automatically; set it to digits")
+    if _dataset(read_yaml(_PARAMS)) != stand_in:
+        raise UserError(f"{_PARAMS}: fetch.dataset could not be changed automatically; set it to {stand_in}")
     _banner(
-        "No source of MNIST answered. Continuing with DIGITS: the 1,797 real digits that scikit-learn ships.\n"
-        "fetch.dataset in params.yaml is now digits; every metrics file, run and figure says so."
+        f"No source of {title(wanted)} answered. Continuing with {title(stand_in)}.\n"
+        f"fetch.dataset in params.yaml is now {stand_in}; every metrics file, run and figure says so.",
+        title(wanted),
     )
 
 
-def _remind_of_digits() -> None:
-    _banner(
-        "These are results on the DIGITS data set, not on MNIST.\n"
-        "To use MNIST, set fetch.dataset: mnist in params.yaml and run `make repro` with a network or MNIST_DIR."
-    )
+def _remind_of_stand_in() -> None:
+    """Say so where the data set is one that stands in for another."""
+    found = _dataset(read_yaml(_PARAMS))
+    if wanted := stands_in_for(found):
+        name, variable = title(wanted), DATASETS[wanted].folder_variable
+        _banner(
+            f"These are results on {title(found)}, not on {name}.\nTo use {name}, set fetch.dataset: {wanted} in "
+            f"params.yaml and run `make repro` with a network or {variable}.",
+            name,
+        )
 
 
-def _banner(text: str) -> None:
-    Console(stderr=True).print(Panel(text, title="NOT MNIST", border_style="bold red"))
+def _banner(text: str, wanted: str) -> None:
+    Console(stderr=True).print(Panel(text, title=f"NOT {wanted}", border_style="bold red"))
 
 
 def _dataset(params: dict[str, Any]) -> Any:

@@ -11,8 +11,8 @@ from PIL import Image
 from untrusted import damaged, fuzz, refusal
 
 from gradtrail.serving.predict.images import read_image
-from gradtrail.stages.fetch import digits
-from gradtrail.stages.fetch.catalog import DATASETS
+from gradtrail.stages.datasets import digits
+from gradtrail.stages.datasets.catalog import DATASETS
 from gradtrail.support.errors import UserError
 
 FRAME = (28, 28)

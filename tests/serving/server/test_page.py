@@ -95,7 +95,7 @@ def test_a_drawn_digit_is_answered_with_a_bar_for_each_class(
 ) -> None:
     if touch:
         page.size(390, 844, touch=True)
-    assert page.run(ANSWER) == "Draw a digit."
+    assert page.run(ANSWER) == "Draw an image."
     stroke(page, SEVEN, touch=touch)
     shown = page.wait(f"{PROBABILITIES}.length === 10 && {PROBABILITIES}")
     assert sum(shown) == pytest.approx(1, abs=1e-3)
@@ -113,7 +113,7 @@ def test_escape_and_the_button_clear_and_a_late_answer_is_not_shown(page: Browse
     page.wait(f"{PROBABILITIES}.length === 10")
     page.press("Escape")
     assert page.run(PROBABILITIES) == []
-    assert page.run(ANSWER) == "Draw a digit."
+    assert page.run(ANSWER) == "Draw an image."
     assert not page.run(
         "new Uint32Array(pen.getImageData(0, 0, 280, 280).data.buffer).some((each) => each !== 0xff000000)"
     )

@@ -12,9 +12,9 @@ from factories import ROOT
 from gradtrail.stages.artifacts.idx import encode_idx, read_raw
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.fetch import digits
-from gradtrail.stages.fetch.catalog import DATASETS, FourArrays
-from gradtrail.stages.fetch.sources import FetchConfig, acquire
+from gradtrail.stages.datasets import digits
+from gradtrail.stages.datasets.catalog import DATASETS, FourArrays
+from gradtrail.stages.fetch.sources import FetchConfig, acquire, known_files
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def arrays() -> FourArrays:
 
 def test_digits_are_the_bytes_of_the_catalog(arrays: FourArrays) -> None:
     """Change those only together with the digits themselves: every model trained on them changes too."""
-    for file, array in zip(DATASETS["digits"].files, arrays, strict=True):
+    for file, array in zip(known_files(DATASETS["digits"]), arrays, strict=True):
         data = encode_idx(array)
         assert (hashlib.sha256(data).hexdigest(), len(data)) == (file.sha256, file.max_bytes)
 

@@ -22,8 +22,8 @@ from gradtrail.stages.artifacts.idx import RAW_FILES, encode_idx
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.params import load_section, validate
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.fetch import catalog, sources
-from gradtrail.stages.fetch.catalog import DATASETS, Contents, FourArrays
+from gradtrail.stages.datasets.catalog import DATASETS, Contents, FourArrays
+from gradtrail.stages.fetch import sources
 from gradtrail.stages.fetch.sources import FetchConfig, acquire
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError
 
@@ -354,7 +354,7 @@ def test_a_folder_of_ones_own_may_hold_any_images_and_classes(
     assert (info.name, info.image_shape, info.num_classes) == ("idx", shape, num_classes)
     assert info.examples == {"train": 20, "test": 10}
     assert info.files == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    assert acquisition.reports() == [f"your data set from {tmp_path / 'own'}"]
+    assert acquisition.reports() == [f"IDX files from {tmp_path / 'own'}"]
 
 
 OWN_FAULTS: dict[str, tuple[str, bytes | None, str]] = {
@@ -394,13 +394,13 @@ def test_a_single_class_is_refused(acquisition: Acquisition, tmp_path: Path, mon
 def test_a_bomb_of_ones_own_ends_at_a_limit(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "_MAX_OWN_BYTES", 1 << 20)
+    monkeypatch.setattr(sources, "_MAX_OWN_BYTES", 1 << 20)
     monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", {**SMALL, LAST: bytes(1 << 24)}, gzipped=True)))
     assert f"{LAST}.gz: more than 1048576 bytes" in acquisition.refusal("idx")
 
 
 def test_a_folder_of_ones_own_must_be_named(acquisition: Acquisition, server: MirrorServer) -> None:
-    expected = "no source of your data set answered (asked: none): set IDX_DIR to a folder with the four IDX files"
+    expected = "no source of IDX files answered (asked: none): set IDX_DIR to a folder with the four IDX files"
     assert acquisition.refusal("idx", mirrors=(server.base(),), openml=True) == expected
     assert server.asked == []
 

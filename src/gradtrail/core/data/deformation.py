@@ -1,4 +1,4 @@
-"""Many deformed versions of every training digit, as MNIST8M has them (Loosli, Canu and Bottou, 2007)."""
+"""Many deformed versions of every training image, as MNIST8M has of digits (Loosli, Canu and Bottou, 2007)."""
 
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ from gradtrail.experiments.review import server, suspects
 from gradtrail.experiments.review.session import Decisions, Review
 from gradtrail.stages.artifacts.splits import read_splits
 from gradtrail.stages.common.dataset import DatasetInfo, read_info
-from gradtrail.stages.fetch.catalog import DATASETS
+from gradtrail.stages.datasets.catalog import class_names
 from gradtrail.stages.preprocess.corrections import (
     PATH,
     Correction,
@@ -100,5 +100,5 @@ def _lock() -> Path:
 
 def _class_names(info: DatasetInfo) -> list[str]:
     """Return what the page calls each class: its number, with its name where the data set has names."""
-    known = DATASETS[info.name].class_names if info.name in DATASETS else ()
-    return [f"{label} {name}" for label, name in enumerate(known)] or [str(label) for label in range(info.num_classes)]
+    numbered = enumerate(class_names(info.name, info.num_classes))
+    return [name if name == str(label) else f"{label} {name}" for label, name in numbered]

@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 
 from gradtrail.serving.predict.images import decode_image
 from gradtrail.serving.predict.sources import Batch
-from gradtrail.stages.fetch.catalog import Framing
+from gradtrail.stages.datasets.catalog import Framing
 from gradtrail.support.errors import UserError
 
 _AHEAD = 3  # batches that are decoded or being decoded while the model computes

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gradtrail.stages.artifacts.idx import describe_raw, encode_idx
+from gradtrail.stages.artifacts.idx import RAW_FILES, describe_raw, encode_idx
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.fetch.catalog import DATASETS, Dataset, FourArrays
+from gradtrail.stages.datasets.catalog import DATASETS, Dataset, FourArrays
 from gradtrail.stages.fetch.download import (
     STALL_SECONDS,
+    KnownFile,
     Mirrors,
     SourceError,
     WrongBytesError,
@@ -31,6 +32,7 @@ from gradtrail.stages.fetch.download import (
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line
 
 OPENML_URL = "https://www.openml.org"
+_MAX_OWN_BYTES = 2**32  # of a file of one's own: a gzip bomb ends there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ def _sources(entry: Dataset, to: Path, parts: Path, runtime: RuntimeConfig) -> d
     if entry.mirrors and bases:
         mirrors = Mirrors(bases=bases, parts=parts, timeout_seconds=runtime.download_timeout_seconds, report=_report)
         sources["mirrors"] = lambda: ", ".join(
-            dict.fromkeys(mirrors.download(file, to / file.name) for file in entry.files)
+            dict.fromkeys(mirrors.download(file, to / file.name) for file in known_files(entry))
         )
     if entry.openml and runtime.openml:
         sources["OpenML"] = lambda: _from_openml(entry, to)
@@ -107,7 +109,7 @@ def _sources(entry: Dataset, to: Path, parts: Path, runtime: RuntimeConfig) -> d
 
 def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
     """Copy the files from a folder, each plain or gzipped; raise UserError, which names the file that is not right."""
-    for file in entry.files:
+    for file in known_files(entry):
         plain, gzipped = folder / file.name, folder / f"{file.name}.gz"
         path = plain if plain.is_file() else gzipped
         try:
@@ -163,9 +165,21 @@ def _fetch_openml(entry: Dataset) -> FourArrays:
 
 
 def _write_arrays(entry: Dataset, arrays: FourArrays, to: Path) -> None:
-    for file, array in zip(entry.files, arrays, strict=True):
+    for file, array in zip(known_files(entry), arrays, strict=True):
         write_verified(file, [encode_idx(array)], to / file.name)
 
 
 def _report(line: str) -> None:
     print(f"fetch: {line}", file=sys.stderr)
+
+
+def known_files(entry: Dataset) -> tuple[KnownFile, ...]:
+    """Return the four files of a data set, with what is known of them."""
+    if (known := entry.contents) is None:
+        return tuple(KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES)
+    pixels = known.image_shape[0] * known.image_shape[1]
+    sizes = [size for count in (known.num_train, known.num_test) for size in (16 + count * pixels, 8 + count)]
+    return tuple(
+        KnownFile(name=name, max_bytes=size, sha256=sha256)
+        for name, size, sha256 in zip(RAW_FILES, sizes, known.sha256, strict=True)
+    )

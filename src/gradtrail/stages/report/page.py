@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.common.pipeline_file import StageSpec, values_of
+from gradtrail.stages.datasets.catalog import stands_in_for
 from gradtrail.stages.report import charts
 from gradtrail.stages.report.components import Section
 from gradtrail.stages.report.inputs import Sources
@@ -98,6 +99,7 @@ def render(config: ReportConfig, sources: Sources, content: Content) -> str:
     return environment.get_template("report.html.j2").render(
         title=f"{config.title}: {model_name(sources)} on {dataset_name(sources)}",
         info=sources.info,
+        stand_in=dataset_name(sources) if stands_in_for(sources.info.name) else "",
         content=content,
         scores=SCORES,
         size=(charts.WIDTH, charts.HEIGHT),

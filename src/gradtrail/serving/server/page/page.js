@@ -19,7 +19,7 @@ function clear() {
   asked += 1;
   bars.replaceChildren();
   seen.hidden = true;
-  say("Draw a digit.");
+  say("Draw an image.");
 }
 
 function say(text, isError = false) {

@@ -1,12 +1,12 @@
 """The report's sections on the data and the training, from params, metrics and tables alone."""
 
 from gradtrail.core.common import names
+from gradtrail.stages.datasets.catalog import title
 from gradtrail.stages.report.components import Figure, Section, Table, count, percent, size
 from gradtrail.stages.report.inputs import Sources
 from gradtrail.stages.report.sections.privacy import is_published, warning
 
 SPLITS = ("train", "validation", "test")
-_DATASETS = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 
 
 def model_name(sources: Sources) -> str:
@@ -19,7 +19,7 @@ def model_name(sources: Sources) -> str:
 
 def dataset_name(sources: Sources) -> str:
     """Return what people call the data set, such as `MNIST`."""
-    return _DATASETS.get(sources.info.name, sources.info.name)
+    return title(sources.info.name)
 
 
 def data_section(sources: Sources) -> Section:

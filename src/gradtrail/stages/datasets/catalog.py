@@ -5,12 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradtrail.stages.artifacts.class_names import CLASS_NAMES
-from gradtrail.stages.artifacts.idx import RAW_FILES
-from gradtrail.stages.fetch import digits
-from gradtrail.stages.fetch.download import KnownFile
-
-_MAX_OWN_BYTES = 2**32  # of a file of one's own: a gzip bomb ends there
+from gradtrail.stages.datasets import digits
 
 FourArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -54,7 +49,7 @@ class Dataset:
     It needs `load`, or else a `folder_variable`; folder, mirrors and OpenML are tried in this order.
 
     Attributes:
-        title: what messages call it.
+        title: what messages and the report call it.
         citation: what to cite.
         contents: what every source must deliver; None where any four IDX files will do.
         framing: of the images; None where it is not known.
@@ -62,7 +57,7 @@ class Dataset:
         folder_variable: environment variable that may name a folder with the files, each plain or as `.gz`.
         mirrors: base URLs that serve each file as `<base>/<name>.gz`.
         openml: name of version 1 of the data set at OpenML, where the test examples follow the training ones.
-        class_names: what the classes show, in their order; empty where a number says it.
+        class_names: what the classes show, in their order; empty where its number says what a class shows.
         stand_in: the data set with which `make repro` goes on where no source answers.
     """
 
@@ -76,18 +71,6 @@ class Dataset:
     openml: str = ""
     class_names: tuple[str, ...] = ()
     stand_in: str = ""
-
-    @property
-    def files(self) -> tuple[KnownFile, ...]:
-        """The four files, with what is known of them."""
-        if (known := self.contents) is None:
-            return tuple(KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES)
-        pixels = known.image_shape[0] * known.image_shape[1]
-        sizes = [size for count in (known.num_train, known.num_test) for size in (16 + count * pixels, 8 + count)]
-        return tuple(
-            KnownFile(name=name, max_bytes=size, sha256=sha256)
-            for name, size, sha256 in zip(RAW_FILES, sizes, known.sha256, strict=True)
-        )
 
 
 DATASETS = {
@@ -158,12 +141,31 @@ DATASETS = {
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
         ),
-        class_names=CLASS_NAMES["fashion_mnist"],
+        class_names=(
+            *("T-shirt", "Trousers", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        ),
     ),
     "idx": Dataset(
-        title="your data set",
+        title="IDX files",
         citation="",
         contents=None,
         folder_variable="IDX_DIR",
     ),
 }
+
+
+def title(dataset: str) -> str:
+    """Return what people call a data set, such as `MNIST`; one that has no entry by its own name."""
+    return DATASETS[dataset].title if dataset in DATASETS else dataset
+
+
+def class_names(dataset: str, num_classes: int) -> tuple[str, ...]:
+    """Return what each class of a data set shows: its name, or else its number."""
+    known = DATASETS[dataset].class_names if dataset in DATASETS else ()
+    return known or tuple(map(str, range(num_classes)))
+
+
+def stands_in_for(dataset: str) -> str:
+    """Return the name of the data set for which this one is the stand-in; empty where it is none."""
+    return next((name for name, entry in DATASETS.items() if entry.stand_in == dataset), "")
