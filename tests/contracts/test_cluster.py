@@ -16,7 +16,7 @@ from gradtrail.cluster.task.checkout import node_folder
 from gradtrail.cluster.task.home import fetch_experiments
 from gradtrail.cluster.task.make import experiment_ref, make_experiment
 from gradtrail.cluster.task.places import Places
-from gradtrail.cluster.task.plan import Wanted, plan_experiments
+from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
 from gradtrail.cluster.task.records import ensure_runs, states_of
 from gradtrail.cluster.task.request import Experiment as PlannedExperiment
 from gradtrail.cluster.task.request import Request, own_packages, own_python
@@ -50,7 +50,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 @pytest.mark.slow
 def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project: Project, tmp_path: Path) -> None:
     commit = project.git("rev-parse", "HEAD").strip()
-    (experiment,) = plan_experiments([Wanted("a rate", {RATE: 0.25}, "evaluate")], commit)
+    (experiment,) = plan_experiments([RequestedExperiment("a rate", {RATE: 0.25}, "evaluate")], commit)
     assert len(experiment.shared) == 1, "the training; the fetched data are in the lock"
     store = f"sqlite:///{tmp_path / 'store.db'}"
     project.run(sys.executable, "-m", "gradtrail", "sync", env={"MLFLOW_TRACKING_URI": store, **_own_code(project)})
@@ -107,7 +107,7 @@ def test_an_s3_that_refuses_the_key_is_one_line_and_the_same_call_goes_on_with_a
         project.dvc("push", "--run-cache", env=good)
         key = require_keys(url)
         commit = project.git("rev-parse", "HEAD").strip()
-        (experiment,) = plan_experiments([Wanted("a rate", {RATE: 0.25}, "evaluate")], commit)
+        (experiment,) = plan_experiments([RequestedExperiment("a rate", {RATE: 0.25}, "evaluate")], commit)
         store = f"sqlite:///{tmp_path / 'store.db'}"
         request = _request(tmp_path, commit, store, experiment)
         for name, value in key.items():

@@ -124,7 +124,7 @@ class Recorder:
     def _noting_faults(self) -> Any:
         try:
             yield
-        except Exception as fault:  # of the profiler or the disk: what is computed counts for more
+        except (RuntimeError, OSError) as fault:  # of the profiler or the disk: what is computed counts for more
             self._faults.append(fault)
 
 

@@ -8,7 +8,7 @@ import pytest
 from projects import ROOT
 from ruamel.yaml import YAML
 
-from gradtrail.cluster.task.plan import Wanted, plan_experiments
+from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
 from gradtrail.cluster.task.request import Experiment
 from gradtrail.stages.common.pipeline_file import live_entry, read_pipeline
 
@@ -25,7 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan(changes: dict[str, Any], commit: str = COMMIT, stage: str = "evaluate") -> Experiment:
-    (found,) = plan_experiments([Wanted("a label", changes, stage)], commit)
+    (found,) = plan_experiments([RequestedExperiment("a label", changes, stage)], commit)
     return found
 
 
@@ -48,7 +48,7 @@ def test_a_change_to_what_a_param_is_already_makes_no_other_experiment() -> None
 
 
 def test_the_same_experiment_is_planned_once() -> None:
-    wanted = [Wanted("one", {"train.seed": 1}, "evaluate"), Wanted("again", {"train.seed": 1}, "evaluate")]
+    wanted = [RequestedExperiment(label, {"train.seed": 1}, "evaluate") for label in ("one", "again")]
     (found,) = plan_experiments(wanted, COMMIT)
     assert found.label == "one"
 

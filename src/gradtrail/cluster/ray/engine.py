@@ -12,7 +12,7 @@ from gradtrail.cluster.ray.local import local_cluster
 from gradtrail.cluster.ray.progress import show
 from gradtrail.cluster.task.home import fetch_experiments
 from gradtrail.cluster.task.places import Places, local_places, shared_places
-from gradtrail.cluster.task.plan import Wanted, plan_experiments
+from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
 from gradtrail.cluster.task.request import Request, own_packages, own_python
 
 LOCAL = "local"
@@ -112,5 +112,5 @@ def engine(on: str | None, cpus: float, gpus: float) -> RayEngine | None:
     return RayEngine(on=address, cpus=cpus, gpus=gpus) if address else None
 
 
-def _wanted(experiments: Mapping[str, Mapping[str, Any]], stage: str) -> list[Wanted]:
-    return [Wanted(label, dict(changes), stage) for label, changes in experiments.items()]
+def _wanted(experiments: Mapping[str, Mapping[str, Any]], stage: str) -> list[RequestedExperiment]:
+    return [RequestedExperiment(label, dict(changes), stage) for label, changes in experiments.items()]

@@ -34,7 +34,7 @@ _DIGITS = 16  # of a digest in a name
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedExperiment:
     """An experiment as a person asks for it: changes to the params, and the last stage to run."""
 
     label: str
@@ -42,7 +42,7 @@ class Wanted:
     stage: str
 
 
-def plan_experiments(wanted: Sequence[Wanted], commit: str) -> list[Experiment]:
+def plan_experiments(wanted: Sequence[RequestedExperiment], commit: str) -> list[Experiment]:
     """Return the experiments of the working folder's commit, each once, in their order."""
     planner = _Planner(commit)
     found: dict[str, Experiment] = {}
@@ -62,7 +62,7 @@ class _Planner:
         self._params = read_yaml(PARAMS)
         self._digests: dict[str, str] = {}
 
-    def plan(self, wanted: Wanted) -> Experiment:
+    def plan(self, wanted: RequestedExperiment) -> Experiment:
         params = changed(self._params, wanted.changes)
         chain = [*stages_before(wanted.stage, self._pipeline), wanted.stage]
         read = {stage: self._values(self._pipeline[stage], params) for stage in chain}

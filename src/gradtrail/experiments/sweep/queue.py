@@ -5,7 +5,6 @@ waited for, never workers: one of two workers sometimes misses the signal to sto
 queue: starting it also starts the experiments that others have queued there.
 """
 
-import contextlib
 import json
 import re
 import subprocess
@@ -65,23 +64,24 @@ class ExperimentQueue:
 
     def read(self) -> Tasks:
         """Return the tasks as they are now; a file that a worker is writing may be unreadable for a moment."""
-        for _ in range(_MOST_READS - 1):
-            with contextlib.suppress(Exception):  # DVC raises all kinds of errors for half a file
-                return self._read()
-            time.sleep(_PAUSE_SECONDS)
-        try:
-            return self._read()
-        except Exception as error:
-            raise UserError(f"DVC's queue cannot be read: {one_line(error)[:200]}") from error
-
-    def _read(self) -> Tasks:
-        queue = self._queue
+        waiting, running, failed = self._entries()
         return Tasks(
-            waiting=tuple(_name(entry) for entry in queue.iter_queued()),
-            running=tuple(_name(entry) for entry in queue.iter_active()),
-            failed=tuple(_name(done.entry) for done in queue.iter_failed()),
-            has_worker=any(_is_alive(file) for file in Path(queue.wdir).glob("dvc-exp-worker-*.pid")),
+            waiting=tuple(map(_name, waiting)),
+            running=tuple(map(_name, running)),
+            failed=tuple(_name(done.entry) for done in failed),
+            has_worker=any(_is_alive(file) for file in Path(self._queue.wdir).glob("dvc-exp-worker-*.pid")),
         )
+
+    def _entries(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return what DVC says is queued, is running and has failed."""
+        for left in reversed(range(_MOST_READS)):
+            try:
+                return [*self._queue.iter_queued()], [*self._queue.iter_active()], [*self._queue.iter_failed()]
+            except Exception as error:  # DVC raises all kinds of errors for half a file
+                if not left:
+                    raise UserError(f"DVC's queue cannot be read: {one_line(error)[:200]}") from error
+            time.sleep(_PAUSE_SECONDS)
+        raise AssertionError("the last attempt returns or raises")
 
     def start(self, jobs: int) -> None:
         """Start up to `jobs` workers. They outlive this process, so they get no pipe that a reader would wait for."""

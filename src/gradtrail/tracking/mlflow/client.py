@@ -44,7 +44,7 @@ _KIND = {"mlflow.experimentKind": "custom_model_development"}  # the UI for trai
 _EXPERIMENT_TAGS = {
     "data": _KIND | {"mlflow.note.content": "One run for each state of the data: fetched, and preprocessed."},
     "models": _KIND
-    | {"mlflow.note.content": "One run for each trained state; evaluation, gradients, profile and report below it."},
+    | {"mlflow.note.content": "One run for each trained state, and below it those of the stages that read it."},
 }
 
 
