@@ -56,7 +56,12 @@ def monkeypatched(
     monkeypatch: pytest.MonkeyPatch, image: np.ndarray, settings: AugmentationConfig, draws: list[float]
 ) -> np.ndarray:
     """Return an image changed by given draws: down, right, turn, size and slant, each from -1 to 1."""
-    monkeypatch.setattr(jax.random, "uniform", lambda *_, **__: jnp.array(draws))
+
+    def uniform(key: jax.Array, shape: tuple[int, ...], *, minval: float, maxval: float) -> jax.Array:
+        assert (shape, minval, maxval) == ((len(draws),), -1, 1)
+        return jnp.array(draws)
+
+    monkeypatch.setattr(jax.random, "uniform", uniform)
     run = jax.jit(lambda images, keys: augment(images, settings, key=keys))
     return np.asarray(run(image[None], KEYS[:1]))[0]
 

@@ -76,7 +76,7 @@ def test_a_foreign_table_is_one_line(tmp_path: Path, changed: dict[str, Any], sa
 
 
 def test_a_table_of_other_columns_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not readable as the audit's table"):
+    with pytest.raises(UserError, match="not a table of this project"):
         read(tmp_path, TABLE.drop(columns="score"))
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from factories import learning_dynamics, random_split
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from untrusted import MAX_BYTES, damaged, fuzz, on_linux, refusal, taken_bytes
 
@@ -66,19 +66,19 @@ def test_what_a_training_wrote_is_read(folder: Path) -> None:
     assert refused(folder) is None
 
 
-@settings(fuzz(100), derandomize=True)
+@fuzz(100)
 @given(damaged(parquet(STEPS)))
 def test_damaged_steps_are_read_or_refused(folder: Path, data: bytes) -> None:
     refused(folder, steps_parquet=data)
 
 
-@settings(fuzz(50), derandomize=True)
+@fuzz(50)
 @given(damaged(parquet(DYNAMICS)))
 def test_damaged_dynamics_are_read_or_refused(folder: Path, data: bytes) -> None:
     refused(folder, dynamics_parquet=data)
 
 
-@settings(fuzz(50), derandomize=True)
+@fuzz(50)
 @given(damaged(EPOCHS) | st.binary(max_size=30) | st.text(max_size=20).map(str.encode))
 def test_a_damaged_table_of_epochs_is_read_or_refused(folder: Path, data: bytes) -> None:
     refused(folder, epochs_csv=data)

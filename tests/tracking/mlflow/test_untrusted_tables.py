@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, seed
+from hypothesis import given
 from untrusted import MAX_BYTES, damaged, fuzz, on_linux, refusal, taken_bytes
 
 from gradtrail.tracking.mlflow.artifacts import announce_tables, read_tables
@@ -63,7 +63,6 @@ def test_billions_of_equal_rows_take_no_memory(tmp_path: Path) -> None:
     assert "more than 16,777,216 rows" in (refused(tmp_path, stream.getvalue()) or "")
 
 
-@seed(0)
 @fuzz(60)
 @given(damaged(STEPS))
 def test_damaged_bytes_are_read_or_refused(tmp_path: Path, steps: bytes) -> None:

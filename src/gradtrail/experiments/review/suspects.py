@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Float, Int, UInt8
 
 from gradtrail.core.common.split import Split
+from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.common.dataset import SPLITS
 from gradtrail.support.errors import UserError, one_line
 
@@ -67,10 +68,7 @@ def read_suspects(path: Path, num_classes: int) -> pd.DataFrame:
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; run `make audit` first, which finds the labels to look at")
-    try:
-        table = pd.read_parquet(path, columns=["split", *_NUMBERS])
-    except Exception as error:  # damage to a file: pyarrow raises what it meets
-        raise UserError(f"{path}: not readable as the audit's table: {one_line(error)[:200]}") from None
+    table = read_parquet(path, ["split", *_NUMBERS], made_by="make audit")
     for name, kind in _NUMBERS.items():
         if table[name].dtype.kind != kind or not np.isfinite(table[name]).all():
             wanted = "integers" if kind == "i" else "finite numbers"

@@ -16,7 +16,8 @@ from gradtrail.core.export.forward import TEMPERATURE
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts.calibration import Evaluated
 from gradtrail.stages.artifacts.exported import ExportedModel
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.support.errors import UserError
 
 _PREDICTIONS = Path("predictions.parquet")
 
@@ -42,14 +43,7 @@ def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFra
     """Read the predictions of `evaluate`; raise UserError in one line where they are damaged or of other examples."""
     path = results / _PREDICTIONS
     columns = ["example_id", "label", "predicted", *_columns(num_classes)]
-    try:
-        table = pd.read_parquet(path, columns=columns)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, LookupError) as error:
-        raise UserError(
-            f"{path}: no predictions: {one_line(error)[:200]}; `dvc checkout dvc.yaml` restores it"
-        ) from None
+    table = read_parquet(path, columns)
     if not np.array_equal(table["example_id"], split.example_id) or not np.array_equal(table["label"], split.labels):
         raise UserError(f"{path}: of other examples than the test split has; `dvc repro` makes it anew")
     return table

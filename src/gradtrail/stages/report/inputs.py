@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gradtrail.core.common.split import Split
+from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import Promise, read_promise
 from gradtrail.stages.artifacts.splits import read_samples
 from gradtrail.stages.common.dataset import DatasetInfo, read_info
@@ -156,8 +155,8 @@ def read_sources(folder: Path) -> Sources:
         },
         tables={_name(path): read_table(path) for paths in files.values() for path in paths if path.suffix == ".csv"},
         figures={_name(path): read_png(path) for paths in files.values() for path in paths if path.suffix == ".png"},
-        predictions=_read_parquet(folder / "results" / "evaluate" / "predictions.parquet", _PREDICTIONS),
-        scores=_read_parquet(folder / "results" / "gradients" / "scores.parquet", _SCORES),
+        predictions=read_parquet(folder / "results" / "evaluate" / "predictions.parquet", _PREDICTIONS),
+        scores=read_parquet(folder / "results" / "gradients" / "scores.parquet", _SCORES),
         splits=read_samples(folder / "data" / "processed", info),
         summary=_read_text(folder / "results" / "gradients" / "summary.md"),
         stages=stages,
@@ -181,18 +180,6 @@ def read_png(path: Path) -> Png:
         raise UserError(f"{path}: not a PNG; `dvc repro` makes it")
     width, height = struct.unpack_from(">II", data, len(_PNG))
     return Png(data=data, width=width, height=height)
-
-
-def _read_parquet(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    try:
-        found: pd.DataFrame = pq.read_table(path, columns=list(columns), use_threads=False).to_pandas()
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(f"{path}: not a table of this project: {one_line(error)[:200]}") from None
-    if missing := [name for name in columns if name not in found]:
-        raise UserError(f"{path}: column {missing[0]} is missing")
-    return found
 
 
 def _read_metrics(path: Path, info: DatasetInfo) -> dict[str, Any]:

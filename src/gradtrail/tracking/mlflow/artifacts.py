@@ -66,7 +66,7 @@ def _read(path: Path) -> pd.DataFrame:
         with pq.ParquetFile(path) as file:
             if file.metadata.num_rows > _MAX_ROWS:
                 raise ValueError(f"more than {_MAX_ROWS:,} rows")
-            return file.read(use_threads=False).to_pandas()
+            return file.read(use_threads=False).to_pandas(ignore_metadata=True)  # those of pandas may be damaged
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path}: not a table of this project: {one_line(error)[:200]}") from None
 

@@ -1,0 +1,36 @@
+"""Columns of a Parquet table, which may be damaged."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gradtrail.support.errors import UserError, one_line
+
+
+def read_parquet(path: Path, columns: Sequence[str], *, made_by: str = "dvc repro") -> pd.DataFrame:
+    """Read columns of a Parquet table; what pandas wrote into it about itself is not read, as it may be damaged.
+
+    Args:
+        path: of the file.
+        columns: names; the table has them in this order.
+        made_by: the command that makes the file.
+
+    Raises:
+        UserError: one line that names the file: there is none, it is damaged, or a column is missing.
+    """
+    try:
+        table: pd.DataFrame = pq.read_table(path, columns=list(columns), use_threads=False).to_pandas(
+            ignore_metadata=True
+        )
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `{made_by}` makes it") from None
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path}: not a table of this project: {one_line(error)[:200]}; `{made_by}` makes it anew"
+        ) from None
+    if missing := [name for name in columns if name not in table]:
+        raise UserError(f"{path}: column {missing[0]} is missing; `{made_by}` makes it anew")
+    return table

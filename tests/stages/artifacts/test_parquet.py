@@ -1,0 +1,58 @@
+"""A Parquet table is read, or refused in one line, whatever was done to its bytes."""
+
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from untrusted import damaged, fuzz, refusal
+
+from gradtrail.stages.artifacts.parquet import read_parquet
+
+TABLE = pd.DataFrame({"number": [1, 2, 3], "word": ["a", "b", "c"], "share": [0.5, 0.25, 1.0]})
+
+
+def encoded(table: pd.DataFrame = TABLE) -> bytes:
+    stream = io.BytesIO()
+    table.to_parquet(stream, index=False)
+    return stream.getvalue()
+
+
+def test_columns_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(encoded())
+    pd.testing.assert_frame_equal(read_parquet(tmp_path / "a.parquet", ["share", "word"]), TABLE[["share", "word"]])
+
+
+def test_an_index_that_pandas_wrote_is_a_column_like_others(tmp_path: Path) -> None:
+    TABLE.set_index("word").to_parquet(tmp_path / "a.parquet")
+    assert read_parquet(tmp_path / "a.parquet", ["word"])["word"].tolist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("replaced", [b"numpy_type", b"field_name", b'"int64"', b"column_indexes"])
+def test_what_pandas_wrote_about_itself_does_not_matter(replaced: bytes, tmp_path: Path) -> None:
+    data = encoded()
+    assert replaced in data
+    (tmp_path / "a.parquet").write_bytes(data.replace(replaced, b"?" * len(replaced)))
+    pd.testing.assert_frame_equal(read_parquet(tmp_path / "a.parquet", [*TABLE]), TABLE)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"), [(["number", "none"], "not a table of this project: No match"), (["number"], "no such file")]
+)
+def test_what_is_not_there_is_one_line(columns: list[str], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    if "none" in columns:
+        path.write_bytes(encoded())
+    line = refusal(lambda: read_parquet(path, columns, made_by="it"))
+    assert line is not None
+    assert line.startswith(f"{path}: {said}")
+    assert "`it` makes it" in line
+
+
+@fuzz(60)
+@given(damaged(encoded()))
+def test_damaged_bytes_are_read_or_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.parquet").write_bytes(data)
+    line = refusal(lambda: read_parquet(tmp_path / "a.parquet", [*TABLE]))
+    assert line is None or line.startswith(f"{tmp_path}/a.parquet: ")
