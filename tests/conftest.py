@@ -6,6 +6,7 @@ The import hook must be in place before anything of `gradtrail` is imported; so 
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ["DVC_NO_ANALYTICS"] = "true"
@@ -42,6 +43,13 @@ if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:  # the process t
         from gradtrail.core.data.preprocessing import prepare  # noqa: F401
         from gradtrail.core.evaluate.metrics import evaluate  # noqa: F401
         from gradtrail.core.profile import benchmark  # noqa: F401 - between them, all of core
+    from gradtrail.stages.common.environment import processor_digest
+
+    # A program is compiled in the first run of the tests only: then JAX's cache has it, by code, version and flags.
+    compiled = Path(__file__).parents[1] / ".gradtrail" / "tests" / processor_digest()
+    jax.config.update("jax_compilation_cache_dir", str(compiled))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # No test depends on the speed of the machine. `--hypothesis-profile=random` draws other examples each time.
 settings.register_profile("fixed", max_examples=25, deadline=None, derandomize=True)
