@@ -9,6 +9,7 @@ import dataclasses
 import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -60,7 +61,7 @@ def killing(*args, **kwargs):
     if len(calls) == int(call) and first == "before":
         os.kill(os.getpid(), int(number))
     result = real(*args, **kwargs)
-    if len(calls) == int(call):
+    if len(calls) == int(call) and first == "after":
         os.kill(os.getpid(), int(number))
     return result
 
@@ -87,8 +88,7 @@ class Training:
 
     def kill(self, *place: object, number: signal.Signals = signal.SIGKILL) -> str:
         """Run the stage until it comes to a place where it sends itself a signal; return what it printed."""
-        command = (sys.executable, "-c", STAGE_WITH_A_KILL, *map(str, place), str(int(number)))
-        process = self.project.start(*command, env={"PYTHONPATH": f"{self.project.folder / 'src'}"})
+        process = start(self.project, *place, number=number)
         output, _ = process.communicate(timeout=120)
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), output
         return output
@@ -104,6 +104,12 @@ class Training:
         query = "select step from metrics where key = ? order by step"
         with contextlib.closing(sqlite3.connect(self.project.folder / "mlflow.db")) as store:
             return [step for (step,) in store.execute(query, (metric,))]
+
+
+def start(project: Project, *place: object, number: signal.Signals) -> subprocess.Popen[str]:
+    """Start the stage, which sends itself a signal at a place."""
+    command = (sys.executable, "-c", STAGE_WITH_A_KILL, *map(str, place), str(int(number)))
+    return project.start(*command, env={"PYTHONPATH": f"{project.folder / 'src'}"})
 
 
 @pytest.fixture(scope="module")
@@ -211,17 +217,17 @@ def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(
 @pytest.mark.nightly
 def test_sync_and_gc_leave_a_training_alone_that_is_at_work(committed: Project, training: Training) -> None:
     committed.set("train.epochs", QUICK["train.epochs"])
-    process, rounds = committed.start_stage("train"), 0
-    while process.poll() is None:
-        if any(resume_folder(committed).glob("*/step_*.digest")):
-            committed.sync()
-            committed.gradtrail("gc", "--yes")
-            rounds += 1
+    process = start(committed, *KILLS["at a chunk"], number=signal.SIGSTOP)
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        assert process.poll() is None
         time.sleep(0.01)
+    assert any(resume_folder(committed).glob("*/step_*.digest"))
+    committed.sync()
+    committed.gradtrail("gc", "--yes")
+    process.send_signal(signal.SIGCONT)
     output, _ = process.communicate()
     assert process.returncode == 0, output
     assert "warning" not in output, "neither its run nor its checkpoints were missed"
-    assert rounds
     assert committed.digests(*OUTS) == training.expected
     (run,) = committed.runs_of("train")
     assert run["status"] == "FINISHED"

@@ -167,7 +167,8 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
     since_imports = time.time() - stage.made_at
     seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):
-        why = "MLflow would get the trace, and runtime.tracking is off" if stage.computes else "no functions of JAX"
+        off = "MLflow would get the trace, and runtime.tracking is off"
+        why = off if stage.computes else "this stage calls no functions of JAX"
         print(f"{stage.name}: runtime.trace: no trace: {why}", file=sys.stderr)
     with state_lock(identity), _tracker(identity) as tracker:
         hurry = tracker.hurry if tracker else lambda: None
