@@ -26,6 +26,7 @@ def test_mcnemar_is_the_binomial_sum_and_agrees_with_its_interval(gained: int, l
     assert found.is_worse == (lost > gained and found.p_value < 0.05)
 
 
+@pytest.mark.slow
 def test_mcnemar_rarely_calls_an_equal_model_worse():
     rng = np.random.default_rng(0)
     lost = rng.binomial(40, 0.5, 2000)

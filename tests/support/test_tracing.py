@@ -62,12 +62,14 @@ def test_it_begins_with_the_first_second_call(tmp_path: Path) -> None:
     assert any("dot" in name or "tanh" in name or "fusion" in name for name in host), "XLA's operations"
 
 
+@pytest.mark.slow
 def test_of_functions_that_are_called_once_the_first_calls_are_kept(tmp_path: Path) -> None:
     with Recorder(tmp_path, seconds=60) as recorder:
         recorder.recording("my only", WORK)(jnp.int32(3), MATRIX)
     assert names(recorder.trace) == ["my only"]
 
 
+@pytest.mark.slow
 def test_a_call_that_never_ends_is_recorded_for_so_many_seconds(tmp_path: Path) -> None:
     ended = threading.Event()
 
@@ -86,6 +88,7 @@ def test_a_call_that_never_ends_is_recorded_for_so_many_seconds(tmp_path: Path) 
     assert names(recorder.trace) == ["my warm-up"]
 
 
+@pytest.mark.slow
 def test_what_is_called_for_longer_is_left_out(tmp_path: Path) -> None:
     with Recorder(tmp_path, seconds=1.0) as recorder:
         work = recorder.recording("my work", WORK)
@@ -97,6 +100,7 @@ def test_what_is_called_for_longer_is_left_out(tmp_path: Path) -> None:
     assert names(recorder.trace) == ["my work"]
 
 
+@pytest.mark.slow
 def test_a_trace_that_is_too_large_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_num_bytes", lambda folder: {"1": 10, "2": 100}[folder.name])
     with Recorder(tmp_path, seconds=60, largest_bytes=50) as recorder:

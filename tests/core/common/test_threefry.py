@@ -47,6 +47,7 @@ def test_a_pair_of_normals_is_a_point_at_the_distance_and_angle_of_its_block() -
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=3e-7)
 
 
+@pytest.mark.slow
 def test_normals_are_finite_and_normal_to_the_tails() -> None:
     found = np.asarray(threefry.normals(jax.random.key(1), 4_000_000), np.float64)
     assert np.all(np.isfinite(found))

@@ -34,6 +34,7 @@ def in_bits(*, blas: bool) -> list[str]:
     return [np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(found)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a kernel of OpenBLAS for x86 is asked for")
 def test_figures_do_not_depend_on_the_blas() -> None:
     script = "from test_fixed_order import in_bits; print(*in_bits(blas=True), *in_bits(blas=False), sep='\\n')"

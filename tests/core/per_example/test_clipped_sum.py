@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import cases
 from factories import CNN, NUM_CLASSES, initial_params, model_config
 
 from gradtrail.core.nn import losses
@@ -28,6 +30,7 @@ NETWORKS = {
 SHAPE = (8, 6)  # small enough that the norms of the second stack are those of pairs of pixels, and the first one's not
 NUM_EXAMPLES = 5
 MASK = np.array([True, True, False, True, True])
+FAST = [("mlp", 3), ("cnn with group norm", 1), ("linear on features", 3)]
 
 # The emitters that a training has. XLA's older ones, with which most tests compile (`COMPILE_FAST`), get the gradients
 # of a pooled convolution before a group norm wrong by about 1 %, those of `vmap(grad)` too (jaxlib 0.10.2).
@@ -54,8 +57,7 @@ def grads_of_each(model: Model, params: Params, copies: int) -> Params:
     return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0))(params, *of_example)
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(("network", "copies"), cases(itertools.product(NETWORKS, (1, 3)), fast=FAST))
 def test_it_is_the_sum_of_the_clipped_gradients(network: str, copies: int) -> None:
     model = Model(model_config(image_shape=SHAPE, **NETWORKS[network]))
     params = initial_params(model)
@@ -73,8 +75,13 @@ def test_it_is_the_sum_of_the_clipped_gradients(network: str, copies: int) -> No
     jax.tree.map(close, found.grads, expected)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("network", ["mlp", "cnn with group norm"])
+@pytest.mark.parametrize(
+    ("network", "precision"),
+    cases(
+        itertools.product(("mlp", "cnn with group norm"), ("float32", "bfloat16")),
+        fast=[("mlp", "bfloat16"), ("cnn with group norm", "float32")],
+    ),
+)
 def test_no_example_counts_for_more_than_the_clip_norm(network: str, precision: Precision) -> None:
     """Rounding of the scaled cotangents to a low precision included."""
     model = Model(model_config(image_shape=SHAPE, precision=precision, **NETWORKS[network]))

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from cases import cases
 from factories import CNN, NUM_CLASSES, initial_params, model_config, new_compiler, random_split
 from flax import nnx
 
@@ -116,11 +118,7 @@ FAST = [
 
 @pytest.mark.parametrize(
     ("network", "precision"),
-    [
-        pytest.param(network, precision, marks=[] if (network, precision) in FAST else pytest.mark.slow)
-        for network in NETWORKS
-        for precision in ("float32", "bfloat16", "float16")
-    ],
+    cases(itertools.product(NETWORKS, ("float32", "bfloat16", "float16")), fast=FAST),
 )
 def test_norms_and_inner_products_are_those_of_the_gradients(network: str, precision: str) -> None:
     """Norms layer by layer, products with directions and with each other; by the definition, with dropout keys."""

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from cases import cases
 from factories import make_engine, random_split, train_config
 
 from gradtrail.core.data.config import AugmentationConfig
@@ -41,7 +42,7 @@ def trained(
     return jax.device_get((engine.evaluation_params(last.state), last.records))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", cases(CONFIGS, fast=("dropout, clipping, average", "muon")))
 def test_members_at_once_are_those_by_themselves_but_for_rounding(name: str) -> None:
     config = CONFIGS[name]
     params, records = trained(config, members=3)

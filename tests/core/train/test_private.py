@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import cases
 from factories import NUM_CLASSES, SHAPE, make_engine, private_config, random_split, run_training
 from scipy import stats
 
@@ -43,8 +44,8 @@ def trained(config: TrainConfig, noise_multiplier: float, steps_per_call: int = 
     "overrides",
     [
         {},
-        {"optimizer": "muon", "average_decay": 0.5, "label_smoothing": 0.1},
-        {"batch_size": 8, "accumulation_steps": 2, "model": "cnn"},
+        pytest.param({"optimizer": "muon", "average_decay": 0.5, "label_smoothing": 0.1}, marks=pytest.mark.slow),
+        pytest.param({"batch_size": 8, "accumulation_steps": 2, "model": "cnn"}, marks=pytest.mark.slow),
         {"mlp": MLPConfig(hidden=(5,), activation="relu", dropout=0.5), "optimizer": "sgd"},
     ],
     ids=["sgd", "muon", "cnn in parts", "dropout"],
@@ -85,7 +86,10 @@ def test_without_clipping_and_noise_it_is_ordinary_training_on_the_same_batches(
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"accumulation_steps": 4}, {"model": "cnn"}, {"optimizer": "adamw"}, {"optimizer": "lion"}],
+    cases(
+        [{}, {"accumulation_steps": 4}, {"model": "cnn"}, {"optimizer": "adamw"}, {"optimizer": "lion"}],
+        fast=[{}, {"model": "cnn"}],
+    ),
     ids=["sgd", "in small tiles", "cnn", "adamw", "lion"],
 )
 def test_a_step_is_that_of_the_definition(overrides: dict) -> None:

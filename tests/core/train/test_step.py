@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import cases
 from factories import CNN, NUM_CLASSES, SHAPE, random_split, run_keys, seed_keys, train_config
 
 from gradtrail.core.common.batching import PADDING
@@ -135,7 +136,7 @@ def test_the_norm_of_the_parts_is_the_root_mean_square_of_their_own_mean_gradien
     np.testing.assert_allclose(records.part_grad_norm, [np.sqrt(np.mean(np.square(norms)))], rtol=1e-5)
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("accumulation_steps", cases([1, 2], fast=[2]))
 def test_tiles_change_rounding_alone(accumulation_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The norms of the parts are of whole parts, in however many tiles these are worked."""
     config = dataclasses.replace(NOISY, model="cnn", cnn=CNN, accumulation_steps=accumulation_steps)

@@ -69,6 +69,7 @@ def tries(count: int, **about: float) -> list[Ratio]:
     return [compared(Machine(np.random.default_rng(seed), **about)) for seed in range(count)]  # type: ignore[arg-type] # floats
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
     for by_process in (0.0, 0.012):
         found = tries(80, by_process=by_process)

@@ -288,6 +288,7 @@ def test_damage_inside_a_table_is_one_line(form: str, model: ExportedModel, tmp_
     assert not (tmp_path / "out.parquet").exists()
 
 
+@pytest.mark.slow
 @on_linux
 def test_memory_does_not_grow_with_the_images(
     model: ExportedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

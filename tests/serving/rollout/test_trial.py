@@ -142,7 +142,7 @@ def test_the_share_of_clients_gets_the_challenger_and_a_client_stays() -> None:
         (seven, {"agreement", "class share"}),
         (throwing, {"errors"}),
         (not_a_number, {"errors"}),
-        (slow, {"latency"}),
+        pytest.param(slow, {"latency"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_bad_challenger_is_stopped_and_no_client_notices_a_failure(

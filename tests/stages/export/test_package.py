@@ -69,6 +69,7 @@ def test_each_served_batch_size_is_equal_to_the_jitted_forward_pass(
         np.testing.assert_array_equal(np.asarray(exported.run(IMAGES[:size])), expected)
 
 
+@pytest.mark.slow
 def test_two_checkouts_in_different_folders_write_the_same_bytes(tmp_path: Path) -> None:
     """Each with the code and the working folder of its own."""
     found = set()

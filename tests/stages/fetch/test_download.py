@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import cases
 from mirrors import Handler, MirrorServer, Route, endless, mirror_server, status, whole
 
 from gradtrail.stages.fetch import download
@@ -310,7 +311,7 @@ SLOW: dict[str, tuple[Route, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", cases(SLOW, fast=("stall", "dripping headers")))
 def test_a_slow_mirror_is_given_up_and_not_asked_again(
     server: MirrorServer, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

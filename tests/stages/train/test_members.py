@@ -147,6 +147,7 @@ def test_a_training_that_is_stopped_in_any_member_ends_with_the_same_bytes(tmp_p
         assert digest(to / out) == digest(straight / out)
 
 
+@pytest.mark.slow
 def test_members_at_once_that_are_stopped_end_with_the_same_bytes(tmp_path: Path) -> None:
     """Two networks at once, and the third by itself: with the bytes that it has alone."""
     config, checkpoints = dataclasses.replace(CONFIG, members=3, members_at_once=2), tmp_path / "checkpoints"

@@ -11,6 +11,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 from gradtrail.tracking.mlflow.client import StoreClient
 
 
+@pytest.mark.slow
 def test_processes_that_create_the_store_at_once_agree(created_store: Any) -> None:
     folder = created_store.folder
     with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as store:
