@@ -16,7 +16,7 @@ os.environ["MPLBACKEND"] = "Agg"
 # Most of the time goes into compiling what runs once: here the compiler does not optimize, in the stages it does.
 # `make test` also takes XLA's older emitters, which compile in a third of the time; they round float16 otherwise.
 os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
+    [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
     + ["--xla_cpu_use_fusion_emitters=false"] * ("COMPILE_FAST" in os.environ)
 )
 

@@ -6,6 +6,7 @@ kills at random moments; `tests/stages/train/test_loop.py` stops after every ste
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import signal
 import sqlite3
@@ -232,3 +233,37 @@ def test_sync_and_gc_leave_a_training_alone_that_is_at_work(committed: Project, 
     (run,) = committed.runs_of("train")
     assert run["status"] == "FINISHED"
     assert written(run) == committed.digests(*written(run))
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not os.environ.get("MNIST_DIR"), reason="MNIST_DIR is not set: it names a folder with MNIST")
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is in KiB on Linux")
+def test_millions_of_examples_take_less_memory_than_they_have_and_a_kill_changes_no_byte(tmp_path: Path) -> None:
+    project = copy_project(tmp_path / "project")
+    for key, value in {
+        "preprocess.deformations": 40,
+        "preprocess.shard_mib": 64,
+        "train.model": "linear",
+        "train.epochs": 1,
+        "train.keep_epochs": [],
+        "runtime.checkpoint_seconds": 0.5,
+        "runtime.system_metrics": False,
+    }.items():
+        project.set(key, value)
+    for stage in ("fetch", "preprocess"):
+        project.run_stage(stage)
+    size = sum(path.stat().st_size for path in (project.folder / "data/processed").rglob("*") if path.is_file())
+    assert size > 2_200_000 * 28**2
+    training = Training(project)
+    training.kill(f"{TRACKING}.training_log", "TrainingLog", "after_chunk", 90, "before")
+    assert "train: resuming after step " in training.finish()
+    outs = training.outs()
+    with project.start_stage("train") as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+    assert status == 0, output
+    assert "resuming" not in output
+    assert training.outs() == outs
+    assert usage.ru_maxrss * 1024 < 0.7 * size
+    shutil.rmtree(project.folder / "data")  # pytest keeps the folders of the last runs
