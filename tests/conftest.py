@@ -4,6 +4,7 @@ The import hook must be in place before anything of `gradtrail` is imported; so 
 """
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -38,6 +39,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
+COMPILED, MOST_BYTES = Path(__file__).parents[1] / ".gradtrail" / "tests", 2**29
+
+if "PYTEST_XDIST_WORKER" not in os.environ and sum(path.stat().st_size for path in COMPILED.rglob("*")) > MOST_BYTES:
+    shutil.rmtree(COMPILED)
 if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:  # the process that only starts workers runs no test
     with install_import_hook("gradtrail.core", "typechecking.check"):
         from gradtrail.core.data.preprocessing import prepare  # noqa: F401
@@ -46,7 +51,7 @@ if "PYTEST_XDIST_WORKER" in os.environ or "-n" not in sys.argv:  # the process t
     from gradtrail.stages.common.environment import processor_digest
 
     # A program is compiled in the first run of the tests only: then JAX's cache has it, by code, version and flags.
-    compiled = Path(__file__).parents[1] / ".gradtrail" / "tests" / processor_digest()
+    compiled = COMPILED / processor_digest()
     jax.config.update("jax_compilation_cache_dir", str(compiled))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
