@@ -59,11 +59,12 @@ def refusal(read: Callable[[], object]) -> str | None:
 def taken_bytes(action: Callable[[], object]) -> int:
     """Return by how many bytes the process grew at most while something was done."""
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of before
-    before = _status_bytes("VmRSS")
+    before = status_bytes("VmRSS")
     action()
-    return _status_bytes("VmHWM") - before
+    return status_bytes("VmHWM") - before
 
 
-def _status_bytes(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+def status_bytes(key: str, of: int | str = "self") -> int:
+    """Return a figure of what the system says of a process: `VmRSS` is its memory now, `VmHWM` at its peak."""
+    lines = Path(f"/proc/{of}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))

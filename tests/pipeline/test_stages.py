@@ -285,14 +285,12 @@ def test_members_at_once_are_trained_by_the_stage_and_kept(project: Project, tmp
     of_three = copy.digests("models/members/seed_1", "models/members/seed_2")
     copy.set("train.members", 4)
     output = copy.run_stage("train")
-    assert "train seeds 0 to 1: already trained, read from a checkpoint" in output
+    assert "train seeds 0 to 1: trained before, from a checkpoint" in output
     assert "train seeds 2 to 3: epoch 3" in output
     assert copy.digests("models/members/seed_1") == {"models/members/seed_1": of_three["models/members/seed_1"]}
     copy.set("train.members", 1)
     copy.set("train.seed", 2)
-    assert "train: already trained, read from a checkpoint" in copy.run_stage("train"), (
-        "the third was trained by itself"
-    )
+    assert "train: trained before, from a checkpoint" in copy.run_stage("train"), "the third was trained by itself"
 
 
 WITH_A_SMALL_SAMPLE = """
