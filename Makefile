@@ -15,7 +15,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 unexport PYTHONDONTWRITEBYTECODE
 
 # Each worker imports what it collects: the modules that have slow tests alone, for these.
-SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow" tests))
+SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import cases" tests))
 
 .DEFAULT_GOAL := help
 .PHONY: help env lock repro test test-slow nightly check gate format audit privacy-audit ui results compare bench sync clean
@@ -47,7 +47,7 @@ lock: env ## resolve requirements.lock and those for GPUs and clusters anew, fro
 repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
 
-test: env ## the tests, in seven minutes on two cores
+test: env ## the tests, in three to six minutes on two cores
 	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder
 
 test-slow: env ## the slow tests, within 20 minutes; `.ci/run` is check, gate, test and these

@@ -26,3 +26,10 @@ def test_every_folder_of_tests_is_one_of_the_package_or_of_whole_projects() -> N
     benchmarks = {path.parent.relative_to(ROOT) for path in (ROOT / "benchmarks").rglob("*.py")}
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")}
     assert folders - package - benchmarks - own == set()
+
+
+def test_make_finds_every_module_with_slow_tests() -> None:
+    """It looks for these words, so that no worker imports what it would not run."""
+    helpers = {path.name for path in (ROOT / "tests").rglob("*.py") if "mark.slow" in path.read_text()}
+    assert {name for name in helpers if not name.startswith("test_")} == {"cases.py"}
+    assert r'"mark\.slow\|import cases"' in (ROOT / "Makefile").read_text()

@@ -81,3 +81,17 @@ def test_switching_to_the_digits_changes_one_word(project: Path, capsys: pytest.
     Path("params.yaml").write_text("fetch: {'dataset' : mnist}\n")
     with pytest.raises(UserError, match=r"fetch\.dataset could not be changed"):
         repro._use_stand_in()
+
+
+def test_a_stand_in_is_told_after_every_call_and_its_own_name_alone(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repro._remind_of_stand_in()
+    assert capsys.readouterr().err == ""
+    repro._use_stand_in()
+    capsys.readouterr()
+    repro._remind_of_stand_in()
+    said = capsys.readouterr().err
+    assert "NOT MNIST" in said
+    assert "fetch.dataset: mnist" in said
+    assert "MNIST_DIR" in said

@@ -35,6 +35,20 @@ def test_without_git_or_a_repository_every_answer_is_empty(tmp_path: Path, monke
     assert (git("status"), head_commit()) == ("", "")
 
 
+@pytest.mark.parametrize("damaged", ["a folder", "a file"])
+def test_a_damaged_repository_is_no_empty_answer(damaged: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its `HEAD` is missing, git says that there is no repository."""
+    (below := tmp_path / "below").mkdir()
+    monkeypatch.chdir(below)
+    if damaged == "a file":
+        (tmp_path / ".git").write_text("gitdir: /nowhere\n")
+    else:
+        subprocess.run(["git", "init", "-q", ".."], check=True)
+        (tmp_path / ".git/HEAD").unlink()
+    with pytest.raises(GitError, match=r"^`git rev-parse --git-dir` failed: fatal: not a git repository"):
+        git("rev-parse", "--git-dir")
+
+
 def test_no_commit_is_an_empty_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     subprocess.run(["git", "init", "-q"], check=True)

@@ -185,7 +185,7 @@ def _use_stand_in() -> None:
     wanted = _dataset(read_yaml(_PARAMS))
     stand_in = DATASETS[wanted].stand_in
     text = _PARAMS.read_text(encoding="utf-8")
-    changed = re.sub(rf"(?ms)(^fetch:.*?^\s+dataset:\s*)(['\"]?){wanted}\b\2", rf"\1{stand_in}", text, count=1)
+    changed = re.sub(rf"(?ms)(^fetch:.*?^\s+dataset:\s*)(['\"]?){wanted}\b\2", rf"\g<1>{stand_in}", text, count=1)
     with atomic_file(_PARAMS) as beside:
         beside.write_text(changed, encoding="utf-8")
     if _dataset(read_yaml(_PARAMS)) != stand_in:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Run
 
@@ -191,11 +192,12 @@ def _of_cache(run: Run, folder: Path) -> Path | None:
 def _read_table(path: Path, columns: tuple[str, ...] = ("label", "predicted")) -> pd.DataFrame:
     """Read a table that has these columns; raise UserError in one line where it is damaged."""
     try:
-        table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        is_parquet = path.suffix == ".parquet"  # what pandas wrote into it about itself may be damaged
+        table = pq.read_table(path).to_pandas(ignore_metadata=True) if is_parquet else pd.read_csv(path)
         if missing := [name for name in columns if name not in table]:
             raise ValueError(f"no column {missing[0]}")
         if table.empty:
             raise ValueError("no rows")
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise UserError(f"{path.name} of the evaluation: damaged: {one_line(error)[:200]}") from None
     return table

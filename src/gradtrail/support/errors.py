@@ -80,7 +80,9 @@ def is_store_fault(fault: BaseException) -> bool:
 
 def _of_file(fault: Exception) -> str:
     """Return in one line what the system could not do with a file; empty for other faults."""
-    return f"{fault.filename}: {fault.strerror}" if isinstance(fault, OSError) and fault.filename else ""
+    if isinstance(fault, OSError) and fault.filename and fault.strerror:
+        return f"{fault.filename}: {fault.strerror}"
+    return ""
 
 
 def with_store(action: Callable[[], T]) -> T:

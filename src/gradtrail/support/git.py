@@ -47,15 +47,20 @@ def git_bytes(*arguments: str, stdin: bytes = b"", env: Mapping[str, str] | None
         raise GitError(f"`git {' '.join(arguments[:2])}` did not answer within {_TIMEOUT_SECONDS} s") from None
     if result.returncode == 0:
         return result.stdout
-    if not result.stderr or (_NO_REPOSITORY in result.stderr and not _is_in_repository()):
+    if not result.stderr or (_NO_REPOSITORY in result.stderr and not is_in_repository()):
         return b""
     reason = result.stderr.decode(errors="replace").splitlines()[0]
     raise GitError(f"`git {' '.join(arguments[:2])}` failed: {reason[:200]}")
 
 
-def _is_in_repository() -> bool:
-    """Whether there is a `.git` here or above, which git does not take for a repository where it is damaged."""
-    return any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents))
+def is_in_repository() -> bool:
+    """Whether there is a `.git` here or above, as far as git looks; where it is damaged, git sees no repository."""
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / ".git").exists():
+            return True
+        if folder.is_mount():
+            break
+    return False
 
 
 def head_commit() -> str:

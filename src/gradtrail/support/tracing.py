@@ -6,7 +6,6 @@ operation of every step, some 200,000 events a second.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import threading
 from collections import Counter
@@ -94,10 +93,8 @@ class Recorder:
         self._begun += 1
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # every call of every Python function, which hides what is looked for
-        with self._noting_faults():
-            jax.profiler.start_trace(
-                self._folder / str(self._begun), create_perfetto_trace=True, profiler_options=options
-            )
+        folder = str(self._folder / str(self._begun))
+        if self._asked(jax.profiler.start_trace, folder, create_perfetto_trace=True, profiler_options=options):
             self._number = self._begun
             self._timer = threading.Timer(self._seconds, self._thread.submit, (self._stop, self._number))
             self._timer.daemon = True
@@ -110,8 +107,7 @@ class Recorder:
         written, self._number = self._folder / str(self._number), 0
         if self._timer:
             self._timer.cancel()
-        with self._noting_faults():
-            jax.profiler.stop_trace()
+        if self._asked(jax.profiler.stop_trace):
             if _num_bytes(written) <= self._largest_bytes:
                 self._kept = written
             elif self._seconds > _SHORTEST_SECONDS:  # at the next call
@@ -120,12 +116,14 @@ class Recorder:
         if self._kept != written:
             shutil.rmtree(written, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def _noting_faults(self) -> Any:
+    def _asked(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> bool:
+        """Return whether the profiler did what it was asked; note its fault, as what is computed counts for more."""
         try:
-            yield
-        except (RuntimeError, OSError) as fault:  # of the profiler or the disk: what is computed counts for more
+            call(*args, **kwargs)
+        except Exception as fault:  # JAX raises what it meets in the profiler, on the disk and in its own files
             self._faults.append(fault)
+            return False
+        return True
 
 
 def _num_bytes(folder: Path) -> int:

@@ -4,6 +4,8 @@ import io
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from untrusted import damaged, fuzz, refusal
@@ -29,11 +31,10 @@ def test_an_index_that_pandas_wrote_is_a_column_like_others(tmp_path: Path) -> N
     assert read_parquet(tmp_path / "a.parquet", ["word"])["word"].tolist() == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("replaced", [b"numpy_type", b"field_name", b'"int64"', b"column_indexes"])
-def test_what_pandas_wrote_about_itself_does_not_matter(replaced: bytes, tmp_path: Path) -> None:
-    data = encoded()
-    assert replaced in data
-    (tmp_path / "a.parquet").write_bytes(data.replace(replaced, b"?" * len(replaced)))
+@pytest.mark.parametrize("damaged_json", [b"[]", b'{"columns": [{"name": "word"}]}', b'{"columns": 1}'])
+def test_what_pandas_wrote_about_itself_does_not_matter(damaged_json: bytes, tmp_path: Path) -> None:
+    table = pa.Table.from_pandas(TABLE, preserve_index=False)
+    pq.write_table(table.replace_schema_metadata({b"pandas": damaged_json}), tmp_path / "a.parquet")
     pd.testing.assert_frame_equal(read_parquet(tmp_path / "a.parquet", [*TABLE]), TABLE)
 
 

@@ -23,12 +23,12 @@ def versions_of(
 ) -> Iterator[Split]:
     """Yield all versions of a split in parts, version by version; the first version is the split itself.
 
-    Version v of example i has the `example_id` v · num_ids + i: ids stay unique, and example_id % num_ids is the digit
-    that it was made of. Its labels are that digit's, true and given ones, and its pixels are a function of the digit,
-    `config`, `seed`, v and i alone.
+    Version v of example i has the `example_id` v · num_ids + i: ids stay unique, and example_id % num_ids is the
+    example that it was made of. Its labels are that example's, true and given ones, and its pixels are a function of
+    its image, `config`, `seed`, v and i alone.
 
     Args:
-        split: the digits.
+        split: the examples.
         count: number of versions.
         config: ranges of the deformations.
         seed: of the deformations.

@@ -1,6 +1,7 @@
 """The members of trainings in MLflow: which seeds a run has, and the metrics of each."""
 
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,12 @@ def varies_all(params: Mapping[str, Any]) -> bool:
 
 def read_table(client: "MlflowClient", evaluation: "Run") -> SeedMetrics:
     """Return the metrics of each member from an evaluation's run; none where it has no such table."""
-    from mlflow.exceptions import MlflowException  # late: listing recipes needs no store
+    from gradtrail.tracking.mlflow.artifacts import download  # late: listing recipes needs no store
 
-    try:
-        table = pd.read_csv(Path(client.download_artifacts(evaluation.info.run_id, _TABLE)))
-        return {int(row["seed"]): {str(key): value for key, value in row.items()} for row in table.to_dict("records")}
-    except (OSError, ValueError, KeyError, MlflowException):
-        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = download(client, evaluation.info.run_id, _TABLE, Path(folder))
+        try:
+            rows = pd.read_csv(path).to_dict("records") if path else []
+            return {int(row["seed"]): {str(key): value for key, value in row.items()} for row in rows}
+        except (ValueError, KeyError):  # a table of another version
+            return {}

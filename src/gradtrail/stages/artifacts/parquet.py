@@ -11,7 +11,7 @@ from gradtrail.support.errors import UserError, one_line
 
 
 def read_parquet(path: Path, columns: Sequence[str], *, made_by: str = "dvc repro") -> pd.DataFrame:
-    """Read columns of a Parquet table; what pandas wrote into it about itself is not read, as it may be damaged.
+    """Read columns of a Parquet table, whatever pandas wrote into it about them.
 
     Args:
         path: of the file.
@@ -31,6 +31,4 @@ def read_parquet(path: Path, columns: Sequence[str], *, made_by: str = "dvc repr
         raise UserError(
             f"{path}: not a table of this project: {one_line(error)[:200]}; `{made_by}` makes it anew"
         ) from None
-    if missing := [name for name in columns if name not in table]:
-        raise UserError(f"{path}: column {missing[0]} is missing; `{made_by}` makes it anew")
     return table

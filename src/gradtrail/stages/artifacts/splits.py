@@ -130,6 +130,6 @@ def require_undeformed(info: DatasetInfo, stage: str) -> None:
     """Raise UserError where the training split has deformed versions of its examples."""
     if info.versions > 1:
         raise UserError(
-            f"{stage}: the training split has {info.versions} versions of each example, which would leak from one "
-            f"fold into another; set preprocess.deformations to 1"
+            f"{stage}: the training split has {info.versions} versions of each example, which are not "
+            f"independent; set preprocess.deformations to 1"
         )

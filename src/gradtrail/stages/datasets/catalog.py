@@ -168,4 +168,4 @@ def class_names(dataset: str, num_classes: int) -> tuple[str, ...]:
 
 def stands_in_for(dataset: str) -> str:
     """Return the name of the data set for which this one is the stand-in; empty where it is none."""
-    return next((name for name, entry in DATASETS.items() if entry.stand_in == dataset), "")
+    return next((name for name, entry in DATASETS.items() if dataset and entry.stand_in == dataset), "")

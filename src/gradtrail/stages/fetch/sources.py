@@ -133,7 +133,7 @@ def _from_openml(entry: Dataset, to: Path) -> str:
         raise NoSourceError(f"OpenML: {kind}{one_line(fault)[:200]}") from fault
     try:
         _write_arrays(entry, arrays, to)
-    except WrongBytesError as fault:
+    except (WrongBytesError, ValueError) as fault:
         raise NoSourceError(f"OpenML: {one_line(fault)[:200]}") from fault
     return f"OpenML {entry.openml}, version 1"
 

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from gradtrail.support.errors import UserError
-from gradtrail.support.git import GitError, git
+from gradtrail.support.git import GitError, git, is_in_repository
 from gradtrail.support.paths import private_folder, store_uri, working_folder
 from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.gc.files import (
@@ -166,6 +166,8 @@ def _require_repository() -> None:
         raise UserError(
             f"git cannot read all commits, which may record states ({error}); try `git status` and `git fsck`"
         ) from error
+    if is_in_repository() and not git("rev-parse", "--git-dir"):
+        raise UserError("there is a repository, but no git; its commits may record states")
 
 
 def _require_records(recorded: RecordedStates) -> None:

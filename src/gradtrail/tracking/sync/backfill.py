@@ -7,7 +7,6 @@ import dataclasses
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -256,8 +255,6 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
     except (LookupError, ValueError, TypeError, RecursionError, UserError) as error:  # of other code
         reason = f"{type(error).__name__}: {one_line(error)[:200]}"
         print(f"warning: {stage.name}, state {stage.state[:12]}: no run can be rebuilt ({reason})", file=sys.stderr)
-        if isinstance(error, LookupError | TypeError):  # a file of another version, or a bug of this one
-            traceback.print_exception(error)
         if stored and began:
             client.set_terminated(stored.run_id, began.info.status)
         elif stored:
