@@ -17,9 +17,6 @@ unexport PYTHONDONTWRITEBYTECODE
 # Each worker imports what it collects: the modules that have slow tests alone, for these.
 SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import cases" tests))
 
-# One more than there are cores, as a test that waits for a process or a clock leaves its core idle.
-WORKERS = $(shell expr `getconf _NPROCESSORS_ONLN` + 1)
-
 .DEFAULT_GOAL := help
 .PHONY: help env lock repro test test-slow nightly check gate format audit privacy-audit ui results compare bench sync clean
 
@@ -50,8 +47,8 @@ lock: env ## resolve requirements.lock and those for GPUs and clusters anew, fro
 repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
 
-test: env ## the tests, in three to six minutes on two cores
-	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+test: env ## the tests, in three to six minutes on two cores, the first time longer
+	@COMPILE_FAST=1 $(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder
 
 test-slow: env ## the slow tests, within 20 minutes; `.ci/run` is check, gate, test and these
 	@$(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder -m "slow and not nightly" $(SLOW)
