@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +16,7 @@ from projects import ROOT
 from gradtrail.cluster import launch as launching
 from gradtrail.cluster.launch import launch
 from gradtrail.support.errors import UserError
-from gradtrail.support.ranks import is_follower
+from gradtrail.support.ranks import INDEX, is_follower
 
 TOLD = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES" >> told; echo "$JAX_COORDINATOR_ADDRESS" > "at$JAX_PROCESS_ID"'
 
@@ -81,6 +83,29 @@ def test_a_signal_reaches_all_and_nothing_is_left(number: signal.Signals, tmp_pa
     assert not left
     assert len(gone) == 3, "with the one that waits for the launcher's end"
     assert len((tmp_path / "got").read_text()) == 2
+
+
+def test_a_signal_that_comes_while_they_start_reaches_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+
+    def start_and_be_told(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        process = start(words, **options)
+        if words == command:
+            number = options["env"][INDEX]
+            while not (tmp_path / f"ready{number}").exists():
+                time.sleep(0.01)
+            if number == "1":  # both are ready, and the launcher has not seen the second one yet
+                signal.raise_signal(signal.SIGTERM)
+        return process
+
+    script = f'trap "echo >> got${INDEX}; exit 7" TERM; echo > ready${INDEX}; while :; do sleep 0.02; done'
+    command = ["sh", "-c", script]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", start_and_be_told)
+    assert launch(3, command) == 7
+    assert [(tmp_path / f"got{index}").read_text() for index in range(3)] == ["\n"] * 3
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025])

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -73,6 +74,62 @@ def test_a_signal_where_python_drops_exceptions_is_obeyed_all_the_same(
     assert time.monotonic() - came[0] < 5
     assert getattr(caught.value, "number", signal.SIGINT) == number
     assert capfd.readouterr().err == ""
+
+
+def test_a_signal_that_is_dropped_time_and_again_is_obeyed_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    ended: list[int] = []
+
+    class Ending:
+        def __del__(self) -> None:
+            ended.append(len(ended))
+            if len(ended) == 1:
+                signal.raise_signal(signal.SIGTERM)
+            time.sleep(10)
+
+    with pytest.raises(Stopped), stopping_on_signals("stopped"):  # noqa: PT012
+        for _ in range(3):
+            Ending()
+        time.sleep(10)
+    assert ended == [0, 1, 2]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_signal_that_comes_just_before_the_wait_for_a_system_call_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick is lost so now and then; here the first one is, always."""
+    ticks: list[int] = []
+    register = signal.signal
+
+    def losing_the_first(number: int, handler: Callable[..., object]) -> object:
+        def lose(*received: object) -> None:
+            ticks.append(number)
+            if len(ticks) > 1:
+                handler(*received)
+
+        return register(number, lose if number == signal.SIGALRM else handler)
+
+    class Ending:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(signal, "signal", losing_the_first)
+    began = time.monotonic()
+    with pytest.raises(Stopped), stopping_on_signals("stopped"):  # noqa: PT012
+        Ending()
+        time.sleep(10)
+    assert time.monotonic() - began < 5
+    assert len(ticks) >= 2
+
+
+def test_a_signal_that_is_dropped_last_ends_the_block_and_leaves_nothing_behind() -> None:
+    class Ending:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+    with pytest.raises(Stopped, match="stopped"), stopping_on_signals("stopped"):
+        Ending()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
 
 
 def test_what_else_python_drops_is_printed_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:

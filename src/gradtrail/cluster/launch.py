@@ -41,11 +41,12 @@ def launch(count: int, command: Sequence[str]) -> int:
     address = f"127.0.0.1:{_free_port()}"
     started: list[subprocess.Popen[bytes]] = []
     try:
-        with _passing_on(started), _guarded() as guard:
+        with _passing_on(started) as all_started, _guarded() as guard:
             for index in range(count):
                 told = {ADDRESS: address, COUNT: str(count), INDEX: str(index)}
                 started.append(subprocess.Popen(words, env=os.environ | told, start_new_session=True))
                 guard(started[-1].pid)
+            all_started()
             return _status(_wait(started), command, started[0].returncode)
     except OSError as error:
         raise UserError(f"{words[0]}: {error.strerror}") from None
@@ -94,19 +95,32 @@ def _status(failed: tuple[int, int], command: Sequence[str], of_first: int | Non
 
 
 @contextlib.contextmanager
-def _passing_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Pass Ctrl-C and SIGTERM on to all processes while the block runs, and the end of the terminal as SIGTERM."""
+def _passing_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[Callable[[], object]]:
+    """Pass Ctrl-C and SIGTERM on to all processes while the block runs, and the end of the terminal as SIGTERM.
 
-    def pass_on(number: int, _: FrameType | None) -> None:
+    Yields what says that all have started: what comes before then is passed on then, to each of them once.
+    """
+    early: list[int] | None = []
+
+    def pass_on(number: int, _: FrameType | None = None) -> None:
+        if early is not None:
+            early.append(number)
+            return
         for process in processes:
             process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def all_started() -> None:
+        nonlocal early
+        came, early = early or [], None
+        for number in came:
+            pass_on(number)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
-        yield
+        yield all_started
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,12 +4,11 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_AGAIN_SECONDS = 0.05  # longer than such a callback takes
+_AGAIN_SECONDS = 0.05
 
 
 class Stopped(KeyboardInterrupt):
@@ -60,23 +59,40 @@ def stopping_on_signals(message: str) -> Iterator[None]:
     """Raise `Stopped` on SIGTERM while the block runs, so that its `with` statements close what they opened.
 
     Python only prints what is raised in a callback of its garbage collector, or as an object is deleted, and goes on. A
-    signal that came there, Ctrl-C too, is sent once more, in place of the print.
+    request to stop that came there, Ctrl-C too, is raised anew in place of the print: by a timer (SIGALRM), or as the
+    block ends.
     """
+    dropped: list[KeyboardInterrupt] = []
 
     def stop(number: int, _: FrameType | None) -> None:
         raise Stopped(message, number)
 
-    def send_again(dropped: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(error := dropped.exc_value, KeyboardInterrupt):
-            before_hook(dropped)
+    def keep(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(error := unraisable.exc_value, KeyboardInterrupt):
+            before_hook(unraisable)
             return
-        number = error.number if isinstance(error, Stopped) else signal.SIGINT
-        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+        dropped.append(error)
+        # Time and again: a tick that comes just before a system call begins to wait does not end the wait.
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
 
-    before, before_hook = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
-    sys.unraisablehook = send_again
+    def raise_dropped(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if dropped:
+            error = dropped.pop()
+            dropped.clear()
+            raise error.with_traceback(None)
+
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, stop),
+        signal.SIGALRM: signal.signal(signal.SIGALRM, raise_dropped),
+    }
+    before_hook, sys.unraisablehook = sys.unraisablehook, keep
     try:
         yield
+        raise_dropped()
     finally:
+        dropped.clear()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = before_hook
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
