@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,33 @@ import pytest
 from exports import write_small_export
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus, Metric, Run, RunTag
+from projects import ROOT
+from warm_python import made_once, warm_python
 
 from gradtrail.stages.artifacts.exported import read_manifest
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
 
-_OPEN = "from gradtrail.tracking.mlflow.client import experiment_id, open_store; experiment_id(open_store(), 'models')"
+_OPEN = (
+    "from gradtrail.tracking.mlflow.client import experiment_id, open_store; "
+    "print(experiment_id(open_store(), 'models'))"
+)
 LABELS = np.arange(200) % 10
 
 
-def created_store(folder: Path) -> Path:
-    """Create an empty store, which takes seconds; return its folder."""
+def empty_store() -> Path:
+    """Return the folder of an empty store; to be copied, not to be changed."""
+    return made_once(lambda folder: create_store(folder, at_once=1), "models")
+
+
+def create_store(folder: Path, *, at_once: int) -> list[tuple[int, bytes]]:
+    """Create an empty store, by so many processes at once; return status and output of each: the experiment's id."""
+    folder.mkdir(exist_ok=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_TRACKING")}
-    subprocess.run([sys.executable, "-c", _OPEN], env=env | {"DVC_ROOT": str(folder)}, check=True)
-    return folder
+    env |= {"DVC_ROOT": str(folder), "PYTHONPATH": str(ROOT / "src")}
+    command = [warm_python(), "-c", _OPEN]
+    started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(at_once)]
+    outputs = [process.communicate()[0] for process in started]
+    return [(process.returncode, out) for process, out in zip(started, outputs, strict=True)]
 
 
 def enter_store(created: Path, folder: Path, patch: pytest.MonkeyPatch) -> MlflowClient:

@@ -20,6 +20,7 @@ def working_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
+@pytest.mark.slow
 def test_the_machine_of_each_stage_is_recorded_where_its_outs_changed(project: Project) -> None:
     committed.record_machines()
     recorded = YAML().load(MACHINES)

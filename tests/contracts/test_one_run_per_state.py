@@ -42,6 +42,7 @@ def test_a_comment_in_upstream_code_makes_no_second_run_of_a_training(project: P
     assert [run["id"] for run in project.runs_of("train")] == [training["id"]]
 
 
+@pytest.mark.slow
 def test_a_partial_checkout_trains_on(project: Project) -> None:
     """What made the data is not there, and what it read neither; the stage's own deps are."""
     (project.folder / "data/words.txt").unlink()
@@ -96,6 +97,7 @@ def test_two_kinds_of_machine_have_a_run_each_and_neither_removes_the_others(
     assert sync().rebuilt == {}
 
 
+@pytest.mark.slow
 def test_a_rebuilt_run_of_other_bytes_stays_when_the_state_runs_again(project: Project, client: MlflowClient) -> None:
     """What was pulled from another kind of machine has a run that does not say so; it is not taken over."""
     (first,) = project.runs_of("train")

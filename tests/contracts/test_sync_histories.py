@@ -192,6 +192,7 @@ def test_twenty_commits_are_brought_into_an_empty_store(project: Project) -> Non
     assert project.sync() == "44 runs present\n"
 
 
+@pytest.mark.slow
 def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_path: Path) -> None:
     """Proven by a module of that name that cannot be imported; and it is asked again after any change that matters."""
     (tmp_path / "poison" / "mlflow").mkdir(parents=True)

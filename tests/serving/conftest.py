@@ -1,22 +1,17 @@
-"""A store for the tests of this folder, which takes seconds to create, and exports, which take a second each."""
+"""A store for each test of this folder, and exports, which take a second each."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from registered import created_store, enter_store, small_export
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return created_store(tmp_path_factory.mktemp("store"))
+from registered import empty_store, enter_store, small_export
 
 
 @pytest.fixture
-def client(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
     """The client of a store of its own, in whose folder the test runs."""
-    return enter_store(empty_store, tmp_path, monkeypatch)
+    return enter_store(empty_store(), tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="session")

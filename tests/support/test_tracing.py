@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from cases import cases
 
 from gradtrail.support import tracing
 from gradtrail.support.tracing import Recorder
@@ -112,7 +113,7 @@ def test_a_trace_that_is_too_large_is_discarded(tmp_path: Path, monkeypatch: pyt
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
-@pytest.mark.parametrize("fault", [FloatingPointError, KeyboardInterrupt])
+@pytest.mark.parametrize("fault", cases([FloatingPointError, KeyboardInterrupt], fast=[KeyboardInterrupt]))
 def test_an_exception_stops_it(fault: type[BaseException], tmp_path: Path) -> None:
     def fail() -> None:
         raise fault

@@ -111,7 +111,7 @@ def test_the_lease_of_another_host_is_taken_over_once_it_was_not_renewed(
 
 
 def test_a_holder_that_was_cut_off_stops_and_publishes_nothing(refs: SharedRefs, shared: SharedRepository) -> None:
-    lease = held(acquire(refs, [KEY], Pace(expires=30, renew=1.0, poll=0.05)))
+    lease = held(acquire(refs, [KEY], Pace(expires=30, renew=0.3, poll=0.05)))
     stopped = threading.Event()
     other = refs.write_blob(json.dumps({"process": "elsewhere:1"}))
     run_git(shared.clone, "push", "-q", "--force", shared.url, f"{other}:{LEASE}")
@@ -135,6 +135,7 @@ def test_a_lease_that_was_lost_just_before_publishing_is_found_out_by_the_push(
     lease.release()
 
 
+@pytest.mark.slow
 def test_a_remote_that_is_away_loses_the_lease_before_others_may_take_it(
     refs: SharedRefs, shared: SharedRepository, tmp_path: Path
 ) -> None:

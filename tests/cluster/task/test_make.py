@@ -113,6 +113,7 @@ def test_two_at_once_execute_it_once(request_: Request, journal: Journal) -> Non
     assert make_experiment(request_, experiment(), QUICK) == "there"
 
 
+@pytest.mark.slow
 def test_a_state_that_two_experiments_share_is_one_s_to_make_and_then_there_for_all(
     request_: Request, shared: SharedRepository, journal: Journal
 ) -> None:

@@ -45,6 +45,7 @@ def test_in_windows_every_example_comes_once_and_blocks_stay_in_one_or_two_windo
             assert max(windows) - min(windows) <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=6)  # each new size is compiled
 @given(st.integers(1, 60), st.integers(1, 25), st.sampled_from([(4, 1), (6, 3), (8, 8)]), st.integers(0, 3))
 def test_the_order_in_parts_is_that_of_the_whole_epoch_and_draws_each_window_once(

@@ -145,6 +145,7 @@ def test_a_training_goes_on_from_any_step_with_the_same_bits(stop: int) -> None:
     jax.tree.map(np.testing.assert_array_equal, last.state.params, chunks[-1].state.params)
 
 
+@pytest.mark.slow
 def test_augmentations_of_an_example_are_averaged_before_clipping() -> None:
     """With a share of the clip norm that nothing reaches, four copies are the mean of four; with one they are other."""
     moved = AugmentationConfig(shift=1.0, rotation=10.0, scale=0.0, shear=0.0, cutout=0)

@@ -218,6 +218,7 @@ def test_the_first_process_that_ends_is_named_and_the_block_is_ended(
     assert first.first_lost().startswith("process 2 on ")
 
 
+@pytest.mark.slow
 def test_a_loss_after_the_block_ends_nothing(lifelines: list[Lifeline], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradtrail.stages.common.lifeline._PATIENCE_SECONDS", 1.0)
     first, second, _ = lifelines

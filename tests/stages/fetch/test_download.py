@@ -311,7 +311,7 @@ SLOW: dict[str, tuple[Route, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", cases(SLOW, fast=("stall", "dripping headers")))
+@pytest.mark.parametrize("name", cases(SLOW, fast=("dripping headers",)))
 def test_a_slow_mirror_is_given_up_and_not_asked_again(
     server: MirrorServer, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +325,7 @@ def test_a_slow_mirror_is_given_up_and_not_asked_again(
     assert ["not asked again" in report for report in client.reports] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_download_given_up_keeps_its_part_and_writes_no_more(
     server: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
