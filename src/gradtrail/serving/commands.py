@@ -96,7 +96,7 @@ def serve(place: Path, /, model: str | None, host: str, port: int, **options: An
     MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or a folder with an export; models:/<export.name>@champion unless
     it is named.
     """
-    from gradtrail.serving.server.main import config_of, serve
+    from gradtrail.serving.serve import config_of, serve
 
     return serve(model, place, config_of(place, host, port, options))
 

@@ -23,7 +23,8 @@ from factories import ROOT
 
 from gradtrail.cli import gradtrail
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.serving.server import main
+from gradtrail.serving import serve as serving
+from gradtrail.serving.server import listening
 from gradtrail.serving.server.guard import Guard, Limits
 from gradtrail.support.errors import UserError
 
@@ -190,7 +191,7 @@ def test_options_that_cannot_be_used_are_one_line(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("GRADTRAIL_TOKEN", TOKEN)
-    monkeypatch.setattr(main, "_run_loop", lambda coroutine: coroutine.close())
+    monkeypatch.setattr(serving, "run_loop", lambda coroutine: coroutine.close())
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     ran = CliRunner().invoke(gradtrail, ["serve", "models/export", *options])
     assert isinstance(ran.exception, ConfigError | UserError), ran.exception
@@ -201,7 +202,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path, monkeypa
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     (tmp_path / ".gradtrail").write_text("")
     with pytest.raises(UserError, match=r"/\.gradtrail: .*; a server keeps its compilation cache and exports in"):
-        main._locate("models/export")
+        serving._locate("models/export")
 
 
 class Transport(asyncio.Transport):
@@ -224,9 +225,9 @@ class Transport(asyncio.Transport):
 async def sent_to_the_parser(parts: list[bytes]) -> Transport:
     """Send parts of requests until the connection is closed; bodies are left to whoever reads them."""
     guard = Guard(limits=Limits(max_seconds=0.01))
-    config = main.uvicorn.Config(guard, ws="none", lifespan="off", log_config=None)
+    config = listening.uvicorn.Config(guard, ws="none", lifespan="off", log_config=None)
     config.load()
-    protocol = main._Protocol(config, main.uvicorn.server.ServerState(), {})
+    protocol = listening._Protocol(config, listening.uvicorn.server.ServerState(), {})
     transport = Transport()
     protocol.connection_made(cast(Any, transport))
     for part in parts:
@@ -273,8 +274,8 @@ def test_long_bodies_and_many_requests_are_not_long_heads(parts: list[bytes]) ->
 def test_a_thread_that_does_not_end_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     is_over = threading.Event()
-    monkeypatch.setattr(main.os, "_exit", lambda status: (ended.append(status), is_over.set()))
-    monkeypatch.setattr(main, "_END_SECONDS", 0.05)
+    monkeypatch.setattr(listening.os, "_exit", lambda status: (ended.append(status), is_over.set()))
+    monkeypatch.setattr(listening, "_END_SECONDS", 0.05)
 
     async def serve(seconds: float) -> int:
         asking = asyncio.get_running_loop().run_in_executor(None, is_over.wait, seconds)
@@ -284,6 +285,6 @@ def test_a_thread_that_does_not_end_does_not_keep_the_server(monkeypatch: pytest
         return 3
 
     began = time.monotonic()
-    assert main._run_loop(serve(60)) == 3
+    assert listening.run_loop(serve(60)) == 3
     assert time.monotonic() - began < 30
     assert ended == [3]
