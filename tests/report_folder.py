@@ -1,18 +1,21 @@
-"""A folder with everything that the report reads, small: what its tests start from."""
+"""A folder with everything that the report reads, small, and its page: what its tests start from."""
 
 import json
 import shutil
 import struct
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from projects import ROOT
+from ruamel.yaml import YAML
 
 from gradtrail.core.common.split import Split
 from gradtrail.stages.common.dataset import DatasetInfo, write_processed
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
+from gradtrail.stages.report import inputs, page
 
 DIGEST = "ab" * 32
 STEP = {"flops": 134147512, "bytes_accessed": 63031728, "total_bytes": 48768084, "hlo_instructions": 1358}
@@ -99,6 +102,11 @@ FIGURES = (
     *(f"gradients/{name}" for name in ("histograms", "relations", "largest", "course", "classes", "influence")),
     *("gradients/suspects_train", "gradients/suspects_test", "profile/costs"),
 )
+SHOWN = (  # the other figures are drawn for `dvc plots` and MLflow
+    *("preprocess/samples", "train/steps", "profile/costs"),
+    *(f"gradients/{name}" for name in ("histograms", "relations", "course", "classes", "influence")),
+)
+VOID = {"meta", "link", "img", "br", "hr", "input", "col", "wbr"}
 STAGES = stages_before("report", read_pipeline(ROOT / "dvc.yaml"))
 SUMMARY = "# Summary of per-example gradients: mlp-256-128\n\n## Noise\n\nThe gradient noise scale is 77.\n"
 EXAMPLES = {  # split → (example_id, label, predicted)
@@ -167,3 +175,55 @@ def a_png(number: int) -> bytes:
 def write_metrics(folder: Path, stage: str, metrics: dict[str, Any]) -> None:
     content = {"dataset": "mnist", "dataset_digest": DIGEST} | metrics
     (folder / f"metrics/{stage}.json").write_text(json.dumps(content))
+
+
+def load_params(folder: Path) -> dict[str, Any]:
+    params: dict[str, Any] = YAML(typ="safe", pure=True).load(folder / "params.yaml")
+    return params
+
+
+def set_param(folder: Path, section: str, key: str, value: Any) -> None:
+    params = load_params(folder)
+    params[section][key] = value
+    (folder / "params.yaml").write_text(json.dumps(params))
+
+
+def render(folder: Path, title: str = "A title") -> str:
+    """Return the page of a folder."""
+    sources = inputs.read_sources(folder)
+    return page.render(page.ReportConfig(title=title), sources, page.content_of(sources))
+
+
+class Reader(HTMLParser):
+    """Reads a page as strictly as a person who wrote every tag: each is closed, by its own name."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs)
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.text.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of each tag of that name."""
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def words(self) -> str:
+        """What a person reads, with single spaces."""
+        return " ".join(" ".join(self.text).split())

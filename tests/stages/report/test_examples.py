@@ -8,16 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
-from report_folder import EXAMPLES, make_report_folder
+from report_folder import EXAMPLES
 
 from gradtrail.stages.report.inputs import read_sources
 from gradtrail.stages.report.sections.examples import Gallery, make_gallery, spread
 from gradtrail.stages.report.sections.overview import make_overview
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_report_folder(tmp_path)
 
 
 def gallery_of(folder: Path) -> Gallery:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from factories import a_promise
-from report_folder import METRICS, TABLES, make_report_folder, write_metrics
+from report_folder import METRICS, TABLES, write_metrics
 from ruamel.yaml import YAML
 
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, Promise, write_promise
@@ -20,11 +20,6 @@ from gradtrail.support.errors import UserError
 
 EPSILONS = (1.25, 2.96)
 EPOCHS = [line.split(",") for line in TABLES["train/epochs"].splitlines()]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_report_folder(tmp_path)
 
 
 def private(folder: Path, promise: Promise) -> Path:

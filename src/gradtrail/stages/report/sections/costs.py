@@ -1,5 +1,7 @@
 """The report's section on compiled functions: their static costs, as the compiler estimates them."""
 
+from markupsafe import Markup
+
 from gradtrail.stages.report.components import Cells, Figure, Section, Table, count, flops, size
 from gradtrail.stages.report.inputs import CsvTable, Sources
 
@@ -46,14 +48,14 @@ def _step(sources: Sources) -> str:
     )
 
 
-def _memory(sources: Sources) -> str:
+def _memory(sources: Sources) -> Markup:
     held, between = (sources.cost("profile", _STEP, name) for name in ("total_bytes", "temporary_bytes"))
-    return (
-        f"A training step takes {size(held)} of memory including arguments and results, {size(between)} of it "
-        "temporary. Seconds, what came from the cache on disk, and retraces differ from run to run and are in MLflow "
-        "only: in the second view that `gradtrail ui` links to, and as the table `compile/functions.json` of each run. "
-        "There the description of the `profile` run says whether another precision pays on the machine."
-    )
+    return Markup(
+        "A training step takes {held} of memory including arguments and results, {between} of it temporary. Seconds, "
+        "what came from the cache on disk, and retraces differ from run to run and are in MLflow only: in the second "
+        "view that <code>gradtrail ui</code> links to, and as the table <code>compile/functions.json</code> of each "
+        "run. There the description of the <code>profile</code> run says whether another precision pays on the machine."
+    ).format(held=size(held), between=size(between))
 
 
 def _doubling(sources: Sources) -> str:
