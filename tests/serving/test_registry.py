@@ -1,4 +1,4 @@
-"""What an address of a model means, and what is told of one that means nothing."""
+"""What a model URI means, and what is told of one that means nothing."""
 
 import shutil
 import sqlite3
@@ -32,13 +32,13 @@ def registered(client: MlflowClient, export: Path) -> str:
     return model_id
 
 
-@pytest.mark.parametrize("address", ["models:/digits@champion", "models:/digits/1", "models:/MODEL_ID"])
-def test_every_form_of_an_address_finds_the_same_export(registered: str, export: Path, address: str):
-    found = resolve(address.replace("MODEL_ID", registered))
+@pytest.mark.parametrize("uri", ["models:/digits@champion", "models:/digits/1", "models:/MODEL_ID"])
+def test_every_form_of_a_uri_finds_the_same_export(registered: str, export: Path, uri: str):
+    found = resolve(uri.replace("MODEL_ID", registered))
     digest = read_manifest(export).digest
     assert found.digest == digest
     assert found.folder == CACHE / digest
-    assert found.version == (None if "MODEL_ID" in address else "1")
+    assert found.version == (None if "MODEL_ID" in uri else "1")
     assert found.run_id
     assert read_export(found.folder).manifest == read_manifest(export)
     assert [path.name for path in CACHE.iterdir() if path.name != "last"] == [digest]  # nothing half-made
@@ -122,7 +122,7 @@ def test_a_damaged_download_is_told_and_not_kept(
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("uri", "said"),
     [
         ("models:/digits@best", "has no alias best of digits"),
         ("models:/letters@champion", "has no alias champion of letters"),
@@ -133,9 +133,9 @@ def test_a_damaged_download_is_told_and_not_kept(
         ("nowhere", "nowhere: no exported model here"),
     ],
 )
-def test_a_wrong_address_is_one_line(registered: str, address: str, said: str):
+def test_a_wrong_uri_is_one_line(registered: str, uri: str, said: str):
     with pytest.raises(UserError) as error:
-        resolve(address)
+        resolve(uri)
     assert said in str(error.value)
     assert not isinstance(error.value, RegistryDown)
     assert "\n" not in str(error.value)

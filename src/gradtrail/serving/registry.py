@@ -1,4 +1,4 @@
-"""Which exported model an address means: a folder, or a version in MLflow's registry, downloaded once and verified.
+"""Which exported model a URI means: a folder, or a version in MLflow's registry, downloaded once and verified.
 
 Out of scope: changing the registry, which `serving/release` does. MLflow is imported where the registry is asked, so
 that a folder is served without it.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CHAMPION, CHALLENGER = "champion", "challenger"  # aliases
 EXPORTED = "data/export"  # folder of a logged model
 _MODELS = "models:/"
-_LAST = "last"  # folder of the cache: what an address meant when the registry was last in reach
+_LAST = "last"  # folder of the cache: what a URI meant when the registry was last in reach
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # what MLflow says of an alias that is not there
 _MODEL_ID = re.compile("m-[0-9a-f]{32}")
 T = TypeVar("T")
@@ -72,16 +72,16 @@ class _Source:
 
 
 def resolve(model: str, cache: Path = Path(".gradtrail/exports")) -> Reference:
-    """Return the exported model that an address means; download it unless it is in the cache.
+    """Return the exported model that a URI means; download it unless it is in the cache.
 
-    Where the store is out of reach, what the address meant the last time is used, with a warning.
+    Where the store is out of reach, what the URI meant the last time is used, with a warning.
 
     Args:
         model: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/MODEL_ID`, or a folder with an export.
         cache: folder of downloaded exports, each in a folder of its digest.
 
     Raises:
-        RegistryDown: the store is out of reach, and the address was never resolved here.
+        RegistryDown: the store is out of reach, and the URI was never resolved here.
         UserError: there is no such model, version, alias or folder, the model is no export, or the download is damaged.
     """
     if not model.startswith(_MODELS):
@@ -107,8 +107,8 @@ def remember(alias: str, version: str, cache: Path = Path(".gradtrail/exports"))
     """Note that an alias means a version that was resolved here, for when the store is out of reach.
 
     Args:
-        alias: address `models:/NAME@ALIAS`.
-        version: address `models:/NAME/VERSION`.
+        alias: URI `models:/NAME@ALIAS`.
+        version: URI `models:/NAME/VERSION`.
         cache: as of `resolve`.
     """
     if (known := _read_last(_last(cache, version))) is not None:
@@ -273,7 +273,7 @@ def _cached(folder: Path) -> Manifest | None:
 
 
 def _last(cache: Path, model: str) -> Path:
-    """Return the file that notes what an address means."""
+    """Return the file that notes what a URI means."""
     return cache / _LAST / f"{quote(f'{store_uri()} {model}', safe='')[-200:]}.json"
 
 

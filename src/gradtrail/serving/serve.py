@@ -94,15 +94,15 @@ def serve(model: str | None, place: Path, config: ServerConfig) -> int:
     """
     token = os.environ.get(TOKEN, "")
     require_token(config.host, token)
-    address = _model_address(model, place)
+    uri = _model_uri(model, place)
     if config.rollout.challenger:
-        start.challenger_address(config.rollout.challenger, address)  # raises before anything is loaded
+        start.challenger_uri(config.rollout.challenger, uri)  # raises before anything is loaded
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     LOG.setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs a batch 0.1 ms
     with listening(config.host, config.port) as listener:
-        return run_loop(_run(address, config, token, listener))
+        return run_loop(_run(uri, config, token, listener))
 
 
 async def _run(model: str, config: ServerConfig, token: str, listener: socket.socket) -> int:
@@ -165,7 +165,7 @@ def _name(served: Served) -> str:
     return f"{served.about.name} version {served.version} ({served.about.model}, sha256 {served.digest[:12]})"
 
 
-def _model_address(model: str | None, place: Path) -> str:
+def _model_uri(model: str | None, place: Path) -> str:
     from gradtrail.serving.registry import CHAMPION, registered_name
 
     if model is None:

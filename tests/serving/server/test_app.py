@@ -205,6 +205,8 @@ def test_docs_list_every_address_of_the_description() -> None:
         assert "/v2/models/{name}/infer" in described["paths"]
         for path in described["paths"]:
             assert f"<code>{path}</code>" in page
+        assert "<code>instances</code>" in page
+        assert "`" not in page
 
     asyncio.run(main())
 

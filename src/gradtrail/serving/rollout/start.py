@@ -29,7 +29,7 @@ class RolloutConfig:
 
     Attributes:
         follow_seconds: between looks at an alias; 0 for never.
-        challenger: address of a model on trial, `@ALIAS` of the served model's name among them; None for none.
+        challenger: URI of a model on trial, `@ALIAS` of the served model's name among them; None for none.
         trial: how it is tried; None where there is none.
     """
 
@@ -61,13 +61,13 @@ def config_of(options: Mapping[str, Any], place: Path) -> RolloutConfig:
 
 
 def alias_of(model: str) -> tuple[str, str] | None:
-    """Return name and alias of `models:/NAME@ALIAS`; None for other addresses, which always mean the same model."""
+    """Return name and alias of `models:/NAME@ALIAS`; None for other URIs, which always mean the same model."""
     name, at, alias = model.removeprefix(_MODELS).rpartition("@")
     return (name, alias) if at and model.startswith(_MODELS) else None
 
 
-def challenger_address(challenger: str, model: str) -> str:
-    """Return a challenger's whole address: `@ALIAS` is one of the name that `model` has.
+def challenger_uri(challenger: str, model: str) -> str:
+    """Return a challenger's whole URI: `@ALIAS` is one of the name that `model` has.
 
     Raises:
         UserError: `model` is a folder, which has no name in the registry.
@@ -87,11 +87,11 @@ async def roll_out(model: str, config: RolloutConfig, router: Router, metrics: S
     """Try the challenger and follow aliases until cancelled; the router has its first model.
 
     Args:
-        model: address of the first model.
+        model: URI of the first model.
         config: what to do.
         router: whose models are replaced.
         metrics: that are told.
-        locate: finds a model's folder by its address, in a thread.
+        locate: finds a model's folder by its URI, in a thread.
 
     Raises:
         UserError: `@ALIAS` names a challenger of a model without a name; one line.
@@ -102,8 +102,8 @@ async def roll_out(model: str, config: RolloutConfig, router: Router, metrics: S
     if config.challenger and config.trial:
         trial = Trial(config.trial, router, metrics)
         router.rollout = trial
-        address = challenger_address(config.challenger, model)
-        running.append(_follow_challenger(address, config, trial, metrics, _loader(router, locate)))
+        uri = challenger_uri(config.challenger, model)
+        running.append(_follow_challenger(uri, config, trial, metrics, _loader(router, locate)))
     await asyncio.gather(*running)
 
 
@@ -114,14 +114,14 @@ async def _follow_primary(
     name, alias = followed
 
     async def promote(version: str | None) -> None:
-        address = f"{_MODELS}{name}/{version}"
-        served, current = await load(address), router.current
+        uri = f"{_MODELS}{name}/{version}"
+        served, current = await load(uri), router.current
         if not fit(served, current) or served.about.name != current.about.name:
             served.batcher.close()
             unlike = "takes other images, or has other classes or another name, than the model that serves"
             raise UserError(f"version {version}: {unlike}; restart the server to serve it")
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(remember, f"{_MODELS}{name}@{alias}", address)
+            await asyncio.to_thread(remember, f"{_MODELS}{name}@{alias}", uri)
         metrics.classes = served.about.classes
         router.swap(served)
 
@@ -129,17 +129,15 @@ async def _follow_primary(
     await _follower(followed, "primary", known, promote, metrics, config.follow_seconds).run()
 
 
-async def _follow_challenger(
-    address: str, config: RolloutConfig, trial: Trial, metrics: ServerMetrics, load: Load
-) -> None:
+async def _follow_challenger(uri: str, config: RolloutConfig, trial: Trial, metrics: ServerMetrics, load: Load) -> None:
     """Try a challenger, and every next one that its alias names."""
-    followed = alias_of(address)
+    followed = alias_of(uri)
     if followed is None:
         try:
-            trial.challenge(await load(address))
+            trial.challenge(await load(uri))
         except Exception as error:
             metrics.follow_failed("challenger")
-            said = f"challenger {address} cannot be used, none is tried: {one_line(error)}"
+            said = f"challenger {uri} cannot be used, none is tried: {one_line(error)}"
             LOG.warning("%s", printable(said), exc_info=None if isinstance(error, UserError) else error)
         return
     name = followed[0]
@@ -154,8 +152,8 @@ async def _follow_challenger(
 
 
 def _loader(router: Router, locate: Locate) -> Load:
-    async def load(address: str) -> Served:
-        return await router.load(await asyncio.to_thread(locate, address))
+    async def load(uri: str) -> Served:
+        return await router.load(await asyncio.to_thread(locate, uri))
 
     return load
 

@@ -1,4 +1,4 @@
-"""The application: addresses of the open inference protocol and of MLflow's server, metrics, pages."""
+"""The application: endpoints of the open inference protocol and of MLflow's server, metrics, pages."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -134,7 +134,7 @@ class _CountedRoute(Route):
 
 
 def _add_fast(app: FastAPI, path: str, endpoint: _Endpoint, example: dict[str, Any]) -> None:
-    """Add an address that is answered by Starlette alone: FastAPI describes it, but would take as long as the rest."""
+    """Add an endpoint that is answered by Starlette alone: FastAPI describes it, but would take as long as the rest."""
     app.router.routes.insert(0, _CountedRoute(path, endpoint, methods=["POST"]))
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -234,7 +234,7 @@ async def _refused(_: Request, refusal: Refusal) -> Response:
 
 async def _unknown(request: Request, error: HTTPException) -> Response:
     if error.status_code == 404:
-        return await _refused(request, Refusal(404, "no such address; /docs lists them"))
+        return await _refused(request, Refusal(404, "no such endpoint; /docs lists them"))
     return await _refused(request, Refusal(error.status_code, error.detail, error.headers))
 
 

@@ -1,9 +1,11 @@
 """The page at `/docs`: what may be asked, from the application's OpenAPI description, without outside scripts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from gradtrail.serving.server.router import Router
 
@@ -19,12 +21,17 @@ def docs_page(description: dict[str, Any], router: Router) -> str:
     """
     folder = FileSystemLoader(_FOLDER)
     pages = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    addresses = [
-        {"method": method.upper(), "path": path, "says": " ".join(about.get("description", "").split())}
+    endpoints = [
+        {"method": method.upper(), "path": path, "says": _with_code(" ".join(about.get("description", "").split()))}
         for path, methods in description["paths"].items()
         for method, about in methods.items()
     ]
     model = router.current.about if router.is_ready else None
     return pages.get_template("docs.html.j2").render(
-        addresses=addresses, model=model, version=description["info"]["version"]
+        endpoints=endpoints, model=model, version=description["info"]["version"]
     )
+
+
+def _with_code(description: str) -> Markup:
+    """Return a description as HTML; of Markdown, which OpenAPI has there, it has code alone."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(description))))  # noqa: S704 - escaped
