@@ -244,6 +244,7 @@ if __name__ == "__main__":
     logging.getLogger().handlers.clear()  # which one of them sets up; DVC alone does without
     gc.collect()
     gc.freeze()  # so that no process looks at all of this again
+    gc.set_threshold(50_000, 20, 50)  # as in the tests
     if found := _serve(int(sys.argv[1])):
         _end(*found)
     shutil.rmtree(Path.cwd().parent)
