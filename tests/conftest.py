@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what was imported, and come less often: it took a tenth of the time."""
+    """Spare the garbage collector what was imported, and let it run less often: it took 8 % of the processor time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

@@ -28,7 +28,12 @@ LABELS = np.arange(200) % 10
 
 def empty_store() -> Path:
     """Return the folder of an empty store; to be copied, not to be changed."""
-    return made_once(lambda folder: create_store(folder, at_once=1), "models")
+
+    def make(folder: Path) -> None:
+        ((status, _),) = create_store(folder, at_once=1)
+        assert status == 0
+
+    return made_once(make, "models")
 
 
 def create_store(folder: Path, *, at_once: int) -> list[tuple[int, bytes]]:
