@@ -195,7 +195,7 @@ def test_blocks_are_named_by_number_too_with_their_norms() -> None:
     [
         (perceptron(256, 128), 235_146, "mlp-256-128"),
         (model_config(kind="linear"), 7_850, "linear"),
-        (network(channels=(32, 64), convolutions=1, hidden=(128,)), 421_642, "cnn-32-64-128"),
+        (network(channels=(32, 64), convolutions=1, hidden=(128,)), 421_642, "cnn-32-64+128"),
         (with_tanh(perceptron(256, 128)), 235_146, "mlp-256-128"),
         (model_config(kind="linear", features=FEATURES), 10 * (WIDTH + 1), "linear on oriented gradients"),
         (perceptron(5, features=FEATURES), 5 * (WIDTH + 1) + 60, "mlp-5 on oriented gradients"),

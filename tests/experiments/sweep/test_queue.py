@@ -1,12 +1,15 @@
 """Waiting for experiments: as long as a worker may run them, and no longer."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gradtrail.experiments.sweep import queue as sweep_queue
-from gradtrail.experiments.sweep.queue import Tasks, wait_for
+from gradtrail.experiments.sweep.queue import ExperimentQueue, Tasks, wait_for
+from gradtrail.support.errors import UserError
 
+UNREADABLE = ValueError("half a file")
 LABELS = {"a": "on, seed 0", "b": "off, seed 0"}
 
 
@@ -67,3 +70,31 @@ def test_waiting_ends_where_no_worker_starts(left: Tasks, num_starts: int, capsy
     assert wait(queue) == ["b"]
     assert len(queue.starts) == num_starts
     assert "clipping: no worker is left for b: `dvc queue status` shows them" in capsys.readouterr().err
+
+
+class Reader(ExperimentQueue):
+    """A queue over one of DVC's that fails this often."""
+
+    def __init__(self, *faults: Exception):
+        left = [*faults]
+
+        def read() -> list[object]:
+            if left:
+                raise left.pop(0)
+            return []
+
+        self._queue = SimpleNamespace(iter_queued=read, iter_active=list, iter_failed=list)
+
+
+def test_half_a_file_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_queue, "_PAUSE_SECONDS", 0)
+    assert Reader(*[UNREADABLE] * 3)._entries() == ([], [], [])
+    with pytest.raises(UserError, match=r"^DVC's queue cannot be read: half a file$"):
+        Reader(*[UNREADABLE] * 4)._entries()
+
+
+def test_what_dvc_no_longer_has_is_no_unreadable_queue() -> None:
+    reader = Reader()
+    del reader._queue.iter_failed
+    with pytest.raises(AttributeError, match="iter_failed"):
+        reader._entries()

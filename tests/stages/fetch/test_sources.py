@@ -292,6 +292,14 @@ def test_whatever_openml_answers_the_fault_is_one_line(
     assert socket.getdefaulttimeout() is None
 
 
+def test_a_bug_in_what_asks_openml_is_not_openmls_fault(
+    acquisition: Acquisition, server: MirrorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "encode_idx", lambda _: {}["a bug"])
+    with pytest.raises(KeyError, match="a bug"):
+        acquisition.acquire(openml=True)
+
+
 # Where no source answers.
 
 
@@ -313,7 +321,6 @@ def test_a_network_that_is_down_is_a_line_a_host_and_one_that_says_what_to_do(
     hosts = [f"{base}/{RAW_FILES[0]}.gz" for base in DATASETS["mnist"].mirrors]
     assert acquisition.reports() == [
         *(f"{host}: Temporary failure in name resolution" for host in hosts),
-        f"mirrors: none delivered {RAW_FILES[0]}.gz",
         "OpenML: Temporary failure in name resolution",
     ]
     assert acquisition.written() == {}
@@ -323,13 +330,14 @@ def test_a_network_that_is_down_is_a_line_a_host_and_one_that_says_what_to_do(
 def test_only_mnist_has_a_stand_in(acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NO_SOURCE_FLAG, str(tmp_path / "flag"))
     assert acquisition.refusal("fashion_mnist", openml=True) == (
-        "no source of Fashion-MNIST answered (asked: none): set FASHION_MNIST_DIR to a folder with the four IDX files"
+        "no source of Fashion-MNIST to ask, as FASHION_MNIST_DIR is not set: "
+        "set FASHION_MNIST_DIR to a folder with the four IDX files"
     )
     assert not (tmp_path / "flag").exists()
 
 
 def test_openml_is_not_asked_unless_wanted(acquisition: Acquisition, server: MirrorServer) -> None:
-    assert "(asked: none): set MNIST_DIR" in acquisition.refusal()
+    assert "to ask, as MNIST_DIR is not set: set MNIST_DIR" in acquisition.refusal()
     assert server.asked == []
 
 
@@ -400,7 +408,7 @@ def test_a_bomb_of_ones_own_ends_at_a_limit(
 
 
 def test_a_folder_of_ones_own_must_be_named(acquisition: Acquisition, server: MirrorServer) -> None:
-    expected = "no source of IDX files answered (asked: none): set IDX_DIR to a folder with the four IDX files"
+    expected = "no source of IDX files to ask, as IDX_DIR is not set: set IDX_DIR to a folder with the four IDX files"
     assert acquisition.refusal("idx", mirrors=(server.base(),), openml=True) == expected
     assert server.asked == []
 

@@ -39,7 +39,7 @@ def write(text: str) -> Callable[[Path], object]:
     [
         ("metrics/train.json", write("{"), "not readable as JSON"),
         ("metrics/train.json", write("[1]"), "expected a mapping of metrics, got list"),
-        ("metrics/train.json", write("\xff"), "not readable as text"),
+        ("metrics/train.json", write("\xff"), "not readable as JSON"),
         ("metrics/train.json", write('{"dataset_digest": "other"}'), "of another data set"),
         ("metrics/train.json", write(f'{{"dataset_digest": "{DIGEST}"}}'), "should be a number, got None"),
         (

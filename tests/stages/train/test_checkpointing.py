@@ -231,6 +231,15 @@ def test_a_bug_while_one_is_loaded_is_raised(written: Path) -> None:
     assert "step_000000005" in names(written)
 
 
+def test_a_bug_while_one_is_written_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(checkpointing, "state_on_host", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        save(ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0), 1)
+
+
 def test_a_full_disk_costs_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

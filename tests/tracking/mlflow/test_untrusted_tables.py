@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from untrusted import MAX_BYTES, damaged, fuzz, on_linux, refusal, taken_bytes
 
-from gradtrail.tracking.mlflow.artifacts import announce_tables, read_tables
+from gradtrail.tracking.mlflow.artifacts import announce_tables, read_curves, read_tables
 
 EPOCHS = b"epoch,loss\n1,2.5\n2,1.5\n"
 
@@ -48,6 +48,40 @@ def test_damage_is_one_line_that_names_the_file(steps: bytes, tmp_path: Path) ->
 @pytest.mark.parametrize("epochs", [b"", b"\xff\xfe\x00", b'a,b\n"1,2\n', b"a\n1,2\n3,4,5\n"])
 def test_damaged_text_is_one_line_that_names_the_file(epochs: bytes, tmp_path: Path) -> None:
     assert (refused(tmp_path, epochs=epochs) or "").startswith(f"{tmp_path}/epochs.csv: not a table of this project: ")
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "reason"),
+    [
+        ("epochs.csv", b"era,loss\n1,2.5\n", "it has no column 'epoch'"),
+        ("epochs.csv", b"epoch,loss\n1,2.5\n,1.5\n", "column 'epoch' is of float64"),
+        ("epochs.csv", b"epoch,loss\n1,much\n", "column 'loss' is of "),
+        ("steps.parquet", parquet({"loss": [1.0]}), "it has no column 'step'"),
+        ("steps.parquet", parquet({"step": [1], "loss": ["much"]}), "column 'loss' is of "),
+        ("noise_scale.csv", b"epoch,noise_scale\nfirst,1\n", "column 'epoch' is of "),
+    ],
+)
+def test_other_columns_are_one_line_that_names_the_file(file: str, data: bytes, reason: str, tmp_path: Path) -> None:
+    for name, good in {"epochs.csv": EPOCHS, "steps.parquet": STEPS, file: data}.items():
+        (tmp_path / name).write_bytes(good)
+    line = refusal(lambda: read_curves(tmp_path, "train", {"planned_steps": 6})) or ""
+    assert line.startswith(f"{tmp_path}/{file}: not a table of this project: {reason}")
+
+
+@pytest.mark.parametrize("metrics", [{}, {"planned_steps": "six"}, {"planned_steps": 6.5}])
+def test_curves_need_the_planned_steps(metrics: dict[str, Any], tmp_path: Path) -> None:
+    assert refused(tmp_path) is None
+    line = refusal(lambda: read_curves(tmp_path, "train", metrics)) or ""
+    assert line.startswith("metrics/train.json: planned_steps should be an integer, got ")
+
+
+def test_the_curve_of_one_member_does_not_take_the_place_of_epsilon_of_all(tmp_path: Path) -> None:
+    assert refused(tmp_path, epochs=b"epoch,epsilon\n1,0.5\n") is None
+    metrics = {"planned_steps": 6, "epsilon": 0.5}
+    alone = read_curves(tmp_path, "train", metrics)
+    assert alone["train/epsilon"] == {1: 0.5}
+    several = read_curves(tmp_path, "train", metrics | {"epsilon": 0.9, "epsilon_each": 0.5})
+    assert several == {"train/epsilon_each" if name == "train/epsilon" else name: alone[name] for name in alone}
 
 
 def test_a_missing_one_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 def model_name(kind: str, *, channels: Sequence[int] = (), hidden: Sequence[int] = (), features: str = "none") -> str:
     """Return the name of a network from its kind, the widths of its layers and its features, such as `mlp-256-128`.
 
-    Features other than `none` end it: `linear on oriented gradients`.
+    Channels come before the hidden layers, after a plus: `cnn-16-32-64+128`. Features other than `none` end it: `linear
+    on oriented gradients`.
     """
-    name = "-".join([kind, *map(str, (*channels, *hidden))])
+    widths = "+".join("-".join(map(str, each)) for each in (channels, hidden) if each)
+    name = f"{kind}-{widths}" if widths else kind
     return name if features == "none" else f"{name} on {features.replace('_', ' ')}"

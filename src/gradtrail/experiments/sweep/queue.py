@@ -74,10 +74,11 @@ class ExperimentQueue:
 
     def _entries(self) -> tuple[list[Any], list[Any], list[Any]]:
         """Return what DVC says is queued, is running and has failed."""
+        queued, running, failed = self._queue.iter_queued, self._queue.iter_active, self._queue.iter_failed
         for left in reversed(range(_MOST_READS)):
             try:
-                return [*self._queue.iter_queued()], [*self._queue.iter_active()], [*self._queue.iter_failed()]
-            except Exception as error:  # DVC raises all kinds of errors for half a file
+                return [*queued()], [*running()], [*failed()]
+            except Exception as error:  # DVC, which alone runs here, raises all kinds of errors for half a file
                 if not left:
                     raise UserError(f"DVC's queue cannot be read: {one_line(error)[:200]}") from error
             time.sleep(_PAUSE_SECONDS)

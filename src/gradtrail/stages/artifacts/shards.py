@@ -27,12 +27,11 @@ from gradtrail.stages.common.dataset import (
     INDEX,
     LABELS,
     DatasetInfo,
-    read_json,
     require_labels,
     require_unchanged,
     sha256,
 )
-from gradtrail.stages.common.files import write_json
+from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import validate
 from gradtrail.support.errors import UserError, one_line
 

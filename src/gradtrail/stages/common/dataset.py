@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import math
 import re
 import zipfile
@@ -10,13 +9,12 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import check
-from gradtrail.stages.common.files import write_json
+from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import validate
 from gradtrail.support.errors import UserError, one_line
 
@@ -86,16 +84,6 @@ def read_info(folder: Path) -> DatasetInfo:
     """Read the description beside the data."""
     path = folder / _INFO
     return validate(read_json(path), DatasetInfo, f"{path}: dataset")
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file that a stage wrote; raise UserError where it is missing or damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as JSON: {one_line(error)}") from None
 
 
 def sha256(path: Path) -> str:

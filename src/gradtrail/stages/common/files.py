@@ -1,4 +1,4 @@
-"""Write files atomically: a reader sees the old bytes or the new ones, never a mixture."""
+"""Write files atomically: a reader sees the old bytes or the new ones, never a mixture. And read JSON back."""
 
 import contextlib
 import json
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+
+from gradtrail.support.errors import UserError, one_line
 
 
 @contextlib.contextmanager
@@ -78,6 +80,24 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` as JSON with sorted keys: equal content gives equal bytes."""
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, name: str = "") -> Any:
+    """Read a JSON file that a stage wrote, of this name in messages; raise UserError where it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{name or path}: no such file; `dvc repro` makes it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{name or path}: not readable as JSON: {one_line(error)[:200]}") from None
+
+
+def read_mapping(path: Path, of: str, name: str = "") -> dict[str, Any]:
+    """Read a JSON file whose top level is a mapping `of` something, as `read_json` does."""
+    content = read_json(path, name)
+    if not isinstance(content, dict):
+        raise UserError(f"{name or path}: expected a mapping of {of}, got {type(content).__name__}")
+    return content
 
 
 def _check_outs(new: Path, outs: tuple[str, ...]) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gc
-import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
-from gradtrail.stages.common.files import write_json, writing_outs
+from gradtrail.stages.common.files import read_mapping, write_json, writing_outs
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.pipeline_file import StageSpec, dvc_file, read_pipelines
 from gradtrail.stages.common.processes import ALONE, Processes, join
@@ -109,12 +108,12 @@ class Stage:
         write_json(new / "costs" / f"{self.name}.json", costs)
 
     def read_metrics(self) -> dict[str, Any]:
-        """Read the metrics file from the working folder."""
-        path = self.folder / "metrics" / f"{self.name}.json"
-        try:
-            metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"metrics/{self.name}.json: no such file") from None
+        """Read the metrics file from the working folder; raise UserError where it holds other than numbers and text."""
+        name = f"metrics/{self.name}.json"
+        metrics = read_mapping(self.folder / name, "metrics", name)
+        for key, value in metrics.items():
+            if not isinstance(value, str | int | float):
+                raise UserError(f"{name}: {key} should be a number or text, got {value!r}")
         return metrics
 
 

@@ -99,7 +99,7 @@ class Mirrors:
             The base URL that delivered it.
 
         Raises:
-            NoSourceError: no mirror delivered it; each one's reason has been reported.
+            NoSourceError: no mirror delivered it; the reason of each has been reported.
         """
         for base in self.bases:
             url = f"{base.rstrip('/')}/{file.name}.gz"

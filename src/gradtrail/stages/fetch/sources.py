@@ -4,6 +4,7 @@ Whatever the source, the files end as IDX, uncompressed, and their SHA-256 is co
 """
 
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -75,6 +76,8 @@ def acquire(config: FetchConfig, to: Path, *, parts: Path, runtime: RuntimeConfi
         try:
             origin = source()
             info = describe_raw(to, config.dataset)
+        except NoSourceError:
+            continue  # and why was reported
         except UserError as fault:
             if entry.contents is None:
                 folder = os.environ[entry.folder_variable]
@@ -88,7 +91,8 @@ def acquire(config: FetchConfig, to: Path, *, parts: Path, runtime: RuntimeConfi
         Path(flag).touch()
     advice = f"set {entry.folder_variable} to a folder with the four IDX files"
     advice += f", or set fetch.dataset: {entry.stand_in} in params.yaml" if entry.stand_in else ""
-    raise NoSourceError(f"no source of {entry.title} answered (asked: {', '.join(sources) or 'none'}): {advice}")
+    asked = f"answered (asked: {', '.join(sources)})" if sources else f"to ask, as {entry.folder_variable} is not set"
+    raise NoSourceError(f"no source of {entry.title} {asked}: {advice}")
 
 
 def _sources(entry: Dataset, to: Path, parts: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
@@ -124,22 +128,22 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
 
 
 def _from_openml(entry: Dataset, to: Path) -> str:
-    """Fetch the data set from OpenML through scikit-learn."""
+    """Fetch the data set from OpenML through scikit-learn; raise NoSourceError, whose reason has been reported."""
     try:
         check_reachable(OPENML_URL)  # scikit-learn would wait long for each address, and try again
-        arrays = _fetch_openml(entry)
-    except Exception as fault:  # whatever OpenML answers, scikit-learn's parsers may raise anything
-        kind = "" if isinstance(fault, SourceError) else f"{type(fault).__name__}: "
-        raise NoSourceError(f"OpenML: {kind}{one_line(fault)[:200]}") from fault
-    try:
-        _write_arrays(entry, arrays, to)
-    except (WrongBytesError, ValueError) as fault:
-        raise NoSourceError(f"OpenML: {one_line(fault)[:200]}") from fault
+        _write_arrays(entry, _fetch_openml(entry), to)
+    except SourceError as fault:
+        _report(f"OpenML: {one_line(fault)[:200]}")
+        raise NoSourceError("OpenML does not deliver it") from fault
     return f"OpenML {entry.openml}, version 1"
 
 
 def _fetch_openml(entry: Dataset) -> FourArrays:
-    """Return what OpenML holds; the values are the caller's to verify."""
+    """Return what OpenML holds; the values are the caller's to verify.
+
+    Raises:
+        SourceError: scikit-learn cannot read it, or there are not as many images or pixels.
+    """
     from sklearn.datasets import fetch_openml
 
     with contextlib.ExitStack() as stack:
@@ -148,20 +152,28 @@ def _fetch_openml(entry: Dataset) -> FourArrays:
         stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
         socket.setdefaulttimeout(STALL_SECONDS)  # scikit-learn sets none
         stack.enter_context(warnings.catch_warnings(action="ignore"))  # its retries: our report says how it ended
-        bunch = fetch_openml(
-            entry.openml,
-            version=1,
-            as_frame=False,
-            data_home=cache,
-            n_retries=1,
-            delay=0.5,
-            parser="pandas",  # the other one needs minutes
-            # Left to itself, scikit-learn 1.9 fails on the numbers that pandas 3.1 makes of the label's categories.
-            read_csv_kwargs={"dtype": np.uint8},
-        )
+        try:
+            bunch = fetch_openml(
+                entry.openml,
+                version=1,
+                as_frame=False,
+                data_home=cache,
+                n_retries=1,
+                delay=0.5,
+                parser="pandas",  # the other one needs minutes
+                # Left to itself, scikit-learn 1.9 fails on the numbers that pandas 3.1 makes of the label's categories.
+                read_csv_kwargs={"dtype": np.uint8},
+            )
+        except Exception as fault:  # whatever OpenML answers, its parsers may raise anything
+            raise SourceError(f"{type(fault).__name__}: {one_line(fault)}") from fault
     assert entry.contents is not None  # noqa: S101 - for the type checker
-    images, num_train = bunch.data.reshape(-1, *entry.contents.image_shape), entry.contents.num_train
-    return images[:num_train], bunch.target[:num_train], images[num_train:], bunch.target[num_train:]
+    num_train, pixels = entry.contents.num_train, math.prod(entry.contents.image_shape)
+    images, labels = np.asarray(bunch.data), np.asarray(bunch.target)
+    expected = (num_train + entry.contents.num_test, pixels)
+    if images.shape != expected or {images.dtype, labels.dtype} != {np.dtype(np.uint8)}:
+        raise SourceError(f"values of shape {images.shape} and {images.dtype}, labels of {labels.dtype}")
+    images = images.reshape(-1, *entry.contents.image_shape)
+    return images[:num_train], labels[:num_train], images[num_train:], labels[num_train:]
 
 
 def _write_arrays(entry: Dataset, arrays: FourArrays, to: Path) -> None:

@@ -6,7 +6,6 @@ deps: one stage more, or another out, runs the report again.
 
 import csv
 import functools
-import json
 import math
 import struct
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from gradtrail.stages.artifacts.privacy import Promise, read_promise
 from gradtrail.stages.artifacts.splits import read_samples
 from gradtrail.stages.common.dataset import DatasetInfo, read_info
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import read_mapping
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipeline, stages_before
 from gradtrail.support.errors import UserError, one_line
@@ -149,7 +149,7 @@ def read_sources(folder: Path) -> Sources:
             if (file := f"metrics/{stage}.json") in spec.outs
         },
         costs={
-            stage: _read_json(folder / file)
+            stage: read_mapping(folder / file, "costs")
             for stage, spec in stages.items()
             if (file := f"costs/{stage}.json") in spec.outs
         },
@@ -184,19 +184,9 @@ def read_png(path: Path) -> Png:
 
 def _read_metrics(path: Path, info: DatasetInfo) -> dict[str, Any]:
     """Read a metrics file; raise UserError where it is damaged, or of another data set than `data/processed`."""
-    content = _read_json(path)
+    content = read_mapping(path, "metrics")
     if not info.digest.startswith(str(content.get("dataset_digest", ""))):
         raise UserError(f"{path}: of another data set than data/processed, which is {info.label}; run `dvc repro`")
-    return content
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as JSON: {one_line(error)}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping of metrics, got {type(content).__name__}")
     return content
 
 

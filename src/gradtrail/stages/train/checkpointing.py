@@ -174,14 +174,16 @@ class ResumeFolder:
         if not chunk.ends_epoch:
             parts["records"] = jax.tree.map(np.array, chunk.records)
         _require_space(self._folder, sum(leaf.nbytes for leaf in jax.tree.leaves(parts)))
-        self._checkpointer.save_checkpointables_async(chunk.step, parts, force=True)
+        with _fault_of_tensorstore():
+            self._checkpointer.save_checkpointables_async(chunk.step, parts, force=True)
         self._writing = chunk.step
 
     def _finish(self) -> None:
         """Wait for the checkpoint under way, and seal it."""
         if self._folder is None or self._writing is None:
             return
-        self._checkpointer.wait()
+        with _fault_of_tensorstore():
+            self._checkpointer.wait()
         path = self._folder / _name(self._writing)
         if _seal(path).is_dir():
             _remove(_seal(path))
@@ -192,13 +194,10 @@ class ResumeFolder:
 
     @contextlib.contextmanager
     def _fault_as_warning(self) -> Iterator[None]:
-        """Warn of an I/O error, despite which the training goes on, once until a checkpoint is written again.
-
-        TensorStore raises its own as ValueErrors.
-        """
+        """Warn of an I/O error, despite which the training goes on, once until a checkpoint is written again."""
         try:
             yield
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self._close()
             if not self._has_warned:
                 print(f"train: warning: a checkpoint could not be written: {one_line(error)[:200]}", file=sys.stderr)
@@ -273,6 +272,15 @@ def state_on_device(found: TrainState, like: TrainState) -> TrainState:
 
 def _placed(found: Any, like: Any) -> Any:
     return jax.tree.map(lambda value, leaf: put(value, leaf.sharding), found, like)
+
+
+@contextlib.contextmanager
+def _fault_of_tensorstore() -> Iterator[None]:
+    """Raise what TensorStore cannot write, which it tells as ValueErrors, as an OSError."""
+    try:
+        yield
+    except ValueError as error:
+        raise OSError(one_line(error)) from error
 
 
 def _require_space(folder: Path, num_bytes: int) -> None:

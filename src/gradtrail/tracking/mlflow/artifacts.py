@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pandas.api.types import is_integer_dtype, is_numeric_dtype
 from PIL import Image
 
+from gradtrail.stages.common.files import read_mapping
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.mlflow.naming import SMALL_FIGURE, is_hidden_spread, metric_name
 
@@ -29,6 +31,7 @@ CURVE_POINTS = 200
 COMPILED = Path("compile/functions.json")  # artifact: the table of what a stage compiled
 _SMALL_WIDTH = 680  # pixels: of the page of a run, on a screen of 1,280
 _STEP_METRICS = ("loss", "grad_norm", "learning_rate", "loss_scale")
+_EPSILON, _EPSILON_EACH = "train/epsilon", "train/epsilon_each"
 _TABLE = ".parquet"  # of all examples or steps, which a browser does not show
 _TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's UI looks for tables
 _GALLERIES = {  # image → the group of charts that shows it
@@ -53,22 +56,59 @@ def download(client: MlflowClient, run_id: str, path: str, folder: Path) -> Path
     return Path(client.download_artifacts(run_id, path, str(folder)))
 
 
+def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> Curves:
+    """Read the curves of a stage from the tables in its folder of results; none where it writes none.
+
+    Raises:
+        UserError: a table, or what its metrics file says of it, is not as this version writes it; one line.
+    """
+    if (noise := folder / "noise_scale.csv").is_file():
+        return noise_curves(_read(noise, counts="epoch", numbers=["noise_scale"]), stage)
+    if not (folder / "epochs.csv").is_file():
+        return {}
+    if not isinstance(planned := metrics.get("planned_steps"), int):
+        raise UserError(f"metrics/{stage}.json: planned_steps should be an integer, got {planned!r}")
+    found = curves(*read_tables(folder), planned)
+    if "epsilon_each" in metrics:  # the curve is that of one member, the metric `epsilon` of all together
+        found = {_EPSILON_EACH if name == _EPSILON else name: curve for name, curve in found.items()}
+    return found
+
+
 def read_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Read the tables of epochs and of steps; raise UserError in one line where one is damaged."""
-    return _read(folder / "epochs.csv"), _read(folder / "steps.parquet")
+    epochs = _read(folder / "epochs.csv", counts="epoch", numbers=None)
+    return epochs, _read(folder / "steps.parquet", counts="step", numbers=_STEP_METRICS)
 
 
-def _read(path: Path) -> pd.DataFrame:
-    """Read a table; raise UserError in one line where it is none, or claims more rows than any has."""
+def _read(path: Path, counts: str = "", numbers: Iterable[str] | None = ()) -> pd.DataFrame:
+    """Read a table.
+
+    Args:
+        path: of the file.
+        counts: column that must be there, with integers.
+        numbers: columns that have numbers where they are there; None for all.
+
+    Raises:
+        UserError: it is no table, lacks the column, claims more rows than any has, or has other values; one line.
+    """
     try:
-        if path.suffix != _TABLE:
-            return pd.read_csv(path)
-        with pq.ParquetFile(path) as file:
-            if file.metadata.num_rows > _MAX_ROWS:
-                raise ValueError(f"more than {_MAX_ROWS:,} rows")
-            return file.read(use_threads=False).to_pandas(ignore_metadata=True)  # those of pandas may be damaged
+        table = _read_parquet(path) if path.suffix == _TABLE else pd.read_csv(path)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path}: not a table of this project: {one_line(error)[:200]}") from None
+    if counts and counts not in table:
+        raise UserError(f"{path}: not a table of this project: it has no column {counts!r}")
+    wanted = {name: is_numeric_dtype for name in table.columns if numbers is None or name in numbers}
+    for name, is_wanted in (wanted | ({counts: is_integer_dtype} if counts else {})).items():
+        if len(table) and not is_wanted(table[name]):
+            raise UserError(f"{path}: not a table of this project: column {name!r} is of {table[name].dtype}")
+    return table
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    with pq.ParquetFile(path) as file:
+        if file.metadata.num_rows > _MAX_ROWS:
+            raise ValueError(f"more than {_MAX_ROWS:,} rows")
+        return file.read(use_threads=False).to_pandas(ignore_metadata=True)  # those of pandas may be damaged
 
 
 def curves(epochs: pd.DataFrame, steps: pd.DataFrame, planned_steps: int) -> Curves:
@@ -148,7 +188,9 @@ def _log_tables(client: MlflowClient, run_id: str, folder: Path, costs: Path) ->
     shown = {path.stem: _read(path) for path in sorted(folder.glob("*.csv"))}
     for name, column in _RANKED.items():
         if (folder / f"{name}{_TABLE}").is_file():
-            table = _read(folder / f"{name}{_TABLE}")
+            table = _read(folder / f"{name}{_TABLE}", numbers=[column])
+            if column not in table:
+                raise UserError(f"{folder / name}{_TABLE}: not a table of this project: it has no column {column!r}")
             shown[f"{name}_by_{column}"] = table.nlargest(_MOST_ROWS, column, keep="first").round(6)
     if costs.is_file():
         shown["functions"] = _costs_table(costs)
@@ -173,8 +215,7 @@ def announce_tables(client: MlflowClient, run_id: str, paths: Iterable[str]) -> 
 
 def _costs_table(path: Path) -> pd.DataFrame:
     """Return a row for each compiled function, with its static costs."""
-    try:
-        costs = json.loads(path.read_text(encoding="utf-8"))
-        return pd.DataFrame([{"function": name, **found} for name, found in costs.items()])
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path.name}: not a file of costs: {one_line(error)[:200]}") from None
+    costs = read_mapping(path, "costs")
+    if strange := [name for name, found in costs.items() if not isinstance(found, dict)]:
+        raise UserError(f"{path}: {strange[0]} should be a mapping of costs, got {costs[strange[0]]!r}")
+    return pd.DataFrame([{"function": name, **found} for name, found in costs.items()])

@@ -18,6 +18,7 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gradtrail.core.common.names import model_name
 from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN
@@ -127,9 +128,8 @@ def _model(params: Mapping[str, Any]) -> Iterator[str]:
     """Yield the model, with the widths of its layers where these differ, if it is not the reference's."""
     kind = params.get("train.model")
     widths = {key: params[f"train.{kind}.{key}"] for key in _widths(params)}
-    is_other = any(_differs(params, f"train.{kind}.{key}") for key in widths)
-    if is_other:
-        yield f"{kind}-{'+'.join('-'.join(map(str, width)) for width in widths.values())}"
+    if any(_differs(params, f"train.{kind}.{key}") for key in widths):
+        yield model_name(str(kind), **widths)
     elif "train.model" in params and _differs(params, "train.model"):
         yield "linear model" if kind == "linear" else str(kind)  # a schedule has that name too
 

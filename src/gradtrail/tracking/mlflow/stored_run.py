@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
@@ -15,17 +14,15 @@ from gradtrail.stages.common.dataset import DIGEST_LENGTH
 from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.stage import Stage
+from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.environment import environment, environment_tags, machine_key, of_stage_process
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.artifacts import (
     COMPILED,
-    Curves,
     announce_tables,
-    curves,
     log_results,
     log_small_figure,
-    noise_curves,
-    read_tables,
+    read_curves,
 )
 from gradtrail.tracking.mlflow.client import experiment_id, store_lock
 from gradtrail.tracking.mlflow.links import PARENT, link_runs, training_of, trainings_of
@@ -47,7 +44,6 @@ from gradtrail.tracking.mlflow.tags import (
 REBUILT, REPLACED = "rebuilt", "replaced_by"
 _DATA, _WEIGHTS = "data/", "models/"
 _LINEAGE = "lineage.json"
-_EPSILON, _EPSILON_EACH = "train/epsilon", "train/epsilon_each"
 _PAGES = "reports/"  # folder of the outs that are one page each
 
 
@@ -96,11 +92,10 @@ class StoredRun:
         outs = stage.out_digests()
         if self._outs and self._outs != outs:
             self._start_anew(stage)
-        metrics = stage.read_metrics()
-        points = _curves(stage, metrics)
+        metrics, folder = _read_metrics(stage), stage.folder / "results" / stage.name
+        points = read_curves(folder, stage.name, metrics)
         shown_alone = [key for key in metrics if is_logged(stage.name, key, metrics)]
         self.log_points({metric_name(stage.name, key): {0: metrics[key]} for key in shown_alone} | points)
-        folder = stage.folder / "results" / stage.name
         costs = stage.folder / "costs" / f"{stage.name}.json"
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:
@@ -290,14 +285,10 @@ def _first_tags(client: MlflowClient, stage: Identity) -> dict[str, str]:
     return tags | ({PARENT: parent.info.run_id} if parent else {})
 
 
-def _curves(stage: Stage, metrics: Mapping[str, Any]) -> Curves:
-    """Return the curves of a stage from its tables; empty for a stage that writes none."""
-    folder = stage.folder / "results" / stage.name
-    if (folder / "noise_scale.csv").is_file():
-        return noise_curves(pd.read_csv(folder / "noise_scale.csv"), stage.name)
-    if not (folder / "epochs.csv").is_file():
-        return {}
-    found = curves(*read_tables(folder), metrics["planned_steps"])
-    if "epsilon_each" in metrics:  # the curve is that of one member, the metric `epsilon` of all together
-        found = {_EPSILON_EACH if name == _EPSILON else name: curve for name, curve in found.items()}
-    return found
+def _read_metrics(stage: Stage) -> dict[str, Any]:
+    """Read the metrics file of a stage; raise UserError where it does not name the data set, as each does."""
+    metrics = stage.read_metrics()
+    for key in ("dataset", "dataset_digest"):
+        if not isinstance(metrics.get(key), str):
+            raise UserError(f"metrics/{stage.name}.json: {key} should be text, got {metrics.get(key)!r}")
+    return metrics

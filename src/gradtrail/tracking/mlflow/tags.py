@@ -70,7 +70,7 @@ def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
     """Return the tag that names the weights among what a stage reads or writes, if there are any."""
     if _FINAL not in digests:
         return {}
-    is_single = int(stage_params(stage).get(MEMBERS, 1)) == 1
+    is_single = str(stage_params(stage).get(MEMBERS, 1)) == "1"
     return {WEIGHTS: digests[_FINAL if is_single else _OF_MEMBERS]}
 
 

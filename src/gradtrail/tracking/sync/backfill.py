@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.dvc_cache import is_here, restore
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.origin import origin_of
@@ -244,7 +244,10 @@ class States:
 
 
 def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
-    """Rebuild the run of a state from its files; where these cannot be read, say so, leave no run and return None."""
+    """Rebuild the run of a state from its files; where these cannot be read, say so, leave no run and return None.
+
+    Files of other code may be of another form; their readers raise UserError. Anything else is a bug, or the store's.
+    """
     began = find_own_run(client, stage, is_live=False)  # another process may have begun it meanwhile
     if began and is_finished_or_live(began):
         return str(began.info.run_id)
@@ -252,9 +255,8 @@ def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:
     try:
         stored = open_run(client, stage, origin)
         stored.log_outs(stage)
-    except (LookupError, ValueError, TypeError, RecursionError, UserError) as error:  # of other code
-        reason = f"{type(error).__name__}: {one_line(error)[:200]}"
-        print(f"warning: {stage.name}, state {stage.state[:12]}: no run can be rebuilt ({reason})", file=sys.stderr)
+    except UserError as error:
+        print(f"warning: {stage.name}, state {stage.state[:12]}: no run can be rebuilt ({error})", file=sys.stderr)
         if stored and began:
             client.set_terminated(stored.run_id, began.info.status)
         elif stored:
