@@ -7,10 +7,12 @@ from dvc.repo import Repo
 from projects import Project
 from ruamel.yaml import YAML
 
+from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.pipeline_file import is_code
 from gradtrail.tracking.lineage.origin import origin_of
 from gradtrail.tracking.lineage.recorded import consistent_stages
 from gradtrail.tracking.lineage.snapshots import snapshot_of, working_snapshot
+from gradtrail.tracking.mlflow.stored_run import StoredRun
 from gradtrail.tracking.sync.sync import sync
 
 pytestmark = [
@@ -85,6 +87,30 @@ def test_a_commit_is_compared_by_the_files_of_its_folders(project: Project) -> N
     source.write_text(source.read_text() + "\n")
     project.commit("edited, and not run")
     assert dirty(project) == {"true"}
+
+
+def test_outs_of_another_form_are_passed_over_in_a_line(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    written = Path("metrics/evaluate.json")
+    write_json(written, {"data": read_json(written)})
+    with Repo(str(project.folder)) as dvc:
+        dvc.commit(force=True)
+    project.git("commit", "-q", "--all", "--amend", "-m", "of another form")
+    Path("mlflow.db").unlink()
+    report = sync()
+    assert (report.rebuilt, report.unreadable) == ({"fetch": 1, "train": 1, "gradients": 1}, 1)
+    said = capsys.readouterr().err
+    assert "no run can be rebuilt (metrics/evaluate.json: data should be a number or text, got {" in said
+
+
+@pytest.mark.usefixtures("project")
+def test_a_bug_while_a_run_is_rebuilt_is_no_unreadable_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    Path("mlflow.db").unlink()
+    monkeypatch.setattr(StoredRun, "log_outs", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        sync()
 
 
 def dirty(project: Project) -> set[str]:
