@@ -1,12 +1,15 @@
 """The code stays easy to enter: small modules, small folders. `make check` holds the layers and the parameters."""
 
+import sys
 from collections import Counter
 from pathlib import Path
 
+import grimp
 from projects import ROOT
 
 MODULES = sorted((ROOT / "src").rglob("*.py"))
 LONGEST_MODULE, LARGEST_FOLDER = 350, 16
+CORE_IMPORTS = {"jax", "flax", "optax", "numpy", "jaxtyping"}
 
 
 def test_no_module_is_long() -> None:
@@ -18,6 +21,15 @@ def test_no_module_is_long() -> None:
 def test_no_folder_has_many_modules() -> None:
     sizes = Counter(path.parent.relative_to(ROOT).as_posix() for path in MODULES if path.name != "__init__.py")
     assert {folder: size for folder, size in sizes.items() if size > LARGEST_FOLDER} == {}
+
+
+def test_core_imports_five_packages_and_the_standard_library() -> None:
+    """An accelerator's machine may have no other ones."""
+    graph = grimp.build_graph("gradtrail", include_external_packages=True, cache_dir=None)
+    core = {"gradtrail.core", *graph.find_descendants("gradtrail.core")}
+    imported = {found for module in core for found in graph.find_modules_directly_imported_by(module)}
+    outside = {found.partition(".")[0] for found in imported} - {"gradtrail"}
+    assert outside - sys.stdlib_module_names == CORE_IMPORTS
 
 
 def test_every_folder_of_tests_is_one_of_the_package_or_of_whole_projects() -> None:

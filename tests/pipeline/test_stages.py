@@ -55,7 +55,7 @@ def test_figures_of_a_quick_training(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_pictures_of_the_test_split_get_the_labels_that_evaluation_gave_them(project: Project, tmp_path: Path) -> None:
+def test_images_of_the_test_split_get_the_labels_that_evaluation_gave_them(project: Project, tmp_path: Path) -> None:
     images = np.load(project.folder / "data/processed/test.npz")["images"][:5]
     for number, image in enumerate(images):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
@@ -211,7 +211,7 @@ def test_tables_of_examples_begin_with_those_to_look_at(project: Project) -> Non
         assert len(values) == min(1000, len(every))
 
 
-def test_the_profile_run_has_times_in_figures_tables_and_pictures(project: Project) -> None:
+def test_the_profile_run_has_times_in_figures_and_tables(project: Project) -> None:
     (run,) = project.runs_of("profile")
     folder = project.folder / "mlruns" / run["id"] / "artifacts" / "timings"
     names = ("jit", "batch_sizes", "precision_and_remat", "roofline", "where_the_time_goes")

@@ -172,7 +172,7 @@ def run_gate(*, accept: bool) -> int:
         console.print(f"other params than those that were accepted: {', '.join(changed)}")
     changes = find_changes(accepted.costs, found.costs, metrics)
     if not changes:
-        console.print(f"gate: {len(found.costs)} functions cost what was accepted")
+        console.print(f"gate: the costs of {len(found.costs)} functions are those accepted")
         return 0
     console.print(as_table(changes))
     console.print("`gradtrail gate --accept` accepts the current costs; commit the file and say why they changed")

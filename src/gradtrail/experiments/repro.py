@@ -15,10 +15,11 @@ from rich.panel import Panel
 
 import gradtrail
 from gradtrail.experiments.committed import describe_differences, record_machines
+from gradtrail.experiments.sections import require_known_sections, section_configs
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
-from gradtrail.stages.common.pipeline_file import read_pipelines, sha256_of
+from gradtrail.stages.common.pipeline_file import sha256_of
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.datasets.catalog import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, with_store
@@ -27,45 +28,6 @@ from gradtrail.support.paths import private_folder
 from gradtrail.tracking.sync.sync import sync
 
 _PARAMS = Path("params.yaml")
-
-
-def _configs() -> dict[str, type]:
-    """Return the config class of each section."""
-    from gradtrail.core.audit.config import AuditConfig  # late: they import JAX
-    from gradtrail.core.data.preprocessing import PreprocessConfig
-    from gradtrail.core.evaluate.metrics import EvaluateConfig
-    from gradtrail.core.export.forward import ExportConfig
-    from gradtrail.core.gradients.config import GradientsConfig
-    from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
-    from gradtrail.core.profile.variants import ProfileConfig
-    from gradtrail.core.train.config import TrainConfig
-    from gradtrail.stages.fetch.sources import FetchConfig
-    from gradtrail.stages.report.page import ReportConfig
-
-    return {
-        "fetch": FetchConfig,
-        "preprocess": PreprocessConfig,
-        "train": TrainConfig,
-        "evaluate": EvaluateConfig,
-        "export": ExportConfig,
-        "gradients": GradientsConfig,
-        "profile": ProfileConfig,
-        "report": ReportConfig,
-        "audit": AuditConfig,
-        "privacy_audit": PrivacyAuditConfig,
-        "environment": EnvironmentConfig,
-        "runtime": RuntimeConfig,
-    }
-
-
-def section_configs(folder: Path = Path()) -> dict[str, type]:
-    """Return the config class of each section that can be validated before the stages that read it start.
-
-    A section that has no class here is validated by its stage, when it starts.
-    """
-    stages = read_pipelines(folder)
-    read = {key.split(".")[0] for spec in stages.values() for key in spec.params.get("params.yaml", ())}
-    return {name: config for name, config in _configs().items() if name in {*stages, *read, "runtime"}}
 
 
 def reproduce(arguments: list[str]) -> int:
@@ -117,6 +79,7 @@ def _validate_params() -> None:
     """
     valid, key = private_folder() / "valid.txt", _params_key()
     if not (valid.is_file() and valid.read_text() == key):
+        require_known_sections()
         for section, into in section_configs().items():
             load_section(section, into)
         with atomic_file(valid) as beside:

@@ -6,13 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import psutil
 
+from gradtrail.stages.common.pipeline_file import read_pipelines
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.support.paths import SQLITE, store_uri
+from gradtrail.support.paths import SQLITE, store_uri, working_folder
 from gradtrail.tracking.mlflow.client import experiment_id, open_store
-from gradtrail.tracking.mlflow.ui_view import VIEWS, write_views
+from gradtrail.tracking.mlflow.ui_view import View, shared_views, write_views
 from gradtrail.tracking.sync import sync
 
 _HOST = "127.0.0.1"
@@ -38,18 +40,19 @@ def serve(port: int) -> int:
         print(f"gradtrail: {one_line(error)}", file=sys.stderr)
     client = open_store()
     experiment = experiment_id(client, "models")
-    write_views(client, experiment)
+    views = shared_views(read_pipelines(working_folder()))
+    write_views(client, experiment, views)
     if is_server:
-        _print_links(store_uri(), experiment)
+        _print_links(views, store_uri(), experiment)
         return 0
-    _print_links(f"http://{_HOST}:{port}", experiment)
+    _print_links(views, f"http://{_HOST}:{port}", experiment)
     command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--port", str(port)]
     return _run_until_stopped([*command, "--backend-store-uri", store_uri()])
 
 
-def _print_links(address: str, experiment: str) -> None:
-    for view in VIEWS:
-        print(f"{view.title}: {view.link(address, experiment)}", flush=True)
+def _print_links(views: Iterable[View], base: str, experiment: str) -> None:
+    for view in views:
+        print(f"{view.title}: {view.link(base, experiment)}", flush=True)
 
 
 def _require_free(port: int) -> None:

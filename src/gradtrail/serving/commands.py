@@ -62,7 +62,13 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, **
 
 @click.command(cls=Verb, epilog="Example: gradtrail serve models/export --port 8080")
 @click.argument("model", required=False)
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Others need GRADTRAIL_TOKEN.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="To listen on; others need GRADTRAIL_TOKEN.",
+)
 @click.option("--port", type=click.IntRange(0, 2**16 - 1), default=8080, show_default=True, help="0 for a free one.")
 @click.option(
     "--max-wait-ms", type=float, default=2, show_default=True, help="The longest that a batch waits for more requests."
@@ -79,7 +85,13 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, **
     show_default=True,
     help="The longest that a request takes; then it gets 504.",
 )
-@click.option("--drain-seconds", type=float, default=10, show_default=True, help="To end requests after SIGTERM.")
+@click.option(
+    "--drain-seconds",
+    type=float,
+    default=10,
+    show_default=True,
+    help="The longest that a request may still take after SIGTERM.",
+)
 @click.option(
     "--follow-seconds", type=float, default=5, show_default=True, help="Between two checks of an alias; 0: no checks."
 )

@@ -12,7 +12,7 @@ from gradtrail.support.errors import UserError
 
 # Files in a folder of checkpoints: its training is complete; key of the state that was made last with it
 COMPLETE, USER = "complete", "user"
-SQLITE = "sqlite:///"  # prefix of the address of a store that is a file, not a server
+SQLITE = "sqlite:///"  # prefix of the URI of a store that is a file, not a server
 
 
 def working_folder() -> Path:

@@ -9,7 +9,7 @@ from factories import ROOT
 
 from gradtrail.core.train.optimizers import OptimizerKind
 from gradtrail.core.train.schedules import ScheduleKind
-from gradtrail.experiments.repro import section_configs
+from gradtrail.experiments.sections import section_configs
 from gradtrail.experiments.sweep import spec
 from gradtrail.experiments.sweep.main import compare
 from gradtrail.experiments.sweep.spec import (

@@ -1,4 +1,4 @@
-"""The page in a real browser: drawn with a mouse and a finger, cleared with a key, given pictures."""
+"""The page in a real browser: drawn with a mouse and a finger, cleared with a key, given images."""
 
 import io
 import json

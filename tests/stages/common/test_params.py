@@ -17,7 +17,7 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import abstract_state, make_program
 from gradtrail.core.train.optimizers import OptimizerKind
 from gradtrail.core.train.schedules import ScheduleKind
-from gradtrail.experiments.repro import section_configs
+from gradtrail.experiments.sections import section_configs
 from gradtrail.stages.common.params import load_section, parse_yaml, read_yaml, validate
 from gradtrail.support.errors import UserError
 

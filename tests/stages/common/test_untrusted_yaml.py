@@ -30,7 +30,7 @@ from untrusted import (
 )
 
 from gradtrail.core.evaluate.metrics import EvaluateConfig
-from gradtrail.experiments.repro import section_configs
+from gradtrail.experiments.sections import section_configs
 from gradtrail.stages.common.params import load_section, read_yaml, validate
 from gradtrail.stages.common.stage import Stage, run_stage
 

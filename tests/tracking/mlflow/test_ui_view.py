@@ -6,9 +6,12 @@ import zlib
 from typing import Any
 
 import pytest
+from factories import ROOT
 
-from gradtrail.tracking.mlflow.ui_view import VIEWS, View, write_views
+from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
+from gradtrail.tracking.mlflow.ui_view import View, shared_views, write_views
 
+VIEWS = shared_views(read_pipelines(ROOT))
 TRAININGS, COMPILING, FUNCTIONS = VIEWS
 ALL = pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.key)
 BOTH = pytest.mark.parametrize("view", [TRAININGS, COMPILING], ids=lambda view: view.key)
@@ -45,9 +48,21 @@ def test_the_accuracy_is_drawn_over_epochs_and_over_time() -> None:
 
 def test_what_was_compiled_is_drawn_over_attempts_for_every_stage_that_compiles() -> None:
     lines = {c["metricKey"] for c in state(COMPILING)["compareRunCharts"] if c["type"] == "LINE"}
-    stages = ("train", "eval", "export", "gradients", "profile")
+    stages = ("train", "eval", "export", "gradients", "profile", "privacy_audit")
     kinds = ("compile_total_seconds", "compile_cache_hit_rate")
     assert lines == {f"{stage}/{kind}" for stage in stages for kind in kinds}
+
+
+def test_a_new_stage_that_compiles_below_training_has_charts() -> None:
+    costs = ("costs/toy.json", "results/toy")
+    toy = StageSpec(cmd="it", deps=("models/final.safetensors",), params={}, outs=costs)
+    beside = StageSpec(cmd="it", deps=("data/raw",), params={}, outs=("costs/beside.json",))
+    _, compiling, _ = shared_views(read_pipelines(ROOT) | {"toy": toy, "beside": beside})
+    drawn = {chart["metricKey"] for chart in state(compiling)["compareRunCharts"]}
+    assert {key for key in drawn if key.startswith("toy/")} == {
+        f"toy/compile_{kind}" for kind in ("total_seconds", "cache_hit_rate", "unplanned")
+    }
+    assert not any(key.startswith("beside/") for key in drawn), "its runs are in another experiment"
 
 
 @ALL
@@ -87,8 +102,8 @@ def test_the_views_differ_and_are_written_once() -> None:
             self.written += 1
 
     store: Any = Store()
-    write_views(store, "1")
-    write_views(store, "1")
+    write_views(store, "1", VIEWS)
+    write_views(store, "1", VIEWS)
     assert store.tags == {f"mlflow.sharedViewState.{view.key}": view.state() for view in VIEWS}
     assert store.written == len(VIEWS) == 3
 

@@ -32,7 +32,7 @@ class ExportConfig:
     """The section `export` of `params.yaml`.
 
     Attributes:
-        name: of the model, in MLflow's registry and in a server's addresses.
+        name: of the model, in MLflow's registry, and in the paths of a server's endpoints.
         batch_sizes: that a server compiles before it answers; ascending.
     """
 

@@ -4,6 +4,7 @@ import functools
 import sys
 from collections.abc import Sequence
 
+from gradtrail.experiments.sections import section_configs
 from gradtrail.experiments.sweep.engine import Engine
 from gradtrail.experiments.sweep.members import read_table, varies_all
 from gradtrail.experiments.sweep.runs import CompletedRun, RunFinder
@@ -67,8 +68,6 @@ def _without(planned: Sequence[PlannedRun], completed: Sequence[CompletedRun]) -
 
 def _require_valid(trainings: Sequence[Training], comparison: Comparison, source: str) -> None:
     """Refuse params that a stage would refuse, before any experiment is started."""
-    from gradtrail.experiments.repro import section_configs  # late: it imports JAX
-
     params, configs = read_yaml(PARAMS), section_configs()
     for training in trainings:
         changed_params = params_of(training, comparison, params)

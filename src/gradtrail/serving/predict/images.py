@@ -1,4 +1,4 @@
-"""Brings pictures from anywhere into the form of a data set's images, for `gradtrail predict` and the server."""
+"""Brings images from anywhere into the form of a data set's images, for `gradtrail predict` and the server."""
 
 import warnings
 from pathlib import Path

@@ -15,9 +15,9 @@ from starlette.types import Scope
 from gradtrail.serving.monitoring.metrics import ServerMetrics
 from gradtrail.serving.server import protocol
 from gradtrail.serving.server.guard import Guard, Limits
-from gradtrail.serving.server.pictures import Pictures
 from gradtrail.serving.server.refusal import JSON, Refusal, not_ready
 from gradtrail.serving.server.router import Answer, Router
+from gradtrail.serving.server.uploads import Uploads
 
 VERSION_HEADER = "Gradtrail-Model-Version"
 REQUEST_ID = "x-request-id"  # header by which a client stays with one model; that of the protocol's `id` else
@@ -173,7 +173,7 @@ def _add_mlflow(app: FastAPI, router: Router, limits: Limits) -> None:
 
 
 def _add_pages(app: FastAPI, router: Router, metrics: ServerMetrics) -> None:
-    pictures = Pictures()
+    uploads = Uploads()
 
     async def tell_metrics() -> Response:
         """All metrics, in Prometheus' text format."""
@@ -184,11 +184,11 @@ def _add_pages(app: FastAPI, router: Router, metrics: ServerMetrics) -> None:
         return _json(router.rollout.about() if router.rollout else {"state": "off"})
 
     async def picture(request: Request) -> Response:
-        """Classify a picture, PNG or JPEG, after bringing it into the form of the training images."""
+        """Classify an uploaded image, PNG or JPEG, after bringing it into the form of the training images."""
         served = router.current
-        image = await pictures.read(await request.body(), served.about)
+        image = await uploads.read(await request.body(), served.about)
         answer = await router.answer(image[None], request.headers.get(REQUEST_ID), served)
-        return _answer(request, pictures.answer(image, answer), answer)
+        return _answer(request, uploads.answer(image, answer), answer)
 
     async def docs() -> Response:
         """This page."""

@@ -36,7 +36,7 @@ class Manifest:
 
     Attributes:
         format: version of this layout.
-        name: in MLflow's registry and in a server's addresses.
+        name: in MLflow's registry, and in the paths of a server's endpoints.
         model: the network, such as `mlp-256-128`.
         weights: `final` or `best`.
         seeds: of the members; several are an ensemble, whose mean probabilities count.

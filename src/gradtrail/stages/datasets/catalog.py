@@ -31,7 +31,7 @@ class Contents:
 
 @dataclass(frozen=True, kw_only=True)
 class Framing:
-    """How a data set's images were made from pictures: bright ink on black, scaled with its proportions kept.
+    """How a data set's images were made from larger ones: bright ink on black, scaled with its proportions kept.
 
     Attributes:
         share: of the frame's side, that the longer side of the ink takes.

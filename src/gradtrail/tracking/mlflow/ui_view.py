@@ -6,13 +6,17 @@ that computed them, and so are the bars of the charts of seconds: the UI groups 
 """
 
 import base64
+import dataclasses
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlflow import MlflowClient
+
+from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, stages_below_training
+from gradtrail.tracking.mlflow.naming import metric_name
 
 _LINE, _BAR, _LOGARITHMIC = {"type": "LINE"}, {"type": "BAR"}, {"scaleType": "log"}
 _OVER_TIME = {"xAxisKey": "metric", "selectedXAxisMetricKey": "train/elapsed_seconds", "useGlobalXaxisKey": False}
@@ -43,20 +47,6 @@ _OF_TRAININGS: _Charts = {
         ("gradients/noise_scale_typical", _BAR | _LOGARITHMIC),
     ],
     "Runs side by side": [("", _DIFFERENCES)],
-}
-_COMPILING_STAGES = ("train", "eval", "export", "gradients", "profile")  # prefixes of their metrics
-_OF_COMPILING: _Charts = {  # a point for each attempt of a run
-    "Seconds of compiling, by attempt": [(f"{stage}/compile_total_seconds", _LINE) for stage in _COMPILING_STAGES],
-    "Share of the programs that came from the cache on disk, by attempt": [
-        (f"{stage}/compile_cache_hit_rate", _LINE) for stage in _COMPILING_STAGES
-    ],
-    "Programs that a call had compiled, which should be none": [
-        (f"{stage}/compile_unplanned", _BAR) for stage in _COMPILING_STAGES
-    ],
-    "Seconds of the last attempt": [
-        ("train/compile_total_seconds", _BAR),
-        ("train/seconds", _BAR),
-    ],
 }
 _CARD = {  # fields that the UI requires of every chart
     "runsCountToCompare": 10,
@@ -136,55 +126,78 @@ class View:
         }
 
 
-VIEWS = (
-    View(
-        key="gradtrail",
-        title="compare training runs",
-        columns=(  # no more than a screen of 1,440 pixels shows; names say in what runs differ
-            "metrics.`eval/accuracy`",
-            "metrics.`eval/accuracy_low`",
-            "metrics.`eval/accuracy_high`",
-            "metrics.`train/seconds`",
-            "params.`train.seed`",
-            "tags.`machine`",
-            "tags.`dvc.exp_name`",
-        ),
-        search="tags.stage = 'train'",
-        order="metrics.`eval/accuracy`",
-        charts=_OF_TRAININGS,
+def shared_views(pipeline: Mapping[str, StageSpec]) -> tuple[View, View, View]:
+    """Return the views of trainings, of compile times and of compiled functions.
+
+    Args:
+        pipeline: the stages; those with costs that have runs beside trainings have charts of compiling.
+    """
+    beside = {TRAIN, *stages_below_training(pipeline)}
+    compiling = [stage for stage, spec in pipeline.items() if stage in beside and f"costs/{stage}.json" in spec.outs]
+    return _TRAININGS, dataclasses.replace(_COMPILING, charts=_charts_of_compiling(compiling)), _FUNCTIONS
+
+
+_TRAININGS = View(
+    key="gradtrail",
+    title="compare training runs",
+    columns=(  # no more than a screen of 1,440 pixels shows; names say in what runs differ
+        "metrics.`eval/accuracy`",
+        "metrics.`eval/accuracy_low`",
+        "metrics.`eval/accuracy_high`",
+        "metrics.`train/seconds`",
+        "params.`train.seed`",
+        "tags.`machine`",
+        "tags.`dvc.exp_name`",
     ),
-    View(
-        key="gradtrail-compiling",
-        title="compile times",
-        columns=(
-            "tags.`stage`",
-            "metrics.`train/compile_total_seconds`",
-            "metrics.`train/compile_cache_hit_rate`",
-            "tags.`machine`",
-            "tags.`jax`",
-            "tags.`attempts`",
-        ),
-        search="tags.stage != 'report'",
-        order="attributes.start_time",
-        charts=_OF_COMPILING,
+    search="tags.stage = 'train'",
+    order="metrics.`eval/accuracy`",
+    charts=_OF_TRAININGS,
+)
+_COMPILING = View(
+    key="gradtrail-compiling",
+    title="compile times",
+    columns=(
+        "tags.`stage`",
+        "metrics.`train/compile_total_seconds`",
+        "metrics.`train/compile_cache_hit_rate`",
+        "tags.`machine`",
+        "tags.`jax`",
+        "tags.`attempts`",
     ),
-    View(
-        key="gradtrail-functions",
-        title="compiled functions",
-        columns=("tags.`stage`", "tags.`machine`"),
-        search="tags.stage = 'train'",
-        order="attributes.start_time",
-        charts={},
-    ),
+    search="tags.stage != 'report'",
+    order="attributes.start_time",
+    charts={},
+)
+_FUNCTIONS = View(
+    key="gradtrail-functions",
+    title="compiled functions",
+    columns=("tags.`stage`", "tags.`machine`"),
+    search="tags.stage = 'train'",
+    order="attributes.start_time",
+    charts={},
 )
 
 
-def write_views(client: MlflowClient, experiment_id: str) -> None:
-    """Write the views to an experiment, unless it has them already."""
+def write_views(client: MlflowClient, experiment_id: str, views: Iterable[View]) -> None:
+    """Write views to an experiment, unless it has them already."""
     tags = client.get_experiment(experiment_id).tags
-    for view in VIEWS:
+    for view in views:
         if tags.get(view.tag) != view.state():
             client.set_experiment_tag(experiment_id, view.tag, view.state())
+
+
+def _charts_of_compiling(stages: Sequence[str]) -> _Charts:
+    """Return charts with a point for each attempt of a run."""
+
+    def of_each(key: str, kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        return [(metric_name(stage, key), kind) for stage in stages]
+
+    return {
+        "Seconds of compiling, by attempt": of_each("compile_total_seconds", _LINE),
+        "Share of the programs that came from the cache on disk, by attempt": of_each("compile_cache_hit_rate", _LINE),
+        "Programs that a call had compiled, which should be none": of_each("compile_unplanned", _BAR),
+        "Seconds of the last attempt": [("train/compile_total_seconds", _BAR), ("train/seconds", _BAR)],
+    }
 
 
 def _section(number: int, name: str, charts: _Charts) -> dict[str, Any]:

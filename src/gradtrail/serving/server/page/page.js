@@ -7,7 +7,7 @@ const seen = document.getElementById("seen");
 const tokenForm = document.getElementById("token");
 let last = null;      // where the pen was
 let isEmpty = true;
-let isPicture = false;  // which the next stroke does not draw over
+let isUpload = false;  // which the next stroke does not draw over
 let asked = 0;        // requests so far: only the answer to the last one is shown
 let again = null;     // what to do once there is a token
 
@@ -15,7 +15,7 @@ function clear() {
   pen.fillStyle = "#000";
   pen.fillRect(0, 0, paper.width, paper.height);
   isEmpty = true;
-  isPicture = false;
+  isUpload = false;
   asked += 1;
   bars.replaceChildren();
   seen.hidden = true;
@@ -52,7 +52,7 @@ function lift() {
 }
 
 function ask() {
-  if (!isEmpty) paper.toBlob((picture) => send(picture), "image/png");
+  if (!isEmpty) paper.toBlob((image) => send(image), "image/png");
 }
 
 function headers() {
@@ -60,13 +60,13 @@ function headers() {
   return token ? { Authorization: `Bearer ${token}` } : {};
 }
 
-async function send(picture) {
+async function send(image) {
   const number = ++asked;
   try {
     const answer = await fetch("/picture", { method: "POST", body: picture, headers: headers() });
     const content = await answer.json();
     if (number !== asked) return;
-    if (answer.status === 401) return needToken(() => send(picture));
+    if (answer.status === 401) return needToken(() => send(image));
     if (!answer.ok) return say(content.error, true);
     show(content);
   } catch {
@@ -111,23 +111,23 @@ function needToken(then) {
 
 async function open(file) {
   if (!file) return;
-  say("Reading the picture…");
+  say("Reading the image…");
   try {  // what was dropped is shown, too, on the drawing's paper
-    const picture = await createImageBitmap(file);
-    const scale = Math.min(paper.width / picture.width, paper.height / picture.height);
-    const [width, height] = [picture.width * scale, picture.height * scale];
+    const image = await createImageBitmap(file);
+    const scale = Math.min(paper.width / image.width, paper.height / image.height);
+    const [width, height] = [image.width * scale, image.height * scale];
     pen.fillStyle = "#000";
     pen.fillRect(0, 0, paper.width, paper.height);
-    pen.drawImage(picture, (paper.width - width) / 2, (paper.height - height) / 2, width, height);
+    pen.drawImage(image, (paper.width - width) / 2, (paper.height - height) / 2, width, height);
     isEmpty = false;
-    isPicture = true;
+    isUpload = true;
   } catch { /* the server says what is wrong with it */ }
   send(file);
 }
 
 paper.addEventListener("pointerdown", (event) => {
   if (event.button !== 0) return;
-  if (isPicture) clear();
+  if (isUpload) clear();
   paper.setPointerCapture(event.pointerId);
   draw(event);
 });

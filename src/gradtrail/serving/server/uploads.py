@@ -1,4 +1,4 @@
-"""Pictures that a person draws or drops: brought into the form of the training images, one at a time."""
+"""Uploaded images, drawn or of any size: brought into the form of the training images, one at a time."""
 
 import asyncio
 from io import BytesIO
@@ -16,14 +16,14 @@ Image = UInt8[np.ndarray, "height width"]
 _STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # of PNG and JPEG
 
 
-class Pictures:
-    """Reads pictures in a thread, one after the other: a large one takes as much memory as 134 MB."""
+class Uploads:
+    """Reads uploaded images in a thread, one after the other: a large one takes as much memory as 134 MB."""
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()
 
     async def read(self, body: bytes, about: Manifest) -> Image:
-        """Return a picture as the model takes it, as `gradtrail predict` does.
+        """Return an uploaded image as the model takes it, as `gradtrail predict` does.
 
         Args:
             body: a PNG or JPEG.

@@ -1,0 +1,61 @@
+"""The sections of the params: the class of each is found in the scripts, and what no stage reads is refused."""
+
+from pathlib import Path
+
+import pytest
+from factories import ROOT
+from ruamel.yaml import YAML
+
+from gradtrail.experiments.sections import require_known_sections, section_configs
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.support.errors import UserError
+
+TOY = """
+from toy_config import ToyConfig, other
+
+def main(stage):
+    use(stage.params(ToyConfig).effective, stage.params(here), stage.params(ToyConfig, "shared"), other.params(there))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipeline of one stage, whose config class is in a module of its own, and of one whose script is gone."""
+    (tmp_path / "toy_config.py").write_text("class ToyConfig: ...")
+    (tmp_path / "toy.py").write_text(TOY)
+    stages = {
+        "toy": {"cmd": "it", "deps": ["data", "toy.py"], "params": ["toy", "shared.one", "environment.xla_flags"]},
+        "gone": {"cmd": "it", "deps": ["gone.py"], "params": ["gone", {"versions.yaml": ["numpy"]}]},
+    }
+    YAML(typ="safe").dump({"stages": stages}, tmp_path / "dvc.yaml")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, *sections: str) -> None:
+    YAML(typ="safe").dump(dict.fromkeys(sections, 1), folder / "params.yaml")
+
+
+def test_each_section_of_the_repository_has_its_class() -> None:
+    assert {*section_configs(ROOT)} == {*read_yaml(ROOT / "params.yaml")}
+    require_known_sections(ROOT)
+
+
+def test_a_new_stage_needs_no_list(folder: Path) -> None:
+    found = {section: config.__name__ for section, config in section_configs(folder).items()}
+    assert found == {
+        "toy": "ToyConfig",
+        "shared": "ToyConfig",
+        "environment": "EnvironmentConfig",
+        "runtime": "RuntimeConfig",
+    }
+
+
+def test_what_no_stage_reads_is_refused(folder: Path) -> None:
+    write(folder, "toy", "shared", "gone", "environment", "runtime")
+    require_known_sections(folder)
+    for section, near in {"toys": "; did you mean 'toy'?", "numpy": "", "data": ""}.items():
+        write(folder, "toy", section)
+        with pytest.raises(UserError) as caught:
+            require_known_sections(folder)
+        assert str(caught.value) == f"params.yaml: section {section!r} is read by no stage of dvc.yaml{near}"
