@@ -47,7 +47,7 @@ def test_valid_params_are_validated_again_only_after_a_change(project: Path, mon
 def test_a_misspelled_section_is_refused_before_any_stage_runs(project: Path) -> None:
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("\ntrain:\n", "\ntrian:\n"))
-    with pytest.raises(UserError, match=r"^params\.yaml: section 'trian' is .*; did you mean 'train'\?$"):
+    with pytest.raises(UserError, match=r"^params\.yaml: no stage reads the section 'trian'; did you mean 'train'\?$"):
         repro._validate_params()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from gradtrail.stages.common.environment import EnvironmentConfig
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.common.pipeline_file import FILES, read_pipelines
+from gradtrail.stages.common.pipeline_file import read_pipelines
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError, suggestion
 
@@ -31,13 +31,14 @@ def section_configs(folder: Path = Path()) -> dict[str, type]:
 
 
 def require_known_sections(folder: Path = Path()) -> None:
-    """Refuse a section of `params.yaml` that no stage reads, as a misspelled one would be ignored."""
+    """Refuse a section of `params.yaml` that no stage reads where its name is near to one that a stage reads.
+
+    Any other may belong to another pipeline, or to a stage that was taken out.
+    """
     known = _sections_read(folder)
     for section in read_yaml(folder / PARAMS):
-        if section not in known:
-            pipelines = " and ".join(name for name in FILES[::2] if (folder / name).is_file())
-            near = suggestion(str(section), sorted(known))
-            raise UserError(f"{PARAMS}: section {section!r} is read by no stage of {pipelines}{near}")
+        if section not in known and (near := suggestion(str(section), sorted(known))):
+            raise UserError(f"{PARAMS}: no stage reads the section {str(section)!r}{near}")
 
 
 def _sections_read(folder: Path) -> set[str]:

@@ -53,10 +53,14 @@ class Stamp:
             return None
         try:
             last = json.loads(_place().read_bytes())
-            is_same = last["key"] == self._key(_open_runs(self._uri)) and not is_moved(self._uri)
-            return last["report"] if is_same else None
-        except (OSError, ValueError, KeyError, TypeError, sqlite3.Error):
+            key, report = last["key"], last["report"]
+        except (OSError, ValueError, KeyError, TypeError):
             return None
+        try:
+            is_same = key == self._key(_open_runs(self._uri)) and not is_moved(self._uri)
+        except (OSError, sqlite3.Error):
+            return None
+        return report if is_same else None
 
     def write(self, report: dict[str, Any], open_runs: Iterable[str]) -> None:
         """Write the report of a sync, and which runs it leaves open because their processes are on other hosts."""
