@@ -353,7 +353,7 @@ def test_plots_and_metrics_for_people(project: Project, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_the_main_histories(project: Project, tmp_path: Path) -> None:
-    """What tests/contracts tries on a small pipeline, once with the real stages: each state has one run."""
+    """What tests/contracts/runs tries on a small pipeline, once with the real stages: each state has one run."""
     copy = project.copy(tmp_path / "project")
     bins = "evaluate.calibration_bins"
     first = dict.fromkeys(STAGES, 1)

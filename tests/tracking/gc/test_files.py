@@ -1,4 +1,4 @@
-"""Which files are garbage, and that files in use are left alone. Runs: `tests/contracts`."""
+"""Which files are garbage, and that files in use are left alone. Runs: `tests/contracts/runs`."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Which locations of artifacts are relocated, and which are not. Whole projects: `tests/contracts`."""
+"""Which locations of artifacts are relocated, and which are not. Whole projects: `tests/contracts/runs`."""
 
 import shutil
 import sqlite3

@@ -20,7 +20,7 @@ DECLARED = {
 PARAMS = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
 VERSIONS = set(YAML(typ="safe", pure=True).load(ROOT / "versions.yaml"))
 BY_PEOPLE = ("labels/corrections.csv",)
-CANNOT_CHANGE_AN_OUT = ("gradtrail.support", "gradtrail.tracking")  # tests/contracts/test_same_bytes.py shows it
+CANNOT_CHANGE_AN_OUT = ("gradtrail.support", "gradtrail.tracking")  # contracts/results/test_same_bytes.py shows it
 
 
 @functools.cache
