@@ -188,6 +188,20 @@ def test_sums_of_chunks_take_the_memory_that_was_said(found: GradientAnalysis) -
     np.testing.assert_array_equal(np.bincount(chunks.chunk_of), chunks.sizes)
 
 
+@pytest.mark.parametrize("largest", [4, 16])
+def test_a_class_that_fits_into_few_batches_has_as_many_chunks_as_a_large_one(largest: int) -> None:
+    whole = split(40, seed=1)
+    compiled, counts = passes(largest), np.bincount(whole.labels, minlength=NUM_CLASSES)
+    chunks = gradient_chunks.chunk_gradients(compiled, PARAMS[4], whole, NUM_CLASSES, advance=lambda _: None)
+    np.testing.assert_array_equal(np.bincount(chunks.classes, minlength=NUM_CLASSES), np.minimum(counts, 10))
+
+
+def test_the_intervals_of_the_noise_scale_have_their_estimates(found: GradientAnalysis) -> None:
+    noise = found.noise_scales.values()
+    assert all(each.low <= each.value <= each.high for each in noise)
+    assert sum(each.low < each.high for each in noise) >= 2, "the third is infinite"
+
+
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_several_processes_get_the_bits_of_one(count: int) -> None:
     """Batches of four, so that each has some, and of the smaller splits not each."""

@@ -94,6 +94,8 @@ def chunk_gradients(
         if not len(members):
             continue
         parts = np.split(members, range(passes.sums.batch_size, len(members), passes.sums.batch_size))
+        if len(parts) < per_class:  # a bootstrap over one chunk, or a few, would tell of no spread
+            parts = np.array_split(members, min(per_class, len(members)))
         groups = np.array_split(np.arange(len(parts)), min(per_class, len(parts)))
         of_each = shares(len(groups), passes.together.count)
         own, first = of_each[passes.together.index], len(sizes)
