@@ -50,7 +50,7 @@ def test_with_label_smoothing_the_cross_entropy_without_it_is_drawn_too() -> Non
         np.testing.assert_array_equal(points(lines(loss)[name]), epochs[["epoch", column]])
     steps = epochs.rename(columns={"epoch": "step"}).assign(grad_norm=1.0, learning_rate=0.1)
     drawn = figures.draw_steps(steps, "a title", None).axes[0]
-    assert legend_of(drawn) == [f"{name}, mean of 1 steps" for name in names_of_losses[:2]]
+    assert legend_of(drawn) == [f"{name}, each step" for name in names_of_losses[:2]]
 
 
 @pytest.mark.parametrize("skipped", [[True, False, False], [False, False, False]])
