@@ -99,9 +99,9 @@ def _draw_noisy(axis: Axes, steps: pd.Series, values: pd.Series, name: str = "",
     """Plot noisy values faintly, and their running mean on top."""
     window = max(1, len(values) // 100)
     values = values.where(np.isfinite(values))
-    means, label = values.rolling(window, min_periods=1).mean(), f"mean of {window} steps" if window > 1 else "each step"
     axis.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
-    axis.plot(steps, means, color=colour, label=name + label)
+    label = f"mean of {window} steps" if window > 1 else "each step"
+    axis.plot(steps, values.rolling(window, min_periods=1).mean(), color=colour, label=name + label)
     axis.set_yscale("log")
     axis.legend(loc="best")
 
