@@ -22,7 +22,9 @@ if [ -s "$venv/.ready" ]; then
     [ "$(head -n 1 "$venv/.ready")" = "$(cd "$venv" && pwd -P)" ] || rm -rf "$venv" # it came here from elsewhere
 fi
 if [ -s "$venv/.ready" ] && [ "$lock" = requirements.lock ]; then
-    lock=$(tail -n 1 "$venv/.ready") # an environment stays one for GPUs or clusters
+    case $(tail -n 1 "$venv/.ready") in
+    requirements-*.lock) lock=$(tail -n 1 "$venv/.ready") ;; # an environment stays one for GPUs or clusters
+    esac
 fi
 began=$(date +%s)
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null || {
