@@ -4,8 +4,6 @@ After a failure there is nothing at `to`.
 """
 
 import gzip
-import hashlib
-import re
 import socket
 import threading
 import tracemalloc
@@ -15,35 +13,12 @@ from pathlib import Path
 
 import pytest
 from cases import cases
-from mirrors import Handler, MirrorServer, Route, endless, mirror_server, status, whole
+from downloading import CONTENT, FILE, HALF, PACKED, Client
+from mirrors import Handler, MirrorServer, Route, endless, status, whole
 
 from gradtrail.stages.fetch import download
-from gradtrail.stages.fetch.download import KnownFile, Mirrors, WrongBytesError, read_chunks, write_verified
-from gradtrail.support.errors import NoSourceError, UserError
-
-CONTENT = b"".join(hashlib.sha256(bytes([seed])).digest() * 2 for seed in range(256)) * 16  # 256 KiB, hard to compress
-PACKED = gzip.compress(CONTENT, mtime=0)
-HALF = len(PACKED) // 2
-FILE = KnownFile(name="images", max_bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
-
-
-def breaking(*, supports_range: bool = True, breaks: int = 1, content_range: str | None = None) -> Route:
-    """Send half of what is left and break, `breaks` times; then send all that is asked for."""
-    breaks_left = [breaks]
-
-    def answer(handler: Handler) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-", handler.headers["Range"] or "")
-        start = int(asked[1]) if asked and supports_range else 0
-        if start >= len(PACKED):
-            handler.head(416, Content_Length=0)
-            return
-        rest = PACKED[start:]
-        headers = {"Content_Range": content_range or f"bytes {start}-{len(PACKED) - 1}/{len(PACKED)}"} if start else {}
-        handler.head(206 if start else 200, Content_Length=len(rest), **headers)
-        breaks_left[0] -= 1
-        handler.wfile.write(rest[: len(rest) // 2] if breaks_left[0] >= 0 else rest)
-
-    return answer
+from gradtrail.stages.fetch.download import WrongBytesError, read_chunks, write_verified
+from gradtrail.support.errors import UserError
 
 
 def stalling(body: bytes, then: bytes = b"", go_on: threading.Event | None = None) -> Route:
@@ -95,45 +70,6 @@ def gzip_of_nothing() -> Iterator[bytes]:
 def letters() -> Iterator[bytes]:
     while True:
         yield b"la" * 10_000
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MirrorServer]:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    with mirror_server() as server:
-        server.routes["good"] = whole(PACKED)
-        yield server
-
-
-class Client:
-    """Mirrors with their folders under `folder`; `reports` lists what was reported."""
-
-    def __init__(self, folder: Path, *bases: str, timeout_seconds: float = 10.0) -> None:
-        self.to = folder / "raw" / FILE.name
-        self.parts = folder / "parts"
-        self.reports: list[str] = []
-        self.mirrors = Mirrors(
-            bases=bases, parts=self.parts, timeout_seconds=timeout_seconds, report=self.reports.append
-        )
-
-    def assert_delivered_by(self, base: str) -> None:
-        assert self.mirrors.download(FILE, self.to) == base
-        assert self.to.read_bytes() == CONTENT
-        assert list(self.to.parent.iterdir()) == [self.to]
-        assert list(self.parts.glob("*")) == []
-
-    def refusal(self) -> str:
-        """Return the last reason reported of a download that fails."""
-        with pytest.raises(NoSourceError, match=r"mirrors: none delivered images\.gz"):
-            self.mirrors.download(FILE, self.to)
-        assert list(self.to.parent.glob("*")) == []
-        assert not any("\n" in report for report in self.reports)
-        return self.reports[-1]
-
-    def part(self, base: str) -> Path:
-        return self.parts / f".images.{hashlib.sha256(f'{base}/images.gz'.encode()).hexdigest()[:8]}.part"
 
 
 def test_a_good_mirror_delivers_and_the_next_is_not_asked(server: MirrorServer, tmp_path: Path) -> None:
@@ -206,69 +142,6 @@ def test_a_bomb_fills_no_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 4 << 20
-
-
-# Resuming.
-
-
-def test_a_broken_download_resumes_where_it_broke(server: MirrorServer, tmp_path: Path) -> None:
-    server.routes["breaking"] = breaking(breaks=2)
-    Client(tmp_path, server.base("breaking")).assert_delivered_by(server.base("breaking"))
-    quarter = HALF + (len(PACKED) - HALF) // 2
-    assert [asked for _, asked in server.asked] == [None, f"bytes={HALF}-", f"bytes={quarter}-"]
-
-
-def test_a_broken_download_starts_over_where_the_server_knows_no_ranges(server: MirrorServer, tmp_path: Path) -> None:
-    server.routes["breaking"] = breaking(supports_range=False)
-    Client(tmp_path, server.base("breaking")).assert_delivered_by(server.base("breaking"))
-    assert [asked for _, asked in server.asked] == [None, f"bytes={HALF}-"]
-
-
-def test_the_next_process_resumes_where_the_last_one_gave_up(server: MirrorServer, tmp_path: Path) -> None:
-    server.routes["breaking"] = breaking(breaks=3)
-    client = Client(tmp_path, server.base("breaking"))
-    assert "the connection broke" in client.refusal()
-    assert len(server.asked) == 3
-    kept = client.part(server.base("breaking")).read_bytes()
-    assert PACKED.startswith(kept)
-    assert len(kept) > HALF
-    Client(tmp_path, server.base("breaking")).assert_delivered_by(server.base("breaking"))
-    assert server.asked[-1] == ("/breaking/images.gz", f"bytes={len(kept)}-")
-
-
-@pytest.mark.parametrize("content_range", ["bytes 0-9/10", "bytes 1-9/10", "pages 7-9/10", "bytes */10"])
-def test_a_range_that_was_not_asked_for_is_not_appended(
-    server: MirrorServer, tmp_path: Path, content_range: str
-) -> None:
-    server.routes["breaking"] = breaking(content_range=content_range)
-    Client(tmp_path, server.base("breaking")).assert_delivered_by(server.base("breaking"))
-    assert [asked for _, asked in server.asked] == [None, f"bytes={HALF}-", None]
-
-
-STALE = {
-    "no gzip": b"?" * 1000,
-    "other content": gzip.compress(CONTENT[::-1], mtime=0)[:1000],
-    "complete": PACKED,
-    "longer": PACKED + b"x",
-}
-
-
-@pytest.mark.parametrize("name", STALE)
-def test_a_part_that_does_not_fit_is_discarded(server: MirrorServer, tmp_path: Path, name: str) -> None:
-    server.routes["ranges"] = breaking(breaks=0)
-    client = Client(tmp_path, server.base("ranges"))
-    client.parts.mkdir()
-    client.part(server.base("ranges")).write_bytes(STALE[name])
-    client.assert_delivered_by(server.base("ranges"))
-    assert [asked for _, asked in server.asked] == [f"bytes={len(STALE[name])}-", None]
-    assert client.reports == []
-
-
-def test_a_part_of_one_mirror_is_not_resumed_at_another(server: MirrorServer, tmp_path: Path) -> None:
-    """They may have compressed the same file differently."""
-    server.routes["breaking"] = breaking(breaks=3)
-    Client(tmp_path, server.base("breaking"), server.base("good")).assert_delivered_by(server.base("good"))
-    assert server.asked[-1] == ("/good/images.gz", None)
 
 
 # Hosts that do not answer.

@@ -1,144 +1,30 @@
-"""Each source of a data set ends in the same four verified files; the order of the sources; files of one's own.
+"""Each source of a data set ends in the same four verified files; the order of the sources, and what none means.
 
-Most tests let a dozen random images stand for MNIST, under its name.
+Most tests let a dozen random images stand for MNIST, under its name. OpenML and files of one's own have modules of
+their own.
 """
 
 import dataclasses
 import gzip
-import hashlib
-import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import sklearn.datasets  # type: ignore[import-untyped]
+from acquiring import LAST, SMALL, Acquisition, as_files, random_arrays, write_folder
 from factories import ROOT
-from mirrors import MirrorServer, mirror_server, whole
-from sklearn.datasets import _openml
+from mirrors import MirrorServer, whole
 
-from gradtrail.stages.artifacts.idx import RAW_FILES, encode_idx
-from gradtrail.stages.common.dataset import DatasetInfo
-from gradtrail.stages.common.params import load_section, validate
-from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.datasets.catalog import DATASETS, Contents, FourArrays
-from gradtrail.stages.fetch import sources
-from gradtrail.stages.fetch.sources import FetchConfig, acquire
+from gradtrail.stages.artifacts.idx import RAW_FILES
+from gradtrail.stages.common.params import validate
+from gradtrail.stages.datasets.catalog import DATASETS
+from gradtrail.stages.fetch.sources import FetchConfig
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError
 
-RUNTIME = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
 
-
-def random_arrays(shape: tuple[int, int] = (28, 28), num_classes: int = 10) -> FourArrays:
-    generator = np.random.default_rng(0)
-    images, test_images = (generator.integers(0, 256, (count, *shape), dtype=np.uint8) for count in (20, 10))
-    labels, test_labels = (np.arange(count, dtype=np.uint8) % num_classes for count in (20, 10))
-    return images, labels, test_images, test_labels
-
-
-def as_files(arrays: FourArrays) -> dict[str, bytes]:
-    return {name: encode_idx(array) for name, array in zip(RAW_FILES, arrays, strict=True)}
-
-
-SMALL = as_files(random_arrays())
-CONTENTS = Contents(
-    image_shape=(28, 28),
-    num_train=20,
-    num_test=10,
-    num_classes=10,
-    sha256=tuple(hashlib.sha256(data).hexdigest() for data in SMALL.values()),  # type: ignore[arg-type]
-)
-LAST = RAW_FILES[3]
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing of the environment say where data are, and the small files be what MNIST and Fashion-MNIST are."""
-    for name in ("MNIST_DIR", "FASHION_MNIST_DIR", "IDX_DIR", "http_proxy", "https_proxy", "all_proxy", NO_SOURCE_FLAG):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    for name in ("mnist", "fashion_mnist"):
-        monkeypatch.setitem(DATASETS, name, dataclasses.replace(DATASETS[name], contents=CONTENTS))
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MirrorServer]:
-    """A server at which scikit-learn finds OpenML, which holds the small files."""
-    with mirror_server() as server:
-        monkeypatch.setattr(sources, "OPENML_URL", server.base())
-        for constant in ("_SEARCH_NAME", "_DATA_INFO", "_DATA_FEATURES", "_DATA_QUALITIES"):
-            monkeypatch.setattr(_openml, constant, f"{server.base()}/{constant}/{{}}")
-        serve_openml(server, random_arrays())
-        yield server
-
-
-def serve_openml(server: MirrorServer, arrays: FourArrays) -> None:
-    """Serve what OpenML's API answers for mnist_784: pixels are numeric columns, labels a nominal one."""
-    images, labels = np.concatenate(arrays[::2]), np.concatenate(arrays[1::2])
-    pixels = [f"pixel{place + 1}" for place in range(784)]
-    lines = ["@RELATION mnist_784", *(f"@ATTRIBUTE {pixel} real" for pixel in pixels)]
-    lines += ["@ATTRIBUTE class {0,1,2,3,4,5,6,7,8,9}", "@DATA"]
-    rows = zip(images.reshape(-1, 784).tolist(), labels.tolist(), strict=True)
-    arff = "\n".join([*lines, *(",".join(map(str, [*row, label])) for row, label in rows), ""]).encode()
-    flags = {"is_ignore": "false", "is_row_identifier": "false", "number_of_missing_values": "0"}
-    features = [{"name": pixel, "data_type": "numeric", "is_target": "false", **flags} for pixel in pixels]
-    features.append({"name": "class", "data_type": "nominal", "is_target": "true", **flags})
-    description = {"name": "mnist_784", "version": "1", "status": "active", "format": "ARFF", "description": ""}
-    description |= {"url": f"{server.base()}/download", "md5_checksum": hashlib.md5(arff).hexdigest()}  # noqa: S324
-    answers = {
-        "/_SEARCH_NAME/mnist_784/data_version/1": {"data": {"dataset": [{"did": 554, "version": 1}]}},
-        "/_DATA_INFO/554": {"data_set_description": description},
-        "/_DATA_FEATURES/554": {"data_features": {"feature": features}},
-        "/_DATA_QUALITIES/554": {"data_qualities": {"quality": [{"name": "NumberOfInstances", "value": "30"}]}},
-    }
-    server.routes |= {path: whole(json.dumps(content).encode()) for path, content in answers.items()}
-    server.routes |= {"/download": whole(arff), "": whole(b"OpenML")}
-
-
-def serve_mirror(server: MirrorServer, route: str, files: dict[str, bytes]) -> str:
-    server.routes |= {f"/{route}/{name}.gz": whole(gzip.compress(data)) for name, data in files.items()}
-    return server.base(route)
-
-
-def write_folder(folder: Path, files: dict[str, bytes] = SMALL, *, gzipped: bool = False) -> Path:
-    folder.mkdir()
-    for name, data in files.items():
-        (folder / (name + ".gz" * gzipped)).write_bytes(gzip.compress(data) if gzipped else data)
-    return folder
-
-
-class Acquisition:
-    """Calls `acquire`, by default with no mirror and without OpenML; stderr is what was reported."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.to, self.parts, self._capsys = folder / "to", folder / "parts", capsys
-        self.to.mkdir()
-
-    def acquire(
-        self, dataset: str = "mnist", *, mirrors: tuple[str, ...] | None = (), openml: bool = False
-    ) -> DatasetInfo:
-        runtime = dataclasses.replace(RUNTIME, mirrors=mirrors, openml=openml)
-        return acquire(FetchConfig(dataset=dataset), self.to, parts=self.parts, runtime=runtime)
-
-    def refusal(self, dataset: str = "mnist", **sources: object) -> str:
-        with pytest.raises(UserError) as caught:
-            self.acquire(dataset, **sources)  # type: ignore[arg-type]
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    def reports(self) -> list[str]:
-        lines = self._capsys.readouterr().err.splitlines()
-        assert all(line.startswith("fetch: ") for line in lines)
-        return [line.removeprefix("fetch: ") for line in lines]
-
-    def written(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in self.to.iterdir()}
-
-
-@pytest.fixture
-def acquisition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Acquisition:
-    return Acquisition(tmp_path, capsys)
+def serve_mirror(internet: MirrorServer, route: str, files: dict[str, bytes]) -> str:
+    internet.routes |= {f"/{route}/{name}.gz": whole(gzip.compress(data)) for name, data in files.items()}
+    return internet.base(route)
 
 
 # From a folder.
@@ -148,7 +34,7 @@ def acquisition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Acquisiti
 @pytest.mark.parametrize(("dataset", "variable"), [("mnist", "MNIST_DIR"), ("fashion_mnist", "FASHION_MNIST_DIR")])
 def test_a_folder_comes_first(
     acquisition: Acquisition,
-    server: MirrorServer,
+    internet: MirrorServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     dataset: str,
@@ -157,12 +43,12 @@ def test_a_folder_comes_first(
     gzipped: bool,
 ) -> None:
     monkeypatch.setenv(variable, str(write_folder(tmp_path / "folder", gzipped=gzipped)))
-    info = acquisition.acquire(dataset, mirrors=(server.base(),), openml=True)
+    info = acquisition.acquire(dataset, mirrors=(internet.base(),), openml=True)
     assert acquisition.written() == SMALL
     assert (info.name, info.image_shape, info.num_classes) == (dataset, (28, 28), 10)
     entry = DATASETS[dataset]
     assert acquisition.reports() == [f"{entry.title} from {tmp_path / 'folder'}; cite {entry.citation}"]
-    assert server.asked == []
+    assert internet.asked == []
 
 
 FAULTS: dict[str, tuple[str, bytes | None, str]] = {
@@ -198,11 +84,11 @@ def test_a_faulty_folder_is_reported_in_a_line_and_passed_over(
 
 
 def test_each_file_comes_from_the_first_mirror_that_has_it(
-    acquisition: Acquisition, server: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    acquisition: Acquisition, internet: MirrorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MNIST_DIR", str(tmp_path / "nowhere"))
-    half = serve_mirror(server, "half", dict(list(SMALL.items())[:2]))
-    mirrors = (half, serve_mirror(server, "all", SMALL))
+    half = serve_mirror(internet, "half", dict(list(SMALL.items())[:2]))
+    mirrors = (half, serve_mirror(internet, "all", SMALL))
     acquisition.acquire(mirrors=mirrors, openml=True)
     assert acquisition.written() == SMALL
     reports = acquisition.reports()
@@ -212,18 +98,18 @@ def test_each_file_comes_from_the_first_mirror_that_has_it(
 
 
 def test_fashion_mnist_comes_from_the_mirrors_of_its_entry(
-    acquisition: Acquisition, server: MirrorServer, monkeypatch: pytest.MonkeyPatch
+    acquisition: Acquisition, internet: MirrorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror = serve_mirror(server, "fashion", SMALL)
+    mirror = serve_mirror(internet, "fashion", SMALL)
     entry = dataclasses.replace(DATASETS["fashion_mnist"], mirrors=(mirror,))
     monkeypatch.setitem(DATASETS, "fashion_mnist", entry)
     assert acquisition.acquire("fashion_mnist", mirrors=None).name == "fashion_mnist"
     assert acquisition.written() == SMALL
-    assert server.asked == [(f"/fashion/{name}.gz", None) for name in RAW_FILES]
+    assert internet.asked == [(f"/fashion/{name}.gz", None) for name in RAW_FILES]
 
 
-def test_files_of_another_data_set_are_refused(acquisition: Acquisition, server: MirrorServer) -> None:
-    mirror = serve_mirror(server, "other", as_files(random_arrays(num_classes=5)))
+def test_files_of_another_data_set_are_refused(acquisition: Acquisition, internet: MirrorServer) -> None:
+    mirror = serve_mirror(internet, "other", as_files(random_arrays(num_classes=5)))
     assert "no source of Fashion-MNIST answered" in acquisition.refusal("fashion_mnist", mirrors=(mirror,))
     assert f"{mirror}/{RAW_FILES[1]}.gz: SHA-256 of its 28 bytes is " in acquisition.reports()[0]
 
@@ -232,11 +118,11 @@ def test_a_mirror_that_is_no_url_is_a_fault_of_the_params(acquisition: Acquisiti
     assert "only http:// and https:// URLs" in acquisition.refusal(mirrors=("ftp://mirror",), openml=True)
 
 
-def test_what_came_of_a_broken_download_lies_apart(acquisition: Acquisition, server: MirrorServer) -> None:
+def test_what_came_of_a_broken_download_lies_apart(acquisition: Acquisition, internet: MirrorServer) -> None:
     """A stage refuses files in its outs that are no outs."""
-    mirror = serve_mirror(server, "mirror", SMALL)
+    mirror = serve_mirror(internet, "mirror", SMALL)
     packed = gzip.compress(SMALL[LAST])
-    server.routes[f"/mirror/{LAST}.gz"] = (
+    internet.routes[f"/mirror/{LAST}.gz"] = (
         lambda handler: [  # type: ignore[func-returns-value]
             handler.head(200, Content_Length=len(packed)),
             handler.wfile.write(packed[:-1]),
@@ -245,59 +131,6 @@ def test_what_came_of_a_broken_download_lies_apart(acquisition: Acquisition, ser
     acquisition.acquire(mirrors=(mirror,), openml=True)
     assert acquisition.written() == SMALL
     assert [path.read_bytes() for path in acquisition.parts.iterdir()] == [packed[:-1]]
-
-
-# From OpenML.
-
-
-def test_openml_comes_last_and_ends_in_the_same_files(
-    acquisition: Acquisition, server: MirrorServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a pickle was loaded")
-
-    for loader in ("pickle.load", "pickle.loads", "pickle.Unpickler", "joblib.load"):
-        monkeypatch.setattr(loader, refuse)
-    acquisition.acquire(mirrors=(server.base("gone"),), openml=True)
-    assert acquisition.written() == SMALL
-    assert acquisition.reports()[-1].startswith("MNIST from OpenML mnist_784, version 1; cite ")
-    assert [path for path, _ in server.asked].count("/download") == 1
-    assert socket.getdefaulttimeout() is None
-
-
-def test_other_rows_of_openml_are_refused(acquisition: Acquisition, server: MirrorServer) -> None:
-    serve_openml(server, tuple(array[::-1] for array in random_arrays()))  # type: ignore[arg-type]
-    acquisition.refusal(openml=True)
-    assert acquisition.reports()[0].startswith("OpenML: SHA-256 of its 15696 bytes is ")
-    assert acquisition.written() == {}
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/_SEARCH_NAME/mnist_784/data_version/1", b"<html>"),
-        ("/_DATA_INFO/554", b"{}"),
-        ("/_DATA_FEATURES/554", b'{"data_features": {"feature": []}}'),
-        ("/download", b"@RELATION\n\n?"),
-    ],
-)
-def test_whatever_openml_answers_the_fault_is_one_line(
-    acquisition: Acquisition, server: MirrorServer, path: str, body: bytes
-) -> None:
-    server.routes[path] = whole(body)
-    acquisition.refusal(openml=True)
-    [report] = acquisition.reports()
-    assert report.startswith("OpenML: ")
-    assert acquisition.written() == {}
-    assert socket.getdefaulttimeout() is None
-
-
-def test_a_bug_in_what_asks_openml_is_not_openmls_fault(
-    acquisition: Acquisition, server: MirrorServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "encode_idx", lambda _: {}["a bug"])
-    with pytest.raises(KeyError, match="a bug"):
-        acquisition.acquire(openml=True)
 
 
 # Where no source answers.
@@ -334,83 +167,6 @@ def test_only_mnist_has_a_stand_in(acquisition: Acquisition, tmp_path: Path, mon
         "set FASHION_MNIST_DIR to a folder with the four IDX files"
     )
     assert not (tmp_path / "flag").exists()
-
-
-def test_openml_is_not_asked_unless_wanted(acquisition: Acquisition, server: MirrorServer) -> None:
-    assert "to ask, as MNIST_DIR is not set: set MNIST_DIR" in acquisition.refusal()
-    assert server.asked == []
-
-
-# Files of one's own.
-
-
-@pytest.mark.parametrize("gzipped", [False, True])
-@pytest.mark.parametrize(("shape", "num_classes"), [((12, 10), 4), ((1, 1), 2), ((3, 100), 10)])
-def test_a_folder_of_ones_own_may_hold_any_images_and_classes(
-    acquisition: Acquisition,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shape: tuple[int, int],
-    num_classes: int,
-    *,
-    gzipped: bool,
-) -> None:
-    files = as_files(random_arrays(shape, num_classes))
-    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", files, gzipped=gzipped)))
-    info = acquisition.acquire("idx")
-    assert acquisition.written() == files
-    assert (info.name, info.image_shape, info.num_classes) == ("idx", shape, num_classes)
-    assert info.examples == {"train": 20, "test": 10}
-    assert info.files == {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    assert acquisition.reports() == [f"IDX files from {tmp_path / 'own'}"]
-
-
-OWN_FAULTS: dict[str, tuple[str, bytes | None, str]] = {
-    "missing": (LAST, None, f"there is neither {LAST} nor {LAST}.gz"),
-    "no IDX": (LAST, b"label,pixel\n" * 10, f"{LAST}: magic number is 0x6c616265"),
-    "truncated": (RAW_FILES[0], SMALL[RAW_FILES[0]][:-1], "needs exactly"),
-    "a label too few": (RAW_FILES[1], encode_idx(np.zeros(19, np.uint8)), f"{RAW_FILES[0]}: 20 images, but 19 labels"),
-    "test images of another size": (
-        RAW_FILES[2],
-        encode_idx(np.zeros((10, 28, 27), np.uint8)),
-        f"{RAW_FILES[2]}: images of (28, 27) pixels, but (28, 28) in {RAW_FILES[0]}",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", OWN_FAULTS)
-def test_a_faulty_file_of_ones_own_is_one_line_that_names_it(
-    acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    name, data, reason = OWN_FAULTS[fault]
-    folder = write_folder(tmp_path / "own", {**SMALL, name: data or b""})
-    if data is None:
-        (folder / name).unlink()
-    monkeypatch.setenv("IDX_DIR", str(folder))
-    line = acquisition.refusal("idx", mirrors=None, openml=True)
-    assert line.startswith(f"IDX_DIR: {folder}")
-    assert reason in line
-    assert str(acquisition.to) not in line
-    assert acquisition.reports() == []
-
-
-def test_a_single_class_is_refused(acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", as_files(random_arrays(num_classes=1)))))
-    assert f"{RAW_FILES[1]}: every label is 0; at least 2 classes are needed" in acquisition.refusal("idx")
-
-
-def test_a_bomb_of_ones_own_ends_at_a_limit(
-    acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "_MAX_OWN_BYTES", 1 << 20)
-    monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", {**SMALL, LAST: bytes(1 << 24)}, gzipped=True)))
-    assert f"{LAST}.gz: more than 1048576 bytes" in acquisition.refusal("idx")
-
-
-def test_a_folder_of_ones_own_must_be_named(acquisition: Acquisition, server: MirrorServer) -> None:
-    expected = "no source of IDX files to ask, as IDX_DIR is not set: set IDX_DIR to a folder with the four IDX files"
-    assert acquisition.refusal("idx", mirrors=(server.base(),), openml=True) == expected
-    assert server.asked == []
 
 
 # The section of `params.yaml`, and the catalog.
