@@ -1,8 +1,4 @@
-"""Projects in a temporary folder: the real one, and a small one of the same shape whose stages take no time.
-
-The small one has the real bookkeeping (states, runs, outs, params) under stages that only join strings, so that DVC's
-logic can be tried many times over.
-"""
+"""The real project in a temporary folder, and what a person does in a project: commands, params, runs."""
 
 import compileall
 import contextlib
@@ -32,47 +28,7 @@ from gradtrail.tracking.mlflow.tags import outputs
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
 _LONGEST = 900  # seconds that no command takes: one that hangs is a failure, not a wait without end
-_COPIED = ("dvc.yaml", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
-
-_SMALL_STAGE = '''
-"""A stage that joins strings; what OTHER_BYTES adds stands for a machine that computes other bytes."""
-
-import functools
-import os
-from pathlib import Path
-
-from gradtrail.core.{core} import WORD
-from gradtrail.stages.common.params import read_yaml
-from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.tracking.mlflow.run import tracked
-
-READS, PARAM, WRITES = {reads!r}, {param!r}, {writes!r}
-
-
-def main(stage: Stage) -> None:
-    value = functools.reduce(dict.__getitem__, PARAM.split("."), read_yaml(Path("params.yaml"))[stage.name])
-    words = [Path(name).read_text() for name in READS]
-    with tracked(stage) as run:
-        with stage.writing_outs() as new:
-            for name in WRITES:
-                (new / name).write_text(" ".join([*words, WORD, str(value)[:4]]) + os.environ.get("OTHER_BYTES", ""))
-            about = {{"dataset": "words", "dataset_digest": "0" * 64, "length": len(str(value))}}
-            headlines = dict.fromkeys(("loss", "grad_norm_median"), len(str(value)))  # that a training's run shows
-            stage.write_metrics(new, about | headlines)
-        run.outs()
-
-
-if __name__ == "__main__":
-    run_stage(main, {name!r})
-'''
-
-# stage → files read, the key of its section that it reads, files written, core module imported
-_SMALL_STAGES: dict[str, tuple[list[str], str, list[str], str]] = {
-    "fetch": ([], "dataset", ["data/words.txt"], "first"),
-    "train": (["data/words.txt"], "adamw.learning_rate", ["models/final.safetensors"], "second"),
-    "evaluate": (["models/final.safetensors"], "calibration_bins", ["results/evaluate/words.txt"], "third"),
-    "gradients": (["models/final.safetensors"], "top_fraction", ["results/gradients/words.txt"], "third"),
-}
+COPIED = ("dvc.yaml", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
 
 QUICK = {
     # Compiling takes most of the time of a finished project and its copies
@@ -308,20 +264,9 @@ def environment() -> dict[str, str]:
     return kept | switches | {"PATH": path, "VIRTUAL_ENV": str(Path(sys.executable).parents[1])}
 
 
-def finished_small_project() -> Project:
-    """Return the small project whose pipeline ran once, with its results committed; to be copied, not to be changed."""
-    return Project(made_once(_finish_small_project, "small"))
-
-
 def finished_project() -> Project:
     """Return the real project whose pipeline ran once on the digits; to be copied, not to be changed."""
     return Project(made_once(_finish_project, "digits"))
-
-
-def _finish_small_project(folder: Path) -> None:
-    project = make_small_project(folder)
-    assert project.ran(project.dvc("repro")) == list(_SMALL_STAGES)
-    project.commit("results")
 
 
 def _finish_project(folder: Path) -> None:
@@ -343,6 +288,11 @@ def _make_store(folder: Path) -> None:
     subprocess.run([warm_python(), "-c", code], check=True, env=env, timeout=_LONGEST)
 
 
+def compiled_code() -> Path:
+    """Return a folder with the code, compiled; to be copied, not to be changed."""
+    return made_once(_compile_code, "code")
+
+
 def _compile_code(folder: Path) -> None:
     """Copy and compile the code, so that no copy of it is compiled again."""
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -352,42 +302,15 @@ def _compile_code(folder: Path) -> None:
 
 def copy_project(to: Path) -> Project:
     """Copy the real project, without results, into a new folder under git and DVC."""
-    shutil.copytree(made_once(_compile_code, "code"), to)
-    for name in _COPIED:
+    shutil.copytree(compiled_code(), to)
+    for name in COPIED:
         shutil.copy(ROOT / name, to)
     (to / "labels").mkdir()
     shutil.copy(ROOT / "labels" / "corrections.csv", to / "labels")
-    return _initialize(Project(to))
+    return initialize(Project(to))
 
 
-def make_small_project(to: Path) -> Project:
-    """Make the small project in a new folder under git and DVC."""
-    shutil.copytree(made_once(_compile_code, "code") / "src", to / "src")
-    for name in _COPIED:
-        shutil.copy(ROOT / name, to)
-    (to / "pipeline").mkdir()
-    (to / "pipeline" / "__init__.py").touch()
-    shutil.copy(ROOT / "pipeline" / "stage.sh", to / "pipeline")
-    stages = {}
-    for name, (reads, param, writes, core) in _SMALL_STAGES.items():
-        source = _SMALL_STAGE.format(name=name, reads=reads, param=param, writes=writes, core=core)
-        (to / "pipeline" / f"{name}.py").write_text(source)
-        (to / "src" / "gradtrail" / "core" / f"{core}.py").write_text(f"WORD = {core!r}\n")
-        stages[name] = {
-            "cmd": f"sh pipeline/stage.sh {name}",
-            "deps": [*reads, f"pipeline/{name}.py", f"src/gradtrail/core/{core}.py"],
-            "params": [name, {"versions.yaml": ["numpy"]}],
-            "outs": writes,
-            "metrics": [{f"metrics/{name}.json": {"cache": False}}],
-        }
-    YAML().dump({"stages": stages}, to / "dvc.yaml")
-    project = Project(to)
-    project.set("fetch.dataset", "digits")
-    project.set("runtime.system_metrics", False)
-    return _initialize(project)
-
-
-def _initialize(project: Project) -> Project:
+def initialize(project: Project) -> Project:
     """Put a new project under git and DVC, with a store without runs: MLflow takes seconds to make one."""
     project.git("init", "-q")
     project.dvc("init", "-q")

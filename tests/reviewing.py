@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from factories import NUM_CLASSES, dataset_info, random_split, split_of, suspects_table
+from factories import NUM_CLASSES, dataset_info, random_split, split_of
+from stage_results import suspects_table
 
 from gradtrail.core.common.split import Split
 from gradtrail.experiments.review import suspects

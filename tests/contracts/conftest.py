@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from projects import Project, finished_small_project
+from projects import Project
+from small_project import finished_small_project
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from subprocess import Popen
 
 import psutil
 import pytest
-from projects import ROOT, Project, finished_small_project
+from projects import ROOT, Project
+from small_project import finished_small_project
 
 from gradtrail import cli
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cluster_repository import run_git
 from cluster_services import BUCKET, require_keys, s3, why_no_cluster
-from projects import Project, environment, finished_small_project
+from projects import Project, environment
+from small_project import finished_small_project
 
 from gradtrail.cluster.task.checkout import node_folder
 from gradtrail.cluster.task.home import fetch_experiments

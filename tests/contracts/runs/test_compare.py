@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from projects import Project, make_small_project
+from projects import Project
 from ruamel.yaml import YAML
+from small_project import make_small_project
 
 LR = "train.adamw.learning_rate"
 _EDITS = {

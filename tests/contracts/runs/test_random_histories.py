@@ -21,8 +21,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from projects import Project, finished_small_project, stop
+from projects import Project, stop
 from ruamel.yaml import YAML
+from small_project import finished_small_project
 
 RATE, CLIP, BINS = "train.adamw.learning_rate", "train.clip_norm", "evaluate.calibration_bins"
 CHANGES = st.sampled_from([(RATE, 0.5), (RATE, 0.005), (CLIP, 5.0), (CLIP, 1.0), (BINS, 7), (BINS, 15)])

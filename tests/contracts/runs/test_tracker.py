@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from projects import Project, besides_progress, finished_small_project
+from projects import Project, besides_progress
+from small_project import finished_small_project
 
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.mlflow.tags import is_alive

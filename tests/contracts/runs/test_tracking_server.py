@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from postgres import postgres, why_no_postgres
-from projects import Project, copy_project, make_small_project, stop
+from projects import Project, copy_project, stop
 from ruamel.yaml import YAML
 from servers import Proxy, TrackingServer, free_port, silent_port, tracking_server
+from small_project import make_small_project
 
 from gradtrail.tracking.mlflow.naming import metric_name
 

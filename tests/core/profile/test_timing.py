@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_split, step_times, train_config
+from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_split, train_config
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_results import step_times
 
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.nn.models import Model

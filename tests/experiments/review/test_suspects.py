@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from factories import NUM_CLASSES, suspects_table
+from factories import NUM_CLASSES
 from hypothesis import given
 from hypothesis import strategies as st
 from reviewing import random_splits
+from stage_results import suspects_table
 from untrusted import damaged, fuzz, refusal
 
 from gradtrail.experiments.review.suspects import choose_suspects, nearest, read_suspects

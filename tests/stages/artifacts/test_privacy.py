@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import a_promise
+from stage_results import a_promise
 
 from gradtrail.stages.artifacts.privacy import read_promise, write_promise
 from gradtrail.support.errors import UserError

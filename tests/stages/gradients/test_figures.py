@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawing import cells, heights, legend_of, lines, names, points
-from factories import SHAPE, gradient_analysis, gradients_config, learning_dynamics, random_split
+from factories import SHAPE, gradients_config, random_split
+from stage_results import gradient_analysis, learning_dynamics
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column

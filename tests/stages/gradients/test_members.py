@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from factories import gradient_analysis, gradients_config, learning_dynamics, random_split
+from factories import gradients_config, random_split
+from stage_results import gradient_analysis, learning_dynamics
 
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.stages.artifacts.members import over_members

@@ -7,17 +7,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from factories import (
-    NUM_CLASSES,
-    a_promise,
-    gradient_analysis,
-    gradients_config,
-    initial_params,
-    learning_dynamics,
-    model_config,
-    new_compiler,
-    random_split,
-)
+from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
+from stage_results import a_promise, gradient_analysis, learning_dynamics
 
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits

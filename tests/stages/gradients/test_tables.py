@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from factories import gradient_analysis, gradients_config, learning_dynamics, model_config, random_split
+from factories import gradients_config, model_config, random_split
+from stage_results import gradient_analysis, learning_dynamics
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.exact import LIMITS

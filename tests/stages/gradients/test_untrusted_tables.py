@@ -11,9 +11,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from factories import learning_dynamics, random_split
+from factories import random_split
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_results import learning_dynamics
 from untrusted import MAX_BYTES, damaged, fuzz, on_linux, refusal, taken_bytes
 
 from gradtrail.stages.gradients.inputs import read_dynamics, read_schedule

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drawing import heights, legend_of, lengths, lines, names, points
-from factories import CONFIGURED, cost_rows, step_times, timings_of
+from stage_results import CONFIGURED, cost_rows, step_times, timings_of
 
 from gradtrail.core.profile.benchmark import MachineRates
 from gradtrail.stages.artifacts import plotting

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from factories import CONFIGURED, cost_rows
+from stage_results import CONFIGURED, cost_rows
 
 from gradtrail.stages.profile import tables
 

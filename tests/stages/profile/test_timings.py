@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from factories import CONFIGURED, ROOT, step_times, timings_of
+from factories import ROOT
+from stage_results import CONFIGURED, step_times, timings_of
 
 from gradtrail.core.profile.benchmark import FunctionTime
 from gradtrail.core.profile.variants import Variant

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import a_promise
 from report_folder import METRICS, TABLES, write_metrics
 from ruamel.yaml import YAML
+from stage_results import a_promise
 
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, Promise, write_promise
 from gradtrail.stages.report import inputs
