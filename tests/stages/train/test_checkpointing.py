@@ -1,6 +1,5 @@
-"""Checkpoints of an unfinished training: which are kept, which are skipped and why, and what a full disk costs."""
+"""Checkpoints of an unfinished training: what they bring back, when they are written, and what a full disk costs."""
 
-import functools
 import gc
 import logging
 import shutil
@@ -11,81 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
-import optax
 import pytest
-from factories import run_keys
-from untrusted import MAX_BYTES, on_linux, taken_bytes
+from checkpoints import STATE, bits, load, make_chunk, make_history, names, save
 
-from gradtrail.core.train.batch_gradient import RowRecord
-from gradtrail.core.train.history import History
-from gradtrail.core.train.loop import Chunk
-from gradtrail.core.train.step import StepRecord, TrainState
-from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train import checkpointing, orbax_setup
-from gradtrail.stages.train.checkpointing import Progress, ResumeFolder
-
-STATE = "ab12-cpu1"  # a folder's name
-STEPS = 3  # in an epoch, of 4 examples each
-
-
-def weights(seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {"layers": {0: {"kernel": rng.normal(size=(4, 3)).astype(np.float32), "bias": np.zeros(3, np.float32)}}}
-
-
-def make_chunk(step: int) -> Chunk:
-    """Chunk after a step of a training that never was."""
-    rng = np.random.default_rng(step)
-    names = ("loss", "cross_entropy", "accuracy", "grad_norm")
-    numbers = {name: rng.normal(size=STEPS).astype(np.float32) for name in names}
-    probability = rng.uniform(size=(STEPS, 4)).astype(np.float32)
-    rows = RowRecord(
-        indices=np.arange(4 * STEPS, dtype=np.int32).reshape(STEPS, 4),
-        probability=probability,
-        correct=probability > 0.5,
-    )
-    absent: dict[str, Any] = {"part_grad_norm": None, "loss_scale": None, "skipped": None}
-    records = StepRecord(
-        num_examples=np.full(STEPS, 4, np.int32), learning_rate=numbers["loss"], rows=rows, **numbers, **absent
-    )
-    state = TrainState(
-        step=np.int32(step),
-        params=weights(step),
-        opt_state=(optax.EmptyState(), optax.TraceState(weights(step + 1))),
-        keys=run_keys(step),
-        average=None,
-        loss_scale=None,
-    )
-    state, records = jax.device_put((state, records))
-    return Chunk(epoch=1 + (step - 1) // STEPS, ends_epoch=step % STEPS == 0, step=step, state=state, records=records)
-
-
-def make_history(step: int) -> History:
-    history = History((0, 1), weights(0))
-    for end in range(STEPS, step + 1, STEPS):
-        history.add(make_chunk(end), weights(end), {"loss": 1.0, "accuracy": 0.5})
-    return history
-
-
-def save(folder: ResumeFolder, *steps: int) -> None:
-    for step in steps:
-        folder.save(make_chunk(step), make_history(step), seconds=2.5)
-
-
-def load(folder: Path) -> Progress | None:
-    like = make_chunk(1)
-    history_of = functools.partial(History.from_arrays, (0, 1), weights(0))
-    return ResumeFolder(folder, 0.0, lambda: 0.0).load(like.state, like.records, history_of)
-
-
-def bits(tree: object) -> list[bytes]:
-    plain = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if "key" in str(leaf.dtype) else leaf, tree)
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(plain)]
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+from gradtrail.stages.train.checkpointing import ResumeFolder
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
@@ -127,108 +56,6 @@ def test_none_is_written_before_its_time_and_orbax_is_not_imported_for_it(
     folder.remove()
     assert load(tmp_path / STATE) is None
     assert not (tmp_path / STATE).exists()
-
-
-@pytest.fixture
-def written(tmp_path: Path, good: Path) -> Path:
-    """A folder with the checkpoints after the steps 4 and 5."""
-    return shutil.copytree(good, tmp_path / STATE)
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("good") / STATE
-    save(ResumeFolder(folder, 0.0, lambda: 0.0), 4, 5)
-    return folder
-
-
-def largest_file(folder: Path) -> Path:
-    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def enlarge(path: Path) -> None:
-    with path.open("ab") as stream:
-        stream.truncate(10**8)
-
-
-@on_linux
-@pytest.mark.parametrize("damage", [cut, flip, Path.unlink, enlarge])
-def test_for_a_damaged_one_the_one_before_is_used_and_orbax_opens_only_that(
-    damage: Callable[[Path], None],
-    written: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from orbax.checkpoint import v1 as ocp
-
-    opened: list[str] = []
-    real = ocp.load_checkpointables
-    monkeypatch.setattr(ocp, "load_checkpointables", lambda path, *rest: opened.append(path.name) or real(path, *rest))
-    damage(largest_file(written / "step_000000005"))
-    found: list[Progress | None] = []
-    assert taken_bytes(lambda: found.append(load(written))) < MAX_BYTES
-    assert found[0] is not None
-    assert found[0].step == 4
-    assert opened == ["step_000000004"]
-    assert capfd.readouterr().err.splitlines() == [
-        "train: skipping the checkpoint step_000000005: its files, step or training do not match its seal",
-    ]
-    assert names(written) == ["step_000000004", "step_000000004.digest"], "it would be in the way of the next"
-
-
-@pytest.mark.parametrize("seal", [None, b"", b"\xff", b"x" * 100_000, b"0" * 32 + b".dir"])
-def test_one_without_its_seal_is_skipped(seal: bytes | None, written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written / "step_000000005.digest"
-    path.unlink() if seal is None else path.write_bytes(seal)
-    found = load(written)
-    assert found is not None
-    assert found.step == 4
-    assert "it has no seal" in capsys.readouterr().err or seal is not None
-
-
-def test_what_a_killed_process_left_half_done_does_no_harm(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A write, a seal without its folder, one that was being removed; and one of the format before."""
-    (written / "step_000000006.orbax-checkpoint-tmp").mkdir()
-    (written / "step_000000002.digest").write_text("of a folder that is gone")
-    shutil.copytree(written / "step_000000004", written / "step_000000003")
-    (written / "step_000000003/_CHECKPOINT_METADATA").unlink()
-    shutil.copytree(written / "step_000000004", written / "step_000000007")
-    (written / "step_000000007.digest").write_text(digest(written / "step_000000007"))
-    found = load(written)
-    assert found is not None
-    assert found.step == 5
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("train: skipping the checkpoint step_000000007: ")
-    save(ResumeFolder(written, 0.0, lambda: 0.0), 6, 7)
-    assert capsys.readouterr().err == ""
-    assert names(written) == [f"step_00000000{n}{end}" for n in (6, 7) for end in ("", ".digest")]
-
-
-def test_one_of_another_training_is_not_used(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = shutil.copytree(written, tmp_path / "cd34-cpu1")
-    assert load(other) is None
-    assert capsys.readouterr().err.count("train: skipping the checkpoint step_") == 2
-    assert names(other) == []
-
-
-def test_a_bug_while_one_is_loaded_is_raised(written: Path) -> None:
-    def broken(_: object) -> History:
-        raise KeyError("a bug")
-
-    like = make_chunk(1)
-    with pytest.raises(KeyError, match="a bug"):
-        ResumeFolder(written, 0.0, lambda: 0.0).load(like.state, like.records, broken)
-    assert "step_000000005" in names(written)
 
 
 def test_a_bug_while_one_is_written_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,32 +136,6 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path, capsys
     save(folder, 2)
     assert names(tmp_path / STATE) == ["step_000000002", "step_000000002.digest"]
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_a_seal_whose_checkpoint_is_gone_is_removed(
-    is_folder: bool, written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(written / "step_000000005")
-    if is_folder:
-        (written / "step_000000005.digest").unlink()
-        (written / "step_000000005.digest").mkdir()
-    assert load(written).step == 4
-    assert names(written) == ["step_000000004", "step_000000004.digest"]
-    save(ResumeFolder(written, 0.0, lambda: 0.0), 5)
-    assert names(written) == [f"step_00000000{n}{end}" for n in (4, 5) for end in ("", ".digest")]
-    assert "warning" not in capsys.readouterr().err
-
-
-def test_a_folder_in_the_place_of_a_seal_is_in_nobodys_way(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = ResumeFolder(written, 0.0, lambda: 0.0)
-    (written / "step_000000006.digest/inside").mkdir(parents=True)
-    save(folder, 6)
-    assert capsys.readouterr().err == ""
-    (written / "step_000000006.digest").unlink()
-    (written / "step_000000006.digest").mkdir()
-    assert load(written).step == 5
-    assert names(written) == ["step_000000005", "step_000000005.digest"]
 
 
 def test_one_that_is_gone_before_its_seal_costs_a_line_and_the_next_is_written_at_once(
