@@ -3,6 +3,7 @@
 import compileall
 import contextlib
 import functools
+import json
 import operator
 import os
 import re
@@ -189,6 +190,10 @@ class Project:
             yield has_begun
         finally:
             code.write_text(whole)
+
+    def metrics_of(self, stage: str) -> dict[str, Any]:
+        """Return the metrics that a stage wrote."""
+        return json.loads((self.folder / "metrics" / f"{stage}.json").read_text())
 
     def lock(self) -> bytes:
         """Return the bytes of `dvc.lock`."""
