@@ -3,7 +3,6 @@
 Each history is told twice: as it was, and once more after the store is lost, when every run has to come from the files.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -14,18 +13,7 @@ from typing import Any
 
 import pytest
 from projects import Project, stop
-from ruamel.yaml import YAML
-
-from gradtrail.stages.common.digests import digest
-
-LR, CLIP, BINS, TOP = (
-    "train.adamw.learning_rate",
-    "train.clip_norm",
-    "evaluate.calibration_bins",
-    "gradients.top_fraction",
-)
-FIRST = ["evaluate", "fetch", "gradients", "train"]
-OTHER = ["evaluate lr", "gradients lr", "train lr"]
+from whole_runs import BINS, CLIP, FIRST, LR, OTHER, TOP, by_state, whole_runs
 
 
 def nothing_to_do(project: Project) -> None:
@@ -160,38 +148,6 @@ def test_a_killed_run_that_goes_on_has_one_run(project: Project) -> None:
     assert [run["status"] for run in project.runs_of("train")] == ["FINISHED", "FINISHED"]
 
 
-@slow
-def test_a_clone_with_a_cache_has_the_runs_of_all_branches(project: Project, tmp_path: Path) -> None:
-    project.git("checkout", "-qb", "other")
-    project.set(LR, 0.5)
-    project.dvc("repro")
-    project.commit("another learning rate")
-    project.git("checkout", "-q", "-")
-    before = by_state(project)
-    project.run("git", "clone", "-q", str(project.folder), str(tmp_path / "clone"))
-    clone = Project(tmp_path / "clone")
-    assert "not here" not in clone.sync()  # what a fresh clone lacks is told to who asks
-    assert "states whose files are not here: 7" in clone.gradtrail("sync", "-v")
-    shutil.copytree(project.folder / ".dvc/cache/files", clone.folder / ".dvc/cache/files")
-    assert "rebuilt: fetch, train (2), evaluate (2), gradients (2)" in clone.sync()
-    assert whole_runs(clone) == sorted(FIRST + OTHER)
-    assert by_state(clone) == before
-    commits = {run["tags"]["mlflow.source.git.commit"] for run in clone.runs() if run["params"].get(LR) == "0.5"}
-    assert commits == {clone.git("rev-parse", "origin/other").strip()}
-    assert not (clone.folder / "models/final.safetensors").exists(), "a sync leaves the working folder alone"
-
-
-@nightly
-def test_twenty_commits_are_brought_into_an_empty_store(project: Project) -> None:
-    for number in range(20):
-        commit_as_if_run(project, f"{number + 1}.0")
-    project.git("checkout", "-q", "HEAD~3")
-    (project.folder / "mlflow.db").unlink()
-    assert "rebuilt: fetch, train (21), evaluate (21), gradients\n" in project.sync()
-    assert len(whole_runs(project)) == 44
-    assert project.sync() == "44 runs present\n"
-
-
 @pytest.mark.slow
 def test_a_sync_with_nothing_to_do_leaves_mlflow_alone(project: Project, tmp_path: Path) -> None:
     """Proven by a module of that name that cannot be imported; and it is asked again after any change that matters."""
@@ -245,16 +201,6 @@ def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
     assert project.sync().strip() == "4 runs present; open on other hosts: 1"
 
 
-def test_commits_of_another_shape_are_passed_over(project: Project) -> None:
-    lock = project.lock()
-    for content in (b"schema: '2.0'\nstages:\n  fetch: 3\n", b"<<<<<<< HEAD\n", b"stages:\n  other: {cmd: run}\n"):
-        (project.folder / "dvc.lock").write_bytes(content)
-        project.commit("odd")
-    (project.folder / "dvc.lock").write_bytes(lock)
-    assert project.sync().endswith("4 runs present; skipped, not readable: 2\n")
-    assert whole_runs(project) == FIRST
-
-
 @slow
 def test_a_run_says_what_was_changed_in_what_matters(project: Project) -> None:
     clean = project.runs_of("evaluate")[0]
@@ -282,87 +228,3 @@ def test_runs_hold_the_weights_where_params_ask_for_it(project: Project) -> None
     (run,) = project.runs_of("train")
     assert [path.name for path in (run["artifacts"] / "models").iterdir()] == ["final.safetensors"]
     assert (run["artifacts"] / "models/final.safetensors").read_bytes() == weights
-
-
-def whole_runs(project: Project) -> list[str]:
-    """Return what the finished runs are of, sorted: stage, and which params are not the first ones.
-
-    Asserts what holds of all runs: none is open; each state has one; each is complete, and hangs below its training.
-    """
-    runs = [run for run in project.runs() if run["tags"].get("process") != "elsewhere:1"]
-    assert "RUNNING" not in {run["status"] for run in runs}
-    whole = [run for run in runs if run["status"] == "FINISHED"]
-    assert len({run["tags"]["state"] for run in runs}) == len(runs)
-    trainings = {run["tags"]["state"]: run for run in whole if run["tags"]["stage"] == "train"}
-    by_id = {run["id"]: run for run in whole}
-    for run in whole:
-        stage = run["tags"]["stage"]
-        assert run["params"]
-        assert (run["artifacts"] / "lineage.json").is_file()
-        if stage == "train":
-            weights = run["outs"]["models/final.safetensors"]
-            assert digest(project.folder / ".dvc/cache/files/md5" / weights[:2] / weights[2:]) == weights
-            assert not (run["artifacts"] / "models").exists(), "the weights are DVC's"
-        if stage in ("evaluate", "gradients"):
-            parent = by_id[run["tags"]["mlflow.parentRunId"]]
-            assert parent is trainings[run["tags"]["train_state"]]
-            assert parent["outs"]["models/final.safetensors"] == run["tags"]["weights"]
-            assert (run["artifacts"] / "results/words.txt").is_file()
-    return sorted(label(run) for run in whole)
-
-
-def label(run: dict[str, Any]) -> str:
-    first = {LR: ("lr", "0.005"), CLIP: ("clip", "1.0"), BINS: ("bins", "15"), TOP: ("top", "0.01")}
-    changed = [short for key, (short, value) in first.items() if run["params"].get(key, value) != value]
-    return " ".join([run["tags"]["stage"], *changed])
-
-
-def by_state(project: Project) -> dict[str, dict[str, float]]:
-    """Return the metrics of each whole run."""
-    return {run["tags"]["state"]: run["metrics"] for run in project.runs() if run["status"] == "FINISHED"}
-
-
-def commit_as_if_run(project: Project, learning_rate: str) -> None:
-    """Commit what a repro with this learning rate would leave, with other bytes for each, gradients aside."""
-    yaml = YAML()
-    lock = yaml.load(project.folder / "dvc.lock")
-    stages = lock["stages"]
-    stages["train"]["params"]["params.yaml"]["train"]["adamw"]["learning_rate"] = float(learning_rate)
-    weights = into_cache(project, f"weights {learning_rate}")
-    stages["evaluate"]["deps"][0]["md5"] = weights
-    contents = {
-        "models/final.safetensors": f"weights {learning_rate}",
-        "results/evaluate/words.txt": f"words {learning_rate}",
-        "metrics/train.json": json.dumps({"dataset": "words", "dataset_digest": "0" * 64, "length": 1}),
-        "metrics/evaluate.json": json.dumps({"dataset": "words", "dataset_digest": "0" * 64, "length": 2}),
-    }
-    for stage in ("train", "evaluate"):
-        for out in stages[stage]["outs"]:
-            out["md5"] = into_cache(project, contents[out["path"]])
-    stages.pop("gradients", None)
-    yaml.dump(lock, project.folder / "dvc.lock")
-    project.commit(f"with {learning_rate}")
-
-
-def into_cache(project: Project, content: str) -> str:
-    beside = project.folder / ".outs" / "content"
-    beside.write_text(content)
-    md5 = digest(beside)
-    target = project.folder / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
-    target.parent.mkdir(exist_ok=True)
-    shutil.move(beside, target)
-    return md5
-
-
-@slow
-def test_a_commit_whose_code_wrote_the_same_bytes_gets_no_run_made(project: Project) -> None:
-    """As in a fresh clone, whose history has many states that differ in code alone, after its first run."""
-    core = project.folder / "src/gradtrail/core/second.py"
-    core.write_text(core.read_text() + "# a word to the reader\n")
-    project.dvc("repro")
-    project.commit("edited")
-    (edited, _) = (run["tags"]["state"] for run in project.runs_of("train"))
-    (project.folder / "mlflow.db").unlink()
-    project.dvc("repro", "--force")
-    project.sync()
-    assert [run["tags"]["state"] for run in project.runs_of("train")] == [edited]
