@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import requests
-from projects import environment
+from projects import Project, environment
 
 from gradtrail.tracking.mlflow.tags import outputs
 
@@ -193,3 +193,22 @@ def silent_port() -> Iterator[str]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return listening.getsockname()[1]
+
+
+@dataclass(frozen=True)
+class Client(Project):
+    """A project whose store is a server."""
+
+    uri: str
+
+    def _options(self, env: Mapping[str, str] | None) -> dict[str, Any]:
+        return super()._options({"MLFLOW_TRACKING_URI": self.uri, **(env or {})})
+
+
+def make_clone(client: Client, to: Path, *, own_cache: bool = False) -> Client:
+    """Clone a project, by default with its cache."""
+    client.git("clone", "-q", str(client.folder), str(to))
+    clone = Client(to, client.uri)
+    if not own_cache:
+        clone.dvc("cache", "dir", "--local", str(client.folder / ".dvc" / "cache"))
+    return clone

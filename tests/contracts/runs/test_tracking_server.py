@@ -8,8 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from postgres import postgres, why_no_postgres
 from projects import Project, copy_project, stop
 from ruamel.yaml import YAML
-from servers import Proxy, TrackingServer, free_port, silent_port, tracking_server
+from servers import Client, Proxy, TrackingServer, free_port, make_clone, silent_port, tracking_server
 from small_project import make_small_project
 
 from gradtrail.tracking.mlflow.naming import metric_name
@@ -32,16 +31,6 @@ ARTIFACTS = {  # of the small project's runs → the file that each is a copy of
     "evaluate": {"results/words.txt": "results/evaluate/words.txt"},
     "gradients": {"results/words.txt": "results/gradients/words.txt"},
 }
-
-
-@dataclass(frozen=True)
-class Client(Project):
-    """A project whose store is a server."""
-
-    uri: str
-
-    def _options(self, env: Mapping[str, str] | None) -> dict[str, Any]:
-        return super()._options({"MLFLOW_TRACKING_URI": self.uri, **(env or {})})
 
 
 @pytest.fixture(scope="module")
@@ -180,9 +169,8 @@ def test_a_server_may_die_at_any_request(places: int, project: Project, server: 
         client.dvc("repro", "train")
         requests = proxy.requests - before
         assert requests > 10
-        for lives in {
-            round(place * (requests - 1) / (places - 1)) for place in range(places)
-        }:  # the first, ... the last
+        first_to_last = {round(place * (requests - 1) / (places - 1)) for place in range(places)}
+        for lives in first_to_last:
             value = 0.1 + lives / 1000
             project.set(LR, value)
             proxy.lives = proxy.requests + lives
@@ -343,12 +331,3 @@ def check_states(server: TrackingServer, trainings: set[str]) -> None:
 
 def trainings(server: TrackingServer, learning_rate: float) -> list[dict[str, Any]]:
     return [run for run in server.runs_of("train") if run["params"].get(LR) == str(learning_rate)]
-
-
-def make_clone(client: Client, to: Path, *, own_cache: bool = False) -> Client:
-    """Clone a project, by default with its cache."""
-    client.git("clone", "-q", str(client.folder), str(to))
-    clone = Client(to, client.uri)
-    if not own_cache:
-        clone.dvc("cache", "dir", "--local", str(client.folder / ".dvc" / "cache"))
-    return clone
