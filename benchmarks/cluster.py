@@ -261,14 +261,10 @@ class Show:
     def _runs(self, stage: str) -> list[dict[str, Any]]:
         auth = (self.env["MLFLOW_TRACKING_USERNAME"], self.env["MLFLOW_TRACKING_PASSWORD"])
         url = f"{self.server.uri}/api/2.0/mlflow"
-        found = requests.get(
-            f"{url}/experiments/get-by-name", {"experiment_name": "models"}, auth=auth, timeout=60
-        ).json()
-        query = {
-            "experiment_ids": [found["experiment"]["experiment_id"]],
-            "filter": f"tags.stage = '{stage}'",
-            "max_results": 1000,
-        }
+        name = {"experiment_name": "models"}
+        found = requests.get(f"{url}/experiments/get-by-name", name, auth=auth, timeout=60).json()
+        experiments = [found["experiment"]["experiment_id"]]
+        query = {"experiment_ids": experiments, "filter": f"tags.stage = '{stage}'", "max_results": 1000}
         return requests.post(f"{url}/runs/search", json=query, auth=auth, timeout=60).json().get("runs", [])
 
     def _leaks(self, project: Project) -> list[str]:
@@ -276,9 +272,8 @@ class Show:
         places = [self.folder / "ray", self.folder / "compare.log", project.folder, self.folder / "clone"]
         places += [self.folder / name for name in ("head", "head.log", "mlflow.log", "shared.git")]
         places += [self.folder / f"worker{n}{end}" for n in range(_WORKERS) for end in ("", ".log")]
-        subprocess.run(
-            [sys.executable, "-c", _DOWNLOAD, str(self.folder / "artifacts"), BUCKET], env=self.env, check=True
-        )
+        download = [sys.executable, "-c", _DOWNLOAD, str(self.folder / "artifacts"), BUCKET]
+        subprocess.run(download, env=self.env, check=True)
         (self.folder / "tags.json").write_text(str([self._runs(stage) for stage in ("train", "evaluate")]))
         places += [self.folder / "artifacts", self.folder / "tags.json"]
         return [str(path) for path in all_files(places) if self.secret.encode() in read(path)]
