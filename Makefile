@@ -21,7 +21,7 @@ SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import cases" 
 .PHONY: help env lock repro test test-slow nightly check gate format audit privacy-audit ui results compare bench sync clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(READY) ## the environment in .venv, from requirements.lock; GPU=1 or CLUSTER=1: from -cuda.lock or -cluster.lock
 

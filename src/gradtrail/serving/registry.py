@@ -227,7 +227,7 @@ def _of_logged_model(client: "MlflowClient", model_id: str, version: "ModelVersi
 
 
 def _safe(digest: str, model_id: str) -> str:
-    """Return a digest that is one: it becomes the name of a folder, and people can edit tags."""
+    """Return a digest; raise UserError where the tag is none, as people can edit it and it becomes a folder's name."""
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise UserError(f"models:/{model_id}: its tag export_digest is no SHA-256: {digest[:80]!r}")
     return digest

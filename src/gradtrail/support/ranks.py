@@ -28,7 +28,7 @@ def index_told() -> str:
 
 
 def refuse_followers(stage: str) -> None:
-    """Raise UserError, in one line, in a process that is to help with a stage which one process makes."""
+    """End a process that was started to help with a stage that one process makes; process 0 raises UserError."""
     if is_follower():
         raise SystemExit(2)
     if int(os.environ.get(COUNT) or 1) > 1:

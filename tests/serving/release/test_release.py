@@ -138,6 +138,20 @@ def test_faults_are_one_line(client: MlflowClient, model: Callable[..., Run], ca
     assert "the download is damaged" in refused(lambda: crown(run))
 
 
+def test_a_name_is_of_one_data_set(client: MlflowClient, model: Callable[..., Run]):
+    first, other = model(0), model(1)
+    client.set_tag(first.info.run_id, "dataset", "mnist")
+    client.set_tag(other.info.run_id, "dataset", "idx")
+    promote(first.info.run_id, as_champion=False, is_forced=False, reason="")
+    with pytest.raises(
+        UserError, match=r"^params\.yaml: export\.name: version 1 of digits was trained on mnist, .* on idx"
+    ):
+        promote(other.info.run_id, as_champion=False, is_forced=False, reason="")
+    assert len(versions_of(client, NAME)) == 1
+    client.delete_tag(first.info.run_id, "dataset")  # a run of an earlier version
+    assert promote(other.info.run_id, as_champion=False, is_forced=False, reason="") == 0
+
+
 def test_a_deleted_version_is_passed_over_and_told(
     client: MlflowClient, model: Callable[..., Run], capsys: pytest.CaptureFixture
 ):

@@ -80,6 +80,23 @@ def test_a_registry_that_is_down_changes_nothing_and_is_said_once(caplog: pytest
     assert registry.taken == ["2"], "a promotion in the meantime is picked up"
 
 
+def test_a_bug_while_the_registry_is_asked_is_a_traceback_and_no_registry_that_is_down(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = Registry(KeyError("a bug"))
+    following = follower(registry)
+    following.metrics.registry_up(True)
+    with caplog.at_level(logging.WARNING):
+        steps(following, 3)
+    assert is_up(following) == 1
+    (record,) = caplog.records
+    assert record.message == "digits@champion cannot be read, version 1 keeps serving: 'a bug'"
+    assert record.exc_info is not None
+    registry.says = "2"
+    steps(following)
+    assert registry.taken == ["2"]
+
+
 def test_a_version_that_cannot_be_loaded_is_said_once_and_tried_again_ever_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

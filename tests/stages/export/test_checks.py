@@ -60,7 +60,7 @@ def test_predictions_are_read_as_they_were_written(tmp_path: Path) -> None:
     table = predictions(np.full((21, 3), 1 / 3, np.float32))
     table.to_parquet(tmp_path / "predictions.parquet", index=False)
     pd.testing.assert_frame_equal(checks.read_evaluation(tmp_path, SPLIT, 3), table)
-    with pytest.raises(UserError, match="other examples"):
+    with pytest.raises(UserError, match="belongs to another test split"):
         checks.read_evaluation(tmp_path, dataclasses.replace(SPLIT, labels=SPLIT.labels[::-1].copy()), 3)
     with pytest.raises(UserError, match="not a table of this project"):
         checks.read_evaluation(tmp_path, SPLIT, 4)

@@ -134,7 +134,7 @@ def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> No
     assert f"The largest norms are those of #{train.loc[train['grad_norm'].idxmax(), 'example_id']} (label " in words
     suspect = rank_suspects(found.scores, "train", 1)["example_id"].iloc[0]
     assert f"lowest mean probability over the training are those of #{suspect} (label " in words
-    assert "3 (2 to 4) at epoch 0, unbounded at epoch 2" in words
+    assert "3 (2.5 to 3.5) at epoch 0, unbounded at epoch 2" in words
     verdict = {1: "less than half of that", 3: "close to that", 128: "more than twice that"}[batch_size]
     assert f"A typical value is 3; the batch size {batch_size} is {verdict}" in words
     assert ("AUROC" in words) == (wrong > 0)

@@ -108,8 +108,8 @@ def test_forms_of_csv_that_are_read(tmp_path: Path, text: str) -> None:
         (f'{HEADER}\ntrain,7,1,2,"A\nnn",,', "line 3: reviewer must be one line of at most 200 characters"),
         (f"{HEADER}\ntrain,7,1,2,{'A' * 201},,", "line 2: reviewer must be one line of at most 200 characters"),
         (f'{HEADER}\ntrain,7,1,2,"Ann,,', "line 2: not readable as CSV"),
-        (f"{HEADER}\n{ROW}\n{ROW}", "train 7 stands there twice; keep one line for each example"),
-        (f"{HEADER}\n{ROW}\nvalidation,7,1,2,Ben,,", "validation 7 stands there twice"),
+        (f"{HEADER}\n{ROW}\n{ROW}", "train 7 is listed twice; keep one line for each example"),
+        (f"{HEADER}\n{ROW}\nvalidation,7,1,2,Ben,,", "validation 7 is listed twice"),
         (
             f"{HEADER}\n{ROW}\ntest,7,1,2,,,\ntrain,7,1,3,Ben,,\ntrain,8,1,1,Ann,,\nvalidation,8,1,,Ben,,",
             "decided differently, none is applied: train 7: Ann says 1 → 2, Ben says 1 → 3; "

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from checkpoints import STATE, bits, load, make_chunk, make_history, names, save
 
@@ -64,6 +65,12 @@ def test_a_bug_while_one_is_written_is_raised(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(checkpointing, "state_on_host", broken)
     with pytest.raises(ValueError, match="a bug"):
+        save(ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0), 1)
+
+
+def test_what_orbax_refuses_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointing, "state_on_host", lambda _: {"empty": np.zeros(0)})
+    with pytest.raises(ValueError, match="zero size"):
         save(ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0), 1)
 
 

@@ -18,11 +18,11 @@ class Together(Protocol):
 
     @property
     def index(self) -> int:
-        """Of this process, from 0."""
+        """Number of this process, from 0."""
 
     @property
     def count(self) -> int:
-        """Of all processes."""
+        """Number of processes."""
 
     def gather(self, rows: Mapping[str, np.ndarray], lengths: Sequence[int]) -> dict[str, np.ndarray]:
         """Return the rows of all processes, those of process 0 first, in each of them.

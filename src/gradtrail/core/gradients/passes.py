@@ -64,7 +64,7 @@ class Pass:
         return [range(each.start * size, min(each.stop * size, num_examples)) for each in batches]
 
     def rows(self, whole: Any, *arrays: np.ndarray, of: range, advance: Callable[..., object]) -> dict[str, np.ndarray]:
-        """Return a row for each of a range of the rows of `arrays`, which have one at least; this process makes all."""
+        """Return the results of a range of the rows of `arrays`, at least one, all computed in this process."""
 
         def call(*batch: np.ndarray) -> dict[str, Array]:
             return self.function(whole, batch)[1]

@@ -78,7 +78,7 @@ class TrainConfig:
         accumulation_steps: parts of each batch, computed one after the other; the gradient is that of the whole
             batch, the memory that of one part.
         shards: parts that each batch is split into over devices, one device each; their sums are added up. Another
-            number gives the same figures but for rounding.
+            number gives the same values but for rounding.
         reduction: how the sums of several shards are added up: in the order of the shards, with the same bits on any
             number of processes, or as XLA does it, which is faster within one process.
         loss_scaling: used with `precision: float16` only.

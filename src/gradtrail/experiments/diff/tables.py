@@ -36,7 +36,7 @@ class TextTable:
     is_numeric: bool = False
 
     def for_terminal(self) -> Table:
-        """Return it for rich."""
+        """Return the table in the form that the library rich prints."""
         table = Table(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if self.is_numeric and number else "left", overflow="fold")

@@ -50,7 +50,9 @@ class Decisions:
             rows = self.read()
             before = rows.get(row.example)
             if before and before.reviewer != row.reviewer and (differing := disagreements([before, row])):
-                raise UserError(f"{self.path}: {differing[0]}; what {before.reviewer} says stays, use another --file")
+                raise UserError(
+                    f"{self.path}: {differing[0]}; the decision of {before.reviewer} is kept; use another --file"
+                )
             write_corrections(self.path, (rows := rows | {row.example: row}).values())
             self._undo.append((row, before))
             return rows

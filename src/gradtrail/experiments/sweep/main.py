@@ -47,8 +47,9 @@ def list_comparisons() -> int:
     for name, comparison in read_comparisons().items():
         planned = planned_runs(comparison, comparison.seeds)
         num_done = len(finder.find(planned, comparison))
-        missing = f"{len(planned) - num_done} missing" if num_done < len(planned) else "none missing"
-        print(f"{name}: {comparison.about}\n    {', '.join(comparison.variants)}: {num_done} runs done, {missing}")
+        print(
+            f"{name}: {comparison.about}\n    {', '.join(comparison.variants)}: {num_done} of {len(planned)} runs done"
+        )
     return 0
 
 

@@ -155,7 +155,7 @@ def _uv(*arguments: str, folder: Path | None = None) -> None:
             [program, *arguments], cwd=folder, env=env, capture_output=True, check=False, timeout=_TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"uv {arguments[0]}: no end within {_TIMEOUT_SECONDS} s") from None
+        raise UserError(f"uv {arguments[0]}: did not finish within {_TIMEOUT_SECONDS} s") from None
     if result.returncode:
         raise UserError(f"uv: {_said(result.stderr.decode(errors='replace'))}")
 

@@ -81,9 +81,7 @@ def _grey(source: Path | BinaryIO) -> UInt8[np.ndarray, "rows columns"]:
             if image.width * image.height > _MAX_PIXELS:
                 size = f"{image.width:,} × {image.height:,} pixels"
                 raise UserError(f"{size}, more than {_MAX_PIXELS:,} in all; scale it down first")
-            if image.mode == "L" and "transparency" not in image.info:
-                return np.asarray(image)
-            whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+            image.load()
     except FileNotFoundError:
         raise UserError("no such file") from None
     except UnidentifiedImageError:
@@ -92,6 +90,9 @@ def _grey(source: Path | BinaryIO) -> UInt8[np.ndarray, "rows columns"]:
         raise
     except Exception as error:  # damage to a file: each of Pillow's readers raises what it meets
         raise UserError(f"not a readable image: {one_line(error)[:200]}") from None
+    if image.mode == "L" and "transparency" not in image.info:
+        return np.asarray(image)
+    whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return np.asarray(whole.convert("L"))
 
 

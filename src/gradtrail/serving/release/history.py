@@ -201,7 +201,7 @@ def _wait_for_turn(client: MlflowClient, name: str, own: Event) -> None:
         if not rivals:
             return
         if time.monotonic() > deadline:
-            raise Refused(f"{rivals[0].by} is moving {CHAMPION} too, and does not end; try again")
+            raise Refused(f"{rivals[0].by} is moving {CHAMPION} too, and does not finish; try again")
         time.sleep(_PAUSE_SECONDS)
 
 

@@ -49,6 +49,7 @@ def promote(what: str, *, as_champion: bool, is_forced: bool, reason: str) -> in
     if candidate.manifest.name != name:
         exported = candidate.manifest.name
         raise UserError(f"params.yaml: export.name is {name}, but {candidate.name} was exported as {exported}")
+    _require_same_dataset(client, name, candidate)
     version = register(client, name, candidate)
     try:
         if as_champion:
@@ -61,6 +62,19 @@ def promote(what: str, *, as_champion: bool, is_forced: bool, reason: str) -> in
             _tell(f"  {line}")
         return 1
     return 0
+
+
+def _require_same_dataset(client: MlflowClient, name: str, candidate: Candidate) -> None:
+    """Refuse an export under a name whose last version was trained on another data set: a name stands for one task."""
+    last = max(versions_of(client, name), key=lambda version: int(version.version), default=None)
+    if last is None or not last.run_id:
+        return
+    with contextlib.suppress(MlflowException):  # its run is gone
+        runs = client.get_run(last.run_id), candidate.run
+        before, own = (run.data.tags.get("dataset") for run in runs)
+        if before and own and before != own:
+            said = f"version {last.version} of {name} was trained on {before}, {candidate.name} on {own}"
+            raise UserError(f"params.yaml: export.name: {said}; give it another name and run `dvc repro export`")
 
 
 def register(client: MlflowClient, name: str, candidate: Candidate) -> ModelVersion:

@@ -59,8 +59,11 @@ class Follower:
         """Ask once, and take the version that the alias names now if it is another one."""
         try:
             version = await asyncio.to_thread(self.version_of, self.name, self.alias)
-        except Exception as error:
+        except UserError as error:  # RegistryDown, or what a person can mend
             self._down(error)
+            return
+        except Exception as error:
+            self._failed(f"{self.name}@{self.alias} cannot be read", error)
             return
         if not self._is_up:
             LOG.warning("the registry answers again")
@@ -79,12 +82,15 @@ class Follower:
         except RegistryDown as error:
             self._down(error)
         except Exception as error:
-            self.metrics.follow_failed(self.role)
-            self._wait = min(MAX_BACKOFF, 2 * max(self.seconds, self._wait))
-            told = f"{self.name}@{self.alias}: version {version} cannot be used, {self._goes_on()}: {one_line(error)}"
-            self._say(told, error)
+            self._failed(f"{self.name}@{self.alias}: version {version} cannot be used", error)
         else:
             self.known, self._said, self._wait = version, "", 0.0
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Count a fault, say it once, and try again ever later."""
+        self.metrics.follow_failed(self.role)
+        self._wait = min(MAX_BACKOFF, 2 * max(self.seconds, self._wait))
+        self._say(f"{what}, {self._goes_on()}: {one_line(error)}", error)
 
     def _goes_on(self) -> str:
         return f"version {self.known} keeps serving" if self.known else "none serves"

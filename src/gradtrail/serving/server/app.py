@@ -86,7 +86,7 @@ def _add_inference(app: FastAPI, router: Router, limits: Limits) -> None:
         return _json({"live": True})
 
     async def ready() -> Response:
-        """Whether requests are answered: the model is compiled for all its batch sizes, and the server does not end."""
+        """Whether requests are answered: the model is compiled for all batch sizes, and no shutdown has begun."""
         return _ready(router)
 
     async def about(name: str, version: str | None = None) -> Response:
@@ -198,7 +198,7 @@ def _add_pages(app: FastAPI, router: Router, metrics: ServerMetrics) -> None:
 
     app.add_api_route("/metrics", tell_metrics)
     app.add_api_route("/rollout", rollout)
-    app.add_api_route("/picture", picture, methods=["POST"], openapi_extra=_PICTURE)
+    app.add_api_route("/picture", picture, methods=["POST"], summary="Classify an image", openapi_extra=_PICTURE)
     app.add_api_route("/docs", docs)
     for path, (name, kind) in _PAGE.items():
         app.add_api_route(path, _file(name, kind), include_in_schema=False)

@@ -168,5 +168,5 @@ def judge(limits: Limits, found: Mapping[str, Measured], missing: Mapping[str, s
 
 
 def _finite(measured: Measured | None) -> Measured | None:
-    """Return a number that is one: NaN keeps no limit."""
+    """Return a measured number, None for NaN, which keeps no limit."""
     return None if measured is None or math.isnan(measured.value) else measured

@@ -21,7 +21,7 @@ _DEFAULT_BINS = 15
 
 
 def known(candidate: Candidate) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Return what the files tell, and why what they do not tell is missing, by the names of the limits."""
+    """Return what the files of an export and its evaluation say, by limit; and why each other limit is missing."""
     export = candidate.export.folder
     size = sum(path.stat().st_size for path in export.iterdir()) / 2**20
     found = {"size_mib": Measured(value=size, low=size, high=size, how="exact")}

@@ -83,10 +83,10 @@ class Spending:
     may_end_early: bool = False
 
     def counted(self, epochs: list[int]) -> list[int]:
-        """Return how many epochs of each member count, which was trained for so many: all where it may end early.
+        """Return the number of epochs of each member that count as spent: those it was trained for, or all of them.
 
-        An end that depends on what was found tells of it, and bounds by composition are for a number of steps that is
-        fixed before (Rogers et al., arXiv 1605.08294).
+        All where it may end early: an end that depends on the data reveals something of them, and bounds by composition
+        are for a number of steps that is fixed before (Rogers et al., arXiv 1605.08294).
         """
         return [len(self.epsilons)] * len(epochs) if self.may_end_early else epochs
 

@@ -78,7 +78,7 @@ def read_evaluated(results: Path, models: Path) -> Evaluated:
     weights = weights_paths(models, kind)
     temperature = read_temperature([*weights.values()], results)
     if temperature is None:
-        raise UserError(f"{path}: of other weights than {models} has now; `dvc repro` evaluates these")
+        raise UserError(f"{path}: belongs to other weights than those in {models}; run `dvc repro evaluate`")
     return Evaluated(kind=kind, weights=weights, temperature=temperature, calibration_error=error)
 
 

@@ -70,11 +70,6 @@ def read_folders(folder: Path, models: Path) -> dict[int, Path]:
     return {seed: member_folder(folder, seed) if len(seeds) > 1 else folder for seed in seeds}
 
 
-def has_members(models: Path) -> bool:
-    """Whether a folder of weights has a list of members; that of an older version has none."""
-    return (models / FOLDER / _INDEX).is_file()
-
-
 def seeds_in_words(seeds: Sequence[int]) -> str:
     """Return `seed 3`, or `seeds 3 to 7`."""
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"

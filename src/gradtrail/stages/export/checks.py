@@ -45,7 +45,7 @@ def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFra
     columns = ["example_id", "label", "predicted", *_columns(num_classes)]
     table = read_parquet(path, columns)
     if not np.array_equal(table["example_id"], split.example_id) or not np.array_equal(table["label"], split.labels):
-        raise UserError(f"{path}: of other examples than the test split has; `dvc repro` makes it anew")
+        raise UserError(f"{path}: belongs to another test split than data/processed; run `dvc repro evaluate`")
     return table
 
 

@@ -18,6 +18,7 @@ from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED, Promise
 from gradtrail.stages.gradients.tables import Tables, typical_noise_scale
 
 _NAMED = 5  # examples that a sentence names
+_STRONG = 0.5  # rank correlation
 
 
 def in_words(
@@ -108,6 +109,7 @@ def _largest(tables: Tables, metrics: dict[str, float], config: GradientsConfig)
     }
     reason = max(reasons, key=lambda name: reasons[name])
     first = metrics["first_grad_norm_rank_correlation_input_norm"]
+    alike = " and ranks the examples much alike" if first >= _STRONG else ""
     return (
         f"On the training split the median gradient norm is {metrics['grad_norm_median']:.3g} and the maximum "
         f"{metrics['grad_norm_max']:.3g}. The {config.top_fraction:.1%} of the examples with the largest norms account "
@@ -115,8 +117,8 @@ def _largest(tables: Tables, metrics: dict[str, float], config: GradientsConfig)
         f"{metrics['misclassified_among_largest']:.0%} of them are misclassified, compared with "
         f"{metrics['misclassified_overall']:.2%} of all training examples. The norm correlates most with {reason} "
         f"(rank correlation {reasons[reason]:.2f}). The largest norms are those of {named}. At epoch "
-        f"{tables.noise_scale['epoch'].min()} the norm is {_strength(first)} with the input norm ({first:+.2f}), which "
-        "needs no model: a score that ranks the examples alike adds little to it."
+        f"{tables.noise_scale['epoch'].min()} the norm is {_strength(first)} with the input norm ({first:+.2f}), a "
+        f"score that needs no model{alike}."
     )
 
 
@@ -203,10 +205,16 @@ def _errors(errors: Mapping[str, float]) -> str:
 def _examples(found: NoiseScale) -> str:
     if not math.isfinite(found.value):
         return "unbounded"
-    high = f"{found.high:,.0f}" if math.isfinite(found.high) else "unbounded"
-    return f"{found.value:,.0f} ({found.low:,.0f} to {high})"
+    return f"{_number(found.value)} ({_number(found.low)} to {_number(found.high)})"
+
+
+def _number(examples: float) -> str:
+    """Return a number of examples: whole from 10 on, else with two digits."""
+    if not math.isfinite(examples):
+        return "unbounded"
+    return f"{examples:,.0f}" if examples >= 10 else f"{examples:.2g}"
 
 
 def _strength(correlation: float) -> str:
     size = abs(correlation)
-    return "hardly correlated" if size < 0.2 else "weakly correlated" if size < 0.5 else "strongly correlated"
+    return "hardly correlated" if size < 0.2 else "weakly correlated" if size < _STRONG else "strongly correlated"

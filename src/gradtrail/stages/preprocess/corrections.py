@@ -222,7 +222,7 @@ def _require_once(rows: Sequence[Correction], path: Path) -> None:
     seen: set[tuple[bool, int]] = set()
     for row in rows:
         if row.example in seen:
-            raise UserError(f"{path}: {row} stands there twice; keep one line for each example")
+            raise UserError(f"{path}: {row} is listed twice; keep one line for each example")
         seen.add(row.example)
 
 

@@ -13,6 +13,7 @@ other spoils no checkpoint. All read it, from a folder that all of them see.
 import contextlib
 import dataclasses
 import errno
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from gradtrail.support.errors import one_line
 from gradtrail.support.paths import COMPLETE, USER, private_folder
 
 _KEPT = 2  # checkpoints: the last one, and the one before in case the last is damaged
+_OF_TENSORSTORE = re.compile(r"(?!INVALID_ARGUMENT)[A-Z]+(_[A-Z]+)*: ")  # such as `OUT_OF_RANGE: `, of a full disk
 _SPARE_BYTES = 2**20  # for what describes the arrays
 
 
@@ -276,10 +278,12 @@ def _placed(found: Any, like: Any) -> Any:
 
 @contextlib.contextmanager
 def _fault_of_tensorstore() -> Iterator[None]:
-    """Raise what TensorStore cannot write, which it tells as ValueErrors, as an OSError."""
+    """Raise what TensorStore cannot write as an OSError; it raises a ValueError that begins with the kind of fault."""
     try:
         yield
     except ValueError as error:
+        if not _OF_TENSORSTORE.match(str(error)):
+            raise
         raise OSError(one_line(error)) from error
 
 

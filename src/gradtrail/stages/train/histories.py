@@ -72,7 +72,7 @@ def begun(
     members: int | None,
     arrays: Mapping[str, np.ndarray] | None = None,
 ) -> Histories:
-    """Return the histories of a training that begins, or that arrays tell of.
+    """Return the histories of a training: empty ones at its start, or those of a checkpoint's arrays.
 
     Args:
         config: of the training.

@@ -33,7 +33,7 @@ def speak_for_stage(found: dict[str, Any]) -> None:
 
 
 def of_stage_process(what: str) -> Any:
-    """Return `tags`, `origin` or `diff` of the process of the stage that this one speaks for; None if for none."""
+    """Return `tags`, `origin` or `diff` of the stage's process, for which a tracker speaks; None in any other."""
     return _stage_process.get(what)
 
 

@@ -116,7 +116,7 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
 def attach_metrics(
     client: MlflowClient, train: Run, model: LoggedModel, names: Iterable[str], data: dict[str, str]
 ) -> None:
-    """Attach points that the run of a training has to its model, so that the run has none of them twice.
+    """Log metrics of a training's run for its model too, at the same points, so that MLflow adds no second point.
 
     Args:
         client: of the store.
