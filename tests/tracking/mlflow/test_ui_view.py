@@ -65,6 +65,12 @@ def test_a_new_stage_that_compiles_below_training_has_charts() -> None:
     assert not any(key.startswith("beside/") for key in drawn), "its runs are in another experiment"
 
 
+def test_where_no_stage_compiles_the_view_has_no_empty_section() -> None:
+    stage = StageSpec(cmd="it", deps=(), params={}, outs=("models/final.safetensors",))
+    _, compiling, _ = shared_views({"train": stage})
+    assert [section["name"] for section in state(compiling)["compareRunSections"]] == ["Seconds of the last attempt"]
+
+
 @ALL
 def test_the_tag_is_the_same_every_time_and_fits_the_store(view: View) -> None:
     assert view.state() == view.state()

@@ -192,12 +192,13 @@ def _charts_of_compiling(stages: Sequence[str]) -> _Charts:
     def of_each(key: str, kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         return [(metric_name(stage, key), kind) for stage in stages]
 
-    return {
+    charts = {
         "Seconds of compiling, by attempt": of_each("compile_total_seconds", _LINE),
         "Share of the programs that came from the cache on disk, by attempt": of_each("compile_cache_hit_rate", _LINE),
         "Programs that a call had compiled, which should be none": of_each("compile_unplanned", _BAR),
         "Seconds of the last attempt": [("train/compile_total_seconds", _BAR), ("train/seconds", _BAR)],
     }
+    return {section: found for section, found in charts.items() if found}
 
 
 def _section(number: int, name: str, charts: _Charts) -> dict[str, Any]:
