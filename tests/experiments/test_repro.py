@@ -73,9 +73,7 @@ def test_switching_to_the_digits_changes_one_word(project: Path, capsys: pytest.
         repro._use_stand_in()
 
 
-def test_a_stand_in_is_told_after_every_call_and_its_own_name_alone(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stand_in_is_told_by_its_own_name_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repro._remind_of_stand_in()
     assert capsys.readouterr().err == ""
     repro._use_stand_in()

@@ -53,7 +53,8 @@ def reproduce(arguments: list[str]) -> int:
     if status == 0 and all(argument.startswith("-") for argument in arguments):
         _summarize(time.monotonic() - started)  # not after only some stages: metrics/ may belong to another state
         _tell_differences()
-    _remind_of_stand_in()
+    if status == 0:
+        _remind_of_stand_in()
     return status
 
 

@@ -90,5 +90,5 @@ def test_the_table_gives_mean_and_spread_and_says_what_was_not_run() -> None:
     )
     absent = Result(name="cnn", about="", seeds=(), accuracies=(), seconds=(), num_parameters=None, dataset="mnist")
     *_, first, second = recipes.as_markdown([done, absent]).splitlines()
-    assert first == "| `mlp`: the default | 235,146 | 98.50 ± 0.50 % | 0, 1, 2 | 2.0 |"
+    assert first == "| `mlp`: the default | 235,146 | 98.50 ± 0.50 % (mnist) | 0, 1, 2 | 2.0 |"
     assert "not run" in second

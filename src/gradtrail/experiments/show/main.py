@@ -34,7 +34,7 @@ from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.tags import flat_params, outputs, shown
 
 _SHORT = 12  # digits of a state or an id that are shown
-_HEADLINES = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
+_FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
 Lineage = Mapping[str, Mapping[str, Any]]
 
 
@@ -93,7 +93,7 @@ def show(what: str, place: Path) -> int:
 
 def _one_line(run: Run) -> str:
     tags, metrics = run.data.tags, run.data.metrics
-    headlines = [f"{name} {metrics[name]:.4g}" for name in _HEADLINES if name in metrics]
+    headlines = [f"{name} {metrics[name]:.4g}" for name in _FIRST_METRICS if name in metrics]
     origin = [tags[name][:_SHORT] for name in ("dvc.exp_name", "mlflow.source.git.commit") if name in tags]
     began = datetime.fromtimestamp(run.info.start_time / 1000).strftime("%Y-%m-%d %H:%M")
     return "  ".join([run.info.run_name, began, run.info.status, *origin, *headlines])

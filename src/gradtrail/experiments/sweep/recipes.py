@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradtrail.experiments.sweep.members import read_table, seeds_trained, varies_all
-from gradtrail.experiments.sweep.spec import PlannedRun, trainings_of
+from gradtrail.experiments.sweep.spec import STAGE, PlannedRun, trainings_of
 from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, as_options, changed, flatten, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, read_pipeline, stages_before, values_of
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 PATH = Path("recipes.yaml")
-_STAGE = "evaluate"  # the last stage that a recipe runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +80,7 @@ def command(recipe: Recipe, seeds: range | None = None) -> list[str]:
     Several seeds are the members of one training; without any, those of `params.yaml` are trained.
     """
     seeded = {} if seeds is None else {SEED: seeds[0], MEMBERS: len(seeds)}
-    return ["dvc", "exp", "run", "--temp", *as_options({**recipe.set, **seeded}), _STAGE]
+    return ["dvc", "exp", "run", "--temp", *as_options({**recipe.set, **seeded}), STAGE]
 
 
 def list_recipes() -> int:
@@ -201,5 +200,4 @@ def _markdown_row(result: Result) -> str:
     spread = f" ± {100 * statistics.stdev(result.accuracies):.2f}" if len(result.seeds) > 1 else ""
     seconds = f"{statistics.median(result.seconds):.1f}" if result.seconds else ""
     seeds = ", ".join(map(str, result.seeds))
-    dataset = "" if result.dataset == "mnist" else f" ({result.dataset})"
-    return f"| {title} | {result.num_parameters:,} | {mean}{spread} %{dataset} | {seeds} | {seconds} |"
+    return f"| {title} | {result.num_parameters:,} | {mean}{spread} % ({result.dataset}) | {seeds} | {seconds} |"

@@ -17,7 +17,7 @@ from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError, suggestion
 
 PATH = Path("comparisons.yaml")
-STAGE = "evaluate"  # the last stage that a comparison runs
+STAGE = "evaluate"  # the last stage that a comparison or a recipe runs
 
 
 @dataclass(frozen=True, kw_only=True)
