@@ -66,7 +66,7 @@ def promote(what: str, *, as_champion: bool, is_forced: bool, reason: str) -> in
 
 def _require_same_dataset(client: MlflowClient, name: str, candidate: Candidate) -> None:
     """Refuse an export under a name whose last version was trained on another data set: a name stands for one task."""
-    last = max(versions_of(client, name), key=lambda version: int(version.version), default=None)
+    last = next(iter(versions_of(client, name)), None)
     if last is None or not last.run_id:
         return
     with contextlib.suppress(MlflowException):  # its run is gone
