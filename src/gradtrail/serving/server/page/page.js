@@ -63,7 +63,7 @@ function headers() {
 async function send(image) {
   const number = ++asked;
   try {
-    const answer = await fetch("/picture", { method: "POST", body: picture, headers: headers() });
+    const answer = await fetch("/picture", { method: "POST", body: image, headers: headers() });
     const content = await answer.json();
     if (number !== asked) return;
     if (answer.status === 401) return needToken(() => send(image));
