@@ -48,14 +48,14 @@ def reproduce(arguments: list[str]) -> int:
         if status != 0 and flag.exists():
             _use_stand_in()
             status = _dvc_repro(arguments, flag)
-    if status == 0:
-        _backfill()
-    if status == 0 and all(argument.startswith("-") for argument in arguments):
+    if status != 0:
+        return status
+    _backfill()
+    if all(argument.startswith("-") for argument in arguments):
         _summarize(time.monotonic() - started)  # not after only some stages: metrics/ may belong to another state
         _tell_differences()
-    if status == 0:
-        _remind_of_stand_in()
-    return status
+    _remind_of_stand_in()
+    return 0
 
 
 def fit_dvc_to_git() -> None:

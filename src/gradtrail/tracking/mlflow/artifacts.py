@@ -95,13 +95,18 @@ def _read(path: Path, counts: str = "", numbers: Iterable[str] | None = ()) -> p
         table = _read_parquet(path) if path.suffix == _TABLE else pd.read_csv(path)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path}: not a table of this project: {one_line(error)[:200]}") from None
-    if counts and counts not in table:
-        raise UserError(f"{path}: not a table of this project: it has no column {counts!r}")
+    if counts:
+        _require_column(table, counts, path)
     wanted = {name: is_numeric_dtype for name in table.columns if numbers is None or name in numbers}
     for name, is_wanted in (wanted | ({counts: is_integer_dtype} if counts else {})).items():
         if len(table) and not is_wanted(table[name]):
             raise UserError(f"{path}: not a table of this project: column {name!r} is of {table[name].dtype}")
     return table
+
+
+def _require_column(table: pd.DataFrame, name: str, path: Path) -> None:
+    if name not in table:
+        raise UserError(f"{path}: not a table of this project: it has no column {name!r}")
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -187,10 +192,9 @@ def _log_tables(client: MlflowClient, run_id: str, folder: Path, costs: Path) ->
     """Log tables for the UI's table view; not by `log_table`, which would append to those of an earlier attempt."""
     shown = {path.stem: _read(path) for path in sorted(folder.glob("*.csv"))}
     for name, column in _RANKED.items():
-        if (folder / f"{name}{_TABLE}").is_file():
-            table = _read(folder / f"{name}{_TABLE}", numbers=[column])
-            if column not in table:
-                raise UserError(f"{folder / name}{_TABLE}: not a table of this project: it has no column {column!r}")
+        if (path := folder / f"{name}{_TABLE}").is_file():
+            table = _read(path, numbers=[column])
+            _require_column(table, column, path)
             shown[f"{name}_by_{column}"] = table.nlargest(_MOST_ROWS, column, keep="first").round(6)
     if costs.is_file():
         shown["functions"] = _costs_table(costs)
