@@ -31,7 +31,7 @@ from ruamel.yaml import YAML
 
 from benchmarks.record import record
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.tracking.lineage.dvc_cache import cache_folder
+from gradtrail.stages.common.dvc_cache import cache_folder
 
 
 @dataclass(frozen=True, kw_only=True)

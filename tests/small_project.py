@@ -12,10 +12,11 @@ from ruamel.yaml import YAML
 from warm_python import made_once
 
 _SMALL_STAGE = '''
-"""A stage that joins strings; what OTHER_BYTES adds stands for a machine that computes other bytes."""
+"""A stage that joins strings, and waits while `.git/hold` exists; OTHER_BYTES makes it another kind of machine."""
 
 import functools
 import os
+import time
 from pathlib import Path
 
 from gradtrail.core.{core} import WORD
@@ -30,6 +31,8 @@ def main(stage: Stage) -> None:
     value = functools.reduce(dict.__getitem__, PARAM.split("."), read_yaml(Path("params.yaml"))[stage.name])
     words = [Path(name).read_text() for name in READS]
     with tracked(stage) as run:
+        while Path(".git/hold").exists():
+            time.sleep(0.01)
         with stage.writing_outs() as new:
             for name in WRITES:
                 (new / name).write_text(" ".join([*words, WORD, str(value)[:4]]) + os.environ.get("OTHER_BYTES", ""))

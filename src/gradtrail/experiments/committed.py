@@ -14,11 +14,10 @@ from ruamel.yaml import YAML
 
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import parse_yaml, read_yaml
-from gradtrail.stages.common.pipeline_file import is_code, locked_entry, read_locks, sha256_of, stages_before
+from gradtrail.stages.common.pipeline_file import is_code, locked_entry, outs_of, read_locks, sha256_of, stages_before
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, head_commit
 from gradtrail.tracking.lineage.environment import machine_key
-from gradtrail.tracking.lineage.recorded import outs_of
 from gradtrail.tracking.lineage.snapshots import snapshot_of
 from gradtrail.tracking.lineage.state import Identity
 

@@ -17,9 +17,9 @@ from mlflow.entities import LoggedModelStatus, Run
 
 from gradtrail.serving.registry import Reference, resolve
 from gradtrail.stages.artifacts.exported import Manifest, read_manifest
+from gradtrail.stages.common.dvc_cache import restore
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line
-from gradtrail.tracking.lineage.dvc_cache import restore
 from gradtrail.tracking.lookup.runs import find_run
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.links import PARENT

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from gradtrail.stages.common import dvc_cache
 from gradtrail.stages.common.pipeline_file import StageSpec
-from gradtrail.tracking.lineage import dvc_cache
 from gradtrail.tracking.lineage.recorded import run_cache_snapshots
 from gradtrail.tracking.lineage.snapshots import Snapshot
 

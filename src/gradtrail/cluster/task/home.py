@@ -12,11 +12,11 @@ from gradtrail.cluster.task.make import experiment_ref
 from gradtrail.cluster.task.places import Places
 from gradtrail.cluster.task.refs import SharedRefs
 from gradtrail.cluster.task.shell import git
+from gradtrail.stages.common.dvc_cache import listing
 from gradtrail.stages.common.params import parse_yaml
 from gradtrail.stages.common.pipeline_file import parse_lock
 from gradtrail.support.errors import UserError, is_store_fault, one_line, printable
 from gradtrail.support.secrets import redacted
-from gradtrail.tracking.lineage.dvc_cache import listing
 
 
 def fetch_experiments(places: Places, names: Iterable[str]) -> None:

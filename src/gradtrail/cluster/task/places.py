@@ -10,12 +10,12 @@ from pathlib import Path
 
 from gradtrail.cluster.task.shell import CommandError
 from gradtrail.cluster.task.shell import git as strict_git
+from gradtrail.stages.common.dvc_cache import cache_folder
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, git, head_commit
 from gradtrail.support.paths import root, store_uri
 from gradtrail.support.secrets import has_password
-from gradtrail.tracking.lineage.dvc_cache import cache_folder
 
 _ALSO = ("dvc.yaml", "dvc.lock", ".dvc/config", "src", "pipeline")
 _MOST_NAMED = 3

@@ -15,6 +15,7 @@ from typing import Any
 
 from gradtrail.cluster.task.request import Experiment
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.dvc_cache import digest_within
 from gradtrail.stages.common.overrides import PARAMS, changed
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
@@ -28,7 +29,6 @@ from gradtrail.stages.common.pipeline_file import (
     stages_before,
     values_of,
 )
-from gradtrail.tracking.lineage.dvc_cache import digest_within
 
 _DIGITS = 16  # of a digest in a name
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from gradtrail.experiments.show.restore import restore_options
+from gradtrail.stages.common.dvc_cache import is_here, listing
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import (
     Entry,
@@ -25,7 +26,6 @@ from gradtrail.stages.common.pipeline_file import (
 )
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
-from gradtrail.tracking.lineage.dvc_cache import is_here, listing
 from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lookup.runs import look_up
 from gradtrail.tracking.mlflow.artifacts import download

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from mlflow.entities import Run
 
+from gradtrail.stages.common.dvc_cache import has_remote
 from gradtrail.stages.common.pipeline_file import FILES, dvc_file, dvc_target
 from gradtrail.support.git import git
 from gradtrail.support.paths import working_folder
-from gradtrail.tracking.lineage.dvc_cache import has_remote
 from gradtrail.tracking.lineage.recorded import has_files
 from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, find_experiments, working_snapshot
 from gradtrail.tracking.lineage.state import Identity

@@ -16,6 +16,7 @@ from mlflow.entities import Run
 from gradtrail.experiments.sweep.members import ReadTable, seeds_trained, varies_all
 from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, Training, params_of
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.dvc_cache import digest_within
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
@@ -27,7 +28,6 @@ from gradtrail.stages.common.pipeline_file import (
     read_locks,
     values_of,
 )
-from gradtrail.tracking.lineage.dvc_cache import digest_within
 from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.search import Find

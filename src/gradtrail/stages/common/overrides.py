@@ -16,7 +16,7 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested params as one mapping with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in params.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
     return flat
 
 

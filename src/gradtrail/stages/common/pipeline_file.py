@@ -182,6 +182,11 @@ def locked_entry(stage: Mapping[str, Any]) -> Entry:
     return Entry(cmd=stage["cmd"], params=stage.get("params", {}), deps=deps)
 
 
+def outs_of(section: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each out in a section of `dvc.lock`, by its path."""
+    return {out["path"]: out["md5"] for out in section.get("outs", ())}
+
+
 def upstream_stages(stage: str, pipeline: Mapping[str, StageSpec]) -> list[str]:
     """Return the stages that make a dep of `stage`, directly, in the pipeline's order."""
     deps = pipeline[stage].deps
@@ -192,9 +197,7 @@ def upstream_stages(stage: str, pipeline: Mapping[str, StageSpec]) -> list[str]:
 
 def has_shape(section: Mapping[str, Any], spec: StageSpec) -> bool:
     """Whether a section of a `dvc.lock` reads the data and writes the outs that a stage declares; code aside."""
-    return set(locked_entry(section).data) == set(spec.data_deps) and {out["path"] for out in section["outs"]} == set(
-        spec.outs
-    )
+    return set(locked_entry(section).data) == set(spec.data_deps) and outs_of(section).keys() == set(spec.outs)
 
 
 def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""What every stage script does around its work: check the environment, load params, write outs, report errors."""
+"""What every stage script does around its work: check the environment, load params, write outs, report errors.
+
+A stage that ends without results leaves the outs as it found them: those that DVC removed before the command are
+restored from DVC's cache.
+"""
 
 import contextlib
 import dataclasses
@@ -12,10 +16,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradtrail.core.common.validation import ConfigError
+from gradtrail.stages.common.dvc_cache import restore
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
-from gradtrail.stages.common.files import read_mapping, write_json, writing_outs
-from gradtrail.stages.common.params import load_section
-from gradtrail.stages.common.pipeline_file import StageSpec, dvc_file, read_pipelines
+from gradtrail.stages.common.files import read_mapping, scratch_folder, write_json, writing_outs
+from gradtrail.stages.common.inputs import Inputs, read_inputs
+from gradtrail.stages.common.overrides import PARAMS
+from gradtrail.stages.common.params import load_section, validate
+from gradtrail.stages.common.pipeline_file import StageSpec, outs_of, read_locks, read_pipelines
 from gradtrail.stages.common.processes import ALONE, Processes, join
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
@@ -59,9 +66,15 @@ class Stage:
         """The entry of this stage in `dvc.yaml`."""
         return self.pipeline[self.name]
 
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What the stage reads, as it was when it started."""
+        return read_inputs(self.name, self.spec)
+
     def params(self, into: type[Section], section: str | None = None) -> Section:
-        """Load a section of `params.yaml`; by default that with the name of the stage."""
-        return load_section(section or self.name, into)
+        """Validate a section that the stage reads, by default that of its name, as it was when the stage started."""
+        section = section or self.name
+        return validate(self.inputs.entry.params[str(PARAMS)][section], into, f"{PARAMS}: {section}")
 
     @cached_property
     def runtime(self) -> RuntimeConfig:
@@ -90,7 +103,8 @@ class Stage:
         """Yield a folder to write all outs to; they are moved into place together, once all are written.
 
         Raises:
-            UserError: a debug switch is on, which may change the bits of the results.
+            UserError: a debug switch is on, which may change the bits of the results; or what the stage reads changed
+                after its start, so that DVC would record the results for other inputs than made them.
         """
         compiles = "jax" in self.spec.params.get(str(VERSIONS), ())
         if compiles and (self.runtime.disable_jit or self.runtime.debug_nans):
@@ -98,6 +112,17 @@ class Stage:
             raise UserError(f"runtime.{switch} is on: the stage finished, but writes no outs while it is on")
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
+            self.inputs.require_unchanged()
+
+    def restore_outs(self) -> None:
+        """Restore missing outs, as `dvc.lock` names them, as far as DVC's cache has them."""
+        section = read_locks(self.folder).get(self.name, {})
+        missing = {out: md5 for out, md5 in outs_of(section).items() if not (self.folder / out).exists()}
+        with scratch_folder(self.folder, f"{self.name}-restored") as place:
+            for out, md5 in missing.items():
+                if restore(out, md5, place, ""):
+                    (self.folder / out).parent.mkdir(parents=True, exist_ok=True)
+                    (place / out).rename(self.folder / out)
 
     def write_metrics(self, new: Path, metrics: Mapping[str, Any]) -> None:
         """Write the metrics file to the folder of the new outs: flat keys, numbers rounded to 9 significant digits."""
@@ -138,15 +163,16 @@ def run_stage(
     gc.freeze()  # what was imported stays
     gc.enable()
     try:
-        require_own_code()
-        require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
-        stage.set_up()
-        if follow is None:
-            refuse_followers(name)
-        else:
-            stage = dataclasses.replace(stage, processes=join(name, stage.runtime.join_seconds))
-        with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"), stage.processes.watched(name):
-            (follow if follow and not stage.processes.is_first else main)(stage)
+        with _restoring_outs(stage):
+            require_own_code()
+            require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
+            stage.set_up()
+            if follow is None:
+                refuse_followers(name)
+            else:
+                stage = dataclasses.replace(stage, processes=join(name, stage.runtime.join_seconds))
+            with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"), stage.processes.watched(name):
+                (follow if follow and not stage.processes.is_first else main)(stage)
         if stage.processes.is_first:
             print(_summary(stage, shows), flush=True)
             warn_of_live_arrays(name)
@@ -160,9 +186,19 @@ def run_stage(
     except Stopped as stop:
         _end(stage, str(stop), 128 + stop.number)
     except KeyboardInterrupt:
-        _end(stage, f"stopped; `dvc checkout {dvc_file(stage.name)}` restores the last results", 130)
+        _end(stage, f"stopped; `dvc repro` restarts {name}", 130)
     finally:
         gc.freeze()  # Python would look at everything once more as it ends, for half a second
+
+
+@contextlib.contextmanager
+def _restoring_outs(stage: Stage) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(UserError, OSError):  # no lock, or no room: what ended the stage is reported
+            stage.restore_outs()
+        raise
 
 
 def _describe(stage: Stage, fault: Exception) -> str:

@@ -13,6 +13,7 @@ from filelock import FileLock
 from rich.filesize import decimal
 from rich.table import Table
 
+from gradtrail.stages.common.dvc_cache import cache_folder
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import GitError, git, is_in_repository
 from gradtrail.support.paths import private_folder, store_uri, working_folder
@@ -25,7 +26,6 @@ from gradtrail.tracking.gc.files import (
     stale_cache,
     unused_locks,
 )
-from gradtrail.tracking.lineage.dvc_cache import cache_folder
 from gradtrail.tracking.lineage.recorded import (
     RecordedStates,
     consistent_stages,

@@ -14,20 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gradtrail.stages.common.dvc_cache import cache_folder, digest_within, is_here
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
     TRAIN,
+    Entry,
     StageSpec,
     contains_path,
     has_shape,
     locked_entry,
+    outs_of,
     sha256_of,
     stages_below_training,
     upstream_stages,
 )
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs
-from gradtrail.tracking.lineage.dvc_cache import cache_folder, digest_within, is_here
 from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.snapshots import Snapshot, committed_snapshots, disk_cached, working_snapshot
 from gradtrail.tracking.lineage.state import Identity
@@ -41,6 +43,12 @@ def entry_files() -> list[Path]:
     """Return the files of the run-cache, the oldest first."""
     files = [path for path in (cache_folder() / "runs").glob("??/*/*") if len(path.name) == 64]
     return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def entries_of(entry: Entry, outs: Mapping[str, str]) -> list[Path]:
+    """Return the files of the run-cache that record these outs for an entry."""
+    read = ((path, _read(path)) for path in entry_files())
+    return [path for path, section in read if section and locked_entry(section) == entry and outs_of(section) == outs]
 
 
 def run_cache_snapshots(recorded: Sequence[Snapshot], is_known: Callable[[str], bool]) -> list[Snapshot]:
@@ -129,11 +137,6 @@ def _fits(section: Section, wanted: Mapping[str, str]) -> bool:
 
 def _reads_alike(section: Section, wanted: Mapping[str, str]) -> bool:
     return all(wanted.get(dep, md5) == md5 for dep, md5 in locked_entry(section).data.items())
-
-
-def outs_of(section: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each out in a section of `dvc.lock`, by its path."""
-    return {out["path"]: out["md5"] for out in section.get("outs", ())}
 
 
 @dataclass(frozen=True, kw_only=True)

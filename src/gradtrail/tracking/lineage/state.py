@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.dvc_cache import digest_within
 from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.pipeline_file import (
@@ -27,6 +28,7 @@ from gradtrail.stages.common.pipeline_file import (
     has_shape,
     live_entry,
     locked_entry,
+    outs_of,
     read_locks,
     stages_before,
     stages_below_training,
@@ -34,7 +36,6 @@ from gradtrail.stages.common.pipeline_file import (
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder, working_folder
-from gradtrail.tracking.lineage.dvc_cache import digest_within
 from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.snapshots import Snapshot
 
@@ -164,7 +165,7 @@ class Identity(Stage):
         return any((self.folder / out).exists() and digest(self.folder / out) != md5 for out, md5 in outs)
 
     def _locked_outs(self, name: str) -> dict[str, str]:
-        return {out["path"]: out["md5"] for out in self._lock[name].get("outs", ())}
+        return outs_of(self._lock[name])
 
     def _locked_entry(self, name: str) -> Entry | None:
         is_before = name != self.name and name in self.lineage

@@ -7,11 +7,11 @@ from pathlib import Path
 from mlflow.entities import Run
 
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.dvc_cache import listing
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.support.errors import UserError, one_line, suggestion
 from gradtrail.support.git import git
 from gradtrail.support.paths import working_folder
-from gradtrail.tracking.lineage.dvc_cache import listing
 from gradtrail.tracking.lineage.recorded import consistent_stages
 from gradtrail.tracking.lineage.snapshots import find_experiments, snapshot_of, working_snapshot
 from gradtrail.tracking.mlflow.links import PARENT

@@ -163,7 +163,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
     At its end the stage waits for what is not logged yet: for a server `runtime.tracking_seconds`, and no more than
     another two seconds after a request to stop.
     """
-    identity = Identity(stage.name)
+    identity = Identity(stage.name, known={stage.name: stage.inputs.entry})
     since_imports = time.time() - stage.made_at
     seconds = {"imports": seconds_running() - since_imports, "data": since_imports}
     if stage.runtime.trace and not (stage.computes and stage.runtime.tracking):
@@ -188,6 +188,7 @@ def tracked(stage: Stage) -> Iterator[TrackedRun]:
             with stop_request(hurry) as request:
                 run.finish(status)
         request.obey(f"stopped; `dvc repro` makes {stage.name} anew")
+        stage.inputs.require_unchanged()  # once more, as late as possible: DVC reads them after the command has ended
         run.complete()
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from gradtrail.stages.common.dvc_cache import is_here, restore
 from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
 from gradtrail.support.errors import UserError
-from gradtrail.tracking.lineage.dvc_cache import is_here, restore
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.origin import origin_of
-from gradtrail.tracking.lineage.recorded import consistent_stages, recorded_states
+from gradtrail.tracking.lineage.recorded import consistent_stages, entries_of, recorded_states
 from gradtrail.tracking.lineage.snapshots import Experiment, Snapshot, snapshot_of
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
@@ -42,6 +42,7 @@ from gradtrail.tracking.sync.report import SyncReport
 
 DUPLICATE = "duplicate_of"
 SETTLING_SECONDS = 120  # from a run's end until DVC has surely recorded the state
+RECORDING_SECONDS = 60  # from a run's end until DVC has usually recorded the state
 Result = tuple[str, str]
 
 
@@ -62,7 +63,7 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
     found = States(client, index)
     trainings = [found.ensure_runs(snapshot) for snapshot in recorded.snapshots]
     absent = found.absent  # states of the run-cache do not count: it may still have entries of discarded outs
-    num_replaced = found.replace_others()
+    found.remove_unrecorded()
     cached = [found.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(found.is_known)]
     found.link_children()
     found.copy_headlines(trainings, cached)
@@ -74,7 +75,7 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
         unreadable=recorded.num_unreadable + len(found.unreadable),
         killed=len(dead),
         duplicates=num_duplicates,
-        replaced=num_replaced,
+        contradicted=found.num_contradicted,
         elsewhere=len(elsewhere),
     )
     return report, [run.info.run_id for run in elsewhere] if len(elsewhere) == len(still_open) else None
@@ -104,6 +105,7 @@ class States:
         rebuilt: rebuilt run → its stage.
         absent: states, with digests of outs, without a run, whose files were not found.
         unreadable: states whose files cannot be read.
+        num_contradicted: rebuilt runs that were deleted, as an execution of their state wrote other outs.
     """
 
     def __init__(self, client: MlflowClient, index: RunIndex):
@@ -111,6 +113,7 @@ class States:
         self.rebuilt: dict[str, str] = {}
         self.absent: frozenset[Result] = frozenset()
         self.unreadable: set[str] = set()
+        self.num_contradicted = 0
         self._client = client
         self._index = index
         self._models: set[tuple[str, str]] | None = None
@@ -129,40 +132,29 @@ class States:
         found = {}
         for stage in consistent_stages(snapshot):
             self._states.add(stage.state)
-            if run_id := self._run_id(stage):
+            if not self._is_disproved(stage) and (run_id := self._run_id(stage)):
                 found[stage.name] = self.run_ids[_result_of(stage)] = run_id
             if EXPORT in stage.spec.outs and stage.name in found and TRAIN in found:
                 self._ensure_model(stage, self._index[found[TRAIN]])
         return found
 
-    def replace_others(self) -> int:
-        """Delete the runs of recorded states whose outs nothing records, though the same kind of machine made them.
+    def remove_unrecorded(self) -> None:
+        """Delete the rebuilt runs of recorded states whose outs nothing records any more.
 
-        One kind of machine gives a state one result: such outs were written over, or an earlier version mixed two
-        results in one run. A rebuilt run does not say what machine made it, and counts as the same. Only in this
-        repository's own database: elsewhere another clone's lock may name them. Runs that have only just ended are
-        left alone, as DVC may not have recorded them yet.
-
-        Returns:
-            How many were deleted.
+        One kind of machine gives a state one result. A rebuilt run does not say what machine made it, and counts as of
+        the same kind. A run that an execution made is never deleted. Only in this repository's own database: elsewhere
+        another clone's lock may name them. Runs that have only just ended are left alone, as DVC may not have recorded
+        them yet.
         """
         if own_database(self._client.tracking_uri) is None:
-            return 0
+            return
         settled = (time.time() - SETTLING_SECONDS) * 1000
-        recorded: dict[str, dict[str, str]] = defaultdict(dict)
-        for (state, _), run_id in self.run_ids.items():
-            recorded[state][self._index[run_id].data.tags.get("machine", "")] = run_id
-        others = [run for run in self._index.runs() if run.info.run_id not in self.run_ids.values()]
-        replaced = 0
-        for run in others:
-            machine, by = run.data.tags.get("machine", ""), recorded[run.data.tags.get("state", "")]
-            alike = (by[other] for other in by if machine == other or not (machine and other))
+        recorded = {state: run_id for (state, _), run_id in self.run_ids.items()}
+        for run in self._index.runs():
+            by = recorded.get(run.data.tags.get("state", ""))
             is_settled = run.info.status == "FINISHED" and run.info.end_time < settled
-            if is_settled and (same := next(alike, None)):
-                remove_run(self._client, run, REPLACED, by=same)
-                self._index.drop(run.info.run_id)
-                replaced += 1
-        return replaced
+            if by and is_settled and REBUILT in run.data.tags and run.info.run_id not in self.run_ids.values():
+                self._remove_contradicted(run, by)
 
     def link_children(self) -> None:
         """Make each run below training a child of its own training's run, where there is one."""
@@ -195,6 +187,41 @@ class States:
         run = find_equivalent_run(self._index, stage)
         return run.info.run_id if run else self._rebuild(stage)
 
+    def _is_disproved(self, stage: Identity) -> bool:
+        """Whether executions here show that a record is wrong; if so, warn, and delete what it led to.
+
+        Params or code that are edited after a stage's last look at them, and before DVC reads them, are recorded with
+        the outs of the state before. Such a record names outs that an execution of another state wrote; and either an
+        execution of its own state wrote others, or there was none and DVC recorded it right after that of the other.
+        """
+        outs = stage.out_digests()
+        executed = [run for run in self._index({"stage": stage.name}, finished=True) if _is_executed_here(run)]
+        own = [run for run in executed if run.data.tags["state"] == stage.state]
+        makers = [run for run in executed if run not in own and outputs(run.data.tags) == outs]
+        if not makers or any(outputs(run.data.tags) == outs for run in own):
+            return False
+        entries = entries_of(stage.entry(stage.name), outs)
+        delays = [entry.stat().st_mtime - run.info.end_time / 1000 for entry in entries for run in makers]
+        if not own and not any(0 <= seconds < RECORDING_SECONDS for seconds in delays):
+            return False
+        print(
+            f"warning: {stage.name}, state {stage.state[:12]}: {_source_of(stage)} records outs that run "
+            f"{makers[0].info.run_name} made of other inputs, which changed as it ended; no run is made for it, and "
+            f"`dvc repro --force {stage.name}` corrects it",
+            file=sys.stderr,
+        )
+        for entry in entries:  # else DVC would serve these outs for the new inputs
+            entry.unlink(missing_ok=True)
+        for run in self._index({"state": stage.state}):
+            if REBUILT in run.data.tags and outputs(run.data.tags) == outs:
+                self._remove_contradicted(run, makers[0].info.run_id)
+        return True
+
+    def _remove_contradicted(self, run: Run, by: str) -> None:
+        remove_run(self._client, run, REPLACED, by=by)
+        self._index.drop(run.info.run_id)
+        self.num_contradicted += 1
+
     def _rebuild(self, stage: Identity) -> str | None:
         with tempfile.TemporaryDirectory() as name:
             place = Path(name).resolve()
@@ -211,8 +238,14 @@ class States:
             return None
         self._index.refresh([run_id])
         self.rebuilt[run_id] = stage.name
-        for run in self._index({"state": stage.state}):  # attempts that wrote nothing
-            if not outputs(run.data.tags) and run.data.tags.get("machine") == machine_key():
+        for run in self._index({"state": stage.state}):
+            if outputs(run.data.tags) and _is_executed_here(run):
+                print(
+                    f"warning: {stage.name}, state {stage.state[:12]}: {_source_of(stage)} records other outs than its "
+                    "execution here wrote; both have a run, that of the record with the tag `rebuilt`",
+                    file=sys.stderr,
+                )
+            elif not outputs(run.data.tags) and run.data.tags.get("machine") == machine_key():
                 remove_run(self._client, run, DUPLICATE, by=run_id)
                 self._index.drop(run.info.run_id)
         return run_id
@@ -241,6 +274,20 @@ class States:
     def _set_parent(self, child: Run, train_id: str) -> None:
         self._client.set_tag(child.info.run_id, PARENT, train_id)
         self._index.refresh([child.info.run_id])
+
+
+def _is_executed_here(run: Run) -> bool:
+    """Whether an execution on this kind of machine finished a run; it made the outs from what the state names."""
+    is_executed = run.info.status == "FINISHED" and REBUILT not in run.data.tags
+    return is_executed and run.data.tags.get("machine") == machine_key()
+
+
+def _source_of(stage: Identity) -> str:
+    """Return where the state is recorded."""
+    snapshot = stage.snapshot
+    if snapshot and snapshot.experiment:
+        return f"experiment {snapshot.experiment.name}"
+    return f"dvc.lock of commit {snapshot.commit[:7]}" if snapshot and snapshot.commit else "dvc.lock or the run-cache"
 
 
 def _rebuild_run(client: MlflowClient, stage: Identity) -> str | None:

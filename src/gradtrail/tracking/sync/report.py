@@ -16,7 +16,7 @@ class SyncReport:
         unreadable: commits whose `dvc.yaml` or `dvc.lock`, and states whose files, cannot be read.
         killed: runs that were open although their process on this host no longer exists.
         duplicates: runs that were deleted, because their state has another one.
-        replaced: runs that were deleted, because their outs are not those that are recorded.
+        contradicted: rebuilt runs that were deleted, because an execution or a record of their state has other outs.
         elsewhere: runs that are open, with a process on another host.
     """
 
@@ -26,14 +26,14 @@ class SyncReport:
     unreadable: int = 0
     killed: int = 0
     duplicates: int = 0
-    replaced: int = 0
+    contradicted: int = 0
     elsewhere: int = 0
 
     @property
     def afterwards(self) -> "SyncReport":
         """The report of the next sync, if nothing changes."""
         present = self.present + sum(self.rebuilt.values())
-        return dataclasses.replace(self, present=present, rebuilt={}, killed=0, duplicates=0, replaced=0)
+        return dataclasses.replace(self, present=present, rebuilt={}, killed=0, duplicates=0, contradicted=0)
 
     def describe(self, *, verbose: bool = False) -> str:
         """Return the report as one line; states whose files are missing, as in a fresh clone, only if `verbose`."""
@@ -46,7 +46,7 @@ class SyncReport:
             f"skipped, not readable: {self.unreadable}": self.unreadable,
             f"closed, as their processes no longer exist: {self.killed}": self.killed,
             f"deleted as duplicates: {self.duplicates}": self.duplicates,
-            f"replaced, as their outs were not those recorded: {self.replaced}": self.replaced,
+            f"deleted, as their state has other outs: {self.contradicted}": self.contradicted,
             f"open on other hosts: {self.elsewhere}": self.elsewhere,
         }
         return "; ".join(part for part, is_so in parts.items() if is_so)

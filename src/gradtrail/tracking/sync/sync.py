@@ -25,12 +25,12 @@ from typing import Any
 
 from filelock import FileLock
 
+from gradtrail.stages.common.dvc_cache import file_folder
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.pipeline_file import FILES
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git, head_commit
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri, working_folder
-from gradtrail.tracking.lineage.dvc_cache import file_folder
 from gradtrail.tracking.lineage.recorded import entry_files
 from gradtrail.tracking.lineage.snapshots import find_experiments
 from gradtrail.tracking.mlflow.relocate import is_moved
