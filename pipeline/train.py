@@ -7,7 +7,7 @@ start_tracker(__name__)
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gradtrail.core.nn import inference
@@ -32,11 +32,13 @@ from gradtrail.tracking.mlflow.training_log import TrainingLog
 
 
 @contextlib.contextmanager
-def member_checkpoints(run: TrackedRun, training: Training, seeds: MemberSeeds, count: int) -> Iterator[ResumeFolder]:
+def member_checkpoints(
+    run: TrackedRun, training: Training, outlives: Callable[[], bool], seeds: MemberSeeds, count: int
+) -> Iterator[ResumeFolder]:
     """Yield the checkpoints of a member, or of `count` at once; of several they stay, for trainings with others."""
     stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds), count)
     with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
-        checkpoints = training.checkpoints(state, user=stage.state)
+        checkpoints = training.checkpoints(state, user=stage.state, outlives=outlives)
         is_kept = training.config.members > 1 or checkpoints.is_complete
         if checkpoints.is_begun:
             run.timings(resumed=True)
@@ -71,7 +73,7 @@ def main(stage: Stage) -> None:
             stage.processes.of_first(validate),
             train,
             config,
-            members=training.members(functools.partial(member_checkpoints, run, training)),
+            members=training.members(functools.partial(member_checkpoints, run, training, stage.inputs.have_changed)),
             listener=TrainingLog(
                 run, engine, is_live=config.members == 1, epsilons=training.epsilons, privacy=config.privacy
             ),

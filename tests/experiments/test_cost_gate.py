@@ -150,6 +150,6 @@ def test_the_accepted_costs_are_those_of_the_repository_on_any_processor(tmp_pat
             "python", "-m", "gradtrail", "gate", env=env | {"XLA_FLAGS": flags}
         )
     project.set("train.mlp.hidden", [512, 128])
-    told = project.run("python", "-m", "gradtrail", "gate", env=env, check=False)
+    told = project.run("python", "-m", "gradtrail", "gate", env=env, status=1)
     assert "train.mlp.hidden" in told
     assert "train/train_step" in told

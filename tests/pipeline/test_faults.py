@@ -6,6 +6,7 @@ import shutil
 import signal
 import sqlite3
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,47 @@ def test_after_a_kill_the_outs_are_the_old_ones_or_none(project: Project) -> Non
     project.run_stage("evaluate")
     assert all_outs(project) == expected
     assert statuses(project, "evaluate") == ["FINISHED"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_whose_code_changed_while_it_ran_writes_nothing(project: Project, stage: str) -> None:
+    before, script = all_outs(project), project.folder / f"pipeline/{stage}.py"
+    text = script.read_text()
+    with project.holding(stage) as has_begun:
+        process = project.start_stage(stage)
+        edit_once_begun(project, process, has_begun, lambda: script.write_text(f"{text}# a comment\n"))
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert output.splitlines()[-1].startswith(f"{stage}: pipeline/{stage}.py changed while {stage} ran; ")
+    assert all_outs(project) == before
+    assert statuses(project, stage) == ["FAILED"]
+
+
+def edit_once_begun(
+    project: Project, process: subprocess.Popen[str], has_begun: Callable[[], bool], edit: Callable[[], object]
+) -> None:
+    while not has_begun():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    edit()
+    (project.folder / ".git" / "hold").unlink()
+
+
+def test_a_training_whose_params_were_edited_resumes_when_the_edit_is_undone(project: Project) -> None:
+    expected = all_outs(project)
+    key = "train.adamw.learning_rate"
+    rate = project.get(key)
+    with project.holding("train") as has_begun:
+        process = project.start(sys.executable, "-m", "dvc", "repro", "--force", "--single-item", "train")
+        edit_once_begun(project, process, has_begun, lambda: project.set(key, 0.123))
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 255, output
+    assert f"train: params.yaml: {key} changed from {rate} to 0.123 while train ran" in output
+    assert all_outs(project) == expected
+    project.set(key, rate)
+    output = project.dvc("repro", "--force", "--single-item", "train")
+    assert "trained before, from a checkpoint" in output
+    assert all_outs(project) == expected
 
 
 def after(command: str) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def test_images_of_the_test_split_get_the_labels_that_evaluation_gave_them(proje
     options = ("--figure", str(tmp_path / "seen.png"))
     said = project.gradtrail("predict", *names, *options)
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "blank.png")
-    told = project.gradtrail("predict", names[0], str(tmp_path / "blank.png"), names[1], check=False)
+    told = project.gradtrail("predict", names[0], str(tmp_path / "blank.png"), names[1], status=2)
     assert told.splitlines()[:2] == said.splitlines()[:2]
     assert "blank.png: the image is blank" in told
     *answers, calibrated = said.splitlines()
@@ -167,7 +167,7 @@ def test_a_training_that_diverges_says_where(project: Project, tmp_path: Path) -
     copy.set("train.adamw.learning_rate", 1e8)
     copy.set("train.keep_epochs", [])
     copy.set("runtime.tracking", False)
-    output = copy.python("-m", "pipeline.train", check=False)
+    output = copy.python("-m", "pipeline.train", status=2)
     (line,) = besides_progress(output.splitlines())
     assert line.startswith("train: training diverged: the loss of step ")
     assert (copy.folder / "models/final.safetensors").read_bytes() == (

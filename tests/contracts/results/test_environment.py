@@ -83,7 +83,7 @@ def test_a_flag_in_the_environment_is_refused_before_anything_changes(project: P
     outs = [out for stage in PIPELINE for out in PIPELINE[stage].outs]
     before = project.digests(*outs)
     for command in (("-m", "pipeline.evaluate"), ("-m", "gradtrail", "repro", "--force")):
-        said = project.python(*command, env={"XLA_FLAGS": FAST_MATH}, check=False)
+        said = project.python(*command, env={"XLA_FLAGS": FAST_MATH}, status=2)
         (line,) = said.splitlines()
         assert all(words in line for words in (f"XLA_FLAGS has '{FAST_MATH}'", "environment.xla_flags"))
     with pytest.raises(AssertionError, match="ended with 2"):

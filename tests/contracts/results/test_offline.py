@@ -24,7 +24,7 @@ def repro(project: Project, *options: str) -> str:
 
 def test_the_stage_says_what_to_do_and_falls_back_to_nothing(project: Project) -> None:
     before = (project.folder / "params.yaml").read_bytes()
-    output = project.dvc("repro", "fetch", env={"MNIST_DIR": ""}, check=False)
+    output = project.dvc("repro", "fetch", env={"MNIST_DIR": ""}, status=255)
     assert "http://127.0.0.1:9/mnist" in output
     assert "set MNIST_DIR" in output
     assert "Traceback" not in output
@@ -60,7 +60,7 @@ def test_bad_params_are_refused_before_dvc_removes_anything(project: Project) ->
     (out := project.folder / "data/raw").mkdir(parents=True)
     (out / "of before").touch()
     project.set("gradients.top_fraction", 2)
-    output = project.gradtrail("repro", "fetch", check=False)
+    output = project.gradtrail("repro", "fetch", status=255)
     assert output == "gradtrail: params.yaml: gradients.top_fraction must be above 0 and at most 1, got 2.0\n"
     assert (out / "of before").exists()
 

@@ -26,7 +26,7 @@ def test_it_runs_by_itself_and_its_run_is_tracked(tmp_path_factory: pytest.TempP
     project: Project = finished_project().copy(tmp_path_factory.mktemp("privacy_audit") / "project")
     shutil.copytree(ROOT / "audit" / "privacy", project.folder / "audit" / "privacy")
     target = "audit/privacy/dvc.yaml"
-    refused = project.dvc("repro", target, check=False)
+    refused = project.dvc("repro", target, status=255)
     assert "privacy_audit: train.privacy.enabled must be true for a privacy audit, got false" in refused
     for key, value in PRIVATE.items():
         project.set(key, value)

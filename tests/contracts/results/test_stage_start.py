@@ -18,7 +18,7 @@ def project(tmp_path: Path) -> Project:
 
 def start(project: Project, stage: str, **env: str) -> tuple[int, str]:
     """Run a stage as DVC would; return exit status and what it printed."""
-    output = project.run("sh", "-c", f"sh pipeline/stage.sh {stage}; echo status $?", env=env, check=False)
+    output = project.run("sh", "-c", f"sh pipeline/stage.sh {stage}; echo status $?", env=env)
     *lines, status = output.strip().splitlines()
     return int(status.split()[1]), "\n".join(lines)
 
@@ -52,7 +52,7 @@ def _contents(folder: Path) -> dict[Path, bytes]:
 
 def test_a_stage_refuses_code_from_elsewhere(project: Project, tmp_path: Path) -> None:
     elsewhere = shutil.copytree(project.folder / "src", tmp_path / "src")
-    output = project.python("-m", "pipeline.fetch", env={"PYTHONPATH": str(elsewhere)}, check=False)
+    output = project.python("-m", "pipeline.fetch", env={"PYTHONPATH": str(elsewhere)}, status=2)
     assert "gradtrail was imported from" in output
     assert len(output.splitlines()) == 1
 

@@ -25,8 +25,8 @@ def own_code(project: Project) -> dict[str, str]:
     return {"PYTHONPATH": str(project.folder / "src")}
 
 
-def gc(project: Project, *arguments: str, check: bool = True, **env: str) -> str:
-    return project.gradtrail("gc", *arguments, env=env, check=check)
+def gc(project: Project, *arguments: str, status: int = 0, **env: str) -> str:
+    return project.gradtrail("gc", *arguments, env=env, status=status)
 
 
 def sql(project: Project, query: str) -> list[tuple]:
@@ -242,7 +242,7 @@ def test_what_was_interrupted_goes_on(project: Project) -> None:
     project.dvc("checkout")
     forget_what_ran(project)
     an_hour_later(project)
-    said = project.python("-c", INTERRUPTED, check=False)
+    said = project.python("-c", INTERRUPTED, status=2)
     assert "KeyboardInterrupt" in said
     assert len(sql(project, "select 1 from runs where lifecycle_stage = 'deleted'")) == 1
     assert len(ids(project)) == 5
@@ -293,7 +293,7 @@ def test_what_git_cannot_read_is_not_taken_for_nothing(project: Project) -> None
     project.git("update-ref", "refs/heads/broken", "HEAD")
     (project.folder / ".git/refs/heads/broken").write_text("1" * 40 + "\n")
     before = ids(project)
-    assert "git cannot read all commits" in gc(project, "--yes", check=False)
+    assert "git cannot read all commits" in gc(project, "--yes", status=2)
     assert ids(project) == before
 
 
@@ -328,9 +328,9 @@ def test_it_refuses_where_it_cannot_tell(project: Project, tmp_path: Path) -> No
     project.git("checkout", "-q", ".")
     an_hour_later(project)
     runs = ids(project)
-    assert "not a git repository" in gc(project, "--yes", check=False, GIT_DIR=str(tmp_path / "no"))
+    assert "not a git repository" in gc(project, "--yes", status=2, GIT_DIR=str(tmp_path / "no"))
     (project.folder / ".dvc/cache").rename(project.folder / ".dvc/away")
-    assert "DVC's cache is missing" in gc(project, "--yes", check=False)
+    assert "DVC's cache is missing" in gc(project, "--yes", status=2)
     (project.folder / "dvc.yaml").rename(project.folder / "away.yaml")
-    assert "not inside a gradtrail repository" in gc(project, "--yes", check=False)
+    assert "not inside a gradtrail repository" in gc(project, "--yes", status=2)
     assert ids(project) == runs

@@ -5,6 +5,7 @@ of DVC's run-cache, so that this shares no code with the sync that it judges.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import shutil
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +23,28 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from projects import Project, stop
+from projects import Project, stop, warm
 from ruamel.yaml import YAML
 from small_project import finished_small_project
+from warm_python import warm_python
 
 RATE, CLIP, BINS = "train.adamw.learning_rate", "train.clip_norm", "evaluate.calibration_bins"
 CHANGES = st.sampled_from([(RATE, 0.5), (RATE, 0.005), (CLIP, 5.0), (CLIP, 1.0), (BINS, 7), (BINS, 15)])
 CHANGED = (RATE, CLIP, BINS)
+READS = {
+    "fetch": "dataset",
+    "train": "adamw.learning_rate",
+    "evaluate": "calibration_bins",
+    "gradients": "top_fraction",
+}
+STAGES, CORE = list(READS), ("first", "second", "third")
+EDITS = [
+    *((RATE, value) for value in (0.5, 0.7)),
+    (BINS, 9),
+    *((f"src/gradtrail/core/{name}.py", word) for name in CORE for word in (name, "other")),
+    ("data/words.txt", "other words"),
+    ("models/final.safetensors", "other weights"),
+]
 Result = tuple[str, str, str]  # stage, digest of its own params that change, digest of its outs without the metrics
 
 
@@ -39,9 +56,16 @@ class Histories(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.project = finished_small_project().copy(Path(self.folder.name) / "project")
         self.number = 0
+        self.texts: dict[str, str] = {}  # of files that there were at a sync, by their MD5
 
     def teardown(self) -> None:
         self.folder.cleanup()
+
+    def dvc_unless_files_are_lost(self, *arguments: str) -> None:
+        """Run DVC, which may fail if its cache lacks files, and for no other reason."""
+        process = self.project.start(str(warm_python()), "-m", "dvc", *arguments, env=warm())
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0 or "Is your cache up to date?" in output, output
 
     @initialize()
     def begin(self) -> None:
@@ -54,16 +78,17 @@ class Histories(RuleBasedStateMachine):
 
     @rule(change=CHANGES)
     def run_an_experiment(self, change: tuple[str, Any]) -> None:
-        self.project.dvc("exp", "run", "-S", f"{change[0]}={change[1]}", check=False)  # DVC may refuse a dirty state
+        self.project.dvc("exp", "run", "-S", f"{change[0]}={change[1]}")
 
     @rule()
     def apply_an_experiment(self) -> None:
         if names := self.project.dvc("exp", "list", "--name-only").split():
-            self.project.dvc("exp", "apply", "--force", names[0], check=False)
+            self.dvc_unless_files_are_lost("exp", "apply", names[0])
 
     @rule()
     def commit(self) -> None:
-        self.project.run("git", "commit", "-qam", "some", check=False)  # there may be nothing to commit
+        if self.project.git("status", "--porcelain", "--untracked-files=no"):
+            self.project.git("commit", "-qam", "some")
 
     @rule()
     def branch_off(self) -> None:
@@ -80,7 +105,31 @@ class Histories(RuleBasedStateMachine):
     def check_out_another_commit(self) -> None:
         branches = self.project.git("for-each-ref", "--format=%(refname:short)", "refs/heads").split()
         self.project.git("checkout", "-qf", branches[0])
-        self.project.dvc("checkout", "--force", check=False)  # the cache may lack files
+        self.dvc_unless_files_are_lost("checkout", "--force")
+
+    @rule(edit=st.sampled_from(EDITS), stage=st.sampled_from(STAGES), seconds=st.floats(0, 4))
+    def edit_while_a_stage_runs(self, edit: tuple[str, Any], stage: str, seconds: float) -> None:
+        """Where the edit came too late for the stage to see it, do what `gradtrail sync` says."""
+        arguments = ("-m", "dvc", "repro", "--force", "--single-item", stage)
+        process = self.project.start(str(warm_python()), *arguments, env=warm())
+        time.sleep(seconds)
+        self.edit(*edit)
+        output, _ = process.communicate(timeout=300)
+        assert "Traceback" not in output
+        assert process.returncode == 0 or " changed " in output or "missing data" in output, output
+        if "corrects the record" in self.project.sync():
+            self.project.dvc(*arguments[2:])
+        self.sync()
+
+    def edit(self, what: str, value: Any) -> None:
+        path = self.project.folder / what
+        if what.endswith(".py"):
+            path.write_text(f"WORD = {value!r}\n")
+        elif "/" in what:
+            path.unlink(missing_ok=True)  # it may be a link into the cache
+            path.write_text(value)
+        else:
+            self.project.set(what, value)
 
     @rule()
     def lose_the_cache(self) -> None:
@@ -114,6 +163,9 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def sync(self) -> None:
         self.project.sync()
+        self.texts |= texts(self.project)
+        wrong = [run["name"] for run in self.project.runs() if run["status"] == "FINISHED" and not self.is_true(run)]
+        assert not wrong, f"runs whose outs do not follow from their params and deps: {wrong}"
         runs = finished_runs(self.project)
         twins = [result for result, count in Counter(run[0] for run in runs).items() if count > 1]
         assert not twins, f"states with two runs of one result: {twins}"
@@ -123,6 +175,29 @@ class Histories(RuleBasedStateMachine):
         before = self.project.runs()
         self.project.sync()
         assert self.project.runs() == before, "a second sync changes nothing"
+
+    def is_true(self, run: dict[str, Any]) -> bool:
+        """Whether a run's outs are what its stage makes of its params and deps; of deps that are lost, assume so."""
+        stage = run["tags"]["stage"]
+        made = json.loads((run["artifacts"] / "lineage.json").read_text())[stage]
+        value = str(functools.reduce(dict.__getitem__, READS[stage].split("."), made["params"]["params.yaml"][stage]))
+        core = next(path for path in made["deps"] if path.startswith("src/"))
+        words = [
+            self.texts.get(made["deps"][path]) for path in made["deps"] if path.endswith(".txt") or "models/" in path
+        ]
+        if None in words or made["deps"][core] not in self.texts:
+            return True
+        text = " ".join([*words, self.texts[made["deps"][core]].split("'")[1], value[:4]])
+        expected = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+        return all(md5 == expected for path, md5 in run["outs"].items() if not path.startswith("metrics/"))
+
+
+def texts(project: Project) -> dict[str, str]:
+    """Return the text of each file in DVC's cache, and of what stages read in the working folder."""
+    cached = [path for path in (project.folder / ".dvc/cache/files").rglob("*") if path.is_file()]
+    read = [project.folder / path for path in (*(f"src/gradtrail/core/{name}.py" for name in CORE), "data/words.txt")]
+    contents = [path.read_bytes() for path in (*cached, *read) if path.exists()]
+    return {hashlib.md5(content, usedforsecurity=False).hexdigest(): content.decode() for content in contents}
 
 
 def finished_runs(project: Project) -> list[tuple[tuple[str, str], Result]]:
@@ -227,7 +302,7 @@ def test_a_history_of_every_step_leaves_one_run_for_each_state() -> None:
         machine.sync()
         machine.run_an_experiment((BINS, 7))
         machine.kill_a_repro((CLIP, 5.0))
-        machine.sync()
+        machine.edit_while_a_stage_runs((RATE, 0.7), "train", 1.0)
         machine.apply_an_experiment()
         machine.write_over_the_weights()
         machine.check_out_another_commit()

@@ -20,8 +20,8 @@ def project(project: Project) -> Project:
     return project
 
 
-def show(project: Project, *words: str, check: bool = True) -> str:
-    return project.gradtrail("show", *words, check=check)
+def show(project: Project, *words: str, status: int = 0) -> str:
+    return project.gradtrail("show", *words, status=status)
 
 
 def commands(told: str) -> list[str]:
@@ -57,7 +57,7 @@ def test_the_chain_goes_down_to_the_raw_data(project: Project) -> None:
 def test_what_is_not_there_is_one_line(project: Project, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("of nobody")
     for what, said in (("nobody", "no run has this name"), (str(tmp_path / "other.txt"), "no run wrote")):
-        (line,) = show(project, what, check=False).splitlines()
+        (line,) = show(project, what, status=2).splitlines()
         assert said in line
 
 
@@ -68,7 +68,7 @@ def test_of_several_runs_a_person_chooses(project: Project) -> None:
     project.dvc("repro")
     names = {run["id"]: run["name"] for run in project.runs_of("evaluate")}
     ids, (name,) = set(names), set(names.values())
-    listed = show(project, name, check=False)
+    listed = show(project, name, status=2)
     assert listed.startswith(f"{name}: 2 runs; which one?")
     for line in listed.splitlines()[1:]:
         told = project.run("sh", "-c", line.partition("   ")[0], env={"PYTHONPATH": str(project.folder / "src")})

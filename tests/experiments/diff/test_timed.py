@@ -45,7 +45,7 @@ def test_what_cannot_be_timed_is_one_line_and_leaves_nothing(project: Project, t
         (["--python-b", str(tmp_path)], "--python-b: no interpreter"),
         (["--stage", "evaluate"], "only trainings can be timed"),
     ):
-        line = project.gradtrail("diff", "workspace", "HEAD", "--time", *arguments, check=False).strip()
+        line = project.gradtrail("diff", "workspace", "HEAD", "--time", *arguments, status=2).strip()
         assert line.startswith("gradtrail: "), line
         assert words in line
         assert "\n" not in line

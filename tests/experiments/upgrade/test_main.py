@@ -88,7 +88,7 @@ def test_the_same_versions_change_nothing_and_nothing_of_the_project_is_changed(
     assert "cp .gradtrail/upgrade/jax-0.0.1/requirements.lock requirements.lock" in said
     assert (project.runs(), project.git("status", "--porcelain")) == (runs, status)
     assert {path: path.read_bytes() for path in outs} == outs
-    broken = project.python("-c", _PLAYED, "broken", check=False)
+    broken = project.python("-c", _PLAYED, "broken", status=1)
     assert "jax-0.0.1: the project does not run with it: AttributeError: gone in this version" in broken
     assert not [*(project.folder / ".gradtrail/upgrade").iterdir()]
     assert not [*(project.folder / ".gradtrail/timed").iterdir()]

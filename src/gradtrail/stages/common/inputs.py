@@ -6,7 +6,7 @@ data were edited meanwhile would be recorded, and later served from the run-cach
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from gradtrail.stages.common.versions import require_recorded_versions
 from gradtrail.support.errors import UserError
 from gradtrail.support.running_time import seconds_running
 
-_Stamps = dict[Path, tuple[int, ...]]
+Stamps = dict[Path, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,11 @@ class Inputs:
     name: str
     spec: StageSpec
     entry: Entry
-    stamps: _Stamps  # of all files that the stage reads
+    stamps: Stamps  # of all files that the stage reads
+
+    def have_changed(self) -> bool:
+        """Whether the inputs are no longer those of the start."""
+        return self._describe_change() != ""
 
     def require_unchanged(self) -> None:
         """Raise UserError, in one line that names what changed, unless the inputs are those of the start."""
@@ -42,7 +46,7 @@ class Inputs:
         """Return the first change since the start; empty if there is none."""
         try:
             require_recorded_versions(self.spec.params.get(str(VERSIONS), ()))
-            if _stamps(self.spec) == self.stamps:
+            if _read_stamps(self.spec) == self.stamps:
                 return ""
             if read_pipelines(Path()).get(self.name) != self.spec:
                 return f"dvc.yaml: stage {self.name} changed"
@@ -51,7 +55,7 @@ class Inputs:
             return f"{error.filename} was removed"
         except UserError as error:
             return f"{error}: changed"
-        return next(_changes(self.entry, now, changed=_changed_files(self.stamps, _stamps(self.spec))), "")
+        return next(_changes(self.entry, now, changed_files(self.stamps, _read_stamps(self.spec))), "")
 
 
 def read_inputs(name: str, spec: StageSpec) -> Inputs:
@@ -61,7 +65,7 @@ def read_inputs(name: str, spec: StageSpec) -> Inputs:
         UserError: a dep is missing; a params file cannot be read or lacks a key; or code changed after this process
             started, which may have imported either version.
     """
-    stamps = _stamps(spec)
+    stamps = _read_stamps(spec)
     if newest := _changed_within(seconds_running(), stamps):
         raise UserError(f"{newest} changed while {name} was starting; run it again")
     entry = live_entry(spec, Path(), is_partial=True)
@@ -70,7 +74,7 @@ def read_inputs(name: str, spec: StageSpec) -> Inputs:
     return Inputs(name=name, spec=spec, entry=entry, stamps=stamps)
 
 
-def _changed_within(seconds: float, stamps: Mapping[Path, tuple[int, ...]]) -> Path | None:
+def _changed_within(seconds: float, stamps: Stamps) -> Path | None:
     """Return a file of code that changed within so many seconds before now, by the clock of the file system."""
     with tempfile.TemporaryFile(dir=Path()) as file:
         now = os.fstat(file.fileno()).st_ctime
@@ -79,20 +83,23 @@ def _changed_within(seconds: float, stamps: Mapping[Path, tuple[int, ...]]) -> P
     return newest if newest and now - code[newest][0] / 1e9 < seconds else None
 
 
-def _stamps(spec: StageSpec) -> _Stamps:
-    """Return what changes, for each file that a stage reads, whenever its content does; missing files are left out."""
-    files = [Path("dvc.yaml"), *map(Path, spec.params)]
-    for dep in map(Path, spec.deps):
-        files += (path for path in dep.rglob("*") if path.is_file()) if dep.is_dir() else [dep]
+def _read_stamps(spec: StageSpec) -> Stamps:
+    return stamps_of(Path(name) for name in ("dvc.yaml", *spec.params, *spec.deps))
+
+
+def stamps_of(paths: Iterable[Path]) -> Stamps:
+    """Return what changes whenever the content of a file does, for files and those in folders; not for missing ones."""
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir()]
     stats = {path: path.stat() for path in files if path.exists() and "__pycache__" not in path.parts}
     return {path: (s.st_ctime_ns, s.st_mtime_ns, s.st_size, s.st_ino) for path, s in stats.items()}
 
 
-def _changed_files(before: _Stamps, after: _Stamps) -> list[str]:
+def changed_files(before: Stamps, after: Stamps) -> list[str]:
+    """Return the files whose stamps differ, or that only one of the two has."""
     return sorted(path.as_posix() for path in {*before, *after} if before.get(path) != after.get(path))
 
 
-def _changes(before: Entry, after: Entry, changed: list[str]) -> Iterator[str]:
+def _changes(before: Entry, after: Entry, files: list[str]) -> Iterator[str]:
     """Yield each change of a param or a dep; for a folder, the first changed file in it."""
     for file, values in before.params.items():
         old, new = flatten(values), flatten(after.params[file])
@@ -101,7 +108,7 @@ def _changes(before: Entry, after: Entry, changed: list[str]) -> Iterator[str]:
                 yield f"{file}: {key} changed from {was} to {is_now}"
     for dep, md5 in before.deps.items():
         if after.deps[dep] != md5:
-            yield f"{next((path for path in changed if path.startswith(dep)), dep)} changed"
+            yield f"{next((file for file in files if file.startswith(dep)), dep)} changed"
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

@@ -19,7 +19,7 @@ from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common.dvc_cache import restore
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
 from gradtrail.stages.common.files import read_mapping, scratch_folder, write_json, writing_outs
-from gradtrail.stages.common.inputs import Inputs, read_inputs
+from gradtrail.stages.common.inputs import Inputs, Stamps, changed_files, read_inputs, stamps_of
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import load_section, validate
 from gradtrail.stages.common.pipeline_file import StageSpec, outs_of, read_locks, read_pipelines
@@ -50,6 +50,7 @@ class Stage:
     name: str
     made_at: float = field(default_factory=time.time, compare=False, kw_only=True)
     processes: Processes = field(default=ALONE, compare=False, kw_only=True)
+    _written: Stamps = field(default_factory=dict, init=False, compare=False)  # of the outs, once they are in place
 
     @cached_property
     def folder(self) -> Path:
@@ -113,6 +114,15 @@ class Stage:
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
             self.inputs.require_unchanged()
+        self._written.update(stamps_of(self.folder / out for out in self.spec.outs))
+
+    def require_unchanged(self) -> None:
+        """Raise UserError if what the stage read, or the outs that it wrote, changed before its end."""
+        self.inputs.require_unchanged()
+        outs = stamps_of(self.folder / out for out in self.spec.outs)
+        if self._written and (changed := changed_files(self._written, outs)):
+            file = Path(changed[0]).relative_to(self.folder)
+            raise UserError(f"{file} changed while {self.name} was ending; `dvc repro` runs it again")
 
     def restore_outs(self) -> None:
         """Restore missing outs, as `dvc.lock` names them, as far as DVC's cache has them."""

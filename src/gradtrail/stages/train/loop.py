@@ -248,8 +248,7 @@ def run_at_once(
                 how = f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` resumes from there"
                 raise Stopped(how, stop)
             if is_over(chunk.step):
-                if member.is_kept:
-                    checkpoints.keep(to_keep, history, seconds())
+                checkpoints.end(to_keep, history, seconds(), is_kept=member.is_kept)
                 break
             checkpoints.tick(to_keep, history, seconds())
     return [

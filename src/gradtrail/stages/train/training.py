@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -144,11 +145,10 @@ class Training:
         )
         return {"members_at_once_speedup": found}
 
-    def checkpoints(self, state: str, user: str = "") -> ResumeFolder:
+    def checkpoints(self, state: str, **options: Any) -> ResumeFolder:
         """Return the checkpoints of the state with this key, see `resume_folder`; in process 0 it must be the key."""
-        return resume_folder(
-            state, self.runtime, self.config.shards, processes=self.processes, clock=time.monotonic, user=user
-        )
+        clock = time.monotonic
+        return resume_folder(state, self.runtime, self.config.shards, processes=self.processes, clock=clock, **options)
 
     def members(self, checkpoints: Callable[[MemberSeeds, int], AbstractContextManager[ResumeFolder]]) -> Members:
         """Return what the members have in common; see there for `checkpoints`."""

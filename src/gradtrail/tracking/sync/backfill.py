@@ -40,7 +40,7 @@ from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs
 from gradtrail.tracking.sync.carry_over import carry_over_keys
 from gradtrail.tracking.sync.report import SyncReport
 
-DUPLICATE = "duplicate_of"
+DUPLICATE, MISRECORDED = "duplicate_of", "misrecorded_as"  # tags: of a run, of states
 SETTLING_SECONDS = 120  # from a run's end until DVC has surely recorded the state
 RECORDING_SECONDS = 60  # from a run's end until DVC has usually recorded the state
 Result = tuple[str, str]
@@ -188,33 +188,38 @@ class States:
         return run.info.run_id if run else self._rebuild(stage)
 
     def _is_disproved(self, stage: Identity) -> bool:
-        """Whether executions here show that a record is wrong; if so, warn, and delete what it led to.
+        """Whether executions here show that a record is wrong; if so, warn once, and delete what it led to.
 
-        Params or code that are edited after a stage's last look at them, and before DVC reads them, are recorded with
-        the outs of the state before. Such a record names outs that an execution of another state wrote; and either an
-        execution of its own state wrote others, or there was none and DVC recorded it right after that of the other.
+        What is edited after a stage's last look, and before DVC reads it, is recorded as if the stage had read or
+        written it. Such a record has the outs of an execution of another state, or other outs than that of its own;
+        and there are both executions, or DVC wrote it right after the one that there is.
         """
         outs = stage.out_digests()
         executed = [run for run in self._index({"stage": stage.name}, finished=True) if _is_executed_here(run)]
         own = [run for run in executed if run.data.tags["state"] == stage.state]
         makers = [run for run in executed if run not in own and outputs(run.data.tags) == outs]
-        if not makers or any(outputs(run.data.tags) == outs for run in own):
+        if not (own or makers) or any(outputs(run.data.tags) == outs for run in own):
             return False
-        entries = entries_of(stage.entry(stage.name), outs)
-        delays = [entry.stat().st_mtime - run.info.end_time / 1000 for entry in entries for run in makers]
-        if not own and not any(0 <= seconds < RECORDING_SECONDS for seconds in delays):
+        maker, entries = (makers or own)[0], entries_of(stage.entry(stage.name), outs)
+        states = maker.data.tags.get(MISRECORDED, "").split()
+        delays = [entry.stat().st_mtime - run.info.end_time / 1000 for entry in entries for run in (*makers, *own)]
+        is_late = any(0 <= seconds < RECORDING_SECONDS for seconds in delays)
+        if not ((own and makers) or stage.state in states or is_late):
             return False
-        print(
-            f"warning: {stage.name}, state {stage.state[:12]}: {_source_of(stage)} records outs that run "
-            f"{makers[0].info.run_name} made of other inputs, which changed as it ended; no run is made for it, and "
-            f"`dvc repro --force {stage.name}` corrects it",
-            file=sys.stderr,
-        )
         for entry in entries:  # else DVC would serve these outs for the new inputs
             entry.unlink(missing_ok=True)
         for run in self._index({"state": stage.state}):
             if REBUILT in run.data.tags and outputs(run.data.tags) == outs:
-                self._remove_contradicted(run, makers[0].info.run_id)
+                self._remove_contradicted(run, maker.info.run_id)
+        if stage.state not in states:
+            self._client.set_tag(maker.info.run_id, MISRECORDED, " ".join([*states, stage.state]))
+            self._index.refresh([maker.info.run_id])
+            print(
+                f"warning: {stage.name}, state {stage.state[:12]}: {_source_of(stage)} contradicts run "
+                f"{maker.info.run_name}, as files were edited just when that ended; the run is kept, and "
+                f"`dvc repro --force {stage.name}` corrects the record",
+                file=sys.stderr,
+            )
         return True
 
     def _remove_contradicted(self, run: Run, by: str) -> None:
