@@ -166,7 +166,8 @@ class Project:
         for part in parents:
             node = node[part]
         node[last] = value
-        yaml.dump(content, path)
+        yaml.dump(content, beside := path.with_suffix(".tmp"))
+        beside.replace(path)  # a stage that is starting reads the old file or the new one
 
     def get(self, key: str) -> Any:
         """Return one value of `params.yaml`."""

@@ -53,7 +53,9 @@ def test_a_partial_checkout_trains_on(project: Project) -> None:
     assert newest["params"]["fetch.dataset"] == "digits"
 
 
-def test_a_run_never_mixes_two_results_and_sync_follows_the_lock(project: Project, client: MlflowClient) -> None:
+def test_a_run_never_mixes_two_results_and_sync_deletes_none_that_was_executed(
+    project: Project, client: MlflowClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     (first,) = project.runs_of("train")
     assert "a new run replaces its run" in train_elsewhere(project)
     (second,) = project.runs_of("train")
@@ -61,11 +63,14 @@ def test_a_run_never_mixes_two_results_and_sync_follows_the_lock(project: Projec
     assert second["outs"][WEIGHTS] == digest(project.folder / WEIGHTS)
     assert client.get_run(first["id"]).data.tags["replaced_by"] == second["id"]
 
-    assert "replaced, as their outs were not those recorded: 1" in sync().describe()
-    (mended,) = project.runs_of("train")
-    assert mended["outs"][WEIGHTS] == first["outs"][WEIGHTS]
+    assert sync().describe() == "3 runs present; rebuilt: train"
+    assert "dvc.lock of commit" in (warning := capsys.readouterr().err)
+    assert "records other outs than its execution here wrote; both have a run" in warning
+    recorded, executed = project.runs_of("train")
+    assert executed["id"] == second["id"]
+    assert recorded["outs"][WEIGHTS] == first["outs"][WEIGHTS]
     below = [run for run in project.runs() if "train_state" in run["tags"]]
-    assert {run["tags"]["mlflow.parentRunId"] for run in below} == {mended["id"]}
+    assert {run["tags"]["mlflow.parentRunId"] for run in below} == {recorded["id"]}
     assert sync().describe() == "4 runs present"
 
 

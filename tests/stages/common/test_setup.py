@@ -82,5 +82,6 @@ def test_two_at_once_compile_a_function_once_and_agree(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT]
     both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     first, second = sorted(process.communicate(timeout=120)[0].split() for process in both)
+    assert [process.returncode for process in both] == [0, 0]
     assert (first[0], second[0]) == ("False", "True")
     assert first[1] == second[1]
