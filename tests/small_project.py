@@ -35,6 +35,7 @@ def main(stage: Stage) -> None:
             time.sleep(0.01)
         with stage.writing_outs() as new:
             for name in WRITES:
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
                 (new / name).write_text(" ".join([*words, WORD, str(value)[:4]]) + os.environ.get("OTHER_BYTES", ""))
             about = {{"dataset": "words", "dataset_digest": "0" * 64, "length": len(str(value))}}
             headlines = dict.fromkeys(("loss", "grad_norm_median"), len(str(value)))  # that a training's run shows
