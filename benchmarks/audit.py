@@ -4,15 +4,16 @@ python -m benchmarks.audit
 """
 
 import json
+import sys
 from pathlib import Path
 
-from benchmarks.pipeline import measure
+from benchmarks.pipeline import measure_command
 from benchmarks.record import record
 
 
 def main() -> None:
     """Force the stage once and print what it found."""
-    cost = measure("repro", "--force", "--single-item", "audit/dvc.yaml")
+    cost = measure_command(sys.executable, "-m", "gradtrail", "repro", "--force", "--single-item", "audit/dvc.yaml")
     print(f"audit: {cost.seconds:.0f} s, {cost.peak_mebibytes:.0f} MiB")
     metrics = json.loads(Path("metrics/audit.json").read_text())
     for noise in ("uniform", "confused"):

@@ -1,5 +1,6 @@
 """`gradtrail repro`: run `dvc repro` in a clone or an unpacked archive, with or without a network."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from gradtrail.experiments.sections import require_known_sections, section_confi
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
-from gradtrail.stages.common.pipeline_file import sha256_of
+from gradtrail.stages.common.pipeline_file import FILES, sha256_of
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.datasets.catalog import DATASETS, stands_in_for, title
 from gradtrail.support.errors import NO_SOURCE_FLAG, UserError, with_store
@@ -42,7 +44,7 @@ def reproduce(arguments: list[str]) -> int:
     started = time.monotonic()
     fit_dvc_to_git()
     _validate_params()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _visible(arguments):
         flag = Path(folder) / "no-source"
         status = _dvc_repro(arguments, flag)
         if status != 0 and flag.exists():
@@ -56,6 +58,20 @@ def reproduce(arguments: list[str]) -> int:
         _tell_differences()
     _remind_of_stand_in()
     return 0
+
+
+@contextlib.contextmanager
+def _visible(targets: Sequence[str]) -> Iterator[None]:
+    """Show DVC the optional pipelines among the targets; those that have a `dvc.lock` afterwards stay visible."""
+    pipelines = [Path(name) for name in FILES[2::2] if Path(name) in {Path(one.partition(":")[0]) for one in targets}]
+    for pipeline in pipelines:
+        pipeline.with_name(".dvcignore").write_text("!/dvc.yaml\n")
+    try:
+        yield
+    finally:
+        for pipeline in pipelines:
+            if not pipeline.with_name("dvc.lock").exists():
+                pipeline.with_name(".dvcignore").unlink()
 
 
 def fit_dvc_to_git() -> None:

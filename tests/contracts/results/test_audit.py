@@ -34,7 +34,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         project.set(key, value)
     project.commit("an audit")
     assert "audit" not in project.dvc("repro", "--dry"), "dvc repro does not run it"
-    assert project.ran(project.dvc("repro", "audit/dvc.yaml")) == ["preprocess", "audit/dvc.yaml:audit"]
+    assert project.ran(project.gradtrail("repro", "audit/dvc.yaml")) == ["preprocess", "audit/dvc.yaml:audit"]
     return project
 
 

@@ -26,12 +26,12 @@ def test_it_runs_by_itself_and_its_run_is_tracked(tmp_path_factory: pytest.TempP
     project: Project = finished_project().copy(tmp_path_factory.mktemp("privacy_audit") / "project")
     shutil.copytree(ROOT / "audit" / "privacy", project.folder / "audit" / "privacy")
     target = "audit/privacy/dvc.yaml"
-    refused = project.dvc("repro", target, status=255)
+    refused = project.gradtrail("repro", target, status=255)
     assert "privacy_audit: train.privacy.enabled must be true for a privacy audit, got false" in refused
     for key, value in PRIVATE.items():
         project.set(key, value)
     project.commit("a private training")
-    assert project.ran(project.dvc("repro", target)) == [f"{target}:privacy_audit"]
+    assert project.ran(project.gradtrail("repro", target)) == [f"{target}:privacy_audit"]
     metrics = json.loads((project.folder / "metrics" / "privacy_audit.json").read_text())
     assert (metrics["canaries"], metrics["guesses"]) == (40, 4)
     assert metrics["epsilon_lower_bound"] <= metrics["epsilon"]

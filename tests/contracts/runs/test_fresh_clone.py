@@ -1,6 +1,7 @@
-"""DVC in a clone that lacks the outs of a stage."""
+"""DVC and our commands in a clone that lacks something: the outs of a stage, an optional pipeline, its history."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from projects import ROOT, Project
@@ -9,6 +10,7 @@ from ruamel.yaml import YAML
 CACHE = ".dvc/cache/files/md5"
 PLOTS = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["plots"]
 HALF = ("-S", "train.adamw.learning_rate=0.5")
+OPTIONAL = "audit/dvc.yaml"
 
 
 @pytest.mark.slow
@@ -25,3 +27,42 @@ def test_an_experiment_needs_no_outs_of_stages_that_it_leaves_out(project: Proje
     shutil.rmtree(project.folder / "results/gradients")
     project.dvc("exp", "run", "--name", "half", *HALF, "evaluate")
     assert "half" in project.dvc("exp", "list")
+
+
+def write_optional(project: Project, command: str) -> None:
+    """Write an optional pipeline of one stage beside the real one for private trainings."""
+    stage = {"wdir": "..", "cmd": command, "deps": ["data/words.txt"], "outs": ["results/audit.txt"]}
+    YAML().dump({"stages": {"audit": stage}}, project.folder / OPTIONAL)
+
+
+@pytest.mark.slow
+def test_dvc_asks_for_outs_of_an_optional_pipeline_only_after_it_ran(project: Project, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "audit", project.folder / "audit", ignore=shutil.ignore_patterns("dvc.lock", ".dvcignore"))
+    write_optional(project, "false")
+    project.set("runtime.tracking", False)
+    project.dvc("remote", "add", "--default", "storage", str(tmp_path / "remote"))
+    project.commit("optional pipelines")
+
+    def check_bare_commands() -> None:
+        for command in ("push", "fetch", "pull", "checkout"):
+            project.dvc(command)
+        assert project.dvc("status") == "Data and pipelines are up to date.\n"
+
+    check_bare_commands()
+    assert "WARNING" not in project.dvc("exp", "run", "--name", "half", *HALF)
+    project.git("checkout", "-q", ".")
+    project.dvc("exp", "apply", "half")
+    project.git("checkout", "-q", ".")
+    project.dvc("checkout")
+    assert "failed to run: false" in project.gradtrail("repro", OPTIONAL, check=False)
+    check_bare_commands()
+    write_optional(project, "mkdir -p results && cp data/words.txt results/audit.txt")
+    assert project.ran(project.gradtrail("repro", OPTIONAL)) == [f"{OPTIONAL}:audit"]
+    check_bare_commands()
+    (project.folder / "results/audit.txt").unlink()
+    project.dvc("checkout")
+    assert (project.folder / "results/audit.txt").exists()
+    for name in ("audit/dvc.lock", "audit/.dvcignore", "results/audit.txt"):
+        (project.folder / name).unlink()
+    assert "is cached - skipping run" in project.gradtrail("repro", OPTIONAL)
+    assert (project.folder / "results/audit.txt").exists()

@@ -94,12 +94,18 @@ def _in_snapshot(snapshot: Snapshot, run: Run) -> Iterator[RestoreOption]:
 def _fill(stage: Identity) -> str:
     """Return the command that checks out the files of a lock, or pulls or computes them if the cache lacks some.
 
-    It names the pipeline: without a name DVC asks for the outs of those beside it too, which may never have been run.
+    It names the pipeline: without a name DVC asks for the outs of an optional one too, if that was ever run.
     """
     files = " ".join(dict.fromkeys([FILES[0], dvc_file(stage.name)]))
     if _is_here(stage):
         return f"dvc checkout {files}"
-    return f"dvc pull {files}" if has_remote() else f"dvc repro {dvc_target(stage.name)}"
+    return f"dvc pull {files}" if has_remote() else _repro(stage.name)
+
+
+def _repro(stage: str) -> str:
+    """Return the command that runs a stage; DVC alone does not see an optional pipeline that has not been run."""
+    target = dvc_target(stage)
+    return f"{'dvc' if target == stage else 'gradtrail'} repro {shlex.quote(target)}"
 
 
 def _is_here(stage: Identity) -> bool:
@@ -122,7 +128,7 @@ def _by_origin(run: Run, diff: str) -> Iterator[RestoreOption]:
     commit = tags.get("mlflow.source.git.commit", "")
     if not git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return
-    checkout, repro = f"git checkout {commit[:12]}", f"dvc repro {shlex.quote(dvc_target(tags['stage']))}"
+    checkout, repro = f"git checkout {commit[:12]}", _repro(tags["stage"])
     same = "computes the same bytes"
     if run.data.params.get(_SOURCE_OF_NOISE, "None") != "None":
         same += ", with the secret of its noise"

@@ -17,8 +17,8 @@ from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.support.errors import UserError, one_line
 
-# The pipeline of the root and those beside it, which `dvc repro` in the root does not run and whose paths are the same,
-# each with its lock
+# The pipeline of the root and the optional ones, each with its lock; all paths are relative to the root. `.dvcignore`
+# hides the optional ones from DVC until `gradtrail repro` has run them
 FILES = ("dvc.yaml", "dvc.lock", "audit/dvc.yaml", "audit/dvc.lock", "audit/privacy/dvc.yaml", "audit/privacy/dvc.lock")
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
 _CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/"), (".py", ".j2")  # what else a stage reads is data
