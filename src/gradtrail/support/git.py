@@ -63,6 +63,15 @@ def is_in_repository() -> bool:
     return False
 
 
+def require_full_clone(folder: Path) -> None:
+    """Refuse a shallow clone, in which DVC's queue and `dvc exp run --temp` end with 0 and keep no experiment."""
+    if git("-C", str(folder), "rev-parse", "--is-shallow-repository") == "true":
+        raise UserError(
+            f"{folder}: a shallow clone, in which DVC keeps no experiment of its queue or of `dvc exp run --temp`; "
+            "`git fetch --unshallow`, then run the same command again"
+        )
+
+
 def head_commit() -> str:
     """Return the hash of the commit that is checked out; empty where there is none."""
     return git("rev-parse", "--verify", "--quiet", "HEAD")

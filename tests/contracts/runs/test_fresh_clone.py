@@ -54,7 +54,7 @@ def test_dvc_asks_for_outs_of_an_optional_pipeline_only_after_it_ran(project: Pr
     project.dvc("exp", "apply", "half")
     project.git("checkout", "-q", ".")
     project.dvc("checkout")
-    assert "failed to run: false" in project.gradtrail("repro", OPTIONAL, check=False)
+    assert "failed to run: false" in project.gradtrail("repro", OPTIONAL, status=255)
     check_bare_commands()
     write_optional(project, "mkdir -p results && cp data/words.txt results/audit.txt")
     assert project.ran(project.gradtrail("repro", OPTIONAL)) == [f"{OPTIONAL}:audit"]
@@ -66,3 +66,35 @@ def test_dvc_asks_for_outs_of_an_optional_pipeline_only_after_it_ran(project: Pr
         (project.folder / name).unlink()
     assert "is cached - skipping run" in project.gradtrail("repro", OPTIONAL)
     assert (project.folder / "results/audit.txt").exists()
+
+
+@pytest.fixture(params=["shallow", "köln"])
+def incapable(request: pytest.FixtureRequest, project: Project, tmp_path: Path) -> Project:
+    """A clone in which DVC loses experiments of its queue and of `--temp`, or cannot run them."""
+    shutil.copy(ROOT / "recipes.yaml", project.folder)
+    comparison = {"about": "?", "seeds": [0], "variants": {"whole": {}, "half": {"train.adamw.learning_rate": 0.5}}}
+    YAML().dump({"rates": comparison}, project.folder / "comparisons.yaml")
+    project.commit("experiments")
+    depth = ("--depth", "1") if request.param == "shallow" else ()
+    project.git("clone", "-q", *depth, f"file://{project.folder}", str(tmp_path / request.param))
+    clone = Project(tmp_path / request.param)
+    shutil.copytree(project.folder / ".dvc/cache", clone.folder / ".dvc/cache")
+    return clone
+
+
+@pytest.mark.slow
+def test_experiments_are_refused_where_dvc_would_not_keep_them(incapable: Project) -> None:
+    remedy = {"shallow": "`git fetch --unshallow`", "köln": "`dvc cache dir --local PATH`"}[incapable.folder.name]
+    for verb in (("recipes", "linear"), ("compare", "rates")):
+        output = incapable.gradtrail(*verb, status=2)
+        assert len(output.splitlines()) == 1, output
+        assert output.startswith("gradtrail: ")
+        assert remedy in output
+    if incapable.folder.name == "shallow":
+        output = incapable.dvc("exp", "run", "--temp", *HALF, status=255)
+        assert f"{incapable.folder}: a shallow clone" in output
+        assert remedy in output
+        assert "failed to run: sh pipeline/stage.sh train, exited with 2" in output
+        incapable.git("fetch", "-q", "--unshallow")
+        assert "exited with" not in incapable.dvc("exp", "run", "--temp", "--name", "half", *HALF)
+        assert "half" in incapable.dvc("exp", "list")

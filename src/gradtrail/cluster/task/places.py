@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gradtrail.cluster.task.shell import CommandError
 from gradtrail.cluster.task.shell import git as strict_git
-from gradtrail.stages.common.dvc_cache import cache_folder
+from gradtrail.stages.common.dvc_cache import cache_folder, require_copies
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, git, head_commit
@@ -42,6 +42,7 @@ class Places:
 
 def local_places() -> Places:
     """Return the places for experiments on this machine: this repository, its cache and its store."""
+    require_copies()
     commit = _clean_commit()
     folder = Path(git("rev-parse", "--git-common-dir")).resolve()
     return Places(

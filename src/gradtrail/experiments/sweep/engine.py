@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from gradtrail.experiments.sweep.queue import ExperimentQueue, bring_up_to_date, queue_experiments, wait_for
 from gradtrail.stages.common.overrides import as_options
+from gradtrail.stages.common.dvc_cache import require_copies
 
 _STILL_RUNNING = (
     "DVC's queue keeps running: `dvc queue status` shows it, `dvc queue stop --kill` stops it, "
@@ -58,7 +59,11 @@ class QueueEngine:
         """Wait for experiments that were queued before, and run `dvc repro`; return its exit status.
 
         An experiment fails where DVC's cache lacks an out of the working folder.
+
+        Raises:
+            UserError: DVC cannot copy the repository; one line.
         """
+        require_copies()
         with self._telling(title):
             tasks = self._queue.read()
             earlier = {task: task for task in (*tasks.running, *tasks.waiting)}

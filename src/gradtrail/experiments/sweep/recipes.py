@@ -19,6 +19,7 @@ from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, as_op
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, read_pipeline, stages_before, values_of
 from gradtrail.support.errors import UserError, suggestion
+from gradtrail.stages.common.dvc_cache import require_copies
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -99,6 +100,7 @@ def run_recipe(name: str, seeds: Iterable[int]) -> int:
         The first exit status that is not 0.
     """
     recipe = choose(name)
+    require_copies()
     runs = [PlannedRun(name, seed) for seed in seeds]
     trainings = trainings_of(runs, together=varies_all(read_yaml(PARAMS)))
     for arguments in [["dvc", "repro"], *(command(recipe, training.seeds) for training in trainings)]:

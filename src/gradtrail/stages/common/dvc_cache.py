@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.digests import digest, folder_digest
-from gradtrail.support.git import blobs
+from gradtrail.support.errors import UserError
+from gradtrail.support.git import blobs, require_full_clone
 from gradtrail.support.paths import root, working_folder
 
 _SYSTEM_CONFIG = "/etc/xdg/dvc/config"
@@ -25,6 +26,16 @@ _CLOCK_SECONDS = 2  # within which two writes may have one time, on any file sys
 def cache_folder() -> Path:
     """Return the folder of DVC's cache; of DVC's configuration files the last one that names it counts."""
     return _configured_cache(root() / ".dvc")
+
+
+def require_copies() -> None:
+    """Refuse a repository in which DVC's queue and `dvc exp run --temp`, which copy the repository, would fail."""
+    require_full_clone(root())
+    if not str(folder := cache_folder()).isascii():
+        raise UserError(
+            f"{folder}: DVC's queue and `dvc exp run --temp` fail where the path of its cache is not ASCII; "
+            "`dvc cache dir --local PATH` sets another, or move the repository"
+        )
 
 
 def has_remote() -> bool:

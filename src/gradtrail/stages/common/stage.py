@@ -28,8 +28,9 @@ from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.stages.common.versions import require_recorded_versions
 from gradtrail.support.errors import UserError, environment_error, one_line
+from gradtrail.support.git import require_full_clone
 from gradtrail.support.live_arrays import warn_of_live_arrays
-from gradtrail.support.paths import require_own_code, working_folder
+from gradtrail.support.paths import require_own_code, root, working_folder
 from gradtrail.support.ranks import refuse_followers
 from gradtrail.support.running_time import seconds_running
 from gradtrail.support.signals import Stopped, stopping_on_signals
@@ -175,6 +176,8 @@ def run_stage(
     try:
         with _restoring_outs(stage):
             require_own_code()
+            if stage.folder != root():  # DVC runs it in a copy
+                require_full_clone(root())
             require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
             stage.set_up()
             if follow is None:
