@@ -144,6 +144,19 @@ def test_an_experiment_is_restored(project: Project, options: tuple[str, ...]) -
 
 
 @pytest.mark.slow
+def test_a_renamed_experiment_has_its_new_name_after_a_sync(project: Project) -> None:
+    project.dvc("exp", "run", "--temp", "-S", f"{LR}=0.5", "--name", "old")
+    project.dvc("exp", "rename", "old", "new")
+    project.dvc("exp", "run", "--temp", "-S", f"{LR}=0.75", "--name", "old")
+    project.sync()
+    names = {run["params"][LR]: run["tags"].get("dvc.exp_name") for run in project.runs_of("train")}
+    assert names == {"0.005": None, "0.5": "new", "0.75": "old"}
+    run = of_learning_rate(project, "0.5")
+    assert "Experiment `new`." in run["tags"]["mlflow.note.content"]
+    assert "experiment new, of" in show(project, "new")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("forget", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_what_no_lock_names_is_made_again(project: Project, *, forget: bool) -> None:
     """From the commit and the change since, whether DVC's run-cache still knows of it or not."""

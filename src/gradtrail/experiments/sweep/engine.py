@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gradtrail.experiments.sweep.queue import ExperimentQueue, bring_up_to_date, queue_experiments, wait_for
-from gradtrail.stages.common.overrides import as_options
 from gradtrail.stages.common.dvc_cache import require_copies
+from gradtrail.stages.common.overrides import as_options
 
 _STILL_RUNNING = (
     "DVC's queue keeps running: `dvc queue status` shows it, `dvc queue stop --kill` stops it, "

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from gradtrail.experiments.sweep.members import read_table, seeds_trained, varies_all
 from gradtrail.experiments.sweep.spec import STAGE, PlannedRun, trainings_of
+from gradtrail.stages.common.dvc_cache import require_copies
 from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, as_options, changed, flatten, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import TRAIN, StageSpec, read_pipeline, stages_before, values_of
 from gradtrail.support.errors import UserError, suggestion
-from gradtrail.stages.common.dvc_cache import require_copies
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -40,6 +40,11 @@ class Experiment:
     baseline: str
     commit: str
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """The name and the baseline, as tags of a run."""
+        return {"dvc.exp_name": self.name, "dvc.exp_baseline": self.baseline}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
@@ -63,9 +68,7 @@ class Snapshot:
     def tags(self) -> dict[str, str]:
         """The commit and the experiment, as tags of a run that is rebuilt from the snapshot."""
         tags = {"mlflow.source.git.commit": self.commit} if self.commit else {}
-        if self.experiment:
-            tags |= {"dvc.exp_name": self.experiment.name, "dvc.exp_baseline": self.experiment.baseline}
-        return tags
+        return tags | (self.experiment.tags if self.experiment else {})
 
 
 def find_experiments() -> list[Experiment]:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -25,11 +25,13 @@ from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.links import PARENT, copy_headlines, has_headlines, training_of
 from gradtrail.tracking.mlflow.models import EXPORT, log_export, logged_exports
+from gradtrail.tracking.mlflow.naming import NOTE, note, summary_in
 from gradtrail.tracking.mlflow.relocate import own_database
 from gradtrail.tracking.mlflow.search import RunIndex, find_equivalent_run, is_finished_or_live
 from gradtrail.tracking.mlflow.stored_run import (
     REBUILT,
     REPLACED,
+    StoredRun,
     close_dead_runs,
     find_own_run,
     is_referenced,
@@ -62,6 +64,7 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
     recorded = recorded_states()
     found = States(client, index)
     trainings = [found.ensure_runs(snapshot) for snapshot in recorded.snapshots]
+    found.rename_experiments(recorded.snapshots, trainings)
     absent = found.absent  # states of the run-cache do not count: it may still have entries of discarded outs
     found.remove_unrecorded()
     cached = [found.ensure_runs(snapshot) for snapshot in recorded.only_in_run_cache(found.is_known)]
@@ -137,6 +140,28 @@ class States:
             if EXPORT in stage.spec.outs and stage.name in found and TRAIN in found:
                 self._ensure_model(stage, self._index[found[TRAIN]])
         return found
+
+    def rename_experiments(self, snapshots: Iterable[Snapshot], runs: Iterable[Mapping[str, str]]) -> None:
+        """Name the experiments of runs as DVC does now: `dvc exp rename` changes no run.
+
+        A run whose experiment was removed keeps its name, unless another experiment has its state.
+
+        Args:
+            snapshots: the recorded ones, the oldest first.
+            runs: stage → run of each snapshot.
+        """
+        experiments: dict[str, list[Experiment]] = defaultdict(list)
+        for snapshot, by_stage in zip(snapshots, runs, strict=True):
+            if snapshot.experiment:
+                for run_id in by_stage.values():
+                    experiments[run_id].append(snapshot.experiment)
+        for run_id, candidates in experiments.items():
+            data = self._index[run_id].data
+            if data.tags.get("dvc.exp_name") not in (None, *(one.name for one in candidates)):
+                tags = candidates[0].tags
+                words = note(run_id, data.tags | tags, data.params, data.metrics, summary_in(data.tags.get(NOTE, "")))
+                StoredRun(self._client, run_id).set_tags(tags | {NOTE: words})
+                self._index.refresh([run_id])
 
     def remove_unrecorded(self) -> None:
         """Delete the rebuilt runs of recorded states whose outs nothing records any more.
