@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dvc.config import Config
 
 from gradtrail.stages.common import dvc_cache
 from gradtrail.stages.common.digests import digest
@@ -142,6 +143,17 @@ def test_the_cache_is_where_dvc_is_told_to_have_it(texts: dict[str, str], expect
         (project / name).write_text(text)
     dvc_cache._configured_cache.cache_clear()
     assert cache_folder() == project / expected
+
+
+@pytest.mark.parametrize("level", ["DVC_SYSTEM_CONFIG_DIR", "DVC_GLOBAL_CONFIG_DIR", "XDG_CONFIG_HOME", "neither"])
+def test_the_configuration_is_read_where_dvc_reads_it(
+    level: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv(level, str(tmp_path))
+    of_dvc = Config(str(project / ".dvc"), validate=False).files
+    read = [str(file) for file, _ in dvc_cache._configurations(project / ".dvc")]
+    assert read == [of_dvc[name] for name in ("system", "global", "repo", "local")]
 
 
 def test_a_truncated_listing_has_no_files(to: Path) -> None:

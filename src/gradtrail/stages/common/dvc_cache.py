@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from platformdirs import site_config_dir, user_config_dir
+
 from gradtrail.stages.common.digests import digest, folder_digest
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, require_full_clone
 from gradtrail.support.paths import root, working_folder
 
-_SYSTEM_CONFIG = "/etc/xdg/dvc/config"
 _CLOCK_SECONDS = 2  # within which two writes may have one time, on any file system
 
 
@@ -46,8 +47,9 @@ def has_remote() -> bool:
 
 def _configurations(own: Path) -> Iterator[tuple[Path, configparser.ConfigParser]]:
     """Yield DVC's configuration files; later ones override earlier ones."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    for file in (Path(_SYSTEM_CONFIG), Path(home) / "dvc" / "config", own / "config", own / "config.local"):
+    system = os.environ.get("DVC_SYSTEM_CONFIG_DIR") or site_config_dir("dvc", "iterative")
+    user = os.environ.get("DVC_GLOBAL_CONFIG_DIR") or user_config_dir("dvc", "iterative")
+    for file in (Path(system, "config"), Path(user, "config"), own / "config", own / "config.local"):
         config = configparser.ConfigParser(interpolation=None, strict=False)
         with contextlib.suppress(configparser.Error, ValueError):  # DVC itself reports it
             config.read(file, encoding="utf-8")
