@@ -12,6 +12,7 @@ import click
 
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.serving import commands as serving
+from gradtrail.stages.common.environment import require_jax
 from gradtrail.support.errors import DamagedDatabaseError, UserError, one_line, printable, with_store
 from gradtrail.support.verb import Verb
 
@@ -289,6 +290,8 @@ def diff(
 
     if not is_timed and (how["python_a"] or how["python_b"]):
         raise UserError("--python-a, --python-b: need --time")
+    if is_timed:
+        require_jax()
     pythons = [interpreter(how[name], place, option) for name, option in _PYTHONS.items()]
     timing = Timing(seconds=how["seconds"], pythons=(pythons[0], pythons[1])) if is_timed else None
     with_store(lambda: diff(before, after, stage, as_json=as_json, timing=timing))
@@ -307,6 +310,7 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
 
     The costs are static: FLOPs, bytes, instructions. See benchmarks/accepted_costs.json.
     """
+    require_jax()
     from gradtrail.experiments.cost_gate import ACCEPTED, run_gate
     from gradtrail.experiments.timed.gate import run_timed_gate
 
@@ -321,6 +325,7 @@ def gate(*, accept: bool, timed: bool, seconds: float) -> int:
 @click.option("--seconds", type=_SECONDS, default=300.0, show_default=True, metavar="N", help="For timing, at most.")
 def upgrade(packages: tuple[str, ...], seconds: float) -> None:
     """Rehearse other versions of packages: programs, costs, times, bits and accuracy. Changes nothing."""
+    require_jax()
     from gradtrail.experiments.upgrade.main import upgrade
 
     upgrade(packages, seconds=seconds)

@@ -29,6 +29,20 @@ def test_an_invalid_section_is_refused_before_any_stage_runs(project: Path) -> N
         repro._validate_params()
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize("name", ["params.yaml", "dvc.yaml", "audit/dvc.yaml"])
+def test_file_in_another_encoding_is_refused_before_any_stage_runs(name: str, encoding: str, project: Path) -> None:
+    Path(name).write_text(f"{Path(name).read_text(encoding='utf-8')}# café\n", encoding=encoding, errors="replace")
+    with pytest.raises(UserError, match=rf"^{name}: not UTF-8 at byte \d+; save it as UTF-8$"):
+        repro._validate_params()
+
+
+def test_config_of_dvc_may_have_any_encoding(project: Path) -> None:
+    Path(".dvc").mkdir()
+    Path(".dvc/config.local").write_bytes(b"[core]\n    no_scm = true\n# caf\xe9\n")
+    repro.fit_dvc_to_git()
+
+
 def test_valid_params_are_validated_again_only_after_a_change(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validated: list[str] = []
     real = repro.load_section
@@ -37,7 +51,7 @@ def test_valid_params_are_validated_again_only_after_a_change(project: Path, mon
     for change in ("", "# a comment\n", "# another\n"):
         Path("params.yaml").write_text(Path("params.yaml").read_text() + change)
         repro._validate_params()
-        assert validated[: len(sections)] == sections
+        assert {*validated} == {*sections}
         validated.clear()
         repro._validate_params()
         assert validated == ["environment"]

@@ -1,11 +1,12 @@
 """The project's folder is found from any folder in it, as DVC finds it, and nowhere else."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from gradtrail.support.errors import UserError
-from gradtrail.support.paths import find_project
+from gradtrail.support.paths import find_project, store_uri
 
 
 @pytest.fixture
@@ -44,3 +45,53 @@ def test_the_root_that_dvc_names_may_be_another_project_but_nothing_else(
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     with pytest.raises(UserError, match=r"^DVC_ROOT: must name a gradtrail repository"):
         find_project(project)
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("", "sqlite:///{root}/mlflow.db"),
+        ("sqlite:///runs.db", "sqlite:///{root}/runs.db"),
+        ("sqlite:////srv/runs.db", "sqlite:////srv/runs.db"),
+        ("http://host:5000/", "http://host:5000"),
+        ("https://host/mlflow", "https://host/mlflow"),
+    ],
+)
+def test_store_is_the_same_in_every_copy_of_the_repository(
+    given: str, address: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copy").mkdir()
+    monkeypatch.chdir(tmp_path / "copy")
+    monkeypatch.setenv("DVC_ROOT", str(project))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+    assert store_uri() == address.format(root=project)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost:5000",
+        "mlruns",
+        "/srv/mlruns",
+        "sqlite:///",
+        "sqlite:///a.db?timeout=9",
+        "http://",
+        "ftp://host",
+        "http://a b",
+    ],
+)
+def test_store_of_another_form_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    with pytest.raises(UserError, match=rf"^MLFLOW_TRACKING_URI: must be [^\n]*; got {re.escape(repr(address))}$"):
+        store_uri()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "postgresql"])
+@pytest.mark.parametrize("credentials", ["ann:s3cret", "ann:s3/cr@et", "s3cret-token"])
+def test_credentials_in_the_address_of_the_store_are_refused_and_not_shown(
+    scheme: str, credentials: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}://{credentials}@host:5000")
+    with pytest.raises(UserError, match=r"MLFLOW_TRACKING_PASSWORD; got '\*\*\*@host:5000'$") as error:
+        store_uri()
+    assert not any(part in str(error.value) for part in ("s3", "ann", "et@"))

@@ -18,7 +18,8 @@ from rich.panel import Panel
 import gradtrail
 from gradtrail.experiments.committed import describe_differences, record_machines
 from gradtrail.experiments.sections import require_known_sections, section_configs
-from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables
+from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, require_jax
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.pipeline_file import FILES, sha256_of
@@ -80,7 +81,7 @@ def fit_dvc_to_git() -> None:
     `dvc repro` needs it in an unpacked archive; after `git init` it would break `dvc exp run`.
     """
     config = Path(".dvc/config.local")
-    set_by_us = config.is_file() and "no_scm" in config.read_text(encoding="utf-8")
+    set_by_us = config.is_file() and b"no_scm" in config.read_bytes()
     has_git = bool(git("rev-parse", "--git-dir"))
     if has_git == set_by_us:
         unset = ["--unset"] if has_git else []
@@ -94,15 +95,17 @@ def _validate_params() -> None:
 
     Params that were valid are so again, as long as neither they nor the code has changed.
     """
+    params = read_yaml(_PARAMS)
+    config = load_section("environment", EnvironmentConfig) if "environment" in params else None
+    refuse_unknown_variables(config)
+    require_jax(config.xla_flags if config else ())
     valid, key = private_folder() / "valid.txt", _params_key()
-    if not (valid.is_file() and valid.read_text() == key):
+    if not (valid.is_file() and valid.read_bytes() == key.encode()):
         require_known_sections()
         for section, into in section_configs().items():
             load_section(section, into)
         with atomic_file(valid) as beside:
             beside.write_text(key)
-    params = read_yaml(_PARAMS)
-    refuse_unknown_variables(load_section("environment", EnvironmentConfig) if "environment" in params else None)
 
 
 def _params_key() -> str:
@@ -110,8 +113,7 @@ def _params_key() -> str:
     code = Path(gradtrail.__file__ or "").parent
     stats = [(str(path), path.stat()) for path in sorted(code.rglob("*.py"))]
     described = [
-        _PARAMS.read_text(),
-        Path("dvc.yaml").read_text(),
+        *(digest(path) for path in (_PARAMS, Path("dvc.yaml"))),
         *((name, s.st_size, s.st_mtime_ns) for name, s in stats),
     ]
     return sha256_of({"key": described})

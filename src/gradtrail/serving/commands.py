@@ -1,11 +1,13 @@
 """The verbs of a model that is to be used; each imports its package when it is called."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gradtrail.stages.common.environment import require_jax
 from gradtrail.support.errors import UserError, with_store
 from gradtrail.support.paths import find_project
 from gradtrail.support.verb import Verb
@@ -49,13 +51,15 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, **
     --out, folders, parquet files (column image) and npz files (array images) are read too, and the answers stream into
     a table. Run it again after a kill, and it goes on.
     """
-    from gradtrail.serving.predict.main import predict
-
     if old["weights"]:
         raise UserError(
             "--weights: predictions are those of an exported model; name its folder with --model, such as models/export"
         )
     project = Path(os.path.relpath(find_project(Path.cwd())))
+    with contextlib.chdir(project):
+        require_jax()
+    from gradtrail.serving.predict.main import predict
+
     model, figure = model or str(project / "models" / "export"), old["figure"] or old["picture"]
     return with_store(lambda: predict(images, model, project, figure=figure, out=out))
 
@@ -108,6 +112,7 @@ def serve(place: Path, /, model: str | None, host: str, port: int, **options: An
     MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or a folder with an export; models:/<export.name>@champion unless
     it is named.
     """
+    require_jax()
     from gradtrail.serving.serve import config_of, serve
 
     return serve(model, place, config_of(place, host, port, options))
@@ -124,6 +129,7 @@ def verdict(place: Path, run: str, slo: Path | None, *, as_json: bool) -> int:
     RUN is the id or name of a run, a state, a DVC experiment, a commit or `workspace`. Measures in fresh processes,
     which takes about a minute. Exit status 0 says that every limit is kept, 1 that one is not.
     """
+    require_jax()
     from gradtrail.serving.verdict.main import verdict
 
     return with_store(lambda: verdict(run, place / slo if slo else Path("slo.yaml"), as_json=as_json))

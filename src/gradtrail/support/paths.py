@@ -5,10 +5,12 @@ Both are the repository, except under `dvc exp run --temp` and in a queue: there
 """
 
 import os
+import re
 from pathlib import Path
 
 import gradtrail
 from gradtrail.support.errors import UserError
+from gradtrail.support.secrets import HIDDEN
 
 # Files in a folder of checkpoints: its training is complete; key of the state that was made last with it
 COMPLETE, USER = "complete", "user"
@@ -45,8 +47,24 @@ def root() -> Path:
 
 
 def store_uri() -> str:
-    """The address of MLflow's store: that of `MLFLOW_TRACKING_URI`, or else the root's `mlflow.db`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{root() / 'mlflow.db'}"
+    """The address of MLflow's store: that of `MLFLOW_TRACKING_URI`, or else the root's `mlflow.db`.
+
+    A relative path of a database is relative to the root, not to the copy in which DVC may run a stage.
+
+    Raises:
+        UserError: the address has another form, or holds credentials: it is written to runs, models and caches.
+    """
+    address = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}mlflow.db"
+    if re.fullmatch(f"{SQLITE}[^?]+", address):
+        return f"{SQLITE}{root() / address.removeprefix(SQLITE)}"
+    if not re.fullmatch(r"https?://[^@\s]+", address):
+        _, at, host = address.rpartition("@")
+        raise UserError(
+            f"MLFLOW_TRACKING_URI: must be {SQLITE}FILE, or http://HOST:PORT or https://HOST of a tracking server "
+            "without credentials, which belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; "
+            f"got {HIDDEN + at + host if at else address!r}"
+        )
+    return address.rstrip("/")
 
 
 def database_path(uri: str) -> Path:

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import gradtrail
+from gradtrail.stages.common.environment import EnvironmentConfig, require_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, store_uri
 from gradtrail.support.ranks import is_follower
+from gradtrail.support.secrets import redacted
 
 REPORTED = 3  # exit status of a tracker after a fault that it reported
 READY = "ready"  # file that a tracker makes when it has imported MLflow: what it takes from then on is the store's
@@ -144,7 +146,8 @@ _started: list[TrackerProcess] = []  # before its stage asked for it
 def start_tracker(module: str) -> None:
     """Start the tracker of a stage whose script begins, so that MLflow is imported beside what the script imports.
 
-    The garbage collector pauses meanwhile; `run_stage` lets it go on. Where params are bad, `run_stage` says so.
+    The garbage collector pauses meanwhile; `run_stage` lets it go on. Where params are bad, `run_stage` says so. Where
+    JAX cannot be imported, this ends the script, as `run_stage` is not reached.
 
     Args:
         module: `__name__` of the script; nothing is done where it is not run, but imported, nor in a process that only
@@ -153,10 +156,21 @@ def start_tracker(module: str) -> None:
     if module != "__main__" or is_follower():
         return
     gc.disable()
+    try:
+        runtime, flags = (
+            load_section("runtime", RuntimeConfig),
+            load_section("environment", EnvironmentConfig).xla_flags,
+        )
+    except UserError:
+        return
     with contextlib.suppress(UserError, OSError):
-        runtime = load_section("runtime", RuntimeConfig)
         if runtime.tracking:
             _started.append(_start(runtime))
+    try:
+        require_jax(flags)
+    except UserError as error:
+        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def started_tracker(runtime: RuntimeConfig) -> TrackerProcess:
@@ -166,7 +180,8 @@ def started_tracker(runtime: RuntimeConfig) -> TrackerProcess:
 
 def warn(reason: str) -> None:
     """Print why a run is not complete, and what follows."""
-    print(f"warning: {reason}; the results are unaffected; `gradtrail sync` rebuilds this run later", file=sys.stderr)
+    line = f"warning: {reason}; the results are unaffected; `gradtrail sync` rebuilds this run later"
+    print(redacted(line), file=sys.stderr)
 
 
 def _start(runtime: RuntimeConfig) -> TrackerProcess:

@@ -79,15 +79,20 @@ def test_each_of_it_changes_no_byte_of_a_stage(stage: str, project: Project) -> 
     assert run_again(project, stage) == before, "with a cold cache"
 
 
-def test_a_flag_in_the_environment_is_refused_before_anything_changes(project: Project) -> None:
+def test_environment_is_refused_before_anything_changes(project: Project) -> None:
     outs = [out for stage in PIPELINE for out in PIPELINE[stage].outs]
     before = project.digests(*outs)
-    for command in (("-m", "pipeline.evaluate"), ("-m", "gradtrail", "repro", "--force")):
-        said = project.python(*command, env={"XLA_FLAGS": FAST_MATH}, status=2)
-        (line,) = said.splitlines()
-        assert all(words in line for words in (f"XLA_FLAGS has '{FAST_MATH}'", "environment.xla_flags"))
-    with pytest.raises(AssertionError, match="ended with 2"):
-        project.python("-m", "pipeline.evaluate", env={"XLA_FLAGS": FAST_MATH})
+    repro, stage = ("-m", "gradtrail", "repro", "--force"), ("-m", "pipeline.evaluate")
+    predict = ("-m", "gradtrail", "predict", "a.png")
+    for variable, value, commands, message in (
+        ("XLA_FLAGS", FAST_MATH, (repro, stage), "environment.xla_flags of params.yaml"),
+        ("JAX_PLATFORMS", "cpuu", (repro, stage, predict), "JAX_PLATFORMS=cpuu: JAX finds only cpu on this machine"),
+        ("JAX_DEBUG_NANS", "perhaps", (repro, stage, predict), "invalid truth value 'perhaps'"),
+    ):
+        for command in commands:
+            output = project.python(*command, env={variable: value}, status=2)
+            (line,) = output.splitlines()
+            assert all(part in line for part in (variable, value, message)), line
     assert project.digests(*outs) == before
 
 

@@ -4,11 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from factories import ROOT
 
-from gradtrail.stages.common.environment import HARMLESS, PINNED, EnvironmentConfig, refuse_unknown_variables
+from gradtrail.stages.common.environment import (
+    HARMLESS,
+    PINNED,
+    EnvironmentConfig,
+    refuse_unknown_variables,
+    require_jax,
+)
 from gradtrail.stages.common.params import load_section, validate
 from gradtrail.support.errors import UserError
 
@@ -96,6 +103,7 @@ def test_what_may_change_results_is_refused_in_one_line(name: str, value: str, m
 def test_what_changes_no_result_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*HARMLESS, *(name.upper() for name in PINNED), "JAXTYPING_DISABLE"):
         monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true")
@@ -107,6 +115,51 @@ def test_a_stage_that_does_not_compute_takes_any_flag_of_xla(monkeypatch: pytest
     refuse_unknown_variables(None)
     monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "AVX2")
     with pytest.raises(UserError, match=r"^NPY_DISABLE_CPU_FEATURES"):
+        refuse_unknown_variables(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("JAX_PLATFORMS", "cpuu", "JAX_PLATFORMS=cpuu: JAX finds only cpu on this machine"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("JAX_PLATFORM_NAME", "rocm", "JAX_PLATFORM_NAME=rocm: JAX finds only cpu on this machine"),
+                ("JAX_NUM_CPU_DEVICES", "two", 'JAX_NUM_CPU_DEVICES=two: ValueError: Invalid value "two" for JAX flag'),
+                ("JAX_ENABLE_X64", "perhaps", "JAX_ENABLE_X64=perhaps: ValueError: invalid truth value"),
+                ("JAX_TRANSFER_GUARD", "disallow", "JAX_TRANSFER_GUARD=disallow: .*Disallowed"),
+                ("XLA_FLAGS", "--xla_dump_nothing=1", "XLA_FLAGS=--xla_dump_nothing=1: Unknown flag in XLA_FLAGS"),
+            )
+        ),
+    ],
+)
+def test_allowed_variable_that_is_not_valid_is_refused_in_one_line(
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"^JAX does not start with {message}[^\n]*$"):
+        require_jax()
+
+
+def test_flags_in_the_params_are_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    with pytest.raises(
+        UserError, match=r"^JAX does not start with [^\n]*: Unknown flag in XLA_FLAGS: --xla_cpu_typo=1$"
+    ):
+        require_jax(["--xla_cpu_typo=1"])
+    require_jax(CONFIG.xla_flags)
+    monkeypatch.setattr(subprocess, "run", None)
+    require_jax(CONFIG.xla_flags)
+
+
+@pytest.mark.parametrize("name", ["JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
+def test_number_of_a_process_must_be_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "two")
+    with pytest.raises(UserError, match=f"^{name}: must be a whole number, got 'two'$"):
         refuse_unknown_variables(None)
 
 

@@ -14,6 +14,7 @@ from gradtrail.cluster.task.home import fetch_experiments
 from gradtrail.cluster.task.places import Places, local_places, shared_places
 from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
 from gradtrail.cluster.task.request import Request, own_packages, own_python
+from gradtrail.support.secrets import redacted
 
 LOCAL = "local"
 VARIABLE = "RAY_API_SERVER_ADDRESS"  # in place of `--on`, as for Ray's own commands
@@ -86,7 +87,7 @@ class RayEngine:
                 if self.on != LOCAL:
                     print(
                         f"{title}: job {job} keeps running; run the same command to follow it again, "
-                        f"`ray job stop {job} --address {self.on}` stops it",
+                        f"`ray job stop {job} --address {redacted(self.on)}` stops it",
                         file=sys.stderr,
                     )
                 raise

@@ -14,7 +14,7 @@ from gradtrail.stages.common.dvc_cache import cache_folder, require_copies
 from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, git, head_commit
-from gradtrail.support.paths import root, store_uri
+from gradtrail.support.paths import SQLITE, root, store_uri
 from gradtrail.support.secrets import has_password
 
 _ALSO = ("dvc.yaml", "dvc.lock", ".dvc/config", "src", "pipeline")
@@ -64,14 +64,9 @@ def shared_places() -> Places:
             f"git remote {remote}: its address holds a password; keep it in a credential helper of each machine"
         )
     tracking_uri = store_uri()
-    if not tracking_uri.startswith(("http://", "https://")):
+    if tracking_uri.startswith(SQLITE):
         raise UserError(
             "MLFLOW_TRACKING_URI: must name a tracking server that the cluster reaches, such as http://HOST:5000"
-        )
-    if has_password(tracking_uri):
-        raise UserError(
-            "MLFLOW_TRACKING_URI: holds a password; "
-            "use MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD on each machine"
         )
     _require_dvc_remote(commit)
     _require_pushed(commit, remote)

@@ -6,18 +6,23 @@
 import contextlib
 import hashlib
 import importlib
+import json
 import os
 import platform
 import re
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradtrail.core.common.validation import check
+from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.support.errors import UserError
+from gradtrail.support.paths import private_folder, root, store_uri
+from gradtrail.support.ranks import COUNT, INDEX
 
 PINNED: Mapping[str, Any] = {  # JAX's own defaults; the variables of these names have no effect
     "check_vma": False,
@@ -106,6 +111,9 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
 _HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
+_READ_BY_JAX = re.compile(rf"{_OF_JAX.pattern}|XLA_.+|CUDA_VISIBLE_DEVICES")
+_PLATFORMS = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
+_START_JAX = "import jax; jax.numpy.ones(1).sum().item(); print(*{device.platform for device in jax.devices()})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +140,15 @@ class EnvironmentConfig:
 def refuse_unknown_variables(config: EnvironmentConfig | None) -> None:
     """Raise UserError, in one line, where a variable may change a result and cannot be overridden any more.
 
+    Also where the address of MLflow's store, or the number of a process, is not valid.
+
     Args:
         config: None for a stage that does not compute, to which JAX's and XLA's variables are nothing.
     """
+    store_uri()
+    for name in (COUNT, INDEX):
+        if (value := os.environ.get(name)) and not value.isdecimal():
+            raise UserError(f"{name}: must be a whole number, got {value!r}")
     for name, part in _OF_LIBRARIES.items():
         if (value := os.environ.get(name)) and part in value:
             raise UserError(f"{name} is set to {value!r}, which can change results; unset it")
@@ -149,6 +163,44 @@ def refuse_unknown_variables(config: EnvironmentConfig | None) -> None:
             way = ", or list it in environment.xla_flags of params.yaml, so that it is part of the state"
             advice = f"unset it{way if _FLAG.fullmatch(flag) else ''}"
             raise UserError(f"XLA_FLAGS has {flag!r}, which may change results; {advice}")
+
+
+def require_jax(flags: Sequence[str] = ()) -> None:
+    """Raise UserError, in one line, if JAX cannot compute with the variables that are set.
+
+    JAX reads most of them on import, and XLA ends the process if it does not know a flag, so another process tries
+    them: once for the same values on the same machine.
+
+    Args:
+        flags: The flags for XLA in `params.yaml`.
+    """
+    variables = {name: value for name, value in sorted(os.environ.items()) if value and _READ_BY_JAX.fullmatch(name)}
+    if flags:
+        variables["XLA_FLAGS"] = " ".join([variables.get("XLA_FLAGS", ""), *flags]).strip()
+    if not variables:
+        return
+    key = json.dumps([platform.node(), sys.executable, variables])
+    valid = root() / ".gradtrail" / "valid_environment.txt"
+    if valid.is_file() and valid.read_bytes() == key.encode():
+        return
+    if error := _start_jax(variables)[1]:
+        given = ", ".join(f"{name}={value}" for name, value in variables.items())
+        others = {name: value for name, value in variables.items() if name not in _PLATFORMS}
+        if others != variables and (platforms := _start_jax(others)[0]):
+            given = ", ".join(f"{name}={variables[name]}" for name in _PLATFORMS if name in variables)
+            error = f"JAX finds only {platforms} on this machine"
+        raise UserError(f"JAX does not start with {given}: {error}")
+    with contextlib.suppress(OSError), atomic_file(private_folder() / valid.name) as temporary:
+        temporary.write_bytes(key.encode())
+
+
+def _start_jax(variables: Mapping[str, str]) -> tuple[str, str]:
+    """Return the platforms on which JAX computes in another process, or its error; the variables replace those here."""
+    kept = {name: value for name, value in os.environ.items() if not _READ_BY_JAX.fullmatch(name)}
+    env = kept | dict(variables) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_TRACEBACK_FILTERING": "off"}
+    process = subprocess.run([sys.executable, "-c", _START_JAX], env=env, capture_output=True, text=True, check=False)
+    lines = process.stderr.strip().splitlines() or [f"its process ended with status {process.returncode}"]
+    return (process.stdout.strip(), "") if process.returncode == 0 else ("", lines[-1].rpartition("] ")[2])
 
 
 def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:

@@ -58,6 +58,8 @@ def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
         raise UserError(f"{name}: more than {_MAX_FILE_BYTES:,} bytes")
     try:
         content = copy.deepcopy(_parse(data.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
     except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # all raised by malformed text
         raise UserError(f"{name}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
     if not isinstance(content, dict):
