@@ -1,14 +1,19 @@
 """One store for many processes: created once, and a request that conflicts with another one is repeated."""
 
 import contextlib
+import re
+import shutil
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 
-from gradtrail.tracking.mlflow.client import StoreClient
+from gradtrail.support.errors import UserError
+from gradtrail.tracking.mlflow.client import StoreClient, experiment_id, open_store
 
 
 @pytest.mark.slow
@@ -41,3 +46,49 @@ def test_a_request_that_conflicts_with_another_is_repeated(
     with stands:
         client.log_batch("run", tags=[])
     assert made == ["run"] * calls
+
+
+@pytest.fixture
+def database(created_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the store's database, which `open_store` opens."""
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return Path(shutil.copy(created_store.folder / "mlflow.db", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("schema", "line"),
+    [
+        (
+            "451aebb31d03",
+            r"made by an older MLflow than .* \(451aebb31d03, not \w+\); back it up, then run `mlflow db upgrade ",
+        ),
+        ("ffffffffffff", r"made by a newer MLflow than .* \(ffffffffffff, not \w+\); install that MLflow to open it$"),
+    ],
+)
+def test_database_of_another_mlflow_is_refused_in_one_line(schema: str, line: str, database: Path) -> None:
+    with contextlib.closing(sqlite3.connect(database)) as store, store:
+        store.execute("update alembic_version set version_num = ?", (schema,))
+    with pytest.raises(UserError, match=f"^{re.escape(str(database))}: {line}"):
+        open_store()
+
+
+@pytest.fixture
+def client(database: Path) -> MlflowClient:
+    return open_store()
+
+
+def test_deleted_experiment_is_named_with_the_remedy(client: MlflowClient) -> None:
+    experiment = experiment_id(client, "models")
+    client.delete_experiment(experiment)
+    remedy = f"`mlflow experiments restore --experiment-id {experiment}` restores it with its runs"
+    with pytest.raises(UserError, match=f"^MLflow's experiment 'models' was deleted; {remedy}$"):
+        experiment_id(client, "models")
+    client.restore_experiment(experiment)
+    assert experiment_id(client, "models") == experiment
+
+
+def test_renamed_experiment_is_found(client: MlflowClient) -> None:
+    experiment = experiment_id(client, "models")
+    client.rename_experiment(experiment, "trainings of 2026")
+    assert experiment_id(client, "models") == experiment

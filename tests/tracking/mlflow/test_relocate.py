@@ -14,7 +14,8 @@ TABLES = """
 create table experiments (experiment_id integer, name text, artifact_location text);
 create table runs (run_uuid text, artifact_uri text);
 create table model_versions (name text, source text, storage_location text);
-create table trace_tags (key text, value text)
+create table trace_tags (key text, value text);
+create table experiment_tags (experiment_id integer, key text, value text)
 """
 
 

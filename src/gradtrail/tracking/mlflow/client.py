@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from filelock import FileLock
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import SQLITE, database_path, private_folder, store_uri
-from gradtrail.tracking.mlflow.relocate import is_moved, relocate_artifacts
+from gradtrail.tracking.mlflow.relocate import EXPERIMENT, is_moved, relocate_artifacts
 
 # Unless these are set: no telemetry, no waiting for minutes for a dead server, no progress bar for each file. MLflow
 # reads them on import. A slow server gets the time it needs for a request; what a stage waits in all has a limit.
@@ -30,7 +31,7 @@ os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two l
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Experiment
+from mlflow.entities import Experiment, LifecycleStage
 from mlflow.exceptions import MlflowException
 
 for _name in ("mlflow.store", "mlflow.system_metrics", "urllib3.connectionpool"):
@@ -78,7 +79,11 @@ class StoreClient(MlflowClient):
 
 
 def open_store() -> MlflowClient:
-    """Return a client of the store, which is created if need be; relocate its artifacts if the repository was moved."""
+    """Return a client of the store, which is created if need be; relocate its artifacts if the repository was moved.
+
+    Raises:
+        UserError: Another version of MLflow made the database.
+    """
     uri = store_uri()
     if uri.startswith(SQLITE):
         _create_database(uri)
@@ -86,7 +91,12 @@ def open_store() -> MlflowClient:
         with store_lock(uri):
             relocate_artifacts(uri)
     mlflow.set_tracking_uri(uri)
-    return StoreClient(uri)
+    try:
+        return StoreClient(uri)
+    except MlflowException as error:
+        if schemas := re.search(r"found version (\w+), but expected (\w+)", str(error)):
+            raise UserError(_other_schema(uri, *schemas.groups())) from None
+        raise
 
 
 def store_lock(uri: str) -> FileLock:
@@ -100,12 +110,33 @@ def store_lock(uri: str) -> FileLock:
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
-    """Return the id of an experiment, which is created if need be, with its artifacts beside the database."""
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    """Return the id of an experiment, which is created if need be, with its artifacts beside the database.
+
+    Raises:
+        UserError: The experiment was deleted, or cannot be created.
+    """
+    experiment = _find_experiment(client, name)
+    if experiment is None:
         with store_lock(client.tracking_uri):
-            found = client.get_experiment_by_name(name) or _create_experiment(client, name)
-    return str(found.experiment_id)
+            experiment = _find_experiment(client, name) or _create_experiment(client, name)
+    if experiment.lifecycle_stage == LifecycleStage.DELETED:
+        restore = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
+        raise UserError(f"MLflow's experiment {name!r} was deleted; `{restore}` restores it with its runs")
+    return str(experiment.experiment_id)
+
+
+def _find_experiment(client: MlflowClient, name: str) -> Experiment | None:
+    """Return the experiment with a name, deleted or not, or else the one that was created with it and renamed."""
+    renamed = f"tags.`{EXPERIMENT}` = '{name}'"
+    return client.get_experiment_by_name(name) or next(iter(client.search_experiments(filter_string=renamed)), None)
+
+
+def _other_schema(uri: str, schema: str, expected: str) -> str:
+    """Return the error for a database of another version of MLflow, which knows the schemas before its own only."""
+    is_older = any(Path(mlflow.__file__).parent.glob(f"store/db_migrations/versions/{schema}_*.py"))
+    remedy = f"back it up, then run `mlflow db upgrade {uri}`" if is_older else "install that MLflow to open it"
+    kind = "an older" if is_older else "a newer"
+    return f"{database_path(uri)}: made by {kind} MLflow than {mlflow.__version__} ({schema}, not {expected}); {remedy}"
 
 
 def _create_experiment(client: MlflowClient, name: str) -> Experiment:
@@ -113,7 +144,7 @@ def _create_experiment(client: MlflowClient, name: str) -> Experiment:
     location = _artifact_folder(uri).as_uri() if uri.startswith(SQLITE) else None
     # A clone on another machine that shares the server may have created it meanwhile.
     with contextlib.suppress(MlflowException):
-        client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name])
+        client.create_experiment(name, artifact_location=location, tags=_EXPERIMENT_TAGS[name] | {EXPERIMENT: name})
     found = client.get_experiment_by_name(name)
     if found is None:
         raise UserError(f"MLflow's store has no experiment {name}, and none can be created")

@@ -15,7 +15,11 @@ from urllib.parse import unquote, urlparse
 from gradtrail.support.paths import SQLITE, database_path, root
 
 _FOLDER = "mlruns"
-_OURS = "select experiment_id, artifact_location from experiments where name in ('data', 'models') or experiment_id = 0"
+EXPERIMENT = "gradtrail.experiment"  # tag: the name with which an experiment was created, as people rename them
+_OURS = """
+select experiment_id, artifact_location from experiments where name in ('data', 'models') or experiment_id = 0
+or experiment_id in (select experiment_id from experiment_tags where key = ?)
+"""
 _TRACE_KEYS = "key in ('mlflow.artifactLocation', 'mlflow.trace.archiveLocation')"
 _LOCATIONS = (  # table, column, condition on its rows
     ("experiments", "artifact_location", "true"),
@@ -77,7 +81,7 @@ def relocate_artifacts(uri: str) -> None:
 def _former_folders(database: Path) -> set[Path]:
     """Return the artifact folders, other than this repository's, that a database's experiments name."""
     with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
-        found = {_folder_of(experiment, location) for experiment, location in store.execute(_OURS)}
+        found = {_folder_of(experiment, location) for experiment, location in store.execute(_OURS, (EXPERIMENT,))}
     here = root() / _FOLDER
     return {folder for folder in found if folder and folder != here and folder.resolve() != here.resolve()}
 

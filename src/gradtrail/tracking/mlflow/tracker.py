@@ -146,7 +146,11 @@ class RunLog:
 
 def report_fault(error: Exception) -> None:
     """Print a warning for a fault of the store or the system, a traceback and a line for a bug."""
-    reason = f"MLflow's store failed ({type(error).__name__}: {one_line(error)[:200]})"
+    reason = (
+        str(error)
+        if isinstance(error, UserError)
+        else f"MLflow's store failed ({type(error).__name__}: {one_line(error)[:200]})"
+    )
     if not (is_store_fault(error) or isinstance(error, UserError)):
         traceback.print_exception(error)
         reason = "logging to MLflow failed because of the bug above"
