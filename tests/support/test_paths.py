@@ -1,9 +1,12 @@
 """The project's folder is found from any folder in it, as DVC finds it, and nowhere else."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from factories import ROOT
 
 from gradtrail.support.errors import UserError
 from gradtrail.support.paths import find_project, store_uri
@@ -95,3 +98,16 @@ def test_credentials_in_the_address_of_the_store_are_refused_and_not_shown(
     with pytest.raises(UserError, match=r"MLFLOW_TRACKING_PASSWORD; got '\*\*\*@host:5000'$") as error:
         store_uri()
     assert not any(part in str(error.value) for part in ("s3", "ann", "et@"))
+
+
+def test_name_that_python_cannot_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "café").mkdir()
+    code = "from gradtrail.support.paths import store_uri; store_uri()"
+    env = {"PYTHONPATH": str(ROOT / "src"), "LC_ALL": "C", "PYTHONUTF8": "0"}
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "café", env=env, capture_output=True, text=True, check=False
+    )
+    line = process.stderr.splitlines()[-1]
+    assert line.startswith(
+        "gradtrail.support.errors.UserError: PYTHONUTF8: must not be 0 with this locale, as the name of "
+    )

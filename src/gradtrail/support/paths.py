@@ -6,6 +6,7 @@ Both are the repository, except under `dvc exp run --temp` and in a queue: there
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import gradtrail
@@ -52,8 +53,11 @@ def store_uri() -> str:
     A relative path of a database is relative to the root, not to the copy in which DVC may run a stage.
 
     Raises:
-        UserError: the address has another form, or holds credentials: it is written to runs, models and caches.
+        UserError: the address has another form, or holds credentials: it is written to runs, models and caches. Or
+            Python cannot read the name of the root.
     """
+    if sys.getfilesystemencoding() != "utf-8" and not str(root()).isascii():  # MLflow decodes names as UTF-8
+        raise UserError(f"PYTHONUTF8: must not be 0 with this locale, as the name of {root()} is not ASCII; unset it")
     address = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}mlflow.db"
     if re.fullmatch(f"{SQLITE}[^?]+", address):
         return f"{SQLITE}{root() / address.removeprefix(SQLITE)}"
