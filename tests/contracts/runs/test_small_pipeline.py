@@ -84,7 +84,8 @@ def test_a_lost_store_is_rebuilt_from_the_outs(project: Project) -> None:
 @pytest.mark.slow
 def test_experiments_write_to_the_one_store(project: Project) -> None:
     project.dvc("exp", "run", "-S", "train.adamw.learning_rate=0.25", "--name", "here")
-    project.dvc("exp", "run", "--temp", "-S", "train.adamw.learning_rate=0.75", "--name", "there")
+    relative = {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}  # to the root, not to the copy of the experiment
+    project.dvc("exp", "run", "--temp", "-S", "train.adamw.learning_rate=0.75", "--name", "there", env=relative)
     runs = {run["tags"].get("dvc.exp_name"): run for run in project.runs_of("train")}
     assert runs["here"]["params"]["train.adamw.learning_rate"] == "0.25"
     assert runs["there"]["params"]["train.adamw.learning_rate"] == "0.75"

@@ -198,7 +198,7 @@ def test_runs_of_two_clones_and_of_other_hosts(project: Project) -> None:
     assert "open on other hosts: 1" in said
     assert whole_runs(project) == FIRST
     assert train["id"] in {run["id"] for run in project.runs_of("train")}
-    assert project.sync().strip() == "4 runs present; open on other hosts: 1"
+    assert project.sync().strip() == "5 runs present; open on other hosts: 1"
 
 
 @slow

@@ -57,6 +57,15 @@ def test_an_atomic_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert files_under(tmp_path) == {"folder/file": "old"}
 
 
+def test_symlink_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for text in ("old", "new"):
+        with atomic_file(tmp_path / "link") as temporary:
+            temporary.write_text(text)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
 def test_files_have_the_permissions_that_the_umask_leaves(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)

@@ -105,6 +105,7 @@ def test_forms_of_csv_that_are_read(tmp_path: Path, text: str) -> None:
         (f"{HEADER}\ntrain,7,1,２,,,", "line 2: new must be digits alone, or empty"),
         (f"{HEADER}\ntrain,7,1,2,Ann,,=cmd()", "line 2: reason begins with '=', which a spreadsheet would run"),
         (f"{HEADER}\ntrain,7,1,2,@Ann,,", "line 2: reviewer begins with '@'"),
+        (f"{HEADER}\ntrain,7,1,2,Ann,,＝cmd()", "line 2: reason begins with '＝', which a spreadsheet would run"),
         (f'{HEADER}\ntrain,7,1,2,"A\nnn",,', "line 3: reviewer must be one line of at most 200 characters"),
         (f"{HEADER}\ntrain,7,1,2,{'A' * 201},,", "line 2: reviewer must be one line of at most 200 characters"),
         (f'{HEADER}\ntrain,7,1,2,"Ann,,', "line 2: not readable as CSV"),

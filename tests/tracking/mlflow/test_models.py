@@ -151,6 +151,21 @@ def test_an_evaluated_model_has_the_metrics_and_is_an_input_of_the_evaluation(
     assert all(link_evaluation(client, each, run) is None for each in other)
 
 
+def test_model_stays_the_same_input_of_an_evaluation_that_a_search_returned(client: MlflowClient, export: Path) -> None:
+    run, evaluation = new_run(client), new_evaluation(client)
+    log_export(client, run, export)
+    link_evaluation(client, evaluation, run)
+    database, query = (
+        client.tracking_uri.removeprefix("sqlite:///"),
+        "select * from inputs where ? in (source_id, destination_id)",
+    )
+    with contextlib.closing(sqlite3.connect(database)) as store:
+        rows = store.execute(query, (evaluation.info.run_id,)).fetchall()
+        assert len(rows) == 1
+        link_evaluation(client, RunIndex(client)[evaluation.info.run_id], run)
+        assert store.execute(query, (evaluation.info.run_id,)).fetchall() == rows
+
+
 def test_the_last_headline_is_the_one_that_shows_though_the_clock_was_set_back(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

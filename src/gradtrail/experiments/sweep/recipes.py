@@ -120,12 +120,12 @@ def choose(name: str) -> Recipe:
 
 def collect_results() -> list[Result]:
     """Return the results of each recipe, from the runs in MLflow."""
-    from gradtrail.tracking.mlflow.client import experiment_id, open_store
+    from gradtrail.tracking.mlflow.client import open_store
+    from gradtrail.tracking.mlflow.search import StoredRuns
 
     client, params, pipeline = open_store(), read_yaml(PARAMS), read_pipeline()
-    experiment = experiment_id(client, "models")
-    runs = client.search_runs([experiment], "tags.stage = 'train' and metrics.`eval/accuracy` > 0")
-    found = [by_seed for run in runs for by_seed in _by_seed(client, run)]
+    evaluated = [run for run in StoredRuns(client)({"stage": "train"}) if "eval/accuracy" in run.data.metrics]
+    found = [by_seed for run in evaluated for by_seed in _by_seed(client, run)]
     return [
         summarize(name, recipe.about, wanted_params(recipe, params, pipeline), found)
         for name, recipe in read_recipes().items()

@@ -16,7 +16,11 @@ from gradtrail.support.errors import UserError, one_line
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it to `path` on success, remove it on any exception."""
+    """Yield a temporary path beside `path`; rename it to `path` on success, remove it on any exception.
+
+    A symlink stays, and the file that it names is replaced.
+    """
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

@@ -7,6 +7,7 @@ files, so that every value is checked.
 import csv
 import io
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ def check_text(name: str, text: str) -> str:
     text = text.strip()
     if len(text) > LONGEST_TEXT or _UNPRINTED.search(text):
         raise UserError(f"{name} must be one line of at most {LONGEST_TEXT} characters, got {one_line(text)[:50]!r}")
-    if text.startswith(("=", "+", "-", "@")):
+    if unicodedata.normalize("NFKC", text[:1]).startswith(("=", "+", "-", "@")):  # full-width signs too
         raise UserError(f"{name} begins with {text[0]!r}, which a spreadsheet would run as a formula: {text[:50]!r}")
     return text
 

@@ -107,9 +107,10 @@ def link_evaluation(client: MlflowClient, evaluation: Run, train: Run) -> Logged
         The model; None where none was logged yet.
     """
     model = next((model for model in models_of(client, train) if _is_of(model, evaluation)), None)
-    known = evaluation.inputs.model_inputs if evaluation.inputs else []
-    if model and model.model_id not in {found.model_id for found in known}:
-        client.log_inputs(evaluation.info.run_id, models=[LoggedModelInput(model.model_id)])
+    if model:
+        run = client.get_run(evaluation.info.run_id)  # MLflow's search returns runs without their model inputs
+        if not run.inputs or model.model_id not in {known.model_id for known in run.inputs.model_inputs}:
+            client.log_inputs(run.info.run_id, models=[LoggedModelInput(model.model_id)])
     return model
 
 

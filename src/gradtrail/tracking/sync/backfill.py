@@ -72,7 +72,7 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
     found.copy_headlines(trainings, cached)
     elsewhere = [run for run in still_open if not is_of_this_host(run.data.tags)]
     report = SyncReport(
-        present=len({*found.run_ids.values()}) - len(found.rebuilt),
+        present=len(index.runs()) - len(found.rebuilt),
         rebuilt=dict(Counter(found.rebuilt.values())),
         absent=len(absent - found.run_ids.keys()),
         unreadable=recorded.num_unreadable + len(found.unreadable),

@@ -10,7 +10,7 @@ class SyncReport:
     """What a sync did.
 
     Attributes:
-        present: runs that were there.
+        present: runs that the store had before, and still has.
         rebuilt: stage → how many runs were rebuilt.
         absent: states without a run, whose files are neither in DVC's cache nor in the working folder.
         unreadable: commits whose `dvc.yaml` or `dvc.lock`, and states whose files, cannot be read.
