@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradtrail.serving.monitoring.metrics import ServerMetrics
-from gradtrail.serving.rollout.trial import Trial, TrialConfig
+from gradtrail.serving.rollout.trial import PATIENCE_SECONDS, Trial, TrialConfig
 from gradtrail.serving.server.batching import BatchingConfig
 from gradtrail.serving.server.router import Answer, Loaded, Router, Served
 from gradtrail.serving.server.watching import MetricsWatcher
@@ -79,11 +79,12 @@ class Bench:
 
 
 @contextmanager
-def bench(share: float) -> Iterator[Bench]:
+def bench(share: float, patience_seconds: float) -> Iterator[Bench]:
     """Make a bench in a running event loop."""
     metrics = ServerMetrics((), CLASSES)
     router = Router(batching=BatchingConfig(max_wait_ms=0), watcher=MetricsWatcher(metrics))
-    trial = Trial(TrialConfig(share=share, limits=read_slo(SLO).canary), router, metrics)
+    config = TrialConfig(share=share, limits=read_slo(SLO).canary, patience_seconds=patience_seconds)
+    trial = Trial(config, router, metrics)
     made = Bench(router, trial, metrics)
     router.swap(made.load(sound, "1"))
     router.rollout = trial
@@ -94,9 +95,9 @@ def bench(share: float) -> Iterator[Bench]:
         router.close()
 
 
-def run(scenario: Callable[[Bench], Any], share: float = 0.1) -> None:
+def run(scenario: Callable[[Bench], Any], share: float = 0.1, patience_seconds: float = PATIENCE_SECONDS) -> None:
     async def main() -> None:
-        with bench(share) as made:
+        with bench(share, patience_seconds) as made:
             await scenario(made)
 
     asyncio.run(main())

@@ -51,8 +51,7 @@ def test_a_shadow_within_its_limits_is_not_stopped_by_the_queue_of_comparisons(c
     run(scenario, share=0.0)
 
 
-def test_a_shadow_that_hangs_under_load_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtrail.serving.rollout.trial.PATIENCE_SECONDS", 0.01)
+def test_a_shadow_that_hangs_under_load_is_stopped() -> None:
     is_over = threading.Event()
 
     def hanging(batch: np.ndarray) -> np.ndarray:
@@ -67,4 +66,4 @@ def test_a_shadow_that_hangs_under_load_is_stopped(monkeypatch: pytest.MonkeyPat
         is_over.set()
         assert made.trial.about()["stopped"]["because"] == "errors"
 
-    run(scenario, share=0.0)
+    run(scenario, share=0.0, patience_seconds=0.01)

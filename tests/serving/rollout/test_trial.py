@@ -1,19 +1,31 @@
 """A challenger on trial before a real router: who gets its answers, what stops it, and what ends its trial."""
 
+import asyncio
+import json
 import logging
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from trial_bench import Answers, Bench, run, seven, sound, throwing
+from asgi import JSON, ask
+from trial_bench import SLO, Answers, Bench, run, seven, sound, throwing
 
 from gradtrail.serving.rollout.split import in_canary
+from gradtrail.serving.rollout.start import config_of
+from gradtrail.serving.server.app import VERSION_HEADER, create_app
+from gradtrail.serving.server.guard import DEADLINE, Guard, Limits
 from gradtrail.serving.server.refusal import busy
 from gradtrail.support.errors import UserError
 
 
 def not_a_number(batch: np.ndarray) -> np.ndarray:
     return np.full((len(batch), 10), np.nan, np.float32)
+
+
+def body(number: int) -> bytes:
+    return json.dumps({"inputs": [[number, 0], [0, 255]]}).encode()
 
 
 def slow(batch: np.ndarray) -> np.ndarray:
@@ -79,20 +91,43 @@ def test_a_bad_challenger_is_stopped_and_no_client_notices_a_failure(
     assert stops[0].startswith("the challenger, version 2, is stopped: ")
 
 
-def test_a_challenger_that_hangs_costs_a_client_its_patience_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtrail.serving.rollout.trial.PATIENCE_SECONDS", 0.02)
+@pytest.mark.parametrize("seconds", [{"max_seconds": 0.4}, {"drain_seconds": 0.4}])
+def test_hanging_challenger_is_stopped_before_the_time_of_a_client_is_over(
+    seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(SLO.parent)
+    options = {"challenger": "2", "canary": 1.0, "shadow": False, "follow_seconds": 0}
+    config = config_of({"max_seconds": 30.0, "drain_seconds": 10.0, **options, **seconds}, Path()).trial
+    assert config
+    is_over = threading.Event()
 
     def hanging(batch: np.ndarray) -> np.ndarray:
-        time.sleep(0.2)
+        assert is_over.wait(60)
         return sound(batch)
 
     async def scenario(made: Bench) -> None:
+        guard = Guard(limits=Limits(max_seconds=0.4))
+        create_app(made.router, guard, made.metrics)
         made.trial.challenge(made.load(hanging, "2"))
-        for number in range(10):
-            assert (await made.ask(number)).by.version == "1"
+        for number in range(4):
+            reply = await ask(guard, "POST", "/invocations", [body(number)], JSON)
+            assert (reply.status, reply.headers[VERSION_HEADER.lower()]) == (200, "1")
+        is_over.set()
         assert made.trial.about()["stopped"]["because"] == "errors"
 
-    run(scenario, share=1.0)
+    run(scenario, share=1.0, patience_seconds=config.patience_seconds)
+
+
+def test_request_with_little_time_left_is_answered_by_the_primary() -> None:
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(sound, "2"))
+        for left, version in ((0.9, "1"), (1.1, "2")):
+            DEADLINE.set(asyncio.get_running_loop().time() + left)
+            assert (await made.ask(1)).by.version == version
+        await made.settle()
+        assert made.trial.about()["requests"] == 1
+
+    run(scenario, share=1.0, patience_seconds=0.5)
 
 
 def test_a_promotion_of_the_challenger_ends_its_trial_and_another_one_begins_it_anew() -> None:

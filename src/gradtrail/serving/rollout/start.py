@@ -12,7 +12,7 @@ from gradtrail.core.common.validation import check
 from gradtrail.serving.monitoring.metrics import Role, ServerMetrics
 from gradtrail.serving.registry import remember, version_of
 from gradtrail.serving.rollout.follow import Follower, Take
-from gradtrail.serving.rollout.trial import Trial, TrialConfig, fit
+from gradtrail.serving.rollout.trial import PATIENCE_SECONDS, Trial, TrialConfig, fit
 from gradtrail.serving.server.router import Router, Served, Source
 from gradtrail.serving.slo import read_slo
 from gradtrail.support.errors import UserError, one_line, printable
@@ -56,7 +56,8 @@ def config_of(options: Mapping[str, Any], place: Path) -> RolloutConfig:
     if challenger and not challenger.startswith(("@", _MODELS)):
         challenger = str(place / challenger)
     is_tried = is_shadow or share is not None
-    trial = TrialConfig(share=share or 0.0, limits=read_slo().canary) if is_tried else None
+    patience = min(PATIENCE_SECONDS, options["max_seconds"] / 4, options["drain_seconds"] / 4)
+    trial = TrialConfig(share=share or 0.0, limits=read_slo().canary, patience_seconds=patience) if is_tried else None
     return RolloutConfig(follow_seconds=options["follow_seconds"], challenger=challenger, trial=trial)
 
 

@@ -23,13 +23,14 @@ from gradtrail.core.common.validation import check
 from gradtrail.serving.monitoring.metrics import Rollout, ServerMetrics
 from gradtrail.serving.rollout.canary import Canary, CanaryLimits, Outcome
 from gradtrail.serving.rollout.split import in_canary
+from gradtrail.serving.server.guard import DEADLINE
 from gradtrail.serving.server.refusal import Refusal
 from gradtrail.serving.server.router import Answer, Images, Probabilities, Router, Served
 from gradtrail.support.errors import UserError
 
 LOG = logging.getLogger("gradtrail.serve")
 MAX_COMPARISONS = 16  # under way
-PATIENCE_SECONDS = 2.0  # that a client waits for the challenger; then the primary answers
+PATIENCE_SECONDS = 2.0  # longest wait for the challenger's answer; then the primary answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +40,13 @@ class TrialConfig:
     Attributes:
         share: of the ids that it answers, above 0 to 1; 0 for none: a shadow.
         limits: past which it is stopped.
+        patience_seconds: Longest wait for its answer. A request that has less than twice this time left is answered by
+            the primary, so that a challenger that hangs never uses up a client's time.
     """
 
     share: float
     limits: CanaryLimits
+    patience_seconds: float = PATIENCE_SECONDS
 
     def __post_init__(self) -> None:
         check("canary", self.share, at_least=0, at_most=1)
@@ -112,7 +116,8 @@ class Trial:
         challenger = self._challenger
         if challenger is None or self._is_over(current):
             return await self._router.answer_by(current, images)
-        if self.config.share and in_canary(request_id or secrets.token_hex(8), self.config.share):
+        is_in_time = DEADLINE.get() - asyncio.get_running_loop().time() >= 2 * self.config.patience_seconds
+        if is_in_time and in_canary(request_id or secrets.token_hex(8), self.config.share):
             return await self._by_challenger(images, challenger, current)
         started, ahead = time.perf_counter(), current.batcher.num_ahead
         answer = await self._router.answer_by(current, images)
@@ -142,11 +147,11 @@ class Trial:
         started, ahead = time.perf_counter(), challenger.batcher.num_ahead
         probabilities = np.zeros((0, 0), np.float32)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(self.config.patience_seconds):
                 probabilities = await challenger.batcher.predict(images)
             outcome = _outcome(probabilities, time.perf_counter() - started, ahead)
         except TimeoutError:
-            outcome = Outcome(seconds=PATIENCE_SECONDS, error="timeout")
+            outcome = Outcome(seconds=self.config.patience_seconds, error="timeout")
         except Refusal:
             outcome = Outcome(seconds=time.perf_counter() - started, error="overloaded")
         except Exception:

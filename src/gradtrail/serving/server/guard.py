@@ -6,9 +6,11 @@ An ASGI application around another one, in the few lines that each request can a
 import asyncio
 import hmac
 import logging
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -30,6 +32,7 @@ _OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # wha
 _SHORTEST_TOKEN = 16
 _MAX_PATH = 2048
 _MAX_BODIES = 8  # of the largest size, in memory at once
+DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)  # time of the event loop by which to answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +137,8 @@ class Guard:
             raise busy(f"{self._num_requests} requests are under way already; try again")
         self._num_requests += 1
         try:
-            async with asyncio.timeout(self.limits.max_seconds):
+            async with asyncio.timeout(self.limits.max_seconds) as timeout:
+                DEADLINE.set(timeout.when() or math.inf)
                 await self._read_body(exchange)
                 await self.app(scope, exchange.receive, exchange.send)
         finally:
