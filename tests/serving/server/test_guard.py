@@ -101,6 +101,20 @@ def test_pages_of_others_may_not_ask(headers: Mapping[str, str], status: int) ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("name", ["Host", "Origin", "Authorization", "Content-Length"])
+@pytest.mark.parametrize("token", ["", TOKEN])
+def test_header_that_decides_is_refused_twice(name: str, token: str) -> None:
+    values = {"Host": "localhost", "Origin": "http://localhost", "Authorization": f"Bearer {TOKEN}"}
+    headers = dict.fromkeys((name, name.lower()), values.get(name, str(len(BODY)))) | {"host": "localhost"}
+
+    async def main() -> None:
+        app = application(FakeModel(), token=token)
+        for reply in (await app.post(INFER, ONE, headers), await app.get("/ping", headers)):
+            assert (reply.status, error(reply)) == (400, f"{name}: must be sent once, got 2 such headers")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("has_length", [True, False])
 def test_a_body_beyond_the_limit_is_refused_with_a_length_and_without(has_length: bool) -> None:
     async def main() -> None:

@@ -29,6 +29,7 @@ TOKEN = "GRADTRAIL_TOKEN"  # noqa: S105 - the name of a variable
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _OPEN = {"/", "/page.css", "/page.js", "/ping", "/v2/health/live", "/v2/health/ready"}  # without the token
 _OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # what a browser may know this machine by
+_DECIDING = (b"host", b"origin", b"authorization", b"content-length")  # headers that the guard reads
 _SHORTEST_TOKEN = 16
 _MAX_PATH = 2048
 _MAX_BODIES = 8  # of the largest size, in memory at once
@@ -122,7 +123,7 @@ class Guard:
             LOG.info("%s %s %d %.1f ms", scope["method"], _logged(scope["path"]), exchange.status, 1000 * seconds)
 
     async def _answer(self, scope: Scope, exchange: "_Exchange") -> None:
-        headers = dict(scope["headers"])
+        headers = _single(scope["headers"])
         if len(scope["path"]) > _MAX_PATH:
             raise Refusal(414, f"the path has more than {_MAX_PATH} characters")
         if self.token:
@@ -163,6 +164,15 @@ class Guard:
         is_known = hmac.compare_digest(given.strip(), self.token.encode()) and kind.lower() == b"bearer"
         if not is_known and path not in _OPEN:
             raise Refusal(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+
+
+def _single(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return headers by name; refuse a request in which one that decides stands twice: proxies take the first."""
+    names = [name for name, _ in headers]
+    for name in _DECIDING:
+        if (count := names.count(name)) > 1:
+            raise Refusal(400, f"{name.decode().title()}: must be sent once, got {count} such headers")
+    return dict(headers)
 
 
 def _logged(path: str) -> str:
