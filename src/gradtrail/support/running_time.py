@@ -1,5 +1,6 @@
-"""How long this process has been running."""
+"""How long this process has been running, and on how many cores it may run."""
 
+import os
 import time
 
 import psutil
@@ -15,3 +16,8 @@ def seconds_running() -> float:
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (began - psutil.boot_time())
     return time.time() - began
+
+
+def allowed_cores() -> int:
+    """Return the number of cores that this process may use; macOS cannot restrict them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from gradtrail.serving.predict.images import decode_image
 from gradtrail.serving.predict.sources import Batch
 from gradtrail.stages.datasets.catalog import Framing
 from gradtrail.support.errors import UserError
+from gradtrail.support.running_time import allowed_cores
 
 _AHEAD = 3  # batches that are decoded or being decoded while the model computes
 _PIECE = 32  # files that a thread decodes at a time
@@ -45,7 +45,7 @@ def decoded(batches: Iterable[Batch], shape: tuple[int, int], framing: Framing |
     """Decode batches in their order, a few of them ahead; pixels are taken as they are."""
     decode = functools.partial(decode_image, shape=shape, framing=framing)
     waiting: deque[tuple[Batch, list[Future[_Piece]] | _Piece]] = deque()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "decode") as pool:
+    with ThreadPoolExecutor(allowed_cores(), "decode") as pool:
         for batch in batches:
             pieces: list[Future[_Piece]] | _Piece
             if isinstance(batch.images, np.ndarray):

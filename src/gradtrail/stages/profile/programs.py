@@ -1,7 +1,6 @@
 """Compiles the variants that a profile compares."""
 
 import contextlib
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,6 +19,7 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.setup import cache_disabled
+from gradtrail.support.running_time import allowed_cores
 
 
 def compile_variants(
@@ -58,11 +58,6 @@ def compile_variants(
             done.append(made)
             advance(message=f"compiled {variant.label}")
     return done
-
-
-def allowed_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def num_pieces(config: ProfileConfig, train_config: TrainConfig, *, timed: bool) -> int:

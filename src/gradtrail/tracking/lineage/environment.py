@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from gradtrail.support.running_time import allowed_cores
+
 _PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib", "pillow", "pandas", "pyarrow", "dp-accounting"),
     *("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),  # of those installed
@@ -87,8 +89,7 @@ def _processor() -> dict[str, Any]:
 
 def _cores() -> dict[str, Any]:
     """Return how many cores there are, on how many this process may run, and as how many its control group counts."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    found: dict[str, Any] = {"cores": os.cpu_count(), "cores_allowed": len(allowed)}
+    found: dict[str, Any] = {"cores": os.cpu_count(), "cores_allowed": allowed_cores()}
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         found |= {} if quota == "max" else {"cores_quota": int(quota) / int(period)}
