@@ -46,6 +46,13 @@ def test_values_of_0_to_1_become_the_nearest_pixels() -> None:
     np.testing.assert_array_equal(protocol.read_invocation(body, "application/json", SHAPE, 100), pixels)
 
 
+def test_binary_images_are_taken_if_their_form_is_clear() -> None:
+    for text, pixels in (("0", 0), ("1.0", 255), ("255", 255)):
+        body = f'{{"inputs": [[0, {text}], [0, 0], [0, 0]]}}'.encode()
+        images = protocol.read_invocation(body, "application/json", SHAPE, 1)
+        assert images.tolist() == [[[0, pixels], [0, 0], [0, 0]]]
+
+
 def test_one_image_without_a_list_around_it_is_taken_as_mlflow_takes_it() -> None:
     body = json.dumps({"inputs": [[1, 2], [3, 4], [5, 6]]}).encode()
     assert protocol.read_invocation(body, "application/json; charset=UTF-8", SHAPE, 1).tolist() == [
@@ -122,6 +129,8 @@ def test_what_is_no_request_is_refused_in_one_line(body: bytes, said: str) -> No
         ({"inputs": [[[1, 2], [3, 4], [5, None]]]}, "values must be whole numbers"),
         ({"inputs": [[[0, 1], [1, 0], [256, 0]]]}, "got 0 to 256"),
         ({"inputs": [[[0, 1], [1, 0], [2**70, 0]]]}, "values must be whole numbers"),
+        ({"inputs": [[[0, 1], [1, 0], [0, 0]]]}, "inputs: whole numbers that are all 0 or 1 may be pixels or shares"),
+        ({"instances": [[True, False]] * 3}, "instances: whole numbers that are all 0 or 1 may be pixels or shares"),
     ],
 )
 def test_what_is_no_invocation_is_refused_in_one_line(content: Any, said: str) -> None:

@@ -78,6 +78,7 @@ def test_a_single_image_is_a_batch_of_one(served: ServedModel, one: Any) -> None
         (np.full((1, *SHAPE), -1), "int64 from -1 to -1"),
         (np.full((1, *SHAPE), 255.0), "float64 from 255 to 255"),
         (np.full((1, *SHAPE), np.nan), "float64 from nan to nan"),
+        (np.eye(*SHAPE, dtype=int).tolist(), "int64 that are all 0 or 1, which may be either"),
         (None, "shape ()"),
     ],
 )

@@ -150,7 +150,7 @@ def _add_mlflow(app: FastAPI, router: Router, limits: Limits) -> None:
     mlflow_version = installed("mlflow")
 
     async def invocations(request: Request) -> Response:
-        """Classify images: `inputs` or `instances`, pixels from 0 to 255, or all of them from 0 to 1."""
+        """Classify images: `inputs` or `instances`, integers from 0 to 255, or floats from 0 to 1."""
         served = router.current
         kind = request.headers.get("content-type", "")
         images = protocol.read_invocation(await request.body(), kind, served.about.image_shape, limits.max_images)

@@ -97,7 +97,8 @@ def _flat(data: Any) -> list[Any]:
 def read_invocation(body: bytes, content_type: str, shape: tuple[int, int], max_images: int) -> Images:
     """Read a request as MLflow's scoring server takes it: `inputs` or `instances`, one image or a list of them.
 
-    Whole numbers are pixels from 0 to 255; where one of them is no whole number, all are from 0 to 1.
+    Whole numbers are pixels from 0 to 255; if one number has a fraction, all are from 0 to 1. Whole numbers that are
+    all 0 or 1 are refused: JSON of some languages writes 1.0 as 1.
 
     Raises:
         Refusal: it is none (400, 415), or has too many images (413).
@@ -123,6 +124,9 @@ def read_invocation(body: bytes, content_type: str, shape: tuple[int, int], max_
     except (TypeError, LookupError):
         raise Refusal(400, wanted) from None
     pixels = _whole_numbers(flat)
+    if pixels is not None and pixels.max() == 1:
+        remedy = "send 0 and 255, or a tensor to /v2/models/NAME/infer, whose datatype tells"
+        raise Refusal(400, f"{keys[0]}: whole numbers that are all 0 or 1 may be pixels or shares; {remedy}")
     return (pixels if pixels is not None else _shares(flat)).reshape(len(data), height, width)
 
 

@@ -221,7 +221,8 @@ def _epochs(manifest: "Manifest") -> str:
 
 def _input(manifest: "Manifest") -> str:
     height, width = manifest.image_shape
-    return f"array (images, {height}, {width}), or one image ({height}, {width}): uint8, or floats from 0 to 1"
+    form = "integers from 0 to 255 that are not all 0 or 1, or floats from 0 to 1"
+    return f"array (images, {height}, {width}), or one image ({height}, {width}), of {form}"
 
 
 def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
@@ -283,8 +284,9 @@ def _copy_code(to: Path) -> Path:
 def _signature(num_classes: int) -> Any:
     """Describe the outputs alone.
 
-    MLflow accepts a described input of one dtype and one rank only, and refuses others in an error that has all pixels;
-    `ServedModel` takes integers, floats, lists and single images, and refuses others in one line.
+    MLflow accepts a described input of one dtype and one rank only, and casts JSON to it: as uint8 a 0.5 becomes 0.
+    `ServedModel` takes integers, floats, lists and single images, and refuses others in one line; the model's metadata
+    have the form as text.
     """
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec

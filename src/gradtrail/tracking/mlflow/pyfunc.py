@@ -33,7 +33,7 @@ class ServedModel:
         Args:
             data: array of shape (images, height, width), or (height, width) for one image: whole numbers from 0 to 255,
                 or floats from 0 to 1, which are rounded to 1/255, with bright ink on a background of 0. Nested lists,
-                as from JSON, are accepted.
+                as from JSON, are accepted. Whole numbers that are all 0 or 1 are refused, as they may be either.
             params: MLflow's inference parameters; there are none.
 
         Returns:
@@ -67,6 +67,8 @@ def as_images(data: Any, shape: tuple[int, int]) -> Images:
     low, high = (images.min(), images.max()) if images.size else (0, 0)
     if not (low >= 0 and high <= (1 if is_float else 255)):  # NaN is neither
         raise _refusal(f"{images.dtype} from {low:g} to {high:g}", shape)
+    if high == 1 and not is_float:
+        raise _refusal(f"{images.dtype} that are all 0 or 1, which may be either", shape)
     return (np.rint(images * 255.0) if is_float else images).astype(np.uint8)
 
 
