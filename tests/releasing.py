@@ -12,6 +12,7 @@ from gradtrail.serving.registry import version_of
 from gradtrail.serving.release.history import Event, events_of, versions_of
 from gradtrail.serving.release.promote import promote
 from gradtrail.serving.slo import read_slo
+from gradtrail.serving.verdict.main import verdict_tag
 
 RIGHT = LABELS.copy()
 NAME = "digits"
@@ -20,10 +21,9 @@ NAME = "digits"
 def judge(client: MlflowClient, run: Run, verdict: str) -> None:
     shutil.copy(ROOT / "slo.yaml", ".")
     candidate = find_candidate(run.info.run_id, client)
-    tags = {"verdict": verdict, "verdict_export": candidate.digest, "verdict_limits": read_slo().limits.digest}
-    for key, value in tags.items():
-        if verdict:
-            client.set_tag(run.info.run_id, key, value)
+    if verdict:
+        tag = verdict_tag(verdict, candidate.digest, read_slo().limits.digest)
+        client.set_tag(run.info.run_id, "verdict", tag)
 
 
 def crown(run: Run, *, force: bool = False, reason: str = "") -> int:

@@ -83,9 +83,14 @@ def test_no_champion_without_a_verdict_that_passes(
     assert (tags["reason"], events(client)[0].forced) == ("demo", tags["forced"])
 
 
-def test_a_verdict_of_another_export_does_not_count(client: MlflowClient, model: Callable[..., Run]):
+@pytest.mark.parametrize("is_of_this_export", [True, False])
+def test_verdict_of_another_export_or_edited_by_hand_does_not_count(
+    client: MlflowClient, model: Callable[..., Run], is_of_this_export: bool
+):
     run = model(0)
-    client.set_tag(run.info.run_id, "verdict_export", "0" * 64)
+    tag = client.get_run(run.info.run_id).data.tags["verdict"]
+    edited = tag.replace("pass", "passed") if is_of_this_export else f"pass: export {'0' * 64}, limits {tag[-64:]}"
+    client.set_tag(run.info.run_id, "verdict", edited)
     assert crown(run) == 1
 
 

@@ -14,6 +14,7 @@ from registered import evaluation, training
 
 from gradtrail.core.evaluate.metrics import wilson_interval
 from gradtrail.serving.release.promote import promote
+from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict.judge import KINDS, Measured
 from gradtrail.serving.verdict.main import PAGE, verdict
 from gradtrail.serving.verdict.measure import WARM, measured
@@ -91,12 +92,13 @@ def test_it_stands_on_the_run_without_any_metric(client: MlflowClient, run: Run,
     said = judged(run, capsys)
     stored = client.get_run(run.info.run_id)
     assert stored.data.metrics == {}
-    assert (stored.data.tags["verdict"], stored.data.tags["verdict_export"]) == ("pass", said["export_digest"])
+    limits = read_slo().limits.digest
+    assert stored.data.tags["verdict"] == f"pass: export {said['export_digest']}, limits {limits}"
     paths = {found.path for found in client.list_artifacts(run.info.run_id, "verdict")}
     assert paths == {"verdict/verdict.json", "verdict/verdict.html"}
     judged(run, capsys, p99_ms_1=100.0)
     tags = client.get_run(run.info.run_id).data.tags
-    assert tags["verdict"] == "fail"
+    assert tags["verdict"].startswith("fail: ")
     assert len(json.loads(tags["mlflow.loggedArtifacts"])) == 1
     page = PAGE.read_text()
     assert "p99, 1 image" in page
@@ -154,28 +156,34 @@ def test_the_agreement_with_the_champion_is_judged(
         assert (line["low"], line["high"]) == pytest.approx(wilson_interval(2000 - differing, 2000))
 
 
-def test_a_process_that_is_killed_between_two_tags_leaves_no_verdict(
-    client: MlflowClient, run: Run, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", range(1, 5))
+def test_verdicts_at_once_under_different_limits_do_not_mix(
+    number: int, client: MlflowClient, run: Run, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
+    slo = Path("slo.yaml").read_text()
+    Path("strict.yaml").write_text(slo.replace("p99_ms_1: 10.0", "p99_ms_1: 0.001"))
+    set_tag, writes = StoreClient.set_tag, list[str]()
+
+    def set_after_another_verdict(self: StoreClient, run_id: str, key: str, value: str) -> None:
+        writes.extend([key] if key.startswith("verdict") else [])
+        if len(writes) == number:
+            writes.append("another verdict")
+            assert verdict(run_id, Path("strict.yaml"), as_json=True, measured=fast) == 1
+        set_tag(self, run_id, key, value)
+
+    monkeypatch.setattr(StoreClient, "set_tag", set_after_another_verdict)
+    assert verdict(run.info.run_id, Path("slo.yaml"), as_json=True, measured=fast) == 0
+    Path("slo.yaml").write_text(Path("strict.yaml").read_text())
+    assert promote(run.info.run_id, as_champion=True, is_forced=False, reason="") == 1
+
+
+def test_tag_that_was_edited_by_hand_does_not_end_a_verdict(
+    client: MlflowClient, run: Run, capsys: pytest.CaptureFixture
+):
+    client.set_tag(run.info.run_id, "mlflow.loggedArtifacts", "[{")
     judged(run, capsys)
-    set_tag = StoreClient.set_tag
-    for number in range(1, 4):
-        done: list[str] = []
-
-        def set_until_killed(self: StoreClient, run_id: str, key: str, value: str) -> None:
-            if key.startswith("verdict"):
-                if len(done) == number:  # noqa: B023
-                    raise KeyboardInterrupt
-                done.append(key)  # noqa: B023
-            set_tag(self, run_id, key, value)
-
-        monkeypatch.setattr(StoreClient, "set_tag", set_until_killed)
-        with pytest.raises(KeyboardInterrupt):
-            judged(run, capsys, p99_ms_1=100.0)
-        assert client.get_run(run.info.run_id).data.tags["verdict_export"] == "none"
-        monkeypatch.setattr(StoreClient, "set_tag", set_tag)
-        said = judged(run, capsys)
-        assert client.get_run(run.info.run_id).data.tags["verdict_export"] == said["export_digest"]
+    tables = client.get_run(run.info.run_id).data.tags["mlflow.loggedArtifacts"]
+    assert json.loads(tables) == [{"path": "tables/verdict.json", "type": "table"}]
 
 
 def test_metrics_of_the_export_come_first(client: MlflowClient, run: Run, capsys: pytest.CaptureFixture):

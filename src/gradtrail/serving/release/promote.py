@@ -20,7 +20,7 @@ from gradtrail.serving.release.comparison import Comparison, compare
 from gradtrail.serving.release.history import Event, Refused, claim_of, events_of, move, user, versions_of
 from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict.judge import PASS
-from gradtrail.serving.verdict.main import VERDICT, VERDICT_EXPORT, VERDICT_LIMITS
+from gradtrail.serving.verdict.main import VERDICT, verdict_tag
 from gradtrail.support.errors import UserError, printable
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
@@ -96,12 +96,12 @@ def register(client: MlflowClient, name: str, candidate: Candidate) -> ModelVers
 def allowed(candidate: Candidate, champion: Candidate | None) -> tuple[list[str], Comparison | None]:
     """Return why a model may not become champion, a sentence each, and its comparison with the one that is."""
     reasons, comparison = [], None
-    tags = candidate.client.get_run(candidate.run.info.run_id).data.tags
-    if tags.get(VERDICT_EXPORT) != candidate.digest:
+    verdict = candidate.client.get_run(candidate.run.info.run_id).data.tags.get(VERDICT, "")
+    if candidate.digest not in verdict:
         reasons.append(f"no verdict of this export; run `gradtrail verdict {candidate.run.info.run_id[:8]}` first")
-    elif tags.get(VERDICT) != PASS:
+    elif not verdict.startswith(PASS):
         reasons.append("the verdict is fail; see reports/verdict.html, or the run's artifact verdict/verdict.html")
-    elif tags.get(VERDICT_LIMITS) != read_slo().limits.digest:
+    elif verdict != verdict_tag(PASS, candidate.digest, read_slo().limits.digest):
         reasons.append("the verdict is of other limits than slo.yaml's; run `gradtrail verdict` again")
     if champion:
         try:

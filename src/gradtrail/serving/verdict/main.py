@@ -23,13 +23,13 @@ from gradtrail.serving.verdict.measure import WARM, measure
 from gradtrail.stages.common.files import atomic_file, write_json
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
+from gradtrail.tracking.mlflow.artifacts import announce_tables
 from gradtrail.tracking.mlflow.client import open_store
 
-VERDICT, VERDICT_EXPORT = "verdict", "verdict_export"  # tags of a training's run: the outcome, and of which export
-VERDICT_LIMITS = "verdict_limits"  # tag: digest of the limits
+VERDICT = "verdict"  # tag of a training's run: the text of `verdict_tag`
 PAGE = Path("reports/verdict.html")
 _ARTIFACTS = "verdict"
-_TABLES = "mlflow.loggedArtifacts"  # tag: where MLflow's UI looks for tables
+_TABLE = "tables/verdict.json"
 _JSON = "verdict.json"
 
 
@@ -90,6 +90,17 @@ def verdict(what: str, slo: Path, *, as_json: bool, measured: Callable[[Path], d
     return 0 if judgement.outcome == PASS else 1
 
 
+def verdict_tag(outcome: str, export: str, limits: str) -> str:
+    """Return a verdict as the text of one tag, which no other verdict can overwrite in part.
+
+    Args:
+        outcome: `pass` or `fail`.
+        export: digest of the export.
+        limits: digest of the limits.
+    """
+    return f"{outcome}: export {export}, limits {limits}"
+
+
 def as_rows(judgement: Judgement) -> list[dict[str, str]]:
     """Return the limits as texts, by the titles of the columns."""
     return [
@@ -142,7 +153,7 @@ def _about(candidate: Candidate, slo: Path) -> dict[str, str]:
 
 
 def _log(candidate: Candidate, said: Verdict, limits: str) -> None:
-    """Log the verdict to the run: as files, and as tags; as no metrics, of which a run has few and comparable ones."""
+    """Log the verdict to the run: as files, and as a tag; as no metrics, of which a run has few and comparable ones."""
     client, run_id = candidate.client, candidate.run.info.run_id
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder) / _JSON, said.as_json())
@@ -150,14 +161,9 @@ def _log(candidate: Candidate, said: Verdict, limits: str) -> None:
     client.log_artifact(run_id, str(PAGE), _ARTIFACTS)
     rows = as_rows(said.judgement)
     table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
-    client.log_dict(run_id, table, "tables/verdict.json")
-    shown = json.loads(candidate.run.data.tags.get(_TABLES, "[]"))
-    entry = {"path": "tables/verdict.json", "type": "table"}
-    client.set_tag(run_id, _TABLES, json.dumps([*shown, *([] if entry in shown else [entry])]))
-    client.set_tag(run_id, VERDICT_EXPORT, "none")  # a process that is killed between two tags leaves no verdict
-    client.set_tag(run_id, VERDICT_LIMITS, limits)
-    client.set_tag(run_id, VERDICT, said.judgement.outcome)
-    client.set_tag(run_id, VERDICT_EXPORT, candidate.digest)
+    client.log_dict(run_id, table, _TABLE)
+    announce_tables(client, run_id, [_TABLE])
+    client.set_tag(run_id, VERDICT, verdict_tag(said.judgement.outcome, candidate.digest, limits))
 
 
 def _print(said: Verdict, *, as_json: bool) -> None:
