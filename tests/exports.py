@@ -1,12 +1,15 @@
 """Small exported models, written within a second."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import jax
 import numpy as np
 
+from gradtrail.core.export import forward
 from gradtrail.core.export.forward import ExportConfig
 from gradtrail.core.nn.models import CNNConfig, HostParams, MLPConfig, Model, ModelConfig
 from gradtrail.stages.export.package import Network, write_export
@@ -80,6 +83,21 @@ def write_small_export(
     """
     network = dataclasses.replace(small_network(seed=seed, always=always, model=model, members=members), **overrides)
     write_export(folder, network, ExportConfig(name=name, batch_sizes=batch_sizes))
+    return folder
+
+
+def write_wrong_export(folder: Path, *, answers: Literal["NaN", "-1 to 2"]) -> Path:
+    """Write an exported network whose answers are no probabilities, though its digests are in order; return it."""
+    network, right = small_network(), forward.forward
+
+    def beyond(*arguments: Any) -> Callable[..., Any]:
+        return lambda *inputs: 3 * right(*arguments)(*inputs) - 1
+
+    if answers == "NaN":
+        params = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), network.members[0])
+        network = dataclasses.replace(network, members={0: params})
+    with mock.patch.object(forward, "forward", beyond if answers == "-1 to 2" else right):
+        write_export(folder, network, ExportConfig(name="digits", batch_sizes=(1, 8)))
     return folder
 
 

@@ -19,6 +19,7 @@ import pytest
 from answering import Server, command, environment, server
 from asgi import inference, small_export
 from click.testing import CliRunner
+from exports import write_wrong_export
 from factories import ROOT
 
 from gradtrail.cli import gradtrail
@@ -67,6 +68,8 @@ def test_it_refuses_to_start_in_one_line(folder: Path, tmp_path: Path) -> None:
     assert "--host 0.0.0.0: the server could be reached from other machines; set GRADTRAIL_TOKEN" in line
     assert "GRADTRAIL_TOKEN: must be at least 16" in refused(str(folder), GRADTRAIL_TOKEN="short")  # noqa: S106
     assert "no exported model here" in refused(str(tmp_path), "--port", "0")
+    wrong = write_wrong_export(tmp_path / "wrong", answers="NaN")
+    assert "digits: its answers to 1 of 1 images are not probabilities" in refused(str(wrong), "--port", "0")
     assert "max_wait_ms must be at least 0" in refused(str(folder), "--max-wait-ms", "-1")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

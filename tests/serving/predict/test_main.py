@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from exports import write_small_export
+from exports import write_small_export, write_wrong_export
 from PIL import Image
 
 from gradtrail import cli
@@ -62,6 +62,22 @@ def test_a_folder_into_a_table_with_progress_in_lines_and_status_2(
     table = pq.read_table(target)
     assert table["class"].to_pylist() == ["7", "7", None]
     assert table.schema.metadata[b"gradtrail.model_digest"].decode() == read_export(export).manifest.digest
+
+
+def test_model_that_answers_no_probabilities_gives_no_label(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = write_wrong_export(folder / "model", answers="-1 to 2")
+    assert run(monkeypatch, folder / "a.png", "--model", wrong) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("gradtrail: digits: its answers to 1 of 1 images are not probabilities, such as [")
+    assert run(monkeypatch, folder, "--model", wrong, "--out", folder / "out.parquet") == 2
+    table = pq.read_table(folder / "out.parquet")
+    assert table["label"].null_count == table["confidence"].null_count == 3
+    errors = table["error"].to_pylist()
+    assert errors[:2] == ["the model's answer is not a probability for each class"] * 2
+    assert errors[2].startswith("not a readable image")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,18 @@ def test_a_shadow_answers_nobody_and_is_compared_on_every_request() -> None:
     run(scenario, share=0.0)
 
 
+def test_shadow_that_answers_no_probabilities_is_stopped() -> None:
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(lambda batch: sound(batch) * 3 - 1, "2"))
+        for number in range(20):
+            assert (await made.ask(number)).by.version == "1"
+            await made.settle()
+        assert made.trial.about()["stopped"]["because"] == "errors"
+        assert made.value("gradtrail_model_errors_total", role="primary", version="1") == 0
+
+    run(scenario, share=0.0)
+
+
 @pytest.mark.parametrize("clients", [1, 4])
 def test_a_shadow_within_its_limits_is_not_stopped_by_the_queue_of_comparisons(clients: int) -> None:
     def seconds(each: float) -> Answers:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,10 @@ def not_a_number(batch: np.ndarray) -> np.ndarray:
 
 def body(number: int) -> bytes:
     return json.dumps({"inputs": [[number, 0], [0, 255]]}).encode()
+
+
+def beyond_one(batch: np.ndarray) -> np.ndarray:
+    return sound(batch) * 3 - 1
 
 
 def slow(batch: np.ndarray) -> np.ndarray:
@@ -55,6 +60,7 @@ def test_the_share_of_clients_gets_the_challenger_and_a_client_stays() -> None:
         (seven, {"agreement", "class share"}),
         (throwing, {"errors"}),
         (not_a_number, {"errors"}),
+        (beyond_one, {"errors"}),
         pytest.param(slow, {"latency"}, marks=pytest.mark.slow),
     ],
 )
@@ -160,10 +166,11 @@ def test_the_next_challenger_is_tried_after_one_was_stopped() -> None:
     run(scenario, share=1.0)
 
 
-def test_a_challenger_of_other_images_or_classes_is_refused() -> None:
+@pytest.mark.parametrize("other", [{"image_shape": (3, 3)}, {"classes": ("a",) * 10}, {"name": "letters"}])
+def test_challenger_of_other_images_classes_or_name_is_refused(other: dict[str, Any]) -> None:
     async def scenario(made: Bench) -> None:
-        with pytest.raises(UserError, match="takes other images or classes"):
-            made.trial.challenge(made.load(sound, "2", image_shape=(3, 3)))
+        with pytest.raises(UserError, match="takes other images, or has other classes or another name, than digits"):
+            made.trial.challenge(made.load(sound, "2", **other))
         assert (await made.ask(0)).by.version == "1"
 
     run(scenario, share=1.0)

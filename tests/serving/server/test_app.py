@@ -17,6 +17,8 @@ from PIL import Image
 from gradtrail.serving.server.router import Source
 from gradtrail.tracking.mlflow.pyfunc import _load_pyfunc
 
+FIRST = {"role": "primary", "version": "1"}
+
 
 def images(count: int) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, *SHAPE), dtype=np.uint8)
@@ -136,6 +138,19 @@ def picture(size: tuple[int, int], kind: str = "PNG") -> bytes:
     content = io.BytesIO()
     drawn.save(content, kind)
     return content.getvalue()
+
+
+@pytest.mark.parametrize("path", ["/v2/models/digits/infer", "/invocations", "/picture"])
+def test_answers_of_the_primary_that_are_no_probabilities_are_a_failure(path: str) -> None:
+    content = {"/invocations": {"inputs": images(1).tolist()}, "/picture": picture((60, 80))}
+
+    async def main() -> None:
+        app = application(FakeModel(lambda batch: shares(batch) * 3 - 1))
+        reply = await app.post(path, content.get(path, inference(images(1))))
+        assert (reply.status, reply.json) == (500, {"error": "the server failed; its log says why"})
+        assert app.metrics.registry.get_sample_value("gradtrail_model_errors_total", FIRST) == 1
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gradtrail.serving.server.batching import Batcher, BatchingConfig, BatchRun
 from gradtrail.serving.server.refusal import Refusal
 from gradtrail.stages.artifacts.exported import ExportedModel
+from gradtrail.support.errors import UserError
 
 
 def images(count: int, seed: int = 0) -> np.ndarray:
@@ -22,6 +23,31 @@ def images(count: int, seed: int = 0) -> np.ndarray:
 def batcher(model: FakeModel, runs: list[BatchRun] | None = None, **config: Any) -> Batcher:
     observe = runs.append if runs is not None else None
     return Batcher(cast(ExportedModel, model), BatchingConfig(**config), observe)
+
+
+def test_answer_that_is_no_probability_fails_its_request_and_no_other_of_the_batch() -> None:
+    gate = Gate()
+
+    def wrong_for_white(batch: np.ndarray) -> np.ndarray:
+        return np.where((batch[:, :1, 0] == 255), np.float32(np.nan), gate(batch))
+
+    async def main() -> None:
+        model = FakeModel(wrong_for_white)
+        queue = batcher(model, max_wait_ms=0)
+        white = np.full((1, *SHAPE), 255, np.uint8)
+        first = asyncio.create_task(queue.predict(images(1) // 2))
+        await gate.is_entered()
+        others = [asyncio.create_task(queue.predict(each)) for each in (images(2) // 2, white, images(1) // 2)]
+        await asyncio.sleep(0)
+        gate.opened.set()
+        answers = await asyncio.gather(first, *others, return_exceptions=True)
+        assert model.batches == [1, 4]
+        assert [len(answer) if isinstance(answer, np.ndarray) else type(answer) for answer in answers] == [
+            *(1, 2, UserError, 1)
+        ]
+        queue.close()
+
+    asyncio.run(main())
 
 
 class Gate:

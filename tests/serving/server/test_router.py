@@ -3,10 +3,12 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from asgi import Application, application, inference, probabilities, small_export
+from exports import write_wrong_export
 
 from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.serving.server.router import Answer, Images, Loaded, Served, Source, load
@@ -88,6 +90,19 @@ def test_a_model_says_what_each_size_took_and_whether_the_cache_had_it(folders: 
     loaded = load(Source(folder=folders[0]), clock=lambda: next(ticks))
     assert [(each.size, each.seconds) for each in loaded.sizes] == [(1, 1), (4, 1), (8, 1)]
     assert loaded.version == loaded.model.manifest.digest[:12]
+
+
+@pytest.mark.parametrize("answers", ["NaN", "-1 to 2"])
+def test_model_that_answers_no_probabilities_never_serves(answers: Literal["NaN", "-1 to 2"], tmp_path: Path) -> None:
+    folder = write_wrong_export(tmp_path / "wrong", answers=answers)
+
+    async def main() -> None:
+        app = application()
+        with pytest.raises(UserError, match="digits: its answers to 1 of 1 images are not probabilities, such as"):
+            await app.router.load(Source(folder=folder))
+        assert not app.router.is_ready
+
+    asyncio.run(main())
 
 
 def test_a_model_that_cannot_be_used_changes_nothing(folders: list[Path], tmp_path: Path) -> None:

@@ -9,15 +9,17 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import files, requires
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
-from exports import SHAPE, write_small_export
+from exports import SHAPE, write_small_export, write_wrong_export
 from projects import ROOT
 
-from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, read_export, read_manifest
+from gradtrail.core.export import forward
+from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, are_probabilities, read_export, read_manifest
 from gradtrail.stages.common.files import write_json
 from gradtrail.support.errors import UserError
 
@@ -70,6 +72,57 @@ def test_one_that_always_says_7(tmp_path: Path) -> None:
     said = read_export(write_small_export(tmp_path / "seven", always=7, batch_sizes=(11,))).predict(IMAGES)
     assert (said.argmax(axis=1) == 7).all()
     assert (said.max(axis=1) > 0.99).all()
+
+
+@pytest.mark.parametrize(
+    ("row", "are_right"),
+    [
+        ([0.25, 0.25, 0.5], True),
+        ([1.0, 0.0, 0.0], True),
+        ([0.3333, 0.3333, 0.3333], True),
+        ([0.0, 0.0, 0.0], False),
+        ([0.5, 0.5, 0.5], False),
+        ([2.0, -1.0, 0.0], False),
+        ([np.nan, 0.5, 0.5], False),
+        ([np.inf, 0.0, 0.0], False),
+        ([np.inf, -np.inf, 1.0], False),
+    ],
+)
+def test_probabilities_are_not_below_0_and_sum_to_1(row: list[float], are_right: bool) -> None:
+    others = [[1.0, 0.0, 0.0]] * 2
+    rows = np.array([*others, row], np.float32)
+    assert are_probabilities(rows).tolist() == [True, True, are_right]
+
+
+@pytest.mark.parametrize("answers", ["NaN", "-1 to 2"])
+def test_answers_that_are_no_probabilities_are_refused_in_one_line(
+    answers: Literal["NaN", "-1 to 2"], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError, match="digits: its answers to 11 of 11 images are not probabilities, such as"
+    ) as error:
+        read_export(write_wrong_export(tmp_path / "wrong", answers=answers)).predict(IMAGES)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda answers: answers[:1],
+        lambda answers: answers.astype("float16"),
+        lambda answers: answers[:, None],
+    ],
+)
+def test_program_of_another_type_is_refused(changed: Callable[[Any], Any], tmp_path: Path) -> None:
+    right = forward.forward
+
+    def other(*arguments: Any) -> Callable[..., Any]:
+        return lambda *inputs: changed(right(*arguments)(*inputs))
+
+    with mock.patch.object(forward, "forward", other):
+        folder = write_small_export(tmp_path / "export", model="linear")
+    with pytest.raises(UserError, match=r"which are not those of manifest\.json"):
+        read_export(folder)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exports import SHAPE, write_small_export
+from exports import SHAPE, write_small_export, write_wrong_export
 from mlflow.exceptions import MlflowException
 
 from gradtrail.stages.artifacts.exported import read_export
@@ -40,6 +40,12 @@ def test_a_damaged_export_is_refused_in_one_line(tmp_path: Path) -> None:
     (folder / "weights.safetensors").write_bytes(b"words")
     with pytest.raises(MlflowException, match="is not the file that was exported"):
         _load_pyfunc(str(folder))
+
+
+def test_answers_that_are_no_probabilities_are_refused_in_one_line(tmp_path: Path) -> None:
+    wrong = _load_pyfunc(str(write_wrong_export(tmp_path / "export", answers="NaN")))
+    with pytest.raises(MlflowException, match="digits: its answers to 3 of 3 images are not probabilities"):
+        wrong.predict(PIXELS[:3])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ from jaxtyping import Float
 from gradtrail.serving.predict.decoding import Decoded, decoded
 from gradtrail.serving.predict.images import framing_of
 from gradtrail.serving.predict.sources import Source, opened
-from gradtrail.stages.artifacts.exported import ExportedModel, Manifest
+from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, are_probabilities
 from gradtrail.stages.common.files import atomic_file, write_json
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.progress import progress_bar, stdout_console
 
 BATCH_SIZE = 256  # images that the model takes at a time
 PART_SIZE = 64 * BATCH_SIZE  # images of a part: what a kill may cost
+_NO_PROBABILITIES = "the model's answer is not a probability for each class"
 
 Probabilities = Float[np.ndarray, "images classes"]
 
@@ -149,8 +151,11 @@ def _answers(source: Source, start: int, model: ExportedModel) -> Iterator[tuple
         yield _finished(*running)
 
 
-def _finished(batch: Decoded, probabilities: Array) -> tuple[Decoded, Probabilities]:
-    return batch, np.asarray(probabilities)[: len(batch.images)]
+def _finished(batch: Decoded, answers: Array) -> tuple[Decoded, Probabilities]:
+    """Return a batch with its probabilities; an image to which the model answers none has that as its error."""
+    probabilities = np.asarray(answers)[: len(batch.images)]
+    places = map(int, np.flatnonzero(~are_probabilities(probabilities)))
+    return replace(batch, errors=dict.fromkeys(places, _NO_PROBABILITIES) | batch.errors), probabilities
 
 
 def _schema(manifest: Manifest, version: str | None) -> pa.Schema:

@@ -117,7 +117,7 @@ async def _follow_primary(
     async def promote(version: str | None) -> None:
         uri = f"{_MODELS}{name}/{version}"
         served, current = await load(uri), router.current
-        if not fit(served, current) or served.about.name != current.about.name:
+        if not fit(served, current):
             served.batcher.close()
             unlike = "takes other images, or has other classes or another name, than the model that serves"
             raise UserError(f"version {version}: {unlike}; restart the server to serve it")

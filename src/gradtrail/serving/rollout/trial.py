@@ -79,11 +79,12 @@ class Trial:
         """Try this model from now on, from the beginning; None ends the trial.
 
         Raises:
-            UserError: it takes other images than the primary, or knows other classes.
+            UserError: it takes other images than the primary, or has other classes or another name.
         """
         if served is not None and not fit(served, self._router.current):
             served.batcher.close()
-            raise UserError(f"challenger {served.version}: takes other images or classes than the primary model")
+            unlike = f"takes other images, or has other classes or another name, than {self._router.current.about.name}"
+            raise UserError(f"challenger {served.version}, {served.about.name}: {unlike}")
         old, self._challenger = self._challenger, served
         self._version = served.version if served else None
         self._canary, self._has_told = Canary(self.config.limits), False
@@ -228,15 +229,13 @@ class Trial:
 
 
 def fit(challenger: Served, primary: Served) -> bool:
-    """Whether a model takes the images of another one, and has its classes."""
-    of_both = [(each.about.image_shape, each.about.classes) for each in (challenger, primary)]
+    """Whether a model takes the images of another one, and has its classes and its name."""
+    of_both = [(each.about.image_shape, each.about.classes, each.about.name) for each in (challenger, primary)]
     return of_both[0] == of_both[1]
 
 
 def _outcome(probabilities: Probabilities, seconds: float, ahead: int) -> Outcome:
-    """Return what became of a request; probabilities that are none are a failure."""
-    if not np.isfinite(probabilities).all():
-        return Outcome(seconds=seconds, error="failed")
+    """Return the outcome of a request that was answered."""
     if not len(probabilities):
         return Outcome(seconds=seconds, ahead=ahead)
     return Outcome(

@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
 from gradtrail.core.common.validation import check
 from gradtrail.serving.server.refusal import busy
-from gradtrail.stages.artifacts.exported import ExportedModel
+from gradtrail.stages.artifacts.exported import ExportedModel, probability_fault
 
 Images = UInt8[np.ndarray, "images height width"]
 Probabilities = Float[np.ndarray, "images classes"]
@@ -119,6 +120,7 @@ class Batcher:
 
         Raises:
             Refusal: too many images wait (429).
+            UserError: the model answers no probabilities.
             Exception: what the model raised.
         """
         if not len(images):
@@ -188,17 +190,19 @@ class Batcher:
         count = sum(span.stop - span.start for span in spans)
         size = next(size for size in self._sizes if size >= count)
         started = time.perf_counter()
-        found: Probabilities | Exception
+        parts: list[Probabilities | Exception]
         try:
             batch = np.zeros((size, *self._model.manifest.image_shape), np.uint8)
-            position = 0
-            for span in spans:
-                length = span.stop - span.start
-                batch[position : position + length] = span.request.images[span.start : span.stop]
-                position += length
-            found = np.asarray(self._model.run(batch))
+            ends = accumulate((span.stop - span.start for span in spans), initial=0)
+            rows = [slice(start, stop) for start, stop in pairwise(ends)]
+            for span, own in zip(spans, rows, strict=True):
+                batch[own] = span.request.images[span.start : span.stop]
+            answers = np.asarray(self._model.run(batch))
+            parts = [answers[own] for own in rows]
+            if probability_fault(answers[:count], self._model.manifest):  # of one request; others share the batch
+                parts = [probability_fault(answers[own], self._model.manifest) or answers[own] for own in rows]
         except Exception as error:
-            found = error
+            parts = [error] * len(spans)
         run = BatchRun(
             size=size,
             num_images=count,
@@ -206,32 +210,29 @@ class Batcher:
             queue_seconds=tuple(started - span.request.arrived for span in spans if not span.start),
             run_seconds=time.perf_counter() - started,
         )
-        self._loop.call_soon_threadsafe(self._finish, spans, found, run)
+        self._loop.call_soon_threadsafe(self._finish, spans, parts, run)
 
-    def _finish(self, spans: Sequence[_Span], found: Probabilities | Exception, run: BatchRun) -> None:
+    def _finish(self, spans: Sequence[_Span], parts: Sequence[Probabilities | Exception], run: BatchRun) -> None:
         """Answer the requests of a batch, in the event loop, and start the next one."""
         self._is_running = False
         self._expected = min(len(spans) + len(self._queue), self._sizes[-1])
-        position = 0
-        for span in spans:
-            length = span.stop - span.start
-            self._answer(span.request, found if isinstance(found, Exception) else found[position : position + length])
-            position += length
+        for span, part in zip(spans, parts, strict=True):
+            self._answer(span.request, part)
         self._start_or_wait()
         if self._observe:
             self._observe(run)
         self._end_if_idle()
 
-    def _answer(self, request: _Request, found: Probabilities | Exception) -> None:
+    def _answer(self, request: _Request, part: Probabilities | Exception) -> None:
         if request.answer.done():  # its first part failed, or nobody waits for it
             return
-        if isinstance(found, Exception):
-            request.answer.set_exception(found)
+        if isinstance(part, Exception):
+            request.answer.set_exception(part)
             self._forget(request)
             return
-        request.parts.append(found)
+        request.parts.append(part)
         if sum(map(len, request.parts)) == len(request.images):
-            request.answer.set_result(found if len(request.parts) == 1 else np.concatenate(request.parts))
+            request.answer.set_result(part if len(request.parts) == 1 else np.concatenate(request.parts))
 
     def _end_if_idle(self) -> None:
         if self._is_closing and not self._is_running and not self._queue:

@@ -16,10 +16,11 @@ from jaxtyping import Float, UInt8
 
 from gradtrail.serving.server.batching import Batcher, BatchingConfig, BatchRun
 from gradtrail.serving.server.refusal import Refusal, not_ready
-from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, read_export
+from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, probability_fault, read_export
 
 Images = UInt8[np.ndarray, "images height width"]
 Probabilities = Float[np.ndarray, "images classes"]
+_WARM_UP = (0, 255)  # pixels of the images that a model answers before it is ready: blank and full
 _SHORT = 12  # characters of a digest that stand for a version where the registry gave none
 
 
@@ -162,7 +163,7 @@ class Router:
 
         Raises:
             Refusal: too much waits (429).
-            Exception: what the model raised.
+            Exception: what the model raised, or UserError for answers that are no probabilities.
         """
         if self.rollout is None:
             return await self.answer_by(served, images)
@@ -225,10 +226,10 @@ class Router:
 
 
 def load(source: Source, clock: Callable[[], float] = time.perf_counter) -> Loaded:
-    """Read an exported model, compile it for all sizes of its manifest, and run it once for each.
+    """Read an exported model, compile it for all sizes of its manifest, and run it for each.
 
     Raises:
-        UserError: it cannot be used here; one line.
+        UserError: it cannot be used here, or answers no probabilities; one line.
     """
     from gradtrail.core.xla.compile_events import cache_hits
 
@@ -240,5 +241,8 @@ def load(source: Source, clock: Callable[[], float] = time.perf_counter) -> Load
         with cache_hits() as hits:
             model.compile(size)
         sizes.append(CompiledSize(size=size, seconds=clock() - started, is_cached=bool(hits)))
-        np.asarray(model.run(np.zeros((size, *about.image_shape), np.uint8)))
+        for pixel in _WARM_UP:
+            answers = model.run(np.full((size, *about.image_shape), pixel, np.uint8))
+            if fault := probability_fault(np.asarray(answers), about):
+                raise fault
     return Loaded(model=model, version=source.version or about.digest[:_SHORT], sizes=tuple(sizes))

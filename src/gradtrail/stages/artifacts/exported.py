@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Bool, Float, UInt8
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
@@ -24,6 +24,7 @@ from gradtrail.support.errors import UserError, one_line
 
 FORMAT = 1
 MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
+SUM_TOLERANCE = 1e-3  # of the sum of probabilities, which float32 rounds to about 1e-6
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}  # backend of JAX → the platform that a program was lowered for
 
 Images = UInt8[np.ndarray, "images height width"]
@@ -96,11 +97,15 @@ class ExportedModel:
             self._compiled[batch_size] = self._call.lower(self.tensors, images).compile()
 
     def run(self, images: Images) -> Array:
-        """Return the probabilities of a batch of a size that was compiled; they may still be computed."""
+        """Return the answers to a batch of a size that was compiled, unchecked; they may still be computed."""
         return self._compiled[len(images)](self.tensors, images)
 
     def predict(self, images: Images) -> Probabilities:
-        """Return the probabilities of any number of images, padded to the sizes of the manifest."""
+        """Return the probabilities of any number of images, padded to the sizes of the manifest.
+
+        Raises:
+            UserError: the model answers something else; one line.
+        """
         sizes, found = self.manifest.batch_sizes, []
         for start in range(0, len(images), sizes[-1]):
             part = images[start : start + sizes[-1]]
@@ -108,7 +113,27 @@ class ExportedModel:
             self.compile(size)
             padded = np.pad(part, [(0, size - len(part)), (0, 0), (0, 0)])
             found.append(np.asarray(self.run(padded))[: len(part)])
-        return np.concatenate(found) if found else np.zeros((0, len(self.manifest.classes)), np.float32)
+        answers = np.concatenate(found) if found else np.zeros((0, len(self.manifest.classes)), np.float32)
+        if fault := probability_fault(answers, self.manifest):
+            raise fault
+        return answers
+
+
+def are_probabilities(answers: Float[np.ndarray, "images classes"]) -> Bool[np.ndarray, " images"]:
+    """Return for each row whether it is a distribution over the classes: no value below 0, and the sum is 1."""
+    with np.errstate(invalid="ignore"):  # the sum of both infinities
+        sums = answers.sum(axis=1, dtype=np.float64)
+    return (answers >= 0).all(axis=1) & (np.abs(sums - 1) <= SUM_TOLERANCE)  # NaN is False in both
+
+
+def probability_fault(answers: Float[np.ndarray, "images classes"], manifest: Manifest) -> UserError | None:
+    """Return the error, one line, of a model whose answers are not all distributions; None if they are."""
+    wrong = answers[~are_probabilities(answers)]
+    if not len(wrong):
+        return None
+    values = np.array2string(wrong[0], precision=3, threshold=4, edgeitems=2)
+    count = f"{len(wrong):,} of {len(answers):,} images"
+    return UserError(f"{manifest.name}: its answers to {count} are not probabilities, such as {values}")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -152,7 +177,9 @@ def read_export(folder: Path) -> ExportedModel:
         (answers,) = program.out_avals
     except Exception as error:  # flatbuffers raises whatever it meets in a damaged file
         raise UserError(f"{folder / name}: jax {jax.__version__} cannot read it: {one_line(error)[:200]}") from None
-    if (images.shape[1:], answers.shape[1:]) != (manifest.image_shape, (len(manifest.classes),)):
+    is_typed = (images.dtype, answers.dtype) == (np.uint8, np.float32)
+    outputs = (images.shape[0], len(manifest.classes))
+    if not is_typed or (images.shape[1:], answers.shape) != (manifest.image_shape, outputs):
         raise UserError(f"{folder / name}: takes {images} and returns {answers}, which are not those of {MANIFEST}")
     return ExportedModel(manifest, program.call, tensors)
 

@@ -165,6 +165,7 @@ def save(path: Path, export: Path, ids: dict[str, str]) -> None:
             pip_requirements=[f"{name}=={version(name)}" for name in _PACKAGES],
             input_example=stroke,
             metadata={"input": _input(manifest)},
+            model_config={EXPORT_DIGEST: manifest.digest},
         )
     (path / EXAMPLE).write_text(json.dumps({"inputs": stroke.tolist()}), encoding="utf-8")
 

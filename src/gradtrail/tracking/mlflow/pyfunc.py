@@ -40,9 +40,13 @@ class ServedModel:
             `label` (images), int64, and `probabilities` (images, classes), float32, calibrated.
 
         Raises:
-            MlflowException: another shape, type or range; one line.
+            MlflowException: another shape, type or range, or the model answers no probabilities; one line.
         """
-        probabilities = self._exported.predict(as_images(data, self._exported.manifest.image_shape))
+        images = as_images(data, self._exported.manifest.image_shape)
+        try:
+            probabilities = self._exported.predict(images)
+        except UserError as error:
+            raise MlflowException(str(error)) from None
         return {"label": probabilities.argmax(axis=1), "probabilities": probabilities}
 
 
@@ -77,13 +81,22 @@ def _refusal(found: str, shape: tuple[int, int]) -> MlflowException:
     return MlflowException(f"images: {wanted}, is needed; got {found}", error_code=INVALID_PARAMETER_VALUE)
 
 
-def _load_pyfunc(path: str) -> ServedModel:
+def _load_pyfunc(path: str, model_config: dict[str, Any] | None = None) -> ServedModel:
     """Load the model from the folder of its export: what MLflow calls.
+
+    Args:
+        path: folder of the export.
+        model_config: of the file `MLmodel`; `export_digest` is the digest that the manifest must have.
 
     Raises:
         MlflowException: it is damaged, or JAX has another backend or version here than it is for; one line.
     """
     try:
-        return ServedModel(read_export(Path(path)))
+        exported = read_export(Path(path))
     except UserError as error:
         raise MlflowException(str(error), error_code=INVALID_PARAMETER_VALUE) from None
+    actual = exported.manifest.digest
+    if (expected := (model_config or {}).get("export_digest", actual)) != actual:
+        message = f"{path}: damaged: the digest of its manifest is {actual[:12]}…, not {str(expected)[:12]}…"
+        raise MlflowException(message, error_code=INVALID_PARAMETER_VALUE)
+    return ServedModel(exported)
