@@ -52,6 +52,16 @@ def test_a_folder_needs_no_store(export: Path, monkeypatch: pytest.MonkeyPatch):
     assert resolve("downloaded").digest == of_folder.digest
 
 
+def test_edited_manifest_in_the_cache_is_refused(registered: str):
+    folder = resolve("models:/digits@champion").folder
+    assert resolve(str(folder)).folder == folder
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"digits"', '"letters"'))
+    with pytest.raises(UserError, match=r"damaged: the digest of its manifest is .*, not its name"):
+        resolve(str(folder))
+    assert read_manifest(resolve("models:/digits@champion").folder).name == "digits"
+
+
 def test_a_cached_export_is_reused_and_a_damaged_one_downloaded_again(registered: str):
     first = resolve("models:/digits@champion")
     before = first.folder.stat().st_ino

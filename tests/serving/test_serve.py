@@ -52,8 +52,9 @@ def refused(*arguments: str, **variables: str) -> str:
 @pytest.mark.slow
 def test_it_says_what_answers_where_and_imports_no_more_than_it_needs(folder: Path) -> None:
     with server(folder, python=("-X", "importtime")) as running:
-        said = r"http://127\.0\.0\.1:\d+ answers with digits version [0-9a-f]{12} \(mlp-8, sha256 [0-9a-f]{12}\), "
-        assert re.fullmatch(said + r"in batches of 1, 4, 8; ready after \d+\.\d s\n", running.line)
+        model = rf"digits version [0-9a-f]{{12}} \(mlp-8, sha256 [0-9a-f]{{12}}, from {re.escape(str(folder))}\)"
+        said = rf"http://127\.0\.0\.1:\d+ answers with {model}, in batches of 1, 4, 8; ready after \d+\.\d s\n"
+        assert re.fullmatch(said, running.line)
         assert running.ask("GET", "/v2/health/ready") == (200, {"ready": True})
         assert running.ask("POST", INFER, ONE)[0] == 200
         imported = {line.rpartition("|")[2].strip() for line in running.errors.read_text().splitlines()}

@@ -33,7 +33,7 @@ EXPORTED = "data/export"  # folder of a logged model
 _MODELS = "models:/"
 _LAST = "last"  # folder of the cache: what a URI meant when the registry was last in reach
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # what MLflow says of an alias that is not there
-_MODEL_ID = re.compile("m-[0-9a-f]{32}")
+_MODEL_ID, _DIGEST = re.compile("m-[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
 T = TypeVar("T")
 
 
@@ -177,6 +177,8 @@ def _of_folder(path: Path) -> Reference:
         forms = "models:/NAME@ALIAS, models:/NAME/VERSION, models:/MODEL_ID, or a folder with an export"
         raise UserError(f"{path}: no exported model here (no {MANIFEST}); a model is {forms}")
     manifest = verify_export(folder)
+    if _DIGEST.fullmatch(folder.name) and folder.name != manifest.digest:  # a folder of the cache
+        raise UserError(f"{folder}: damaged: the digest of its manifest is {manifest.digest[:12]}…, not its name")
     return Reference(name=manifest.name, version=None, run_id=None, digest=manifest.digest, folder=folder)
 
 
@@ -228,7 +230,7 @@ def _of_logged_model(client: "MlflowClient", model_id: str, version: "ModelVersi
 
 def _safe(digest: str, model_id: str) -> str:
     """Return a digest; raise UserError where the tag is none, as people can edit it and it becomes a folder's name."""
-    if not re.fullmatch("[0-9a-f]{64}", digest):
+    if not _DIGEST.fullmatch(digest):
         raise UserError(f"models:/{model_id}: its tag export_digest is no SHA-256: {digest[:80]!r}")
     return digest
 

@@ -20,7 +20,7 @@ from gradtrail.serving.server.app import ROUTES, create_app
 from gradtrail.serving.server.batching import THREAD, BatchingConfig
 from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_token
 from gradtrail.serving.server.listening import Server, address_of, listening, run_loop
-from gradtrail.serving.server.router import Router, Served, Source
+from gradtrail.serving.server.router import Router, Source
 from gradtrail.serving.server.watching import MetricsWatcher
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
@@ -144,7 +144,9 @@ async def _load(model: str, router: Router, metrics: ServerMetrics, address: str
     seconds = seconds_running()
     metrics.ready(True, seconds=seconds)
     sizes = ", ".join(map(str, served.about.batch_sizes))
-    print(f"{address} answers with {_name(served)}, in batches of {sizes}; ready after {seconds:.1f} s", flush=True)
+    about = f"{served.about.model}, sha256 {served.digest[:12]}, from {model}"
+    answering = f"{address} answers with {served.about.name} version {served.version} ({about})"
+    print(f"{answering}, in batches of {sizes}; ready after {seconds:.1f} s", flush=True)
 
 
 def _locate(model: str) -> Source:
@@ -159,10 +161,6 @@ def _locate(model: str) -> Source:
         kept = "a server keeps its compilation cache and exports in .gradtrail, which it must be able to write to"
         raise UserError(f"{error.filename or '.gradtrail'}: {what}; {kept}") from None
     return Source(folder=found.folder, version=found.version or "")
-
-
-def _name(served: Served) -> str:
-    return f"{served.about.name} version {served.version} ({served.about.model}, sha256 {served.digest[:12]})"
 
 
 def _model_uri(model: str | None, place: Path) -> str:

@@ -90,7 +90,7 @@ def test_model_that_answers_no_probabilities_gives_no_label(
             ["a.png", "--weights", "b"],
             "--weights: predictions are those of an exported model; name its folder with --model, such as",
         ),
-        (["a.png", "--model", "nowhere"], "nowhere/manifest.json: no such file"),
+        (["a.png", "--model", "nowhere"], "nowhere: no exported model here (no manifest.json)"),
         ([".", "--out", "src", "--model", "EXPORT"], "src: a folder; name a file, such as src/predictions.parquet"),
     ],
 )

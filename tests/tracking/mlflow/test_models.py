@@ -17,6 +17,7 @@ import pytest
 from exports import SHAPE, write_small_export
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelStatus, Metric, Run
+from mlflow.exceptions import MlflowException
 
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.stages.common.digests import digest
@@ -106,6 +107,17 @@ def test_a_model_has_the_metrics_of_its_epoch_and_no_point_is_logged_twice(clien
         ("train/validation_accuracy", 0.1)
     ]
     assert len(client.get_metric_history(run.info.run_id, "train/validation_accuracy")) == 3
+
+
+def test_edited_manifest_of_a_logged_model_is_refused(client: MlflowClient, export: Path) -> None:
+    run = new_run(client)
+    log_export(client, run, export)
+    folder = Path(model_of(client, run).artifact_location.removeprefix("file://"))
+    mlflow.pyfunc.load_model(folder)
+    manifest = folder / "data" / "export" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"7"', '"1"'))
+    with pytest.raises(MlflowException, match="export: damaged: the digest of its manifest is"):
+        mlflow.pyfunc.load_model(folder)
 
 
 def test_an_incomplete_model_is_replaced(client: MlflowClient, export: Path) -> None:

@@ -58,12 +58,10 @@ def predict(
 
 def _open(model: str, project: Path) -> tuple[ExportedModel, str | None]:
     """Return a model with its version in the registry."""
-    if not model.startswith("models:/"):
-        return read_export(Path(model)), None
     from gradtrail.serving.registry import resolve
 
     folder = project.absolute()
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder if model.startswith("models:/") else "."):
         reference = resolve(model, folder / ".gradtrail" / "exports")
     return read_export(reference.folder), reference.version
 
