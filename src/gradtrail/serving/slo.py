@@ -72,7 +72,7 @@ class CanaryThresholds:
         max_latency_ratio: of its median latency to the champion's.
         min_agreement: share of images that both label alike.
         max_class_share_distance: total variation distance of the shares of predicted classes.
-        significance: chance, in all, of stopping a challenger that just keeps the thresholds.
+        significance: chance, in all, that one process, in one trial, stops a challenger that just keeps the thresholds.
     """
 
     min_requests: int

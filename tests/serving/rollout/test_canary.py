@@ -135,7 +135,10 @@ def test_nothing_is_stopped_before_the_least_number_of_requests() -> None:
     other = Outcome(labels=[2], confidences=[0.9], seconds=0.003)
     found = [canary.observe(sound, other) for _ in range(40)]
     assert [number for number, each in enumerate(found, 1) if each is not None] == [30], "and it is said once"
-    assert str(canary.stopped) == "0.0% of its labels are the primary's, at least 97.0% must be (after 30 requests)"
+    assert (
+        str(canary.stopped)
+        == "0.0% of its labels are the primary's, at least 97.0% must be (after 30 requests to this process)"
+    )
 
 
 def test_failures_in_a_row_stop_it_before() -> None:

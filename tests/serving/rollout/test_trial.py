@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,23 @@ def test_a_promotion_of_the_challenger_ends_its_trial_and_another_one_begins_it_
         assert made.value("gradtrail_rollout_state", state="off") == 1
 
     run(scenario, share=1.0)
+
+
+def test_status_and_log_state_that_each_process_decides_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    guarantee = (
+        "within all limits it is stopped with a probability of at most 0.01 by this process, in this trial of it against "
+        "this primary; other processes decide themselves"
+    )
+
+    async def scenario(made: Bench) -> None:
+        made.trial.challenge(made.load(sound, "2"))
+        about = made.trial.about()
+        assert about["guarantee"] == guarantee
+        assert datetime.fromisoformat(about["since"]) <= datetime.now(UTC)
+
+    with caplog.at_level(logging.INFO, "gradtrail.serve"):
+        run(scenario)
+    assert [record.message for record in caplog.records] == [f"the challenger, version 2, is on trial; {guarantee}"]
 
 
 def test_the_next_challenger_is_tried_after_one_was_stopped() -> None:

@@ -1,7 +1,7 @@
 """When a challenger is stopped: its errors, its latency and its answers beside those of the primary model.
 
-Four tests run side by side, each a `MeanTest` (valid whenever one looks) at a quarter of the significance, so that a
-challenger within all limits is stopped with a probability of at most `significance`, over any number of requests:
+Four tests run side by side, each a `MeanTest` (valid whenever one looks) at a quarter of the significance, so that one
+`Canary` stops a challenger within all limits with a probability of at most `significance`, over any number of requests:
 
 - **errors**: the mean of "it failed" is at most `max_error_rate`;
 - **latency**: in at most half of the pairs of answers the challenger takes more than `max_latency_ratio` times as long
@@ -55,7 +55,7 @@ class CanaryLimits(Protocol):
 
     @property
     def significance(self) -> float:
-        """Probability of ever stopping a challenger that is within all limits."""
+        """Probability that one process, in one trial, ever stops a challenger that is within all limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Stopped:
             "agreement": f"{self.value:.1%} of its labels are the primary's, at least {self.limit:.1%} must be",
             "class share": f"its classes are distributed otherwise (distance {self.value:.2f}, limit {self.limit:.2f})",
         }[self.test]
-        return f"{told} (after {self.requests} requests)"
+        return f"{told} (after {self.requests} requests to this process)"
 
 
 class Canary:

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ class Trial:
         self.config, self._router, self._metrics = config, router, metrics
         self._challenger: Served | None = None
         self._version: str | None = None
-        self._canary = Canary(config.limits)
+        self._begin()
         self._has_told = False  # of its first exception
         self._against = ""  # digest of the primary that the evidence is about
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,14 +88,25 @@ class Trial:
             raise UserError(f"challenger {served.version}, {served.about.name}: {unlike}")
         old, self._challenger = self._challenger, served
         self._version = served.version if served else None
-        self._canary, self._has_told = Canary(self.config.limits), False
+        self._begin()
+        self._has_told = False
         if old is not None:
             old.batcher.close()
         if served is None:
             self._metrics.unloaded("challenger")
         else:
             self._metrics.serving("challenger", served.about.name, served.version, served.digest)
+            LOG.info("the challenger, version %s, is on trial; %s", served.version, self._guarantee())
         self._tell(self.state)
+
+    def _begin(self) -> None:
+        """Begin without evidence against the challenger."""
+        self._canary, self._since = Canary(self.config.limits), datetime.now(UTC).isoformat(timespec="seconds")
+
+    def _guarantee(self) -> str:
+        """Return what the significance holds for: the evidence is in this process's memory."""
+        chance = f"within all limits it is stopped with a probability of at most {self.config.limits.significance:g}"
+        return f"{chance} by this process, in this trial of it against this primary; other processes decide themselves"
 
     def about(self) -> dict[str, Any]:
         """Return what `GET /rollout` answers."""
@@ -104,6 +116,8 @@ class Trial:
             "challenger": self._version,
             "share": self.config.share if self.state == "canary" else 0.0,
             "requests": self._canary.requests,
+            "since": self._since,
+            "guarantee": self._guarantee(),
             "stopped": stopped and {"because": stopped.test, "message": str(stopped)},
         }
 
@@ -221,7 +235,7 @@ class Trial:
             LOG.warning("version %s is the primary model now; the trial of %s ends", current.version, self._version)
             self.challenge(None)
             return True
-        self._canary = Canary(self.config.limits)
+        self._begin()
         return False
 
     def _tell(self, state: Rollout) -> None:
