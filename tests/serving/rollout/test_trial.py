@@ -157,8 +157,8 @@ def test_a_promotion_of_the_challenger_ends_its_trial_and_another_one_begins_it_
 
 def test_status_and_log_state_that_each_process_decides_by_itself(caplog: pytest.LogCaptureFixture) -> None:
     guarantee = (
-        "within all limits it is stopped with a probability of at most 0.01 by this process, in this trial of it against "
-        "this primary; other processes decide themselves"
+        "within all limits it is stopped with a probability of at most 0.01 by this process, in this trial of it "
+        "against this primary; other processes decide themselves"
     )
 
     async def scenario(made: Bench) -> None:

@@ -156,7 +156,7 @@ def test_the_agreement_with_the_champion_is_judged(
         assert (line["low"], line["high"]) == pytest.approx(wilson_interval(2000 - differing, 2000))
 
 
-@pytest.mark.parametrize("number", range(1, 5))
+@pytest.mark.parametrize("number", [1, 3])
 def test_verdicts_at_once_under_different_limits_do_not_mix(
     number: int, client: MlflowClient, run: Run, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
