@@ -80,7 +80,7 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     )
 
     def accuracy_of(labels: np.ndarray) -> float:
-        said = [trainer.probabilities(trainer.history(labels, seed), splits["test"]) for seed in range(seeds)]
+        said = [trainer.logits(trainer.history(labels, seed), splits["test"]) for seed in range(seeds)]
         return float(np.mean([np.mean(each.argmax(axis=1) == splits["test"].labels) for each in said]))
 
     found = {}

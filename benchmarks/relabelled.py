@@ -42,7 +42,7 @@ class Trainer:
             history.add(chunk, on_host(self._engine.evaluation_params(chunk.state)), {"loss": 0.0, "accuracy": 0.0})
         return history
 
-    def probabilities(self, history: History, split: Split) -> np.ndarray:
-        """Return what the trained network says of a split."""
+    def logits(self, history: History, split: Split) -> np.ndarray:
+        """Return the logits of the trained network for a split."""
         call = functools.partial(self._predict, history.final.params)
-        return inference.probabilities(call, inference.VALIDATION_BATCH_SIZE, split)
+        return inference.predict_logits(call, inference.VALIDATION_BATCH_SIZE, split)

@@ -21,7 +21,7 @@ from benchmarks.record import record
 from benchmarks.relabelled import Trainer
 from gradtrail.core.audit.noise import draw_uniform, plant
 from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.calibration import cross_entropy, fit_temperature, logits_of
+from gradtrail.core.evaluate.calibration import fit_temperature, log_softmax
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.experiments.sweep.stats import paired_difference
@@ -40,13 +40,14 @@ COLUMNS = {
 }
 
 
-def calibrated_loss(probabilities: np.ndarray, split: Split) -> float:
+def calibrated_loss(logits: np.ndarray, split: Split) -> float:
     """Return the mean cross-entropy of each half at the temperature of the other, in nats."""
     halves = (np.arange(len(split)) % 2 == 0, np.arange(len(split)) % 2 == 1)
     losses = []
     for half, other in (halves, halves[::-1]):
-        temperature = fit_temperature(logits_of(probabilities[other]), split.labels[other])
-        losses.append(cross_entropy(probabilities[half], split.labels[half], temperature))
+        temperature = fit_temperature(logits[other], split.labels[other])
+        logs = log_softmax(logits[half].astype(np.float64) / temperature)
+        losses.append(-logs[np.arange(len(logs)), split.labels[half]])
     return float(np.mean(np.concatenate(losses)))
 
 
@@ -65,9 +66,9 @@ def run(seeds: int, noisy_seeds: int) -> dict[str, dict[str, list[float]]]:
             trainer = Trainer(config, train, info.num_classes)
             columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
             for seed in range(seeds):
-                said = trainer.probabilities(trainer.history(train.labels, seed), validation)
-                columns["accuracy"].append(100 * float(np.mean(said.argmax(axis=1) == validation.labels)))
-                columns["loss"].append(calibrated_loss(said, validation))
+                logits = trainer.logits(trainer.history(train.labels, seed), validation)
+                columns["accuracy"].append(100 * float(np.mean(logits.argmax(axis=1) == validation.labels)))
+                columns["loss"].append(calibrated_loss(logits, validation))
                 bar.advance(1)
             for seed in range(noisy_seeds):
                 dynamics = trainer.history(noisy, seed).dynamics

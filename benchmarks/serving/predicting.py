@@ -98,7 +98,7 @@ def measure(kind: str, num_images: int, rounds: int) -> dict[str, list[float]]:
             note(
                 "evaluation",
                 num_images,
-                lambda: inference.probabilities(predict, size, split),
+                lambda: inference.predict_logits(predict, size, split),
             )
             with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
                 for form, (path, count) in sources.items():

@@ -31,7 +31,7 @@ from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
 from gradtrail.core.evaluate import metrics
-from gradtrail.core.evaluate.calibration import fit_temperature, logits_of
+from gradtrail.core.evaluate.calibration import fit_temperature
 from gradtrail.core.evaluate.metrics import EvaluateConfig
 from gradtrail.core.gradients import analysis, passes
 from gradtrail.core.gradients.config import GradientsConfig
@@ -235,10 +235,9 @@ def measure_evaluation(config: TrainConfig, evaluate: EvaluateConfig, keep: Keep
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES))
         predict = inference.compile_predict(model, evaluate.batch_size, compiler=compiler)
         call, split = functools.partial(predict, _some_params(model)), _examples(_FEW)
-        rows = batching.join(list(batching.map_batches(call, evaluate.batch_size, split.images, split.labels)))
-        temperature = fit_temperature(logits_of(rows["probabilities"]), split.labels)
-        bins = evaluate.calibration_bins
-        metrics.evaluate(rows["probabilities"], split.labels, temperature=temperature, calibration_bins=bins)
+        logits = inference.predict_logits(call, evaluate.batch_size, split)
+        temperature, bins = fit_temperature(logits, split.labels), evaluate.calibration_bins
+        metrics.evaluate(logits, split.labels, temperature=temperature, calibration_bins=bins)
     keep("evaluate", compiler)
     return _costs("evaluate", compiler, log)
 

@@ -9,7 +9,7 @@ from gradtrail.core.evaluate.metrics import EvaluateConfig, corrected_metrics, e
 RNG = np.random.default_rng(0)
 PROBABILITIES = RNG.dirichlet(np.ones(4), 50).astype(np.float32)
 LABELS = RNG.integers(0, 4, 50).astype(np.int32)
-RESULT = evaluate(PROBABILITIES, LABELS, temperature=0.5, calibration_bins=5)
+RESULT = evaluate(np.log(PROBABILITIES, dtype=np.float64), LABELS, temperature=0.5, calibration_bins=5)
 
 
 def test_metrics_equal_scikit_learn() -> None:
@@ -45,20 +45,20 @@ def test_mistakes_are_the_wrong_ones_the_most_certain_first() -> None:
 
 
 def test_calibrating_changes_no_prediction() -> None:
-    near = np.array([[0.5 - 1e-7, 0.5 + 1e-7]], np.float32)
+    near = np.array([[0, 1e-7]], np.float32)
     result = evaluate(near, np.array([1]), temperature=20.0, calibration_bins=3)
     assert result.predicted.tolist() == [1]
     assert len(result.mistakes) == 0
 
 
 def test_equal_mistakes_stand_in_order() -> None:
-    same = np.tile(np.array([[0.7, 0.3]], np.float32), (6, 1))
+    same = np.tile(np.array([[1, 0]], np.float32), (6, 1))
     result = evaluate(same, np.array([1, 0, 1, 1, 0, 1]), temperature=1.0, calibration_bins=3)
     np.testing.assert_array_equal(result.mistakes, [0, 2, 3, 5])
 
 
 def test_without_mistakes_every_figure_is_perfect() -> None:
-    result = evaluate(np.eye(3, dtype=np.float32), np.arange(3), temperature=1.0, calibration_bins=3)
+    result = evaluate(1000 * np.eye(3, dtype=np.float32), np.arange(3), temperature=1.0, calibration_bins=3)
     metrics = result.metrics()
     assert len(result.mistakes) == 0
     assert [metrics[name] for name in ("accuracy", "f1_macro", "loss", "expected_calibration_error")] == [1, 1, 0, 0]

@@ -12,7 +12,7 @@ from gradtrail.support.errors import UserError
 
 
 def result_at(temperature: float) -> Evaluation:
-    return evaluate(np.array([[0.7, 0.3]], np.float32), np.array([0]), temperature=temperature, calibration_bins=2)
+    return evaluate(np.log([[0.7, 0.3]]), np.array([0]), temperature=temperature, calibration_bins=2)
 
 
 RESULT = result_at(0.5)

@@ -18,7 +18,7 @@ def evaluation(num_examples: int, num_classes: int = 3, *, perfect: bool = False
     probabilities = rng.dirichlet(np.ones(num_classes), num_examples).astype(np.float32)
     wrong = (probabilities.argmax(axis=1) + 1) % num_classes
     labels = (probabilities.argmax(axis=1) if perfect else wrong).astype(np.int32)
-    return evaluate(probabilities, labels, temperature=2.0, calibration_bins=3)
+    return evaluate(np.log(probabilities), labels, temperature=2.0, calibration_bins=3)
 
 
 @pytest.mark.parametrize(("num_classes", "perfect"), [(10, False), (2, False), (3, True)])

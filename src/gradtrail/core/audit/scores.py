@@ -20,7 +20,7 @@ _FITTED = 10_000  # examples that a temperature is fitted on, at most
 
 def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "judges examples classes"]:
     """Return the softmax of the logits over a temperature, float64."""
-    return np.exp(log_softmax(logits / temperature))
+    return np.exp(log_softmax((logits / temperature).astype(np.float64)))
 
 
 def fit_temperature(logits: Logits, labels: Labels) -> float:

@@ -1,11 +1,13 @@
 """Calibrated probabilities: a temperature, and proper scores of the probabilities with bootstrap intervals.
 
 Temperature scaling divides the logits by one number, which is fitted on a split that the network was not trained on. It
-changes no prediction (C. Guo et al., arXiv 1706.04599, section 4.2). NumPy on the host, in float64.
+changes no prediction (C. Guo et al., arXiv 1706.04599, section 4.2). NumPy on the host, in float64; `log_softmax` and
+`log_mean_softmax` also take JAX arrays, so that the exported program computes what is evaluated.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -13,7 +15,6 @@ from jaxtyping import Float, Int
 LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature: beyond them a split is separated perfectly, or is noise
 _HALVINGS = 40
 _DRAWS = 1000  # behind each interval
-_SMALLEST = 2.0**-149  # of float32: a probability that underflowed to 0
 
 Probabilities = Float[np.ndarray, "examples classes"]
 Labels = Int[np.ndarray, " examples"]
@@ -58,31 +59,25 @@ def calibration_error(gaps: Float[np.ndarray, " bins"], num_examples: int) -> fl
     return float(np.abs(gaps).sum() / num_examples)
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the softmax over the last axis, float64."""
-    shifted = logits - logits.max(axis=-1, keepdims=True).astype(np.float64)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+def log_softmax(logits: Any) -> Any:
+    """Return the logarithm of the softmax over the last axis, as an array of the same kind and precision."""
+    xp = logits.__array_namespace__()
+    shifted = logits - xp.max(logits, axis=-1, keepdims=True)
+    return shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
 
 
-def logits_of(probabilities: Probabilities) -> Probabilities:
-    """Return logits whose softmax are these probabilities, float64."""
-    return np.log(np.maximum(probabilities, _SMALLEST, dtype=np.float64))
+def log_mean_softmax(logits: Any) -> Any:
+    """Return the logarithm of the mean softmax of several networks, which is also a logit of their ensemble.
 
-
-def pooled(probabilities: Iterable[Probabilities]) -> Probabilities:
-    """Return the mean of the probabilities of several networks, float32, summed in float64; a single one's are its own.
-
+    No probability is formed that could underflow: with a temperature above 1 the smallest ones count.
     Source: B. Lakshminarayanan, A. Pritzel, C. Blundell, arXiv 1612.01474, section 2.4.
+
+    Args:
+        logits: (networks, examples, classes), of NumPy or JAX.
     """
-    of_each = [*probabilities]
-    if len(of_each) == 1:
-        return of_each[0]
-    return np.asarray(np.mean(of_each, axis=0, dtype=np.float64), np.float32)
-
-
-def calibrate(probabilities: Probabilities, temperature: float) -> Probabilities:
-    """Return softmax(log p / temperature), float32: the probabilities at another temperature."""
-    return np.exp(log_softmax(logits_of(probabilities) / temperature)).astype(np.float32)
+    xp, logs = logits.__array_namespace__(), log_softmax(logits)
+    largest = xp.max(logs, axis=0, keepdims=True)
+    return largest[0] + xp.log(xp.mean(xp.exp(logs - largest), axis=0))
 
 
 def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], labels: Labels) -> float:
@@ -95,7 +90,7 @@ def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], lab
         logits: of examples that the network was not trained on, or of several networks.
         labels: of the same examples; at least one.
     """
-    logits = log_softmax(logits)
+    logits = log_softmax(logits.astype(np.float64))
     index = np.broadcast_to(labels, logits.shape[:-1])[..., None]
     of_label = np.mean(np.take_along_axis(logits, index, axis=-1))
 
@@ -107,11 +102,6 @@ def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], lab
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return 2 / (low + high)
-
-
-def cross_entropy(probabilities: Probabilities, labels: Labels, temperature: float) -> Float[np.ndarray, " examples"]:
-    """Return the cross-entropy of each example in nats, float64."""
-    return -log_softmax(logits_of(probabilities) / temperature)[np.arange(len(labels)), labels]
 
 
 def brier_score(probabilities: Probabilities, labels: Labels) -> Float[np.ndarray, " examples"]:

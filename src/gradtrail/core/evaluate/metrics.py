@@ -160,7 +160,7 @@ def corrected_metrics(predicted: Labels, labels: Labels, corrected: Labels) -> d
 
 
 def evaluate(
-    probabilities: Float[np.ndarray, "examples classes"],
+    logits: Float[np.ndarray, "examples classes"],
     labels: Int[np.ndarray, " examples"],
     *,
     temperature: float,
@@ -169,15 +169,16 @@ def evaluate(
     """Evaluate the predictions of a split.
 
     Args:
-        probabilities: of each example in the order of the split, at temperature 1.
-        labels: of the same examples.
+        logits: logits of each example in the order of the split.
+        labels: class of each example.
         temperature: from another split.
         calibration_bins: number of bins of the reliability diagrams.
     """
-    predicted = np.argmax(probabilities, axis=1)  # of these: rounding may make two calibrated ones equal
-    confusion = confusion_matrix(labels, predicted, probabilities.shape[1])
-    calibrated = calibration.calibrate(probabilities, temperature)
-    loss = {each: calibration.cross_entropy(probabilities, labels, each) for each in (1.0, temperature)}
+    predicted = np.argmax(logits, axis=1)  # rounding may make two calibrated probabilities equal
+    confusion = confusion_matrix(labels, predicted, logits.shape[1])
+    logs = [calibration.log_softmax(logits.astype(np.float64) / divisor) for divisor in (temperature, 1.0)]
+    loss, loss_uncalibrated = (-each[np.arange(len(labels)), labels] for each in logs)
+    calibrated, uncalibrated = (np.exp(each).astype(np.float32) for each in logs)
 
     def reliability(given: Float[np.ndarray, "examples classes"]) -> Bins:
         confidence = np.max(given, axis=1)
@@ -188,12 +189,12 @@ def evaluate(
         labels=labels,
         predicted=predicted,
         probabilities=calibrated,
-        example_loss=loss[temperature].astype(np.float32),
+        example_loss=loss.astype(np.float32),
         temperature=temperature,
         confusion=confusion,
         per_class=per_class(confusion),
         reliability=reliability(calibrated),
-        reliability_uncalibrated=reliability(probabilities),
-        scores=calibration.score(calibrated, loss[temperature], labels, calibration_bins),
-        scores_uncalibrated=calibration.score(probabilities, loss[1.0], labels, calibration_bins),
+        reliability_uncalibrated=reliability(uncalibrated),
+        scores=calibration.score(calibrated, loss, labels, calibration_bins),
+        scores_uncalibrated=calibration.score(uncalibrated, loss_uncalibrated, labels, calibration_bins),
     )

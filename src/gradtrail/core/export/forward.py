@@ -17,10 +17,10 @@ from jax import export
 from jaxtyping import Array, Float, UInt8
 
 from gradtrail.core.common.validation import check
+from gradtrail.core.evaluate.calibration import log_mean_softmax, log_softmax
 from gradtrail.core.nn.models import HostParams, Model, Params
 
 Platform = Literal["cpu", "cuda"]
-_SMALLEST = float(np.finfo(np.float32).tiny)  # a probability that underflowed to 0
 TEMPERATURE = "temperature"  # the name of its tensor, a scalar
 
 Tensors = Mapping[str, np.ndarray]
@@ -71,7 +71,7 @@ def forward(model: Model, num_members: int) -> Callable[[Mapping[str, Array], Im
     """Return the function tensors, images → probabilities, float32.
 
     Of one network they are softmax(logits / temperature); of several, softmax(log p / temperature) with their mean
-    probabilities p.
+    probabilities p, as in `evaluate`.
     """
     names = ["/".join(str(part.key) for part in path) for path, _ in jax.tree.leaves_with_path(model.abstract_params())]
     structure = jax.tree.structure(model.abstract_params())
@@ -81,9 +81,8 @@ def forward(model: Model, num_members: int) -> Callable[[Mapping[str, Array], Im
         if num_members == 1:
             logits = model.apply(params, images)
         else:
-            of_each = jax.lax.map(lambda member: jax.nn.softmax(model.apply(member, images)), params)
-            logits = jnp.log(jnp.maximum(jnp.mean(of_each, axis=0), _SMALLEST))
-        return jax.nn.softmax(logits / tensors[TEMPERATURE])
+            logits = log_mean_softmax(jax.lax.map(lambda member: model.apply(member, images), params))
+        return jnp.exp(log_softmax(logits / tensors[TEMPERATURE]))
 
     return calibrated
 

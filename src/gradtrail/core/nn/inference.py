@@ -1,4 +1,4 @@
-"""Predictions of a model: probabilities, loss and correctness of each example."""
+"""Predictions of a model: logits, loss and correctness of each example."""
 
 import functools
 from collections.abc import Callable
@@ -23,12 +23,12 @@ def predict_batch(
     """Predict one batch.
 
     Returns:
-        float32: `probabilities` (batch, classes), the softmax of the logits; `loss` (batch,), the cross-entropy in nats
+        float32: `logits` (batch, classes); `loss` (batch,), the cross-entropy in nats
         without label smoothing; `correct` (batch,), 1 where the label has the largest logit, else 0.
     """
     logits = model.apply(params, images)
     return {
-        "probabilities": jax.nn.softmax(logits),
+        "logits": logits,
         "loss": losses.cross_entropy(logits, labels),
         "correct": losses.correct(logits, labels).astype(logits.dtype),
     }
@@ -42,10 +42,10 @@ def compile_predict(model: Model, batch_size: int, *, compiler: Compiler) -> Com
     return compiler.compile("predict", function, model.abstract_params(), images, labels)
 
 
-def probabilities(predict: Callable[..., dict[str, Array]], batch_size: int, split: Split) -> np.ndarray:
-    """Return the probabilities of a split, (examples, classes) float32; `predict` takes `batch_size` examples."""
+def predict_logits(predict: Callable[..., dict[str, Array]], batch_size: int, split: Split) -> np.ndarray:
+    """Return the logits of a split, (examples, classes) float32; `predict` takes `batch_size` examples."""
     parts = batching.map_batches(predict, batch_size, split.images, split.labels)
-    return batching.join(list(parts))["probabilities"]
+    return batching.join(list(parts))["logits"]
 
 
 def validate(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.evaluate import metrics
-from gradtrail.core.evaluate.calibration import fit_temperature, logits_of, pooled
+from gradtrail.core.evaluate.calibration import fit_temperature, log_mean_softmax
 from gradtrail.core.evaluate.metrics import EvaluateConfig, Evaluation
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
@@ -27,26 +27,26 @@ _ENSEMBLE = (
 )
 _PREFIX = "ensemble_"
 
-Probabilities = Float[np.ndarray, "examples classes"]
+Logits = Float[np.ndarray, "examples classes"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """What a member says.
+    """Predictions of one member.
 
     Attributes:
-        seed: of the member.
-        weights: its file.
-        epoch: of the weights.
-        validation: probabilities of the validation split at temperature 1.
-        test: likewise, of the test split.
+        seed: seed of the member.
+        weights: file with its weights.
+        epoch: epoch of the weights.
+        validation: logits of the validation split, float32.
+        test: logits of the test split.
     """
 
     seed: int
     weights: Path
     epoch: int
-    validation: Probabilities
-    test: Probabilities
+    validation: Logits
+    test: Logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def predict(
             raise UserError(
                 f"{path}: weights of {other.config.name}, but those of another member are {model.config.name}"
             )
-        of_split = functools.partial(inference.probabilities, functools.partial(function, params), batch_size)
+        of_split = functools.partial(inference.predict_logits, functools.partial(function, params), batch_size)
         validation, test = map(of_split, splits)
         found.append(Predictions(seed=seed, weights=path, epoch=about.epoch, validation=validation, test=test))
     return found
@@ -136,8 +136,8 @@ def evaluate(
     """Evaluate members and their ensemble; `splits` are those for validation and test."""
     fitted_on, tested_on = splits
 
-    def evaluated(validation: Probabilities, test: Probabilities) -> Evaluation:
-        temperature = fit_temperature(logits_of(validation), fitted_on.labels)
+    def evaluated(validation: Logits, test: Logits) -> Evaluation:
+        temperature = fit_temperature(validation, fitted_on.labels)
         return metrics.evaluate(
             test, tested_on.labels, temperature=temperature, calibration_bins=config.calibration_bins
         )
@@ -145,5 +145,6 @@ def evaluate(
     members = [evaluated(said.validation, said.test) for said in predictions]
     ensemble = members[0]
     if len(members) > 1:
-        ensemble = evaluated(pooled(said.validation for said in predictions), pooled(said.test for said in predictions))
+        logits = ([said.validation for said in predictions], [said.test for said in predictions])
+        ensemble = evaluated(*(log_mean_softmax(np.array(each, np.float64)) for each in logits))
     return MembersEvaluation(predictions=predictions, members=members, ensemble=ensemble)
