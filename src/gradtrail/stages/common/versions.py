@@ -1,4 +1,4 @@
-"""The versions of JAX, NumPy and what else can change an out: `versions.yaml`, a DVC param of stages that use them."""
+"""The versions of every package that can change an out: `versions.yaml`, a DVC param of the stages that import it."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -9,9 +9,8 @@ from gradtrail.support.errors import UserError
 
 PATH = Path("versions.yaml")
 _HEADER = (
-    "# JAX, NumPy, what writes PNG and parquet files and what counts privacy, as requirements.lock has them: a DVC\n"
-    "# param of each stage that uses them, so that an upgrade re-runs it. `gradtrail versions` writes what is\n"
-    "# installed.\n"
+    "# Every package that can change an out, as requirements.lock has it: a DVC param of each stage that imports it,\n"
+    "# so that an upgrade re-runs the stage. `gradtrail versions` writes what is installed.\n"
 )
 
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import psutil
 
+from gradtrail.stages.common.params import read_yaml
+from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.support.running_time import allowed_cores
 
-_PACKAGES = (
-    *("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib", "pillow", "pandas", "pyarrow", "dp-accounting"),
-    *("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),  # of those installed
-)
+_OF_GPUS = ("jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _VECTORS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd")  # of instruction sets, the one that says most first
 _FEATURES = re.compile(
     r"amx_\w+|avx\w*|fma|f16c|sse4_2|asimd\w*|sve\w*|sme(\d|_\w+)?|bf16|i8mm"
@@ -124,7 +123,7 @@ def _distribution() -> str:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for package in _PACKAGES:
+    for package in (*read_yaml(VERSIONS), *_OF_GPUS):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
