@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gradtrail.support.significance import mcnemar, quantile_interval, unpaired_difference
+from gradtrail.support.significance import mcnemar, unpaired_difference
 
 
 def exact_p(gained: int, lost: int) -> float:
@@ -42,22 +42,3 @@ def test_welch_is_scipys_and_says_nothing_without_spread():
     assert (found.low, found.high) == pytest.approx(tuple(wanted.confidence_interval(0.95)))
     assert not unpaired_difference([0.9, 0.9], [0.8, 0.8]).has_interval
     assert unpaired_difference([0.9, 0.9], [0.9, 0.9]).p_value == 1
-
-
-@pytest.mark.parametrize(("share", "count"), [(0.5, 6), (0.5, 25), (0.99, 400), (0.99, 2000), (0.1, 60)])
-def test_the_interval_of_a_quantile_holds_it(share: float, count: int):
-    rng = np.random.default_rng(2)
-    draws, truth = rng.lognormal(0, 1, (1000, count)), stats.lognorm.ppf(share, 1)
-    found = np.array([quantile_interval(each, share) for each in draws])
-    assert np.all(np.isfinite(found))
-    coverage = np.mean((found[:, 0] <= truth) & (truth <= found[:, 1]))
-    assert coverage >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 1000)
-    assert np.mean(found[:, 1] < truth) <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / 1000)  # the end that is judged
-
-
-def test_too_few_values_have_no_end():
-    assert quantile_interval([1, 2, 3, 4, 5], 0.5) == (-math.inf, math.inf)
-    assert quantile_interval([3, 1, 2, 6, 5, 4], 0.5) == (1, 6)
-    low, high = quantile_interval(np.arange(367), 0.99)
-    assert (math.isfinite(low), high) == (True, math.inf)
-    assert math.isfinite(quantile_interval(np.arange(368), 0.99)[1])

@@ -1,4 +1,4 @@
-"""Statistics that several commands share: is a difference more than chance, and how sure is a quantile."""
+"""Statistics that several commands share: is a difference more than chance."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-LEVEL = 0.05
+from gradtrail.core.common.intervals import SIGNIFICANCE
+
 _EQUAL = 1e-9  # metrics are stored with 9 digits, so values closer than this are equal
 
 
@@ -53,7 +54,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], *, num
         values: at least one.
         baseline: of the same length; values at the same index are a pair.
         num_comparisons: at least 1; the p value is multiplied by it, up to 1, and the interval's level is
-            1 − 0.05 / `num_comparisons`.
+            1 − `SIGNIFICANCE` / `num_comparisons`.
     """
     differences = np.subtract(values, baseline)
     count, mean = len(differences), float(np.mean(differences))
@@ -61,13 +62,13 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], *, num
         low, high, p_value = math.nan, math.nan, math.nan
     elif np.ptp(differences) > _EQUAL:
         test = stats.ttest_1samp(differences, 0)
-        low, high = map(float, test.confidence_interval(1 - LEVEL / num_comparisons))
+        low, high = map(float, test.confidence_interval(1 - SIGNIFICANCE / num_comparisons))
         p_value = min(1.0, num_comparisons * float(test.pvalue))
     elif abs(mean) <= _EQUAL:
         mean, low, high, p_value = 0.0, 0.0, 0.0, 1.0
     else:
         p_value = min(1.0, num_comparisons * 2.0 ** (1 - count))
-        low, high = (mean, mean) if p_value < LEVEL else (-math.inf, math.inf)
+        low, high = (mean, mean) if p_value < SIGNIFICANCE else (-math.inf, math.inf)
     return Difference(mean=mean, low=low, high=high, p_value=p_value, num_pairs=count)
 
 
@@ -91,7 +92,7 @@ def unpaired_difference(values: Sequence[float], others: Sequence[float]) -> Dif
             mean=mean, low=ends[0], high=ends[1], p_value=1.0 if ends[1] == 0 else math.nan, num_pairs=count
         )
     test = stats.ttest_ind(values, others, equal_var=False)
-    low, high = map(float, test.confidence_interval(1 - LEVEL))
+    low, high = map(float, test.confidence_interval(1 - SIGNIFICANCE))
     return Difference(mean=mean, low=low, high=high, p_value=float(test.pvalue), num_pairs=count)
 
 
@@ -123,7 +124,7 @@ class McNemar:
     @property
     def is_worse(self) -> bool:
         """Whether the new one is worse, by more than chance."""
-        return self.lost > self.gained and self.p_value < LEVEL
+        return self.lost > self.gained and self.p_value < SIGNIFICANCE
 
 
 def mcnemar(gained: int, lost: int, num_examples: int) -> McNemar:
@@ -136,27 +137,7 @@ def mcnemar(gained: int, lost: int, num_examples: int) -> McNemar:
     if differing == 0:
         return McNemar(gained=0, lost=0, num_examples=num_examples, p_value=1.0, low=0.0, high=0.0)
     test = stats.binomtest(gained, differing, 0.5)
-    share = test.proportion_ci(1 - LEVEL, method="exact")
+    share = test.proportion_ci(1 - SIGNIFICANCE, method="exact")
     low, high = ((2 * float(end) - 1) * differing / num_examples for end in (share.low, share.high))
     p_value = float(test.pvalue)
     return McNemar(gained=gained, lost=lost, num_examples=num_examples, p_value=p_value, low=low, high=high)
-
-
-def quantile_interval(values: Sequence[float], share: float) -> tuple[float, float]:
-    """Return the 95 % interval of a quantile of independent values between two of them, whatever their distribution.
-
-    The number of values below the quantile is binomial; the ends are the order statistics that leave at most 2.5 % on
-    either side. An end that so few values do not have is infinite: the median needs 6, the 99th percentile 368.
-
-    Source: H. David and H. Nagaraja, "Order Statistics", 3rd edition (2003), section 7.1.
-
-    Args:
-        values: at least one.
-        share: of the distribution below the quantile, such as 0.5 for the median.
-    """
-    ordered, count = sorted(values), len(values)
-    below = stats.binom.cdf(np.arange(count), count, share)  # P(at most k of the values are below the quantile)
-    lows, highs = np.flatnonzero(below <= LEVEL / 2), np.flatnonzero(1 - below <= LEVEL / 2)
-    low = ordered[int(lows[-1])] if len(lows) else -math.inf
-    high = ordered[int(highs[0])] if len(highs) else math.inf
-    return float(low), float(high)

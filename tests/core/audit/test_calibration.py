@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gradtrail.core.audit.calibration import confident_rate, density_ratio, positions, probability_wrong
+from gradtrail.core.common.intervals import share_interval
 from gradtrail.core.evaluate.calibration import bins_of_equal_width, in_bins
-from gradtrail.core.evaluate.metrics import wilson_interval
 
 RNG = np.random.default_rng(0)
 WRONG = RNG.normal(3, 1, 20_000)
@@ -50,8 +50,9 @@ def test_the_confident_joint_counts_labels_that_another_class_is_confident_of() 
     probabilities = np.array([[0.9, 0.1]] * 8 + [[0.1, 0.9]] * 8 + [[0.05, 0.95]] + [[0.5, 0.5]])
     labels = np.array([0] * 8 + [1] * 8 + [0, 1], np.int32)
     rate = confident_rate(probabilities, labels)
-    assert (rate.low, rate.high) == wilson_interval(1, 17), "no class is probable enough for the last one"
-    assert rate.share == pytest.approx((rate.low + rate.high) / 2)
+    wanted = share_interval(1, 17)
+    assert (rate.low, rate.high) == (wanted.low, wanted.high), "no class is probable enough for the last one"
+    assert rate.value == pytest.approx((rate.low + rate.high) / 2)
 
 
 def test_random_flips_are_counted() -> None:

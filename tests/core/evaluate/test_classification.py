@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy.stats
 import sklearn.metrics  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,13 +30,6 @@ def test_confusion_and_figures_of_classes_equal_scikit_learn(pairs: list[tuple[i
     theirs = sklearn.metrics.precision_recall_fscore_support(labels, predicted, labels=range(4), zero_division=0)
     for name, expected in zip(("precision", "recall", "f1"), theirs, strict=False):
         np.testing.assert_allclose(getattr(ours, name), expected, atol=1e-12, err_msg=name)
-
-
-@given(st.integers(1, 10_000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
-def test_wilson_interval_equals_scipy(trial: tuple[int, int]) -> None:
-    hits, total = trial
-    expected = scipy.stats.binomtest(hits, total).proportion_ci(method="wilson")
-    np.testing.assert_allclose(metrics.wilson_interval(hits, total), (expected.low, expected.high), atol=1e-9)
 
 
 @given(CONFIDENCES, st.integers(1, 20))

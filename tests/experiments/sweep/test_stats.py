@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gradtrail.support.significance import LEVEL, paired_difference
+from gradtrail.core.common.intervals import SIGNIFICANCE
+from gradtrail.support.significance import paired_difference
 
 RNG = np.random.default_rng(0)
 
@@ -43,7 +44,7 @@ def test_an_interval_excludes_0_exactly_where_the_adjusted_p_value_is_below_the_
     values = [scale * difference for difference in differences]
     found = paired_difference(values, [0.0] * len(values), num_comparisons=num_comparisons)
     assert found.low <= found.mean <= found.high
-    assert found.is_significant == (not found.low <= 0 <= found.high) == (found.p_value < LEVEL)
+    assert found.is_significant == (not found.low <= 0 <= found.high) == (found.p_value < SIGNIFICANCE)
 
 
 @pytest.mark.parametrize("num_comparisons", [2, 6])
@@ -51,7 +52,7 @@ def test_more_comparisons_widen_the_interval_as_bonferroni_says(num_comparisons:
     baseline, values = 0.98 + 0.002 * RNG.standard_normal((2, 5))
     found = paired_difference(values.tolist(), baseline.tolist(), num_comparisons=num_comparisons)
     wanted = stats.ttest_rel(values, baseline)
-    interval = wanted.confidence_interval(1 - LEVEL / num_comparisons)
+    interval = wanted.confidence_interval(1 - SIGNIFICANCE / num_comparisons)
     assert found.p_value == pytest.approx(min(1, num_comparisons * wanted.pvalue))
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
 
@@ -74,7 +75,7 @@ def test_differences_without_spread_count_by_their_signs(count: int, num_compari
     assert np.ptp(np.subtract(later, values)) > 0, "the last bits differ"
     found = paired_difference(later, values, num_comparisons=num_comparisons)
     assert found.p_value == min(1, num_comparisons * stats.binomtest(count, count).pvalue)
-    assert found.is_significant == (found.p_value < LEVEL) == found.has_interval
+    assert found.is_significant == (found.p_value < SIGNIFICANCE) == found.has_interval
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.001])

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from registered import evaluation, training
 
-from gradtrail.core.evaluate.metrics import wilson_interval
+from gradtrail.core.common.intervals import Interval, share_interval
 from gradtrail.serving.release.promote import promote
 from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict.judge import KINDS, Measured
@@ -48,8 +48,34 @@ def run(client: MlflowClient, exported: Callable[[int], Path]) -> Run:
     """An evaluated training, right about 1,980 of 2,000 examples."""
     shutil.copy(ROOT / "slo.yaml", ".")
     made = training(client, seed=1, export=exported(1))
-    evaluation(client, made, predictions(20), labels=LABELS, confidence=0.99)
+    evaluate(client, made, predictions(20))
     return made
+
+
+def evaluate(client: MlflowClient, run: Run, predicted: np.ndarray) -> None:
+    """Log an evaluation with a confidence of 0.99, and an export with its metrics."""
+    evaluation(client, run, predicted, labels=LABELS, confidence=0.99)
+    hits = predicted == LABELS
+    error = abs(0.99 - hits.mean())
+    measured = {
+        "accuracy": share_interval(int(hits.sum()), len(hits)),
+        "worst_class_recall": min((share_interval(int(hits[k == LABELS].sum()), 200) for k in range(10)), key=low_end),
+        "expected_calibration_error": Interval(value=error, low=error, high=error),
+    }
+    log_export_metrics(client, run, measured)
+
+
+def low_end(found: Interval) -> float:
+    return found.low
+
+
+def log_export_metrics(client: MlflowClient, run: Run, measured: Mapping[str, Interval]) -> None:
+    tags = {"stage": "export", "state": "x", "mlflow.parentRunId": run.info.run_id}
+    child = client.create_run(run.info.experiment_id, tags=tags)
+    for name, found in measured.items():
+        for key, value in {"": found.value, "_low": found.low, "_high": found.high}.items():
+            client.log_metric(child.info.run_id, f"export/{name}{key}", value)
+    client.set_terminated(child.info.run_id)
 
 
 def predictions(wrong: int) -> np.ndarray:
@@ -83,7 +109,8 @@ def test_a_good_model_passes_and_every_number_has_an_interval(
             assert line["how"], name
             assert line["margin"] >= 0, name
     accuracy = said["limits"]["accuracy_lower_bound"]
-    assert (accuracy["low"], accuracy["high"]) == pytest.approx(wilson_interval(1980, 2000))
+    wanted = share_interval(1980, 2000)
+    assert (accuracy["low"], accuracy["high"]) == pytest.approx((wanted.low, wanted.high))
     assert said["limits"]["worst_class_recall"]["value"] == pytest.approx(0.99)
     assert said["limits"]["calibration_error"]["value"] == pytest.approx(0.0, abs=1e-6)
 
@@ -128,11 +155,11 @@ def test_a_wrong_model_fails_exactly_what_it_is_wrong_in(
     client: MlflowClient, run: Run, exported: Callable[[int], Path], capsys: pytest.CaptureFixture
 ):
     wrong = training(client, seed=2, export=exported(2))
-    evaluation(client, wrong, predictions(1000), labels=LABELS, confidence=0.99)
+    evaluate(client, wrong, predictions(1000))
     assert failed(judged(wrong, capsys)) == {"accuracy_lower_bound", "calibration_error", "worst_class_recall"}
     one_class = training(client, seed=3, export=exported(3))
     predicted = np.where((LABELS == 7) & (np.arange(2000) < 220), 1, LABELS)  # 22 of the 200 sevens
-    evaluation(client, one_class, predicted, labels=LABELS, confidence=0.99)
+    evaluate(client, one_class, predicted)
     said = judged(one_class, capsys)
     assert failed(said) == {"worst_class_recall"}
     assert said["limits"]["accuracy_lower_bound"]["value"] == pytest.approx(0.989)
@@ -150,10 +177,11 @@ def test_the_agreement_with_the_champion_is_judged(
         other = training(client, seed=seed, export=exported(seed))
         predicted = predictions(20)
         predicted[100 : 100 + differing] = (predicted[100 : 100 + differing] + 1) % 10
-        evaluation(client, other, predicted, labels=LABELS, confidence=0.99)
+        evaluate(client, other, predicted)
         line = judged(other, capsys)["limits"]["agreement"]
         assert line["pass"] is is_kept
-        assert (line["low"], line["high"]) == pytest.approx(wilson_interval(2000 - differing, 2000))
+        wanted = share_interval(2000 - differing, 2000)
+        assert (line["low"], line["high"]) == pytest.approx((wanted.low, wanted.high))
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -186,23 +214,16 @@ def test_tag_that_was_edited_by_hand_does_not_end_a_verdict(
     assert json.loads(tables) == [{"path": "tables/verdict.json", "type": "table"}]
 
 
-def test_metrics_of_the_export_come_first(client: MlflowClient, run: Run, capsys: pytest.CaptureFixture):
-    tags = {"stage": "export", "state": "x", "mlflow.parentRunId": run.info.run_id}
-    child = client.create_run(run.info.experiment_id, tags=tags)
-    for key, value in {"": 0.5, "_low": 0.4, "_high": 0.6}.items():
-        client.log_metric(child.info.run_id, f"export/accuracy{key}", value)
-    client.set_terminated(child.info.run_id)
-    said = judged(run, capsys)
-    assert (said["limits"]["accuracy_lower_bound"]["value"], failed(said)) == (0.5, {"accuracy_lower_bound"})
-
-
-def test_without_an_evaluation_nothing_is_known_of_its_accuracy(
+def test_accuracy_and_calibration_are_those_of_the_export_alone(
     client: MlflowClient, run: Run, exported: Callable[[int], Path], capsys: pytest.CaptureFixture
 ):
     bare = training(client, seed=2, export=exported(2))
+    evaluation(client, bare, predictions(20), labels=LABELS, confidence=0.99)
     said = judged(bare, capsys)
     assert failed(said) == {"accuracy_lower_bound", "calibration_error", "worst_class_recall"}
-    assert "no evaluation" in said["limits"]["calibration_error"]["said"]
+    assert "the run of `export` has no such metric" in said["limits"]["calibration_error"]["said"]
+    log_export_metrics(client, bare, {"accuracy": Interval(value=0.5, low=0.4, high=0.6)})
+    assert judged(bare, capsys)["limits"]["accuracy_lower_bound"]["value"] == 0.5
 
 
 def test_the_terminal_shows_a_line_for_each_limit(run: Run, capsys: pytest.CaptureFixture):

@@ -9,9 +9,8 @@ import pytest
 from exports import SHAPE, small_network, write_small_export
 from factories import new_compiler, random_split
 
+from gradtrail.core.common.intervals import Interval, share_interval
 from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.calibration import Interval
-from gradtrail.core.evaluate.metrics import wilson_interval
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.stages.artifacts.calibration import Evaluated
 from gradtrail.stages.artifacts.exported import read_export
@@ -43,10 +42,10 @@ def test_metrics_of_an_export(tmp_path: Path) -> None:
     recalls = {label: is_correct[SPLIT.labels == label] for label in np.unique(SPLIT.labels)}
     worst = min(recalls, key=lambda label: recalls[label].mean())
     assert found["accuracy"] == is_correct.mean()
-    assert (found["accuracy_low"], found["accuracy_high"]) == wilson_interval(int(is_correct.sum()), 21)
+    accuracy = share_interval(int(is_correct.sum()), 21)
+    assert (found["accuracy_low"], found["accuracy_high"]) == (accuracy.low, accuracy.high)
     assert (found["worst_class"], found["worst_class_recall"]) == (worst, recalls[worst].mean())
-    low = wilson_interval(int(recalls[worst].sum()), len(recalls[worst]))[0]
-    assert found["worst_class_recall_low"] == low
+    assert found["worst_class_recall_low"] == share_interval(int(recalls[worst].sum()), len(recalls[worst])).low
     assert [found[f"expected_calibration_error{end}"] for end in ("_low", "", "_high")] == [0.0, 0.1, 0.2]
     assert found["largest_difference"] == np.abs(own[4] - others[4]).max() > 0
     assert found["num_other_labels"] == 1

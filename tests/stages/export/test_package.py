@@ -14,7 +14,7 @@ from exports import SHAPE, random_params, small_network, write_small_export
 from factories import dataset_info, model_config
 from projects import ROOT
 
-from gradtrail.core.evaluate.calibration import Interval
+from gradtrail.core.common.intervals import Interval
 from gradtrail.core.export.forward import ExportConfig, forward, tensors
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model
 from gradtrail.stages.artifacts.calibration import Evaluated

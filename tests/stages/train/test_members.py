@@ -20,7 +20,7 @@ from gradtrail.core.train import loop as core_loop
 from gradtrail.core.train.at_once import keys_at_once
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.history import on_host
-from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, write_seeds
+from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread, write_seeds
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train import loop, members
 from gradtrail.stages.train.checkpointing import ResumeFolder
@@ -213,8 +213,26 @@ def test_metrics_are_means_with_their_spread() -> None:
     assert found["loss"] == pytest.approx(0.3)
     assert found["loss_sd"] == pytest.approx(np.std([0.1, 0.2, 0.6], ddof=1))
     expected = stats.t.interval(0.95, 2, 0.3, stats.sem([0.1, 0.2, 0.6]))
-    assert (found["loss_low"], found["loss_high"]) == pytest.approx(expected)
+    assert (found["loss_low"], found["loss_high"]) == pytest.approx((0.0, expected[1]))
     assert found["best_epoch"] == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "ends"),
+    [
+        ("accuracy", (0.82, 0.99), (0.0, 1.0)),
+        ("expected_calibration_error_uncalibrated", (0.01, 0.2), (0.0, 1.0)),
+        ("label_errors_false_negative_rate", (0.01, 0.9), (0.0, 1.0)),
+        ("first_grad_norm_rank_correlation_input_norm", (0.9, -0.9), (-1.0, 1.0)),
+        ("validation_loss", (0.1, 0.9), (0.0, 5.58)),
+        ("coherence_across_classes", (0.1, 0.9), (-4.58, 5.58)),
+    ],
+)
+def test_the_interval_of_a_mean_ends_at_possible_values(
+    name: str, values: tuple[float, float], ends: tuple[float, float]
+) -> None:
+    found = spread(name, values)
+    assert (found.low, found.high) == pytest.approx(ends, abs=0.01)
 
 
 def test_more_members_than_the_disk_holds_are_refused_with_how_many_would_fit(

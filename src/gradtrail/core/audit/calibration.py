@@ -12,12 +12,10 @@ The wrong labels that are drawn are spread evenly over the examples; people's er
 wrong label is less conspicuous. Both estimates are then too low for the ambiguous examples.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.evaluate.metrics import wilson_interval
+from gradtrail.core.common.intervals import Interval, share_interval
 
 # Bins of the share of planted labels with a lower score: fine where correct labels begin, 2 % each above
 _EDGES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.04, 1.0, 49)])
@@ -25,17 +23,10 @@ _HALVINGS = 100  # of the interval that the scale of the probabilities is search
 _LARGEST_SCALE = 1e12
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """Share of wrong labels in a split: the 95 % score interval of the count that it is made of, and its centre."""
-
-    share: float
-    low: float
-    high: float
-
-
-def confident_rate(probabilities: Float[np.ndarray, "examples classes"], labels: Int[np.ndarray, " examples"]) -> Rate:
-    """Return the share of wrong labels by the confident joint.
+def confident_rate(
+    probabilities: Float[np.ndarray, "examples classes"], labels: Int[np.ndarray, " examples"]
+) -> Interval:
+    """Return the share of wrong labels by the confident joint: the score interval of their count, and its centre.
 
     Args:
         probabilities: of each class by networks that did not train on the example.
@@ -49,8 +40,8 @@ def confident_rate(probabilities: Float[np.ndarray, "examples classes"], labels:
     is_confident = confident.max(axis=1) >= 0
     num_wrong = int(np.sum(is_confident & (confident.argmax(axis=1) != labels)))
     total = max(int(is_confident.sum()), 1)
-    low, high = wilson_interval(num_wrong, total)
-    return Rate(share=(low + high) / 2, low=low if num_wrong else 0.0, high=high)
+    found = share_interval(num_wrong, total)
+    return Interval(value=(found.low + found.high) / 2, low=found.low if num_wrong else 0.0, high=found.high)
 
 
 def positions(

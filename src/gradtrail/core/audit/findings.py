@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradtrail.core.audit.calibration import Rate, confident_rate, density_ratio, positions, probability_wrong
+from gradtrail.core.audit.calibration import confident_rate, density_ratio, positions, probability_wrong
 from gradtrail.core.audit.ensemble import Judgement
 from gradtrail.core.audit.noise import Seed, draw_confused, draw_uniform
 from gradtrail.core.audit.planting import NoiseKind, Planted
 from gradtrail.core.audit.scores import fit_temperature, label_scores, probabilities
 from gradtrail.core.audit.streams import Stream, stream
+from gradtrail.core.common.intervals import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Findings:
     proposed: Int[np.ndarray, " examples"]
     proposed_probability: Float[np.ndarray, " examples"]
     probability_wrong: Float[np.ndarray, " examples"]
-    rate: Rate
+    rate: Interval
 
 
 def find(
@@ -68,7 +69,7 @@ def find(
             scores={**scores, "grad_norm": judgement.grad_norm},
             proposed=np.argmax(mean, axis=1).astype(np.int32),
             proposed_probability=mean.max(axis=1),
-            probability_wrong=probability_wrong(places, ratio, rate.share),
+            probability_wrong=probability_wrong(places, ratio, rate.value),
             rate=rate,
         )
     return found

@@ -12,21 +12,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from gradtrail.core.common.intervals import Interval, pivotal_intervals
+
 LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature: beyond them a split is separated perfectly, or is noise
 _HALVINGS = 40
 _DRAWS = 1000  # behind each interval
 
 Probabilities = Float[np.ndarray, "examples classes"]
 Labels = Int[np.ndarray, " examples"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A number with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +131,7 @@ def in_bins(bins: Int[np.ndarray, " examples"], confidence: np.ndarray, is_corre
 
 
 def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bins: int) -> Mapping[str, Interval]:
-    """Return how good probabilities are, each number with its interval over resampled examples.
-
-    The intervals are those of the pivotal bootstrap (A. Davison and D. Hinkley, "Bootstrap Methods and their
-    Application", 1997, section 2.4), cut at 0: a calibration error is larger on a resample than on the sample, and they
-    correct for it. Where they would not hold the number itself, they end at it.
+    """Return how good probabilities are, each number with its pivotal interval over resampled examples.
 
     Returns:
         `loss`, the mean cross-entropy in nats; `brier`; `expected_calibration_error` in bins of equal width, and
@@ -160,7 +149,6 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
     draw = np.random.default_rng(0)
     values = np.array(measured(np.ones(size)))
     drawn = [measured(np.bincount(draw.integers(size, size=size), minlength=size)) for _ in range(_DRAWS)]
-    low, high = np.quantile(np.array(drawn), [0.025, 0.975], axis=0)
     names = ("loss", "brier", "expected_calibration_error", "expected_calibration_error_equal_mass")
-    ends = zip(names, values, np.clip(2 * values - high, 0, values), np.maximum(2 * values - low, values), strict=True)
-    return {name: Interval(value=float(a), low=float(b), high=float(c)) for name, a, b, c in ends}
+    highest = np.array([np.inf, 2, 1, 1])
+    return dict(zip(names, pivotal_intervals(values, np.array(drawn), highest), strict=True))

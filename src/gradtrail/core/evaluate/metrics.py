@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from gradtrail.core.common.intervals import Interval, share_interval
 from gradtrail.core.common.validation import AT_LEAST_ONE, MAX_GALLERY, check_fields
 from gradtrail.core.evaluate import calibration
-from gradtrail.core.evaluate.calibration import Bins, Interval
+from gradtrail.core.evaluate.calibration import Bins
 from gradtrail.core.nn.models import WeightsKind
 
 Labels = Int[np.ndarray, " examples"]
@@ -35,20 +36,6 @@ def per_class(confusion: Int[np.ndarray, "classes classes"]) -> PerClass:
     recall = hits / np.maximum(confusion.sum(axis=1), 1)
     f1 = 2 * hits / np.maximum(confusion.sum(axis=0) + confusion.sum(axis=1), 1)
     return PerClass(precision=precision, recall=recall, f1=f1)
-
-
-def wilson_interval(hits: int, total: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Return the score interval of a proportion (Wilson 1927).
-
-    Args:
-        hits: number of successes.
-        total: number of trials, at least 1.
-        z: quantile of the normal distribution; the default gives 95 %.
-    """
-    share = hits / total
-    centre = share + z**2 / (2 * total)
-    spread = z * np.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
-    return float((centre - spread) / (1 + z**2 / total)), float((centre + spread) / (1 + z**2 / total))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +108,11 @@ class Evaluation:
         """Return flat metrics: accuracy with Wilson's 95 % interval, loss in nats, calibration, class averages."""
         num_examples = len(self.labels)
         num_correct = num_examples - len(self.mistakes)
-        low, high = wilson_interval(num_correct, num_examples)
+        accuracy = share_interval(num_correct, num_examples)
         return {
-            "accuracy": num_correct / num_examples,
-            "accuracy_low": low,
-            "accuracy_high": high,
+            "accuracy": accuracy.value,
+            "accuracy_low": accuracy.low,
+            "accuracy_high": accuracy.high,
             "loss": self.scores["loss"].value,
             "loss_uncalibrated": self.scores_uncalibrated["loss"].value,
             "brier": self.scores["brier"].value,
@@ -150,12 +137,11 @@ def corrected_metrics(predicted: Labels, labels: Labels, corrected: Labels) -> d
     """
     if np.array_equal(labels, corrected):
         return {}
-    hits = int(np.sum(predicted == corrected))
-    low, high = wilson_interval(hits, len(corrected))
+    accuracy = share_interval(int(np.sum(predicted == corrected)), len(corrected))
     return {
-        "accuracy_corrected_labels": hits / len(corrected),
-        "accuracy_corrected_labels_low": low,
-        "accuracy_corrected_labels_high": high,
+        "accuracy_corrected_labels": accuracy.value,
+        "accuracy_corrected_labels_low": accuracy.low,
+        "accuracy_corrected_labels_high": accuracy.high,
     }
 
 

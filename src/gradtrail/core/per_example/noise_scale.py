@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from gradtrail.core.common.intervals import TAILS
+
 Steps = Float[np.ndarray, " steps"]
 Chunks = Float[np.ndarray, " chunks"]
 
@@ -70,7 +72,7 @@ def from_chunks(
     squared_norms = np.einsum("rl,rl->r", np.einsum("rk,kl->rl", weights, pairs), weights) / counts**2
     traces = np.einsum("rk,k->r", weights, squares) / counts - squared_norms
     ratios = np.array([_ratio(*pair) for pair in zip(traces, squared_norms, strict=True)])
-    low, high = np.quantile(ratios, [0.025, 0.975], method="nearest")
+    low, high = np.quantile(ratios, TAILS, method="nearest")
     total = float(np.sum(sizes))
     squared_norm = float(np.sum(products) - np.sum(squares)) / (total * max(total - 1, 1))
     return NoiseScale(

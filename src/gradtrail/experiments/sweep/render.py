@@ -12,10 +12,11 @@ from matplotlib.lines import Line2D
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from gradtrail.core.common.intervals import SIGNIFICANCE
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.stats import NOT_SIGNIFICANT, SIGNIFICANT, Summary
 from gradtrail.stages.artifacts import plotting
-from gradtrail.support.significance import LEVEL, Difference
+from gradtrail.support.significance import Difference
 
 _COLOURS = {"baseline": plotting.GREY, SIGNIFICANT: plotting.VERMILLION}  # every other verdict: blue
 _SPREAD = 0.14  # half the width of the points of a variant
@@ -293,7 +294,7 @@ def _p_value(p_value: float) -> str:
     if p_value < 0.001:
         return "< 0.001"
     text = f"{p_value:.3f}"
-    return text if float(text) != LEVEL else "< 0.05" if p_value < LEVEL else "≥ 0.05"
+    return text if float(text) != SIGNIFICANCE else "< 0.05" if p_value < SIGNIFICANCE else "≥ 0.05"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -3,12 +3,11 @@
 The unit is the process: within one, answers depend on each other, on where its memory lies, and on what else the
 machine does meanwhile, so thousands of them are not thousands of independent ones. Each process gives one value, such
 as its 99th percentile; the number is their median, and its interval the order statistics that hold the median with at
-least 95 %, whatever the distribution: of six, the lowest and the highest (96.9 %). See `support/significance`.
+least 95 %, whatever the distribution: of six, the lowest and the highest (96.9 %). See `core/common/intervals`.
 """
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gradtrail
+from gradtrail.core.common.intervals import median_interval
 from gradtrail.serving.verdict.judge import Measured
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.progress import progress_bar
-from gradtrail.support.significance import quantile_interval
 
 PROCESSES = 6  # of each kind: the fewest whose median has an interval
 _PROBE = "gradtrail.serving.verdict.probe"
@@ -57,9 +56,9 @@ def measure(folder: Path, processes: int = PROCESSES) -> dict[str, Measured]:
 
 def measured(values: Sequence[float]) -> Measured:
     """Return the median of the values of several processes, with its interval."""
-    low, high = quantile_interval(values, 0.5)
+    median = median_interval(values)
     how = f"median of {len(values)} processes, order statistics"
-    return Measured(value=statistics.median(values), low=low, high=high, how=how, values=tuple(values))
+    return Measured(value=median.value, low=median.low, high=median.high, how=how, values=tuple(values))
 
 
 def _start(folder: Path, cache: Path) -> float:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from gradtrail.core.evaluate.calibration import HIGHEST, LOWEST, Interval
+from gradtrail.core.common.intervals import Interval
+from gradtrail.core.evaluate.calibration import HIGHEST, LOWEST
 from gradtrail.core.evaluate.metrics import Evaluation
 from gradtrail.core.nn.models import WeightsKind
 from gradtrail.stages.artifacts.members import weights_paths

@@ -7,6 +7,7 @@ the weights of the first.
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradtrail.core.common.intervals import TAILS
 from gradtrail.stages.common.files import write_json
 from gradtrail.support.errors import UserError
 
@@ -23,13 +25,20 @@ if TYPE_CHECKING:  # it imports JAX, and tracking reads the list of members
 FOLDER = "members"
 _INDEX = "members.json"
 _SUFFIXES = ("_sd", "_low", "_high")
+_RANGES = {  # pattern of a metric's name → lowest and highest value that it can have; the first that matches
+    "correlation": (-1.0, 1.0),
+    "accuracy|precision|recall|f1|calibration_error|auroc|_rate|misclassified|never_correct|held_by": (0.0, 1.0),
+    "loss|cross_entropy|brier|temperature|_norm|^num_|events": (0.0, math.inf),
+    "": (-math.inf, math.inf),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """The mean of a metric over the members, their standard deviation, and the 95 % interval of the mean.
 
-    The interval is Student's t, over seeds: it says where the mean over many more seeds would be, on the same data.
+    The interval is Student's t, over seeds: it says where the mean over many more seeds would be, on the same data. It
+    ends where the values of the metric do, such as at 0 and 1 for an accuracy.
     """
 
     mean: float
@@ -80,13 +89,14 @@ def weights_paths(models: Path, kind: "WeightsKind") -> dict[int, Path]:
     return {seed: folder / f"{kind}.safetensors" for seed, folder in read_folders(models, models).items()}
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Return mean, standard deviation and interval of a metric over at least two members."""
+def spread(name: str, values: Sequence[float]) -> Spread:
+    """Return mean, standard deviation and interval of a metric of this name over at least two members."""
     from scipy.special import stdtrit  # here: only several members need it
 
     count, mean, sd = len(values), float(np.mean(values)), float(np.std(values, ddof=1))
-    half = float(stdtrit(count - 1, 0.975)) * sd / math.sqrt(count)
-    return Spread(mean=mean, sd=sd, low=mean - half, high=mean + half)
+    half = float(stdtrit(count - 1, TAILS[1])) * sd / math.sqrt(count)
+    lowest, highest = next(ends for pattern, ends in _RANGES.items() if re.search(pattern, name))
+    return Spread(mean=mean, sd=sd, low=max(mean - half, lowest), high=min(mean + half, highest))
 
 
 def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -105,7 +115,7 @@ def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             continue
         values = [each[key] for each in metrics]
         if isinstance(values[0], float) or any(value != values[0] for value in values):
-            of = spread(values)
+            of = spread(key, values)
             found |= {key: of.mean, f"{key}_sd": of.sd, f"{key}_low": of.low, f"{key}_high": of.high}
         else:
             found[key] = values[0]

@@ -102,7 +102,7 @@ def measure(
         count = len(found.proposed)
         metrics |= {
             f"{name}/agreement": float(np.mean(found.proposed == splits[name].labels)),
-            f"{name}/expected_errors": found.rate.share * count,
+            f"{name}/expected_errors": found.rate.value * count,
             f"{name}/expected_errors_low": found.rate.low * count,
             f"{name}/expected_errors_high": found.rate.high * count,
             f"{name}/probably_wrong": int(np.sum(found.probability_wrong >= _LIKELY)),

@@ -10,8 +10,8 @@ import pandas as pd
 from jaxtyping import Array, Float
 
 from gradtrail.core.common.batching import join, map_batches
+from gradtrail.core.common.intervals import share_interval
 from gradtrail.core.common.split import Split
-from gradtrail.core.evaluate.metrics import wilson_interval
 from gradtrail.core.export.forward import TEMPERATURE
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts.calibration import Evaluated
@@ -95,8 +95,8 @@ def _worst_class(said: pd.DataFrame) -> dict[str, float]:
 
 def _share(name: str, is_correct: np.ndarray) -> dict[str, float]:
     """Return a share with Wilson's 95 % interval."""
-    low, high = wilson_interval(int(is_correct.sum()), len(is_correct))
-    return {name: float(is_correct.mean()), f"{name}_low": low, f"{name}_high": high}
+    found = share_interval(int(is_correct.sum()), len(is_correct))
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
 def _columns(num_classes: int) -> list[str]:

@@ -4,6 +4,7 @@ Without tracking nothing is timed, nor with a debug switch on, which changes wha
 """
 
 import dataclasses
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,8 +15,8 @@ import jax
 import numpy as np
 import pandas as pd
 
+from gradtrail.core.common.intervals import median_interval
 from gradtrail.core.profile.benchmark import Bench, FunctionTime, MachineRates, StepTimes, measure_rates
-from gradtrail.core.profile.paired import paired_ratio
 from gradtrail.core.profile.variants import CompiledVariant, ProfileConfig, Variant
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
@@ -112,7 +113,8 @@ def function_table(
 def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict[str, float]:
     """Return the time of a training step in each other precision over that in float32, as metrics with 95 % intervals.
 
-    Empty where float32 is not among the precisions, or rounds are too few for an interval.
+    The ratios are taken round by round, so that drift of the machine cancels out. Empty where float32 is not among the
+    precisions, or rounds are too few for an interval.
     """
     rounds: dict[str, tuple[float, ...]] = {
         time.variant.precision: time.rounds
@@ -122,7 +124,8 @@ def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict
     }
     found: dict[str, float] = {}
     for precision in rounds.keys() - {_REFERENCE}:
-        if ratio := paired_ratio(rounds[precision], rounds.get(_REFERENCE, ())):
+        ratios = [time / other for time, other in zip(rounds[precision], rounds.get(_REFERENCE, ()), strict=False)]
+        if ratios and math.isfinite((ratio := median_interval(ratios)).low):
             name = f"{precision}_over_{_REFERENCE}"
             found |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
     return found

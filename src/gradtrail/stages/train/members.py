@@ -140,7 +140,7 @@ def mean_epochs(members: Mapping[int, WrittenMember]) -> pd.DataFrame:
         for column in found.columns.drop("epoch"):
             row[column] = float(found[column].mean())
             if len(found) > 1 and column != "epsilon":  # the same of each
-                of = spread(found[column].tolist())
+                of = spread(column, found[column].tolist())
                 row |= {f"{column}_low": of.low, f"{column}_high": of.high}
         rows.append(row)
     return pd.DataFrame(rows)
