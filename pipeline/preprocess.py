@@ -10,7 +10,7 @@ from gradtrail.core.data.preprocessing import PreprocessConfig, prepare
 from gradtrail.stages.artifacts import idx
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.preprocess import corrections, figures, writing
+from gradtrail.stages.preprocess import corrections, figures, small_classes, writing
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.run import tracked
 
@@ -29,6 +29,7 @@ def main(stage: Stage) -> None:
             rows = corrections.read_applied(corrections.PATH, config.corrections)
             splits = corrections.apply_corrections(splits, rows, sizes, info.num_classes, corrections.PATH)
 
+        small_classes.warn(splits["train"].labels, info.num_classes, versions=config.deformations)
         total = config.deformations * len(splits["train"])
         with stage.writing_outs() as new, progress_bar("preprocess", total, unit="steps") as bar:
             processed = new / "data" / "processed"

@@ -12,7 +12,7 @@ from gradtrail.stages.artifacts.idx import RAW_FILES, encode_idx
 
 pytestmark = pytest.mark.slow
 
-SHAPE, NUM_CLASSES = (12, 10), 4
+SHAPE, NUM_CLASSES = (12, 10), 6  # the last but one with a single training example, the last with none
 QUICK = {
     "fetch.dataset": "idx",
     "train.epochs": 1,
@@ -36,20 +36,26 @@ def write_own(folder: Path, seed: int) -> Path:
     generator = np.random.default_rng(seed)
     folder.mkdir(exist_ok=True)
     for count, names in ((200, RAW_FILES[:2]), (80, RAW_FILES[2:])):
-        labels = np.arange(count, dtype=np.uint8) % NUM_CLASSES
-        images = (labels * 60)[:, None, None] + generator.integers(0, 50, (count, *SHAPE), dtype=np.uint8)
+        labels = np.arange(count, dtype=np.uint8) % (4 if count == 200 else NUM_CLASSES)
+        labels[0] = 4
+        images = (labels * 40)[:, None, None] + generator.integers(0, 50, (count, *SHAPE), dtype=np.uint8)
         for name, array in zip(names, (images, labels), strict=True):
             (folder / name).write_bytes(encode_idx(array))
     return folder
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
+    """The project after `dvc repro`, and what that printed."""
     project = copy_project(tmp_path_factory.mktemp("own") / "project")
     for key, value in QUICK.items():
         project.set(key, value)
-    project.dvc("repro", env={"IDX_DIR": str(write_own(project.folder.with_name("folder"), 0))})
-    return project
+    return project, project.dvc("repro", env={"IDX_DIR": str(write_own(project.folder.with_name("folder"), 0))})
+
+
+@pytest.fixture(scope="module")
+def project(made: tuple[Project, str]) -> Project:
+    return made[0]
 
 
 def metrics_of(project: Project, stage: str) -> dict:
@@ -63,6 +69,13 @@ def test_every_stage_took_the_size_and_the_classes_from_the_data(project: Projec
         assert metrics_of(project, stage)["dataset_digest"] == info["digest"][:12]
     assert metrics_of(project, "evaluate")["num_examples"] == 80
     assert metrics_of(project, "gradients")["num_examples"] == 280
+
+
+def test_small_classes_are_one_line_and_no_warning_of_numpy(made: tuple[Project, str]) -> None:
+    project, output = made
+    assert output.count("preprocess: classes with fewer than two training examples: 4 (1), 5 (0); ") == 1
+    assert "RuntimeWarning" not in output
+    assert "coherence_within_classes" in metrics_of(project, "gradients")
 
 
 @pytest.mark.parametrize("path", ["reports/report.html", "results/gradients/summary.md", "metrics/report.json"])

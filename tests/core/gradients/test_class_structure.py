@@ -50,3 +50,16 @@ def test_a_class_without_examples_or_with_one_is_no_fault() -> None:
     assert np.isnan(found.coherence[1, 1]), "of one example there is no pair"
     assert np.isfinite(found.within)
     assert np.isfinite(found.across)
+
+
+@pytest.mark.parametrize("rounding", [1e-9, 0.0, -1e-9])
+def test_classes_of_one_example_have_no_coherence_with_themselves(rounding: float) -> None:
+    """The squares of sums and of norms are rounded differently, so that their difference is not exactly 0."""
+    squares = np.array([4.0, 4.0, 9.0])
+    products = np.array([[4 + rounding, 1, 2], [1, 4 - rounding, 2], [2, 2, 16]])
+    found = class_structure(products, squares, np.array([1, 1, 2]))
+    assert np.isnan(np.diag(found.coherence)[:2]).all()
+    assert found.within == found.coherence[2, 2] == pytest.approx((16 - 9) / 2 / 4.5)
+    alone = class_structure(products, squares, np.array([1, 1, 0]))
+    assert np.isnan(alone.within)
+    assert np.isnan(ClassStructure.unknown(3).across)

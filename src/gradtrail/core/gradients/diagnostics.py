@@ -20,7 +20,7 @@ _TINY = 1e-30  # below every norm but 0
 
 @dataclass(frozen=True, kw_only=True)
 class ClassStructure:
-    """Similarity of the classes' gradients, float64; NaN where a class has no example.
+    """Similarity of the classes' gradients, float64; NaN where a class has no example, or no pair of examples.
 
     Attributes:
         cosine: between the mean gradients of two classes.
@@ -43,14 +43,13 @@ class ClassStructure:
 
     @property
     def within(self) -> float:
-        """Mean coherence of a class with itself."""
-        return float(np.nanmean(np.diag(self.coherence)))
+        """Mean coherence of a class with itself; NaN where no class has two examples."""
+        return _mean_of_finite(np.diag(self.coherence))
 
     @property
     def across(self) -> float:
-        """Mean coherence of two distinct classes; 0 where there is only one."""
-        others = ~np.eye(len(self.coherence), dtype=bool)
-        return float(np.nanmean(self.coherence[others])) if np.isfinite(self.coherence[others]).any() else 0.0
+        """Mean coherence of two distinct classes; NaN where there is only one."""
+        return _mean_of_finite(self.coherence[~np.eye(len(self.coherence), dtype=bool)])
 
 
 def class_structure(
@@ -67,10 +66,16 @@ def class_structure(
         norms = np.sqrt(np.diag(products))
         cosine = products / np.outer(norms, norms)
         pairs = np.outer(sizes, sizes) - np.diag(sizes)
+        pairs = np.where(pairs > 0, pairs, np.nan)  # 0 / 0 would be infinite where the sums were rounded
         root_mean_square = np.sqrt(squares / sizes)
         coherence = (products - np.diag(squares)) / pairs / np.outer(root_mean_square, root_mean_square)
         share = np.sum(products, axis=1) / np.sum(products)
     return ClassStructure(cosine=cosine, coherence=coherence, share=share)
+
+
+def _mean_of_finite(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.mean(finite)) if len(finite) else np.nan
 
 
 def hessian_product(grad: Callable[[Params], Params], params: Params, direction: Params) -> Params:
