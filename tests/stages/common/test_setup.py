@@ -1,5 +1,6 @@
 """A process takes from the cache what another one compiled, and two at once compile a function once."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -27,6 +28,17 @@ def slow(values):
 compiler = Compiler(time.perf_counter, only_compiler(set_up_cache()))
 made = compiler.compile("slow", slow, jax.ShapeDtypeStruct((16, 16), jnp.float32))
 print(made.times.cached, float(made(jnp.eye(16)).sum()))
+"""
+
+FULL = """
+import resource, warnings
+import jax, jax.numpy as jnp
+from gradtrail.stages.common.setup import set_up_cache
+set_up_cache()
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+for number in range(3):
+    jax.jit(lambda values: jnp.sin(values) + number).lower(jnp.ones(3)).compile()
+warnings.warn("another warning")
 """
 
 
@@ -85,3 +97,14 @@ def test_two_at_once_compile_a_function_once_and_agree(tmp_path: Path) -> None:
     assert [process.returncode for process in both] == [0, 0]
     assert (first[0], second[0]) == ("False", "True")
     assert first[1] == second[1]
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_about_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").touch()
+    command = [sys.executable, "-c", FULL]
+    for _ in range(2):  # then with the entries that were half written
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+        first, other = result.stderr.splitlines()
+        assert re.fullmatch(r"warning: .*/\.gradtrail/xla/.*: the compilation cache failed: .*; results are .*", first)
+        assert other.endswith("UserWarning: another warning")

@@ -6,7 +6,10 @@ trust.
 """
 
 import contextlib
+import re
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,17 +22,35 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common.environment import processor_digest
 from gradtrail.stages.common.runtime import RuntimeConfig
+from gradtrail.support.errors import one_line
 from gradtrail.support.paths import private_folder
+
+_CACHE_FAULT = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '.*?': (.*)", re.DOTALL)
 
 
 def set_up_cache() -> Path:
-    """Enable the persistent compilation cache for every function; return its folder."""
+    """Enable the persistent compilation cache for every function; return its folder.
+
+    JAX warns of every entry that it cannot read or write, such as on a full disk; the first warning becomes one line.
+    """
     folder = private_folder() / "xla" / f"jaxlib-{jaxlib.version.__version__}-{processor_digest()}"
     folder.mkdir(parents=True, exist_ok=True)
     config: Any = jax.config  # whose switches mypy does not know
     config.update("jax_compilation_cache_dir", str(folder))
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    show, faults = warnings.showwarning, list[str]()
+
+    def show_first_fault(message: Warning | str, *location: Any, **options: Any) -> None:
+        if not (fault := _CACHE_FAULT.match(str(message))):
+            show(message, *location, **options)
+            return
+        if not faults:
+            reason = f"{one_line(fault[1])[:200]}; results are unaffected, and the folder may be deleted"
+            print(f"warning: {folder}: the compilation cache failed: {reason}", file=sys.stderr)
+        faults.append(fault[1])
+
+    warnings.showwarning = show_first_fault
     return folder
 
 
