@@ -30,8 +30,8 @@ from rich.table import Table
 from ruamel.yaml import YAML
 
 from benchmarks.record import record
-from gradtrail.stages.common.pipeline_file import read_pipeline
 from gradtrail.stages.common.dvc_cache import cache_folder
+from gradtrail.stages.common.pipeline_file import read_pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
