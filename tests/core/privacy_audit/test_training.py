@@ -129,4 +129,4 @@ def test_a_training_that_diverges_is_one_line() -> None:
 
 def _nan(result: tuple) -> tuple:
     state, record = result
-    return state, dataclasses.replace(record, grad_norm=record.grad_norm * jnp.nan)
+    return dataclasses.replace(state, params=jax.tree.map(lambda leaf: leaf * jnp.nan, state.params)), record

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from factories import make_engine, random_split, seed_keys, train_config
 
+from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.core.train.step import RowRecord, StepRecord
@@ -96,14 +97,21 @@ def records(**columns: list[float]) -> StepRecord:
     )
 
 
-def added(history: History, **columns: list[float]) -> None:
+def added(history: History, params: HostParams | None = None, **columns: list[float]) -> None:
     """Add an epoch of two steps with these records."""
     engine, examples = make_engine(train_config(epochs=1), random_split(8))
     chunk = next(train(engine, engine.init(seed_keys(0)), examples, steps_per_call=2))
     made = records(**columns)
     if made.skipped is not None:
         made = dataclasses.replace(made, skipped=made.skipped > 0)
-    history.add(dataclasses.replace(chunk, records=made), {}, {"loss": 1.0, "accuracy": 0.5})
+    history.add(dataclasses.replace(chunk, records=made), params or {}, {"loss": 1.0, "accuracy": 0.5})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_an_error(value: float) -> None:
+    """The sums of a private training are finite whatever its weights are."""
+    with pytest.raises(FloatingPointError, match=r"the weights after epoch 1 are not finite, at learning rate 0.5 in"):
+        added(History((), {}), {"bias": np.array([0.0, value])})
 
 
 @pytest.mark.parametrize(("column", "what"), [("loss", "loss"), ("grad_norm", "gradient")])

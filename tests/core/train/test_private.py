@@ -21,6 +21,7 @@ from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.per_example.norms import per_example_grads
 from gradtrail.core.train import loop, private
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
+from gradtrail.core.train.history import History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.optimizers import make_optimizer
 from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
@@ -159,6 +160,24 @@ def test_augmentations_of_an_example_are_averaged_before_clipping() -> None:
     assert all(jax.tree.leaves(finite))
     np.testing.assert_array_equal(runs[1].records.num_examples, runs[4].records.num_examples)
     assert not np.array_equal(runs[1].records.grad_norm, runs[4].records.grad_norm)
+
+
+def test_example_that_overflows_does_not_end_the_training() -> None:
+    """The weights of two pixels, which a single image has, make its logits infinite."""
+    images = SPLIT.images.copy()
+    images[:, 0, :2] = 0
+    images[4, 0, :2] = 255
+    config = private_config(mlp=MLPConfig(hidden=(5,), activation="relu", dropout=0.0))
+    engine, examples = make_engine(config, dataclasses.replace(SPLIT, images=images), noise_multiplier=1.0)
+    state = engine.init(keys(config))
+    kernel = state.params["layers"][0]["kernel"]
+    state.params["layers"][0]["kernel"] = kernel.at[:2].set(3e38)
+    chunks = run_training(engine, examples, state=state)
+    assert any(4 in np.asarray(chunk.records.rows.indices) for chunk in chunks)
+    history = History((), {})
+    for chunk in chunks:
+        history.add(chunk, jax.device_get(chunk.state.params), {"loss": 0.0, "accuracy": 0.0})
+    assert len(history.epochs) == config.epochs
 
 
 def test_noise_has_the_stated_deviation_and_is_independent() -> None:

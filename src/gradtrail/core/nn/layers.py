@@ -17,6 +17,7 @@ from gradtrail.core.nn.convolution import by_example, convolve
 from gradtrail.core.nn.precision import Precision, matmul, matmul_transposed, rounded
 
 EPSILON = 1e-5  # added to a variance before its root is taken
+ROUNDING = 2.0**-23  # twice the largest relative error of a float32 operation: n of them err by less than n times it
 
 _he_normal = nnx.initializers.he_normal()
 
@@ -77,14 +78,13 @@ class Layer(nnx.Module):
     def clip_terms(
         self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."], copies: int
     ) -> tuple[Float[Array, " examples"], PyTree[Float[Array, "..."]]]:
-        """Return the squared L2 norm of each example's gradient, and what `weighted_grad` adds up.
+        """Return an upper bound of the squared L2 norm of each example's gradient, and what `weighted_grad` adds up.
 
-        The gradient of an example is the sum of those of `copies` adjacent rows of the batch.
+        The gradient of an example is the sum of those of `copies` adjacent rows of the batch. The bound holds for what
+        `weighted_grad` adds for the example, with the rounding of all operations in whatever order sums are taken.
         """
-        grads = self.grads(inputs, cotangent)
-        if copies > 1:
-            grads = jnp.sum(grads.reshape(-1, copies, grads.shape[1]), axis=1)
-        return _squared_norm(grads), grads
+        grads = _sum_copies(self.grads(inputs, cotangent), copies)
+        return _squared_norm_bound(grads), grads
 
     def weighted_grad(
         self, terms: PyTree[Float[Array, "..."]], weights: Float[Array, " examples"]
@@ -151,14 +151,17 @@ class Dense(Layer):
         return of_inputs * of_outputs + cotangent @ other_cotangent.T
 
     def clip_terms(self, inputs: Array, cotangent: Array, copies: int) -> tuple[Array, PyTree]:
-        """Return inputs and cotangents as terms; norms of several rows as by `_pair_sums`, without their gradients."""
-        if copies == 1:
-            return self.squared_grad_norms(inputs, cotangent), (inputs, cotangent)
-        rows, deltas, biases = (
-            part.reshape(-1, copies, part.shape[1])
-            for part in (rounded(inputs, self.precision), rounded(cotangent, self.precision), cotangent)
-        )
-        return _pair_sums(rows.swapaxes(1, 2), deltas) + _squared_norm(jnp.sum(biases, axis=1)), (inputs, cotangent)
+        """Return inputs and cotangents as terms, and norms that are found without forming gradients.
+
+        The gradient of a row is the product of its cotangent and of its inputs, to which the bias adds a 1. Gradients
+        of several rows may cancel; the errors are relative to the sum of their norms, and added to the norm.
+        """
+        rows = rounded(inputs, self.precision)
+        squared = (_squared_norm_bound(rows) + 1.0) * _squared_norm_bound(cotangent)
+        total = jnp.sum(jnp.sqrt(squared).reshape(-1, copies), axis=1)
+        norm = total if copies == 1 else _norm_of_sum(rows, cotangent, total)
+        eps = float(jnp.finfo(self.precision).eps)  # type: ignore[no-untyped-call] # twice the error of an operand
+        return jnp.square(norm + (eps + (copies + 8) * ROUNDING) * total), (inputs, cotangent)
 
     def weighted_grad(self, terms: tuple[Array, Array], weights: Array) -> PyTree:
         """Return A Δ'ᵀ, where Δ' are the cotangents times the weights."""
@@ -182,7 +185,8 @@ class Convolution(Layer):
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
         """Return the sum over pixels of patch times cotangent, for each example."""
-        return jnp.concatenate(self._grads_of_each(inputs, cotangent), axis=1)
+        bias, kernel = self._grads_of_each(inputs, cotangent)
+        return jnp.concatenate([bias, kernel.reshape(len(kernel), -1)], axis=1)
 
     def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
         """Return the squared norms by whichever needs fewer FLOPs: the gradients, or all pairs of pixels.
@@ -190,51 +194,28 @@ class Convolution(Layer):
         With patches A and cotangents Δ of all pixels of an example, the gradient is A Δᵀ, and its squared norm also the
         sum of (AᵀA) ∘ (ΔᵀΔ): the ghost norm of Bu et al. (arXiv 2205.10683).
         """
-        if self._forms_grads(inputs[0, ..., 0].size):
+        *window, outer = self.kernel.shape
+        inner, pixels = math.prod(window), inputs[0, ..., 0].size
+        if inner * outer <= pixels * (inner + outer):
             return _squared_norm(self.grads(inputs, cotangent))
-        return self._ghost_norms(inputs, cotangent, 1)
+        columns, deltas = self._by_example(inputs, cotangent)
+        pairs = jnp.einsum("bip,biq->bpq", columns, columns) * jnp.einsum("bpo,bqo->bpq", deltas, deltas)
+        return jnp.sum(pairs, axis=(1, 2)) + jnp.sum(jnp.square(jnp.sum(cotangent, axis=(1, 2))), axis=0)
 
     def clip_terms(self, inputs: Array, cotangent: Array, copies: int) -> tuple[Array, PyTree]:
-        """Return the gradients as terms where they are formed for the norms, else inputs and cotangents."""
-        if self._forms_grads(copies * inputs[0, ..., 0].size):
-            grads = [grad.reshape(-1, copies, grad.shape[1]) for grad in self._grads_of_each(inputs, cotangent)]
-            bias, kernel = (grad[:, 0] if copies == 1 else jnp.sum(grad, axis=1) for grad in grads)
-            return _squared_norm(bias) + _squared_norm(kernel), {"bias": bias, "kernel": kernel}
-        return self._ghost_norms(inputs, cotangent, copies), (inputs, cotangent)
+        """Return the gradients as terms: norms from pairs of pixels may cancel, and save little time here."""
+        bias, kernel = (_sum_copies(grads, copies) for grads in self._grads_of_each(inputs, cotangent))
+        return _squared_norm_bound(bias) + _squared_norm_bound(kernel), {"bias": bias, "kernel": kernel}
 
-    def weighted_grad(self, terms: dict[str, Array] | tuple[Array, Array], weights: Array) -> PyTree:
-        """Return the weighted sum of the gradients, or the convolution's own gradient for scaled cotangents."""
-        if isinstance(terms, dict):
-            return {"bias": weights @ terms["bias"], "kernel": (weights @ terms["kernel"]).reshape(self.kernel.shape)}
-        inputs, cotangent = terms
-        factors = jnp.repeat(weights, cotangent.shape[-1] // len(weights))
-        scaled = cotangent * factors[None, None, None]
-        kernel = jnp.zeros(self.kernel.shape)
-        _, pull_back = jax.vjp(lambda kernel: convolve(inputs, kernel, self.precision), kernel)
-        return {"bias": jnp.sum(scaled, axis=(1, 2, 3)), "kernel": pull_back(scaled)[0]}
-
-    def _forms_grads(self, pixels: int) -> bool:
-        """Return whether an example's gradient takes fewer FLOPs than all pairs of so many pixels."""
-        *window, outer = self.kernel.shape
-        inner = math.prod(window)
-        return inner * outer <= pixels * (inner + outer)
-
-    def _ghost_norms(self, inputs: Array, cotangent: Array, copies: int) -> Array:
-        """Return the squared norms by all pairs of the pixels of an example's rows."""
-        columns, deltas = self._by_example(inputs, cotangent)
-        if copies > 1:
-            rows = columns.reshape(-1, copies, *columns.shape[1:])
-            columns = jnp.moveaxis(rows, 1, 2).reshape(len(rows), columns.shape[1], -1)
-            deltas = deltas.reshape(len(rows), -1, deltas.shape[2])
-        found, examples = _pair_sums(columns, deltas), len(columns)
-        biases = jnp.sum(cotangent, axis=(1, 2)).reshape(-1, examples, copies)
-        return found + jnp.sum(jnp.square(jnp.sum(biases, axis=2)), axis=0)
+    def weighted_grad(self, terms: dict[str, Array], weights: Array) -> PyTree:
+        """Return the weighted sum of the gradients."""
+        kernel = terms["kernel"].reshape(len(weights), -1)
+        return {"bias": weights @ terms["bias"], "kernel": (weights @ kernel).reshape(self.kernel.shape)}
 
     def _grads_of_each(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
-        """Return the gradients of bias and kernel, each flattened, for each example."""
+        """Return the gradients of bias and kernel, the latter as a matrix, for each example."""
         columns, deltas = self._by_example(inputs, cotangent)
-        of_kernel = jnp.einsum("bip,bpo->bio", columns, deltas)
-        return jnp.sum(cotangent, axis=(1, 2)).T, of_kernel.reshape(len(of_kernel), -1)
+        return jnp.sum(cotangent, axis=(1, 2)).T, jnp.einsum("bip,bpo->bio", columns, deltas)
 
     def _by_example(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
         low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
@@ -320,12 +301,30 @@ def _squared_norm(rows: Array) -> Array:
     return jnp.sum(jnp.square(rows), axis=tuple(range(1, rows.ndim)))
 
 
-def _pair_sums(
-    inputs: Float[Array, "batch inputs rows"], deltas: Float[Array, "batch rows outputs"]
-) -> Float[Array, " batch"]:
-    """Return ‖AΔ‖² for each entry of the batch, as the sum of (AᵀA) ∘ (ΔΔᵀ)."""
-    pairs = jnp.einsum("bip,biq->bpq", inputs, inputs) * jnp.einsum("bpo,bqo->bpq", deltas, deltas)
-    return jnp.sum(pairs, axis=(1, 2))
+def _squared_norm_bound(rows: Float[Array, "batch ..."]) -> Float[Array, " batch"]:
+    """Return an upper bound of the squared L2 norm of each entry of the leading axis, for any order of the sums."""
+    sums = jax.lax.optimization_barrier(jnp.sum(jnp.square(rows), axis=-1))  # two short sums err less than a long one
+    operations = rows.shape[-1] + math.prod(sums.shape[1:]) + 4
+    return jnp.sum(sums, axis=tuple(range(1, sums.ndim))) * (1.0 + operations * ROUNDING)
+
+
+def _norm_of_sum(
+    inputs: Float[Array, "rows inputs"], deltas: Float[Array, "rows outputs"], totals: Float[Array, " examples"]
+) -> Float[Array, " examples"]:
+    """Return an upper bound of the norm of the sum of an example's gradients, from pairs of its rows.
+
+    With rows a (and a 1) and cotangents δ, the squared norm is the sum of (a·a' + 1)(δ·δ') over all pairs; what
+    rounding takes from it is relative to the sum of absolute terms, which the square of `totals` bounds.
+    """
+    inputs, deltas = (part.reshape(len(totals), -1, part.shape[1]) for part in (inputs, deltas))
+    products = (jnp.einsum("bpi,bqi->bpq", inputs, inputs) + 1.0) * jnp.einsum("bpo,bqo->bpq", deltas, deltas)
+    sums = jax.lax.optimization_barrier(jnp.sum(products, axis=2))
+    operations = inputs.shape[2] + deltas.shape[2] + 2 * inputs.shape[1] + 8
+    return jnp.sqrt(jnp.maximum(jnp.sum(sums, axis=1), 0.0) + operations * ROUNDING * jnp.square(totals))
+
+
+def _sum_copies(rows: Float[Array, "rows ..."], copies: int) -> Float[Array, "examples ..."]:
+    return jnp.sum(rows.reshape(-1, copies, *rows.shape[1:]), axis=1)
 
 
 def _affine_grads(standardized: Array, cotangent: Array) -> Array:

@@ -13,23 +13,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, UInt8
 
-from gradtrail.core.nn.layers import Layer
+from gradtrail.core.nn.layers import ROUNDING, Layer
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.nn.precision import Precision
-from gradtrail.core.per_example.norms import forward_of, layer_metrics
+from gradtrail.core.per_example.norms import Forward, forward_of, layer_metrics
 
-# Largest relative error of rounding to a precision, and some for sums
-_EPSILON: dict[Precision, float] = {"float32": 2.0**-21, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+_LARGEST = 2.0**16  # absolute activation or cotangent in a private training: sums of products stay finite
+_UNDERFLOW = 2.0**-48  # more than a squared norm loses by squares below 2⁻¹²⁶, where no factor is above `_LARGEST`
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class ClippedSum:
-    """A sum of clipped gradients, and what its forward pass found.
+    """A sum of clipped gradients, with the logits of its forward pass.
 
     Attributes:
         grads: like the parameters, float32.
-        norms: L2 norm of each example's gradient before clipping, float32.
+        norms: upper bound of the L2 norm of each example's gradient before clipping, float32.
         logits: of each row.
     """
 
@@ -64,10 +63,10 @@ def clipped_grad_sum(
     *,
     key: Key[Array, " rows"] | None = None,
 ) -> ClippedSum:
-    """Return Σᵢ gᵢ min(1, C / ‖gᵢ‖) over the examples where `mask` is true.
+    """Return Σᵢ gᵢ min(1, C / nᵢ) over the examples where `mask` is true, with nᵢ an upper bound of ‖gᵢ‖.
 
-    gᵢ is the gradient of the mean loss of the rows of example i. No term has a norm above C: what rounding may add, in
-    the precision of the network's products, is taken off before.
+    gᵢ is the gradient of the mean loss of the rows of example i in `bounded_forward`. Each term is finite and no term
+    has a norm above C: nᵢ includes all rounding.
 
     Args:
         model: the network.
@@ -78,16 +77,35 @@ def clipped_grad_sum(
         clipping: C, the copies, and the loss.
         key: for dropout, one for each row; None for no dropout.
     """
+    full_precision = jax.default_matmul_precision("highest")  # for accelerators, which may round operands further
 
     def measure(layer: Layer, _: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, PyTree]:
-        return layer.clip_terms(inputs, cotangent, clipping.copies)
+        with full_precision:
+            return layer.clip_terms(inputs, cotangent, clipping.copies)
 
-    forward = forward_of(model, params, images, labels, clipping.label_smoothing, key)
+    forward = bounded_forward(forward_of(model, params, images, labels, clipping.label_smoothing, key))
     by_layer, logits = layer_metrics(model, forward, measure)
-    squared = sum((norms for norms, _ in by_layer.values()), start=jnp.float32(0))
-    norms = jnp.sqrt(jnp.maximum(squared, 0.0)) / clipping.copies  # pairs of pixels may cancel to less than 0
-    most = clipping.norm * (1.0 - _EPSILON[model.config.precision])
-    factors = jnp.where(norms > most, most / norms, 1.0)
-    weights = jnp.where(mask, factors / clipping.copies, 0.0)
-    parts = {name: layer.weighted_grad(by_layer[name][1], weights) for name, layer in model.layers().items()}
+    squared = sum((bound for bound, _ in by_layer.values()), start=jnp.float32(_UNDERFLOW))
+    norms = jnp.sqrt(squared) * (1.0 + (len(by_layer) + 16) * ROUNDING) / clipping.copies
+    weights = jnp.where(mask, jnp.minimum(1.0, clipping.norm / norms) / clipping.copies, 0.0)
+    with full_precision:
+        parts = {name: layer.weighted_grad(by_layer[name][1], weights) for name, layer in model.layers().items()}
     return ClippedSum(grads=model.from_layers(parts), norms=norms, logits=logits)
+
+
+def bounded_forward(forward: Forward) -> Forward:
+    """Return a forward pass in which an example whose values overflow has finite gradients.
+
+    Inputs, outputs and cotangents of every layer are limited to an absolute value of 2¹⁶, NaN becomes 0. So no example
+    can make a sum of gradients infinite or NaN, and none has to be left out.
+    """
+    return lambda tap: forward(lambda name, layer, inputs: _bounded(tap(name, layer, _bounded(inputs))))
+
+
+@jax.custom_vjp
+def _bounded(values: Array) -> Array:
+    """Limit values, and cotangents in the backward pass."""
+    return jnp.clip(jnp.where(jnp.isnan(values), 0.0, values), -_LARGEST, _LARGEST)
+
+
+_bounded.defvjp(lambda values: (_bounded(values), None), lambda _, cotangent: (_bounded(cotangent),))

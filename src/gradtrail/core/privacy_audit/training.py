@@ -22,6 +22,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.data.canaries import Canaries, with_canaries
 from gradtrail.core.nn.layers import Layer
 from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.per_example.clipped_sum import bounded_forward
 from gradtrail.core.per_example.norms import forward_of, layer_metrics
 from gradtrail.core.privacy_audit.scores import Products
 from gradtrail.core.train import loop
@@ -199,10 +200,10 @@ def watch(
         state, record = watched.epoch(state, examples, order, *followed)
         observed.append(jax.device_get(record.observed))
         accuracy = float(np.mean(np.asarray(record.accuracy)))
-        if not np.isfinite(np.asarray(record.grad_norm)).all():
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params))):
             raise FloatingPointError(
-                f"the gradient became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning "
-                f"rate of train.optimizer"
+                f"a weight became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning rate "
+                f"of train.optimizer"
             )
         advance(program.steps_per_epoch)
     products, signals = (np.concatenate([one[number] for one in observed]) for number in range(2))
@@ -239,7 +240,7 @@ def _products(
         return layer.squared_grad_norms(inputs, cotangent), layer.squared_grad_norms(own, cotangent), dots
 
     def of_tile(images: Array, labels: Array) -> tuple[Array, Array]:
-        forward = forward_of(model, params, images, labels, config.label_smoothing)
+        forward = bounded_forward(forward_of(model, params, images, labels, config.label_smoothing))
         by_layer, _ = layer_metrics(model, forward, measure, directions)
         squared, signals, dots = (jnp.stack(parts) for parts in zip(*by_layer.values(), strict=True))
         kept = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(jnp.sum(squared, axis=0), 1e-30))) / clip

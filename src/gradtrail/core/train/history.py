@@ -91,14 +91,19 @@ class History:
             validation: `loss` and `accuracy` of `params`.
 
         Raises:
-            FloatingPointError: one line; a loss or gradient is not finite. Under loss scaling such a step is skipped,
-                and only an epoch of skipped steps alone is an error.
+            FloatingPointError: one line; a loss, gradient or weight is not finite. Under loss scaling such a step is
+                skipped, and only an epoch of skipped steps alone is an error.
         """
         self.check(chunk)
         records: StepRecord = jax.device_get(chunk.records)
         done = np.isfinite(records.loss) & np.isfinite(records.grad_norm)
         if not done.any():
             raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
+            raise FloatingPointError(
+                f"training diverged: the weights after epoch {chunk.epoch} are not finite, at learning rate "
+                f"{records.learning_rate[-1]:.4g} in {self._precision}; try a lower learning rate, or train.clip_norm"
+            )
         record = EpochRecord(
             epoch=chunk.epoch,
             loss=float(np.mean(records.loss[done], dtype=np.float64)),
