@@ -18,8 +18,8 @@ from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.stages.report import inputs, page
 
 DIGEST = "ab" * 32
-STEP = {"flops": 134147512, "bytes_accessed": 63031728, "total_bytes": 48768084, "hlo_instructions": 1358}
-STEP |= {"temporary_bytes": 1881944, "hlo_fusions": 61}
+STEP = {"flops": 134147512, "touched_bytes": 63031728, "total_bytes": 48768084, "hlo_instructions": 1358}
+STEP |= {"temporary_bytes": 1881944, "hlo_fusions": 61, "data_dependent_loops": 0}
 COSTS: dict[str, dict[str, Any]] = {
     "train": {"train_step": STEP},
     "evaluate": {},
@@ -91,8 +91,8 @@ TABLES = {
     "gradients/influence": "test_example,label\n2654,6\n2654,6",
     "profile/costs": (
         "function,precision,batch_size,remat,flops,touched_bytes,temporary_bytes,total_bytes,hlo_instructions,"
-        "hlo_fusions\ntrain_step,float32,128,False,134147512,19792592,1881944,48768084,1358,86\n"
-        "train_step,bfloat16,128,False,134578128,20529056,1881944,48768084,1399,98"
+        "hlo_fusions,data_dependent_loops\ntrain_step,float32,128,False,134147512,19792592,1881944,48768084,1358,86,0\n"
+        "train_step,bfloat16,128,False,134578128,20529056,1881944,48768084,1399,98,0"
     ),
     "profile/doubling": "function,batch_size,doubled,flops,total_bytes\ntrain_step,64,128,1.93,0.99",
 }

@@ -80,7 +80,7 @@ CONFIGURED = Variant(precision="float32", batch_size=32, remat=False)
 
 def cost_rows(batch_sizes: Sequence[int] = (16, 32, 64)) -> pd.DataFrame:
     """Static costs: the training step at each batch size, all functions in bfloat16 too, and the step with remat."""
-    counted = {"jaxpr_equations": 10, "hlo_instructions": 30, "hlo_fusions": 4}
+    counted = {"jaxpr_equations": 10, "hlo_instructions": 30, "hlo_fusions": 4, "data_dependent_loops": 0}
     rows = [
         {"function": name, **dataclasses.asdict(variant), **counted}
         | {"flops": 100 * variant.batch_size, "bytes_accessed": 90 + 10 * variant.batch_size}
@@ -109,7 +109,7 @@ def timings_of(batch_sizes: Sequence[int] = (16, 32, 64)) -> Timings:
     rows = [
         {"function": name, **dataclasses.asdict(variant), "seconds": 0.01 + 0.001 * variant.batch_size}
         | {"examples_per_second": variant.batch_size / (0.01 + 0.001 * variant.batch_size)}
-        | {"flops_per_second": 2e9, "bytes_per_second": 1e9, "arithmetic_intensity": 2.0}
+        | {"flops_per_second": 2e9, "bytes_per_second": 1e9, "arithmetic_intensity": 2.0, "data_dependent_loops": 0}
         | {"share_of_matmul_rate": 0.2, "share_of_copy_rate": 0.1, "temporary_mib": 1.5, "total_mib": 4.0}
         for variant, names in _variants(batch_sizes).items()
         for name in names

@@ -120,8 +120,8 @@ def test_pace_is_the_time_of_a_round_by_its_steps(seconds: float, steps: int, co
         assert each.seconds == pytest.approx(1 / count)
         assert each.examples_per_second == pytest.approx(4 * count)
         assert each.flops_per_second == pytest.approx(cost.flops * count)
-        assert each.bytes_per_second == pytest.approx(variant.touched_bytes(each.function) * count)
-        assert each.arithmetic_intensity == pytest.approx(cost.flops / variant.touched_bytes(each.function))
+        assert each.bytes_per_second == pytest.approx(cost.touched_bytes * count)
+        assert each.arithmetic_intensity == pytest.approx(cost.flops / cost.touched_bytes)
 
 
 def test_a_slow_first_call_is_no_measure_of_how_many_fit() -> None:

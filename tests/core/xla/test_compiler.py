@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from factories import new_compiler, train_config
 from gradtrail.core.common.sharding import make_mesh, replicated
 from gradtrail.core.nn.models import MLPConfig, Model
 from gradtrail.core.train.loop import compile_run_steps, make_program
+from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import (
     NO_COST,
     NO_TIMES,
@@ -165,6 +167,41 @@ def test_a_loop_in_a_loop_costs_as_often_as_both() -> None:
 
     shapes = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2
     assert new_compiler().compile("nested", jax.jit(nested), *shapes).cost.transcendentals == 35 * 32 * 32
+
+
+def test_a_data_dependent_loop_costs_as_often_as_it_can_be_passed() -> None:
+    def function(values: jax.Array, matrix: jax.Array, used: jax.Array, most: int | None) -> jax.Array:
+        def has_next(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return (carry[0] < used) & (carry[0] < most) if most else carry[0] < used
+
+        return jax.lax.while_loop(has_next, lambda c: (c[0] + 1, jnp.tanh(c[1] @ matrix)), (jnp.int32(0), values))[1]
+
+    shapes = [*[jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 2, jax.ShapeDtypeStruct((), jnp.int32)]
+    for most, count in ((1, 1), (7, 7), (None, 1)):
+        cost = new_compiler().compile("loop", functools.partial(function, most=most), *shapes).cost
+        assert cost.transcendentals == count * 32 * 32
+        assert cost.flops == pytest.approx(count * 2 * 32**3, rel=0.03)
+        assert cost.data_dependent_loops == (most is not None)
+
+
+@pytest.mark.parametrize("batch_size", [64, 256, 512])
+def test_flops_of_a_private_step_are_those_of_the_largest_batch(batch_size: int) -> None:
+    """For each row the products of an ordinary step; norms, sums and the optimizer are small."""
+    widths = (784, 256, 128, 10)
+    config = train_config(
+        mlp=MLPConfig(hidden=widths[1:-1], activation="relu", dropout=0.0),
+        batch_size=batch_size,
+        clip_norm=None,
+        privacy=dataclasses.replace(NOT_PRIVATE, enabled=True),
+    )
+    model = Model(config.model_config((28, 28), 10))
+    program = make_program(config, model, 1000, jax.local_devices(), 0.0)
+    cost = compile_run_steps(program, compiler=new_compiler()).cost
+    rows = jax.eval_shape(program.records).rows.indices.shape[1]
+    assert rows > batch_size
+    products = [2 * rows * before * after for before, after in itertools.pairwise(widths)]
+    assert cost.flops == pytest.approx(3 * sum(products) - products[0], rel=0.05)
+    assert cost.data_dependent_loops == 1
 
 
 def test_flops_of_a_training_step_are_those_of_the_mathematics() -> None:

@@ -113,6 +113,15 @@ def test_members_compose_and_augmentations_are_told(folder: Path) -> None:
     assert section.charts[0].series[0].name == "epsilon of one network"
 
 
+def test_flops_of_a_data_dependent_loop_are_an_upper_bound(folder: Path) -> None:
+    path = folder / "costs/profile.json"
+    costs = json.loads(path.read_text())
+    assert "estimates 134 MFLOP for a training step" in render(folder)
+    costs["train_step"]["data_dependent_loops"] = 1
+    path.write_text(json.dumps(costs))
+    assert "estimates at most 134 MFLOP for a training step" in render(folder)
+
+
 def test_params_of_a_private_training_are_in_force(folder: Path) -> None:
     assert not [name for name in params_in_force(inputs.read_sources(folder)) if name.startswith("privacy")]
     private(folder, a_promise())

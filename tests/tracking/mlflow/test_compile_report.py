@@ -178,6 +178,6 @@ def test_rates_are_work_by_the_steady_call_and_shares_those_of_the_machine() -> 
     table = profile_table([function], RATES)
     assert isinstance(table, pd.DataFrame)
     assert table.loc[0, "share_of_matmul_rate"] == pytest.approx(function.cost.flops / 1e-6 / 1e9)
-    assert table.loc[0, "share_of_copy_rate"] == pytest.approx(function.cost.bytes_accessed / 1e-6 / 1e8)
-    assert table.loc[0, "arithmetic_intensity"] == function.cost.flops / function.cost.bytes_accessed
+    assert table.loc[0, "share_of_copy_rate"] == pytest.approx(function.cost.touched_bytes / 1e-6 / 1e8)
+    assert table.loc[0, "arithmetic_intensity"] == function.cost.flops / function.cost.touched_bytes
     assert table.loc[0, "signature"] == "float32[8,8]"

@@ -90,7 +90,7 @@ class FunctionTime:
         seconds: the median of the rounds.
         examples_per_second: batch size over `seconds`.
         flops_per_second: static FLOPs of a call or step over `seconds`.
-        bytes_per_second: `CompiledVariant.touched_bytes` over `seconds`.
+        bytes_per_second: `StaticCost.touched_bytes` over `seconds`.
         arithmetic_intensity: FLOPs per touched byte.
     """
 
@@ -323,7 +323,7 @@ def random_state(program: Program) -> TrainState:
 
 
 def _function_time(compiled: CompiledVariant, name: str, rounds: tuple[float, ...]) -> FunctionTime:
-    cost, touched = compiled.functions[name].cost, compiled.touched_bytes(name)
+    cost = compiled.functions[name].cost
     seconds = statistics.median(rounds)
     return FunctionTime(
         function=name,
@@ -332,8 +332,8 @@ def _function_time(compiled: CompiledVariant, name: str, rounds: tuple[float, ..
         seconds=seconds,
         examples_per_second=compiled.variant.batch_size / seconds,
         flops_per_second=cost.flops / seconds,
-        bytes_per_second=touched / seconds,
-        arithmetic_intensity=cost.flops / max(touched, 1),
+        bytes_per_second=cost.touched_bytes / seconds,
+        arithmetic_intensity=cost.flops / max(cost.touched_bytes, 1),
     )
 
 

@@ -92,19 +92,6 @@ class CompiledVariant:
     program: Program
     functions: dict[str, CompiledFunction]
 
-    def touched_bytes(self, name: str) -> int:
-        """Return the bytes that a call of a function reads and writes.
-
-        XLA's cost analysis on CPU counts the whole split as read by a step that gathers its batch; here the batch is.
-        """
-        accessed = self.functions[name].cost.bytes_accessed
-        if name != "train_step" or jax.default_backend() != "cpu":
-            return accessed
-        leaves = jax.tree.leaves(self.program.examples)
-        num_examples = leaves[0].shape[0]
-        left_out = max(0, num_examples - self.variant.batch_size // self.program.mesh.size)
-        return max(0, accessed - left_out * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // num_examples)
-
 
 def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> list[Variant]:
     """Return the configured variant, then every variant that differs from it in one respect.

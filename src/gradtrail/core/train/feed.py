@@ -8,6 +8,7 @@ rows of its own devices alone.
 
 import collections
 import functools
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -62,6 +63,19 @@ def positions(step: Int[Array, ""], batch_size: int, steps_per_block: int, num_s
     """Return where the rows of a step are in each shard's part of a block, int32."""
     of_shard = batch_size // num_shards
     return step % steps_per_block * of_shard + jax.numpy.arange(batch_size, dtype=np.int32) % of_shard
+
+
+def unread_bytes(examples: Any, rows: int) -> int:
+    """Return the size of the examples on a device that a step does not gather, where XLA's cost analysis counts them.
+
+    Args:
+        examples: abstract arrays with shardings, an `Examples`.
+        rows: number of examples that a step gathers on a device.
+    """
+    if jax.default_backend() != "cpu":
+        return 0
+    shapes = [(leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize) for leaf in jax.tree.leaves(examples)]
+    return sum(max(0, held - rows) * math.prod(shape) * itemsize for (held, *shape), itemsize in shapes)
 
 
 def blocks(

@@ -278,6 +278,7 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
         must_reuse=(0, 1),  # else the state would take its memory twice
         out_shardings=everywhere,
         trips_of=lambda *called: int(called[-1]) - int(called[-2]),
+        unread_bytes=feed.unread_bytes(program.examples, program.batch_size // program.mesh.size),
     )
 
 

@@ -154,6 +154,7 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
     """Return the sum of the clipped gradients of a batch, or of a device's share; not divided by anything.
 
     Rows that are all padding are not worked: the number of tiles is that of the examples, which precede the padding.
+    The loop also states the largest number of tiles, which the static cost counts with.
     """
     privacy, tile = config.privacy, mechanism.tile
     copies = privacy.augmentation_multiplicity
@@ -170,17 +171,21 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
     def gradient(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         slices = jax.tree.map(lambda leaf: leaf.reshape(-1, tile), rows)
         one, none = jax.eval_shape(gradient_of_tile, shared, jax.tree.map(lambda leaf: leaf[0], slices))
-        records = jax.tree.map(lambda leaf: jnp.zeros((len(rows.indices) // tile, *leaf.shape), leaf.dtype), none)
+        most = len(rows.indices) // tile
+        used = -(-jnp.sum(rows.indices != batching.PADDING) // tile)
+        records = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), none)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
 
-        def add(index: Array, carry: tuple[BatchGradient, RowRecord]) -> tuple[BatchGradient, RowRecord]:
-            total, records = carry
+        def has_tile(carry: tuple[Array, BatchGradient, RowRecord]) -> Array:
+            return (carry[0] < used) & (carry[0] < most)
+
+        def add(carry: tuple[Array, BatchGradient, RowRecord]) -> tuple[Array, BatchGradient, RowRecord]:
+            index, total, records = carry
             found, record = gradient_of_tile(shared, jax.tree.map(lambda leaf: leaf[index], slices))
             kept = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)
-            return jax.tree.map(jnp.add, total, found), kept
+            return index + 1, jax.tree.map(jnp.add, total, found), kept
 
-        used = -(-jnp.sum(rows.indices != batching.PADDING) // tile)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
-        total, records = jax.lax.fori_loop(0, used, add, (zeros, records))
+        _, total, records = jax.lax.while_loop(has_tile, add, (jnp.int32(0), zeros, records))
         probability, correct = records.probability.ravel(), records.correct.ravel()
         return total, RowRecord(indices=rows.indices, probability=probability, correct=correct)
 

@@ -1,11 +1,11 @@
 """Costs of loops that XLA's cost analysis leaves out: it counts the body of a loop once, whatever its length."""
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as jax_core
 
 
@@ -39,41 +39,48 @@ class LoopCost:
         )
 
 
-def repeated_costs(jaxpr: Any, optimized: dict[str, float], lowered: Any) -> LoopCost:
-    """Return the cost of all iterations of all `scan`s after their first ones.
+def repeated_costs(jaxpr: Any) -> LoopCost:
+    """Return the cost, before optimization, of all iterations after the first of the loops in a program that runs once.
 
-    The cost of a body is that before optimization; its bytes are scaled by the ratio of the whole program's bytes after
-    optimization to those before it.
-
-    Args:
-        jaxpr: the traced program, closed.
-        optimized: `cost_analysis()` of the compiled program.
-        lowered: the program before compilation.
+    A `scan` counts with its length, a `while` with the bound that its condition states, see `largest_length`.
     """
-    found = _extra(jaxpr)
-    if not found.bytes_accessed:
-        return found
-    before = (lowered.cost_analysis() or {}).get("bytes accessed", 0.0)
-    scale = optimized.get("bytes accessed", 0.0) / before if before else 1.0
-    return dataclasses.replace(found, bytes_accessed=scale * found.bytes_accessed)
+    total = LoopCost()
+    for equation in _open(jaxpr).eqns:
+        within = sum(map(repeated_costs, _inner_programs(equation)), LoopCost())
+        is_scan = equation.primitive.name == "scan"
+        length = equation.params["length"] if is_scan else largest_length(equation)
+        if length is None:
+            total += within
+        else:
+            body = equation.params["jaxpr" if is_scan else "body_jaxpr"]
+            total += within.times(length) + _once(body).times(length - 1)
+    return total
+
+
+def largest_length(equation: Any) -> int | None:
+    """Return the largest number of iterations of a `while`; None for another equation, or one without such a bound.
+
+    A loop whose length depends on data states the bound as `counter < constant` in its condition, next to the test of
+    the data; the counter starts at 0.
+    """
+    if equation.primitive.name != "while":
+        return None
+    tests = [test for test in _open(equation.params["cond_jaxpr"]).eqns if test.primitive.name == "lt"]
+    limits = [test.invars[1].val for test in tests if isinstance(test.invars[1], jax_core.Literal)]
+    return min((int(limit) for limit in limits if jnp.issubdtype(jnp.result_type(limit), jnp.integer)), default=None)
+
+
+def count_bounded_loops(jaxpr: Any) -> int:
+    """Return the number of loops of a jaxpr, and of all jaxprs inside it, that count with their largest length."""
+    return sum(
+        (largest_length(equation) is not None) + sum(map(count_bounded_loops, _inner_programs(equation)))
+        for equation in _open(jaxpr).eqns
+    )
 
 
 def count_equations(jaxpr: Any) -> int:
     """Return the number of equations of a jaxpr and of all jaxprs inside it."""
     return sum(1 + sum(map(count_equations, _inner_programs(equation))) for equation in _open(jaxpr).eqns)
-
-
-def _extra(jaxpr: Any) -> LoopCost:
-    """Return the cost of all iterations after the first of the loops in a program that runs once."""
-    total = LoopCost()
-    for equation in _open(jaxpr).eqns:
-        within = sum(map(_extra, _inner_programs(equation)), LoopCost())
-        if equation.primitive.name == "scan":
-            length = equation.params["length"]
-            total += within.times(length) + _once(equation.params["jaxpr"]).times(length - 1)
-        else:
-            total += within
-    return total
 
 
 def _once(body: Any) -> LoopCost:

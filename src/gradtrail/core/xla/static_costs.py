@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from gradtrail.core.xla.loop_costs import count_equations, repeated_costs
+from gradtrail.core.xla.loop_costs import count_bounded_loops, count_equations, repeated_costs
 
 _ALIAS = re.compile(r"\((\d+), \{[^}]*\}, (?:may|must)-alias\)")  # in a program's header: parameter of a result
 
@@ -17,7 +17,9 @@ _ALIAS = re.compile(r"\((\d+), \{[^}]*\}, (?:may|must)-alias\)")  # in a program
 class StaticCost:
     """What one call costs, by the compiler's cost and memory analysis.
 
-    The body of a loop of known length counts once per iteration; that of a loop whose bounds are arguments counts once.
+    The body of a loop of known length counts once per iteration. If the length depends on data, it counts with the
+    largest length that the loop's condition states, and FLOPs, transcendentals and bytes are upper bounds; without such
+    a bound, as in the loop over training steps, it counts once.
 
     Attributes:
         flops: floating-point operations.
@@ -34,6 +36,8 @@ class StaticCost:
         hlo_fusions: fusions among them.
         donated_buffers: arguments whose memory the results reuse.
         float64_instructions: instructions of the optimized program with a float64 result.
+        data_dependent_loops: loops that are counted with their largest length.
+        touched_bytes: bytes read and written, without rows of an argument that the program does not gather.
     """
 
     flops: int
@@ -50,27 +54,44 @@ class StaticCost:
     hlo_fusions: int
     donated_buffers: int
     float64_instructions: int
+    data_dependent_loops: int
+    touched_bytes: int
 
     @property
     def arithmetic_intensity(self) -> float:
-        """FLOPs per byte accessed; NaN where no byte is."""
-        return self.flops / self.bytes_accessed if self.bytes_accessed else float("nan")
+        """FLOPs per touched byte; NaN where no byte is."""
+        return self.flops / self.touched_bytes if self.touched_bytes else float("nan")
 
 
 NO_COST = StaticCost(**{each.name: 0 for each in dataclasses.fields(StaticCost)})
 
 
-def static_cost(traced: Any, lowered: Any, compiled: Any, stablehlo_bytes: int) -> StaticCost:
-    """Return the static cost of a program from its three stages and the length of its StableHLO text."""
+def static_cost(traced: Any, lowered: Any, compiled: Any, stablehlo_bytes: int, unread_bytes: int = 0) -> StaticCost:
+    """Return the static cost of a program.
+
+    Args:
+        traced: the program as a jaxpr.
+        lowered: the program before optimization.
+        compiled: the optimized program.
+        stablehlo_bytes: length of its StableHLO text.
+        unread_bytes: see `Compiler.compile`.
+    """
     cost: dict[str, float] = compiled.cost_analysis() or {}
-    repeated = repeated_costs(traced.jaxpr, cost, lowered)
+    repeated = repeated_costs(traced.jaxpr)
+    before = (lowered.cost_analysis() or {}).get("bytes accessed", 0.0) if repeated.bytes_accessed else 0.0
+
+    def with_loops(optimized: float) -> int:
+        """Add the bytes of repeated iterations, scaled as optimization scaled the program's."""
+        return int(optimized + (optimized / before if before else 1.0) * repeated.bytes_accessed)
+
+    once = cost.get("bytes accessed", 0.0)
     memory: Any = compiled.memory_analysis()
     header, _, body = (compiled.as_text() or "").partition("\n")
     lines = [line for line in body.splitlines() if " = " in line]
     return StaticCost(
         flops=int(cost.get("flops", 0) + repeated.flops),
         transcendentals=int(cost.get("transcendentals", 0) + repeated.transcendentals),
-        bytes_accessed=int(cost.get("bytes accessed", 0) + repeated.bytes_accessed),
+        bytes_accessed=with_loops(once),
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
@@ -85,6 +106,8 @@ def static_cost(traced: Any, lowered: Any, compiled: Any, stablehlo_bytes: int) 
         hlo_fusions=sum(" fusion(" in line for line in lines),
         donated_buffers=len(_ALIAS.findall(header)),
         float64_instructions=sum(re.search(r" = \(?[^()]*\bf64\[", line) is not None for line in lines),
+        data_dependent_loops=count_bounded_loops(traced.jaxpr),
+        touched_bytes=with_loops(max(0.0, once - unread_bytes)),
     )
 
 

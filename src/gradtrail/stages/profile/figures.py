@@ -24,9 +24,10 @@ def draw(folder: Path, costs: pd.DataFrame, configured: Variant, title: str) -> 
 
 def draw_costs(costs: pd.DataFrame, configured: Variant, title: str) -> Figure:
     """Draw FLOPs and bytes per example, and memory, of each function over the batch size; other variants as points."""
+    most = ", at most" if costs["data_dependent_loops"].any() else ""
     columns = {
-        "kFLOP per example": costs["flops"] / costs["batch_size"] / 1e3,
-        "KiB read and written per example": costs["touched_bytes"] / costs["batch_size"] / 2**10,
+        f"kFLOP per example{most}": costs["flops"] / costs["batch_size"] / 1e3,
+        f"KiB read and written per example{most}": costs["touched_bytes"] / costs["batch_size"] / 2**10,
         "temporary memory, MiB": costs["temporary_bytes"] / 2**20,
         "total memory, MiB": costs["total_bytes"] / 2**20,
     }

@@ -15,10 +15,9 @@ _COMPARED = {"train_step": ("flops", "total_bytes"), "predict": ("flops",)}
 
 
 def cost_table(compiled: Sequence[CompiledVariant]) -> pd.DataFrame:
-    """Return a row for each function of each variant: its `StaticCost`, and the bytes that a call reads and writes."""
+    """Return a row for each function of each variant: its `StaticCost`."""
     rows = [
         {"function": name, **dataclasses.asdict(each.variant), **dataclasses.asdict(function.cost)}
-        | {"touched_bytes": each.touched_bytes(name)}
         for each in compiled
         for name, function in each.functions.items()
     ]

@@ -4,8 +4,9 @@ A roofline shows the FLOP/s of functions below the limits of the machine (Willia
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -107,9 +108,8 @@ def draw_roofline(functions: pd.DataFrame, configured: Variant, rates: MachineRa
         others = table[(table["function"] == function) & ~table.index.isin(chosen.index)]
         axis.plot(others["arithmetic_intensity"], others["flops_per_second"], ".", color=colour, alpha=0.5)
         for row in chosen[chosen["function"] == function].to_dict("records"):
-            share = f"{row['share_of_matmul_rate']:.0%} of the matmul rate"
             place = row["arithmetic_intensity"], row["flops_per_second"]
-            axis.plot(*place, "o", color=colour, markersize=9, label=f"{function}: {_giga(place[1])}FLOP/s, {share}")
+            axis.plot(*place, "o", color=colour, markersize=9, label=_rate_label(row))
             axis.annotate(function, place, (0, -16), textcoords="offset points", ha="center", va="top", color=colour)
     _finish_axes(axis)
     axis.legend(loc="lower right", fontsize=9)
@@ -175,22 +175,28 @@ def write_function_roofline(path: Path, functions: pd.DataFrame, rates: MachineR
     """Write a roofline with a point for each function to a PNG; nothing where no function has one.
 
     Args:
-        functions: columns `function`, `arithmetic_intensity`, `flops_per_second` and `share_of_matmul_rate`; rows that
-            were not timed, or access or compute nothing, are left out.
+        functions: columns `function`, `arithmetic_intensity`, `flops_per_second`, `share_of_matmul_rate` and
+            `data_dependent_loops`; rows that were not timed, or access or compute nothing, are left out.
     """
     drawn = functions[(functions["arithmetic_intensity"] > 0) & (functions["flops_per_second"] > 0)]
     if drawn.empty:
         return
     figure, axes = plotting.new_figure(f"Roofline · {title}", size=(9, 6))
     _draw_roof(axes[0, 0], drawn["arithmetic_intensity"].tolist(), rates)
-    for place, row in enumerate(drawn.to_dict("records")):
-        colour, marker = plotting.CYCLE[place % len(plotting.CYCLE)], "os^D"[place // len(plotting.CYCLE) % 4]
-        share = f"{row['share_of_matmul_rate']:.0%} of the matmul rate"
-        label = f"{row['function']}: {_giga(row['flops_per_second'])}FLOP/s, {share}"
-        axes[0, 0].plot(row["arithmetic_intensity"], row["flops_per_second"], marker, color=colour, label=label)
+    for index, row in enumerate(drawn.to_dict("records")):
+        colour, marker = plotting.CYCLE[index % len(plotting.CYCLE)], "os^D"[index // len(plotting.CYCLE) % 4]
+        place = row["arithmetic_intensity"], row["flops_per_second"]
+        axes[0, 0].plot(*place, marker, color=colour, label=_rate_label(row))
     _finish_axes(axes[0, 0])
     axes[0, 0].legend(loc="lower right", fontsize=9)
     plotting.save(figure, path)
+
+
+def _rate_label(row: Mapping[Any, Any]) -> str:
+    """Return the legend's label of a function: its FLOP/s and their share of the machine's rate."""
+    most = "at most " if row["data_dependent_loops"] else ""
+    rate, share = _giga(row["flops_per_second"]), row["share_of_matmul_rate"]
+    return f"{row['function']}: {most}{rate}FLOP/s, {share:.0%} of the matmul rate"
 
 
 def _draw_roof(axis: Axes, intensities: Sequence[float], rates: MachineRates) -> None:

@@ -106,6 +106,7 @@ def function_table(
             | {"share_of_matmul_rate": time.flops_per_second / rates.flops_per_second}
             | {"share_of_copy_rate": time.bytes_per_second / rates.bytes_per_second}
             | {"temporary_mib": function.cost.temporary_bytes / _MIB, "total_mib": function.cost.total_bytes / _MIB}
+            | {"data_dependent_loops": function.cost.data_dependent_loops}
         )
     return pd.DataFrame(rows)
 

@@ -90,9 +90,9 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def flops(number: float) -> str:
-    """Write a number of floating-point operations: 134147512 → 134 MFLOP."""
-    return _scaled(number, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+def flops(number: float, *, at_most: bool = False) -> str:
+    """Write a number of floating-point operations: 134147512 → 134 MFLOP, or at most 134 MFLOP."""
+    return "at most " * at_most + _scaled(number, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
 
 
 def size(number: float) -> str:

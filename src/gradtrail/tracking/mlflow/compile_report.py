@@ -141,6 +141,7 @@ def shown_table(compiler: Compiler, rates: MachineRates, log: CompileLog) -> pd.
             "cached": table["cached"],
             "retraces": [again[name] for name in table["function"]],
             "gflop": table["flops"] / 1e9,
+            "data_dependent_loops": table["data_dependent_loops"],
             "ms_per_call": table["steady_call_seconds"] * 1000,
             "percent_of_matmul_rate": table["share_of_matmul_rate"] * 100,
             "percent_of_copy_rate": table["share_of_copy_rate"] * 100,

@@ -14,7 +14,7 @@ _HEADER = (
     "HLO instructions",
     "fusions",
 )
-_OF_STAGES = ("flops", "bytes_accessed", "temporary_bytes", "total_bytes", "hlo_instructions", "hlo_fusions")
+_COSTS = ("flops", "touched_bytes", "temporary_bytes", "total_bytes", "hlo_instructions", "hlo_fusions")
 _STEP = "train_step"
 _BATCH_SIZES = {("train", _STEP): "train.batch_size", ("evaluate", "predict"): "evaluate.batch_size"}
 
@@ -42,10 +42,19 @@ def costs_section(sources: Sources) -> Section:
 def _step(sources: Sources) -> str:
     batch = int(sources.param("train.batch_size"))
     steps, predict = (sources.cost("profile", name, "flops") for name in (_STEP, "predict"))
-    return (
-        f"The compiler estimates {flops(steps)} for a training step with batch size {count(batch)} "
+    most = _is_bound(sources, "profile", _STEP)
+    said = (
+        f"The compiler estimates {flops(steps, at_most=most)} for a training step with batch size {count(batch)} "
         f"({flops(steps / batch)} per example). A prediction takes {flops(predict / batch)} per example."
     )
+    if not most:
+        return said
+    return f"{said} At most: the number of examples in a batch is random, and the largest possible one is counted."
+
+
+def _is_bound(sources: Sources, stage: str, name: str) -> bool:
+    """Return whether the FLOPs of a function are an upper bound."""
+    return sources.cost(stage, name, "data_dependent_loops") > 0
 
 
 def _memory(sources: Sources) -> Markup:
@@ -78,7 +87,7 @@ def _caption(sources: Sources) -> str:
 
 def _numbered(table: CsvTable) -> list[dict[str, str]]:
     """Return the rows; raise UserError where a value that is shown is not a number."""
-    for name in ("flops", "touched_bytes", "temporary_bytes", "total_bytes", "hlo_instructions", "hlo_fusions"):
+    for name in (*_COSTS, "data_dependent_loops"):
         table.numbers(name)
     for name in ("function", "precision", "batch_size", "remat"):
         table.text(name)
@@ -92,7 +101,7 @@ def _is_configured(sources: Sources, row: dict[str, str]) -> bool:
 
 def _cells(row: dict[str, str]) -> Cells:
     return (
-        flops(float(row["flops"])),
+        flops(float(row["flops"]), at_most=float(row["data_dependent_loops"]) > 0),
         *(size(float(row[name])) for name in ("touched_bytes", "temporary_bytes", "total_bytes")),
         *(count(float(row[name])) for name in ("hlo_instructions", "hlo_fusions")),
     )
@@ -102,12 +111,13 @@ def _of_stages(sources: Sources) -> Table:
     """Return the costs of the functions that the stages compiled; those of `profile` are by variant."""
     rows = []
     for stage, name in [(stage, name) for stage, costs in sources.costs.items() for name in sorted(costs)]:
-        work, read, between, held, program, fused = (sources.cost(stage, name, cost) for cost in _OF_STAGES)
+        work, read, between, held, program, fused = (sources.cost(stage, name, cost) for cost in _COSTS)
         if stage != "profile":
             key = _BATCH_SIZES.get((stage, name))
             batch = count(int(sources.param(key))) if key else "set by the stage"
             sizes = (size(read), size(between), size(held))
-            rows.append((name, stage, batch, flops(work), *sizes, count(program), count(fused)))
+            total = flops(work, at_most=_is_bound(sources, stage, name))
+            rows.append((name, stage, batch, total, *sizes, count(program), count(fused)))
     return Table(
         caption="Compiled by the other stages: one call each; the same function on more examples costs more",
         header=(_HEADER[0], "stage", "examples in a call", *_HEADER[1:]),
@@ -135,7 +145,7 @@ def _figures(sources: Sources, costs: CsvTable) -> tuple[Figure, ...]:
             alt=(
                 f"FLOPs and bytes per example, and memory, of {names} for batch sizes from "
                 f"{min(sizes, default=0):g} to {max(sizes, default=0):g}. The configured training step takes "
-                f"{flops(flop)}."
+                f"{flops(flop, at_most=_is_bound(sources, 'profile', _STEP))}."
             ),
         ),
     )
