@@ -15,54 +15,70 @@ from gradtrail.tracking.sync import backfill
 from gradtrail.tracking.sync.sync import sync
 
 LR = "train.adamw.learning_rate"
+PARAMS = {  # stage → a key that it reads, and two values
+    "fetch": ("fetch.dataset", "digits", "mnist"),
+    "train": (LR, 0.005, 0.7),
+    "evaluate": ("evaluate.calibration_bins", 15, 7),
+    "gradients": ("gradients.top_fraction", 0.01, 0.5),
+}
+CORE = {"fetch": "first", "train": "second", "evaluate": "third", "gradients": "third"}
+READS = {
+    "train": "data/words.txt",
+    "evaluate": "models/final.safetensors",
+    "gradients": "models/final.safetensors",
+}
+STAGES = [name if name == "train" else pytest.param(name, marks=pytest.mark.slow) for name in PARAMS]
 
 
-def edit_params(project: Project) -> None:
-    project.set(LR, 0.7)
+def edit_params(project: Project, stage: str) -> str:
+    key, before, after = PARAMS[stage]
+    project.set(key, after)
+    return f"params.yaml: {key} changed from {before!r} to {after!r} while {stage} ran"
 
 
-def edit_code(project: Project) -> None:
-    (project.folder / "src/gradtrail/core/second.py").write_text("WORD = 'other'\n")
+def edit_code(project: Project, stage: str) -> str:
+    path = f"src/gradtrail/core/{CORE[stage]}.py"
+    (project.folder / path).write_text("WORD = 'other'\n")
+    return f"{path} changed while {stage} ran"
 
 
-def edit_upstream_out(project: Project) -> None:
-    path = project.folder / "data/words.txt"
+def edit_upstream_out(project: Project, stage: str) -> str:
+    path = project.folder / READS[stage]
     path.unlink()  # it may be a link into the cache
     path.write_text("other words")
+    return f"{READS[stage]} changed while {stage} ran"
 
 
-def edit_pipeline(project: Project) -> None:
+def edit_pipeline(project: Project, stage: str) -> str:
     path = project.folder / "dvc.yaml"
     content = YAML().load(path)
-    content["stages"]["train"]["deps"].append("src/gradtrail/core/third.py")
+    content["stages"][stage]["deps"].append("src/gradtrail/support/errors.py")
     YAML().dump(content, path)
+    return f"dvc.yaml: stage {stage} changed while {stage} ran"
 
 
-def edit_versions(project: Project) -> None:
+def edit_versions(project: Project, stage: str) -> str:
     path = project.folder / "versions.yaml"
     path.write_text(path.read_text().replace("numpy:", "numpy: 1.0.0 #"))
+    return "versions.yaml: it has numpy 1.0.0"
 
 
-def check_out_another_branch(project: Project) -> None:
+def check_out_another_branch(project: Project, stage: str) -> str:
     project.git("checkout", "-q", "other")
+    key, before, after = PARAMS[stage]
+    return f"params.yaml: {key} changed from {before!r} to {after!r} while {stage} ran"
 
 
-EDITS: dict[Callable[[Project], None], str] = {
-    edit_params: f"train: params.yaml: {LR} changed from 0.005 to 0.7 while train ran",
-    edit_code: "train: src/gradtrail/core/second.py changed while train ran",
-    edit_upstream_out: "train: data/words.txt changed while train ran",
-    edit_pipeline: "train: dvc.yaml: stage train changed while train ran",
-    edit_versions: "train: versions.yaml: ",
-    check_out_another_branch: f"train: params.yaml: {LR} changed from 0.005 to 0.5 while train ran",
-}
+EDITS = (edit_params, edit_code, edit_upstream_out, edit_pipeline, edit_versions, check_out_another_branch)
 
 
 @pytest.fixture
 def project(project: Project) -> Project:
     """The small project with another branch, whose stages wait while `.git/hold` exists."""
     project.git("checkout", "-qb", "other")
-    project.set(LR, 0.5)
-    project.commit("another learning rate")
+    for key, _, value in PARAMS.values():
+        project.set(key, value)
+    project.commit("other params")
     project.git("checkout", "-q", "-")
     return project
 
@@ -71,48 +87,55 @@ def start_repro(project: Project, *arguments: str) -> subprocess.Popen[str]:
     return project.start(str(warm_python()), "-m", "dvc", "repro", *arguments, env=warm())
 
 
-def repro_with_edit(project: Project, edit: Callable[[Project], None], *arguments: str) -> tuple[int, str]:
+def repro_with_edit(project: Project, stage: str, edit: Callable[[], Any]) -> tuple[int, str]:
     """Run a stage, edit once its run is open, let it end; return the exit status and what was printed."""
     hold = project.folder / ".git" / "hold"
     hold.touch()
-    process = start_repro(project, "--force", "--single-item", *arguments)
+    process = start_repro(project, "--force", "--single-item", stage)
     while not any(run["status"] == "RUNNING" for run in project.runs()):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
-    edit(project)
+    edit()
     hold.unlink()
     output, _ = process.communicate(timeout=120)
     return process.returncode, output
 
 
 def contents(project: Project) -> dict[str, Any]:
-    outs = ("models/final.safetensors", "metrics/train.json", "results/evaluate/words.txt")
-    return project.digests(*outs) | {"lock": project.lock(), "run-cache": run_cache(project)}
+    folders = ("data", "models", "results", "metrics")
+    outs = [path for name in folders for path in (project.folder / name).rglob("*") if path.is_file()]
+    return project.digests(*(path.relative_to(project.folder).as_posix() for path in outs)) | {
+        "lock": project.lock(),
+        "run-cache": run_cache(project),
+    }
 
 
 def run_cache(project: Project) -> list[str]:
     return sorted(path.name for path in (project.folder / ".dvc/cache/runs").glob("??/*/*"))
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
-def test_results_of_other_inputs_are_not_recorded(project: Project, edit: Callable[[Project], None]) -> None:
-    (before,) = project.runs_of("train")
-    expected = contents(project)
-    status, output = repro_with_edit(project, edit, "train")
-    assert status != 0
-    (line,) = [line for line in output.splitlines() if line.startswith("train: ")]
-    assert line.startswith(EDITS[edit])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("edit", EDITS)
+def test_results_of_other_inputs_are_not_recorded(
+    project: Project, edit: Callable[[Project, str], str], stage: str
+) -> None:
+    if edit is edit_upstream_out and stage not in READS:
+        return  # it reads no out
+    (before,) = project.runs_of(stage)
+    expected, messages = contents(project), list[str]()
+    status, output = repro_with_edit(project, stage, lambda: messages.append(edit(project, stage)))
+    assert status == 255
+    (line,) = [line for line in output.splitlines() if line.startswith(f"{stage}: ")]
+    assert line.startswith(f"{stage}: {messages[0]}")
     assert "Traceback" not in output
-    if edit is check_out_another_branch:
-        assert contents(project)["run-cache"] == expected["run-cache"]
-    else:
-        assert contents(project) == expected
-    (after,) = project.runs_of("train")
+    changed = {READS.get(stage)} if edit is edit_upstream_out else set()
+    assert {path for path, found in contents(project).items() if found != expected[path]} == changed
+    (after,) = project.runs_of(stage)
     assert (after["id"], after["status"], after["outs"]) == (before["id"], "FAILED", before["outs"])
 
 
 def test_an_edit_of_another_stages_params_costs_nothing(project: Project) -> None:
-    status, output = repro_with_edit(project, lambda project: project.set("evaluate.calibration_bins", 7), "train")
+    status, output = repro_with_edit(project, "train", lambda: project.set("evaluate.calibration_bins", 7))
     assert status == 0, output
     assert [run["status"] for run in project.runs_of("train")] == ["FINISHED"]
 
@@ -124,7 +147,7 @@ def test_code_that_changes_while_a_stage_starts_is_refused(project: Project) -> 
     process = start_repro(project, "train")
     while not (project.folder / ".git/starting").exists():
         time.sleep(0.01)
-    edit_code(project)
+    edit_code(project, "train")
     output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "train: src/gradtrail/core/second.py changed while train was starting; run it again" in output
