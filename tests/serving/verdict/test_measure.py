@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exports import write_wrong_export
 
 from gradtrail.core.common.intervals import median_interval
 from gradtrail.serving.verdict import probe
@@ -32,8 +33,11 @@ def test_every_limit_that_files_do_not_tell_is_measured(exported, tmp_path: Path
 
 
 def test_a_model_that_cannot_answer_is_one_line(tmp_path: Path):
-    with pytest.raises(UserError, match=r"the model cannot answer: .*manifest\.json"):
+    with pytest.raises(UserError, match=rf"the model cannot answer: {tmp_path}/manifest\.json: no such file"):
         measure(tmp_path, processes=1)
+    wrong = write_wrong_export(tmp_path / "wrong", answers="-1 to 2")
+    with pytest.raises(UserError, match="the model cannot answer: digits: its answers to 1 of 1 images are not prob"):
+        measure(wrong, processes=1)
 
 
 def test_every_batch_size_is_run(exported, monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gradtrail.stages.artifacts.exported import ExportedModel, read_export
+from gradtrail.support.errors import UserError
 
 BATCHES = (1, 32)  # images a request
 _CALLS = {1: 2000, 32: 1000}  # of each, unless they take longer than `_SECONDS`
@@ -89,4 +90,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"start": start, "steady": steady}[sys.argv[1]](Path(sys.argv[2]))))
+    try:
+        print(json.dumps({"start": start, "steady": steady}[sys.argv[1]](Path(sys.argv[2]))))
+    except UserError as error:
+        sys.exit(str(error))
