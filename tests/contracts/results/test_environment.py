@@ -87,10 +87,13 @@ def test_environment_is_refused_before_anything_changes(project: Project) -> Non
     for variable, value, commands, message in (
         ("XLA_FLAGS", FAST_MATH, (repro, stage), "environment.xla_flags of params.yaml"),
         ("JAX_PLATFORMS", "cpuu", (repro, stage, predict), "JAX_PLATFORMS=cpuu: JAX finds only cpu on this machine"),
-        ("JAX_DEBUG_NANS", "perhaps", (repro, stage, predict), "invalid truth value 'perhaps'"),
+        ("JAX_DEBUG_NANS", "perhaps", (stage,), "invalid truth value 'perhaps'"),
     ):
         for command in commands:
-            output = project.python(*command, env={variable: value}, status=2)
+            env = {"PYTHONPATH": str(project.folder / "src"), variable: value}
+            process = project.start(sys.executable, *command, env=env)  # a warm Python has imported JAX already
+            output, _ = process.communicate(timeout=300)
+            assert process.returncode == 2, output
             (line,) = output.splitlines()
             assert all(part in line for part in (variable, value, message)), line
     assert project.digests(*outs) == before

@@ -34,14 +34,8 @@ ARTIFACTS = {  # of the small project's runs → the file that each is a copy of
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the server's database, artifacts and log."""
-    return tmp_path_factory.mktemp("server")
-
-
-@pytest.fixture(scope="module")
-def running(folder: Path) -> Iterator[TrackingServer]:
-    with tracking_server(folder) as server:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrackingServer]:
+    with tracking_server(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
@@ -69,22 +63,6 @@ def project(fresh: Project, tmp_path: Path) -> Project:
 
 def test_the_address_is_all_it_takes(project: Project, server: TrackingServer, tmp_path: Path) -> None:
     check_whole_story(project, server, tmp_path)
-
-
-def test_credentials_are_written_and_printed_nowhere(project: Project, server: TrackingServer, folder: Path) -> None:
-    """Neither those in MLflow's variables nor those in the address, which is refused."""
-    client, secret = Client(project.folder, server.uri), "s3cret-token"
-    variables = {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": secret}
-    outputs = [client.dvc("repro", env=variables)]
-    outputs += [client.gradtrail(verb, env=variables) for verb in ("sync", "runs", "ui")]
-    address = {"MLFLOW_TRACKING_URI": server.uri.replace("://", f"://ann:{secret}@")}
-    verbs = [("sync",), ("runs",), ("ui",), ("gc",), ("show", "dvc.yaml"), ("predict", "a.png"), ("serve",), ("repro",)]
-    for command in (("-m", "pipeline.train"), *(("-m", "gradtrail", *verb) for verb in verbs)):
-        outputs.append(client.python(*command, env=address, check=False))
-    assert not [output for output in outputs if secret in output]
-    for path in (path for place in (client.folder, folder) for path in place.rglob("*")):
-        assert secret not in path.name
-        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
 
 
 def test_postgresql_behind_it(project: Project, tmp_path: Path) -> None:
