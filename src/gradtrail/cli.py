@@ -192,6 +192,8 @@ def gc(*, yes: bool) -> None:
 @click.option("--seeds", type=_seeds, default="0", metavar="LIST", show_default=True, help="Such as 0,1,2.")
 def recipes(name: str | None, seeds: list[int]) -> int:
     """List the recipes of recipes.yaml, or run one as DVC experiments."""
+    if name:
+        require_jax()
     from gradtrail.experiments.sweep.recipes import list_recipes, run_recipe
 
     return run_recipe(name, seeds) if name else list_recipes()
@@ -246,9 +248,13 @@ def compare(name: str | None, seeds: list[int] | None, *, jobs: int, **place: An
     Without a NAME lists the comparisons of comparisons.yaml; else runs what is missing of one, and prints its table.
     """
     from gradtrail.cluster.ray.engine import engine
+
+    runner = engine(**place)
+    if name and runner is None:
+        require_jax()
     from gradtrail.experiments.sweep.main import compare, list_comparisons
 
-    return compare(name, seeds, engine(**place), jobs=jobs) if name else with_store(list_comparisons)
+    return compare(name, seeds, runner, jobs=jobs) if name else with_store(list_comparisons)
 
 
 @gradtrail.command(epilog="Example: gradtrail sweep rates.yaml --on http://10.0.0.5:8265")
@@ -261,9 +267,13 @@ def sweep(here: Path, /, file: Path, *, jobs: int, **place: Any) -> int:
     FILE.yaml has `grid` (key → values), `points` (a list of changes) or both, and `set`, changes to all of them.
     """
     from gradtrail.cluster.ray.engine import engine
+
+    runner = engine(**place)
+    if runner is None:
+        require_jax()
     from gradtrail.experiments.sweep.grid import sweep
 
-    return sweep(here / file, engine(**place), jobs=jobs)
+    return sweep(here / file, runner, jobs=jobs)
 
 
 @gradtrail.command(epilog="Example: gradtrail diff HEAD workspace")

@@ -6,7 +6,7 @@ import pytest
 from projects import Project
 from servers import Client, tracking_server
 
-SECRET = "s3cret-token"
+HIDDEN = "s3cret-token"
 VERBS = ("sync", "runs", "ui", "gc", "show dvc.yaml", "predict a.png", "serve", "repro")
 
 
@@ -16,14 +16,14 @@ def test_credentials_are_written_and_printed_nowhere(project: Project, tmp_path:
     (tmp_path / "server").mkdir()
     with tracking_server(tmp_path / "server") as server:
         client = Client(project.folder, server.uri)
-        variables = {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": SECRET}
+        variables = {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": HIDDEN}
         outputs = [client.dvc("repro", "--force", env=variables)]
         outputs += [client.gradtrail(verb, env=variables) for verb in ("sync", "runs", "ui")]
         assert len(server.runs()) == 4
-        address = {"MLFLOW_TRACKING_URI": server.uri.replace("://", f"://ann:{SECRET}@")}
+        address = {"MLFLOW_TRACKING_URI": server.uri.replace("://", f"://ann:{HIDDEN}@")}
         for command in (["-m", "pipeline.train"], *(["-m", "gradtrail", *verb.split()] for verb in VERBS)):
             outputs.append(client.python(*command, env=address, check=False))
-    assert not [output for output in outputs if SECRET in output]
+    assert not [output for output in outputs if HIDDEN in output]
     for path in tmp_path.rglob("*"):
-        assert SECRET not in path.name
-        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+        assert HIDDEN not in path.name
+        assert not path.is_file() or HIDDEN.encode() not in path.read_bytes(), path
