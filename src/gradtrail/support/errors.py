@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -11,8 +12,9 @@ from gradtrail.support.secrets import redacted
 T = TypeVar("T")
 NO_SOURCE_FLAG = "GRADTRAIL_NO_SOURCE_FLAG"  # variable that names a file: fetch makes it as it raises NoSourceError
 _DAMAGE = ("file is not a database", "database disk image is malformed")  # SQLite's words, whoever passes them on
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ENVIRONMENT = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full
+    *FULL,
     *(errno.EACCES, errno.EPERM, errno.EROFS),  # closed
     *(errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.EMFILE, errno.ENAMETOOLONG),
 )
@@ -45,6 +47,9 @@ class NoSourceError(UserError):
 
 def environment_error(fault: Exception) -> str:
     """Return in one line what the machine refused, such as disk, permission or memory; empty for other faults."""
+    if isinstance(fault, shutil.Error):  # of a folder that is copied: (source, target, reason) of each file
+        _, target, reason = fault.args[0][0]
+        return f"{target}: {reason.partition(': ')[0]}"
     if isinstance(fault, OSError) and fault.errno in _ENVIRONMENT:
         return f"{fault.filename or 'a file'}: {fault.strerror}"
     if isinstance(fault, MemoryError) or "RESOURCE_EXHAUSTED" in str(fault):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gradtrail.stages.common.files import atomic_file, write_json, writing_outs
+from gradtrail.stages.common.files import atomic_file, scratch_folder, write_json, writing_outs
+from gradtrail.support.errors import environment_error
 
 OUTS = ("models", "metrics/train.json")
 
@@ -214,3 +216,38 @@ def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
     first.join()
     assert order == ["first begins", "first ends", "second begins", "second ends"]
     assert set(outs_under(tmp_path).values()) == {"second"}
+
+
+@pytest.mark.parametrize("writing", ["outs", "scratch", "file"])
+def test_a_full_disk_is_reported_with_the_file_that_was_being_written(writing: str, tmp_path: Path) -> None:
+    context = {
+        "outs": lambda: writing_outs(OUTS, tmp_path, "train"),
+        "scratch": lambda: scratch_folder(tmp_path, "train"),
+        "file": lambda: atomic_file(tmp_path / "last"),
+    }[writing]
+
+    def fill() -> None:
+        with context() as path:
+            for number, name in enumerate(() if writing == "file" else ("first", "last")):
+                (path / name).touch()
+                os.utime(path / name, (number, number))
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        fill()
+    assert Path(caught.value.filename).name == "last"
+    assert environment_error(caught.value) == f"{caught.value.filename}: No space left on device"
+
+
+def test_a_full_disk_while_a_folder_is_copied_is_reported_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "weights").touch()
+
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", source, None, target)
+
+    with pytest.raises(shutil.Error) as caught:
+        shutil.copytree(tmp_path / "from", tmp_path / "to", copy_function=full)
+    assert environment_error(caught.value) == f"{tmp_path}/to/weights: [Errno 28] No space left on device"

@@ -11,7 +11,22 @@ from typing import Any
 
 from filelock import FileLock
 
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import FULL, UserError, one_line
+
+
+@contextlib.contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Name the file that a full disk stopped: `path`, or of a folder the file in it that was written last.
+
+    An OSError of opening a file names it, one of writing does not.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:
+            files = (file for file in path.rglob("*") if file.is_file())
+            error.filename = str(max(files, key=lambda file: file.stat().st_mtime_ns, default=path))
+        raise
 
 
 @contextlib.contextmanager
@@ -24,7 +39,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        yield temporary
+        with naming_file(path):
+            yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -53,7 +69,8 @@ def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Pat
         for out in outs:
             (new / out).parent.mkdir(parents=True, exist_ok=True)
         try:
-            yield new
+            with naming_file(new):
+                yield new
             _check_outs(new, outs)
             _exchange(outs, folder, new, old)
         finally:
@@ -74,7 +91,8 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
         _remove(path)
         path.mkdir()
         try:
-            yield path
+            with naming_file(path):
+                yield path
         finally:
             _remove(path)
             lock.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError
 
-from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.files import atomic_file, naming_file
 from gradtrail.support.errors import NoSourceError, UserError, one_line
 from gradtrail.support.progress import ProgressBar, progress_bar
 
@@ -227,7 +227,8 @@ def _receive(url: str, file: KnownFile, part: Path, bar: ProgressBar, beat: Call
             total_bytes = kept.tell() + (response.raw.length_remaining or max_bytes)
             while chunk := _read(response):
                 beat()
-                kept.write(chunk)
+                with naming_file(part):
+                    kept.write(chunk)
                 if kept.tell() > max_bytes:
                     raise WrongBytesError(f"more than {max_bytes} compressed bytes")
                 bar.update(file.max_bytes * kept.tell() / total_bytes)

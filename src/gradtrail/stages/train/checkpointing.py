@@ -28,7 +28,7 @@ from gradtrail.core.common.sharding import put
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.files import atomic_file
+from gradtrail.stages.common.files import atomic_file, naming_file
 from gradtrail.stages.common.processes import ALONE, Processes
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.histories import Histories
@@ -208,7 +208,8 @@ class ResumeFolder:
     def _fault_as_warning(self) -> Iterator[None]:
         """Warn of an I/O error, despite which the training goes on, once until a checkpoint is written again."""
         try:
-            yield
+            with naming_file(self._folder) if self._folder else contextlib.nullcontext():
+                yield
         except OSError as error:
             self._close()
             if not self._has_warned:
