@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,9 @@ from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_conf
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.data.canaries import Canaries
-from gradtrail.core.nn.models import Model
-from gradtrail.core.per_example.norms import per_example_grads, per_example_norm
-from gradtrail.core.privacy_audit.training import Watch, Watched, compile_watch, watch, without_absent
+from gradtrail.core.nn.models import Model, Params
+from gradtrail.core.per_example.norms import per_example_grads, per_example_norm, signals
+from gradtrail.core.privacy_audit.training import Watch, Watched, _products, compile_watch, watch, without_absent
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import on_device
@@ -92,9 +94,37 @@ def test_products_and_signals_equal_their_definition() -> None:
         np.testing.assert_allclose(
             found.products.products[number, 0], np.sum(directions * total, axis=(1, 2)), rtol=2e-4, atol=1e-5
         )
-        norms = np.sum(own**2, axis=1) + 1  # squared_grad_norms counts the bias, too
-        signals = norms * np.sum(cotangent**2, axis=1) * factor**2
-        np.testing.assert_allclose(found.products.signals[number, 0], signals, rtol=2e-4)
+        np.testing.assert_allclose(found.products.signals[number, 0], np.sum(directions**2, axis=(1, 2)), rtol=2e-4)
+
+
+@functools.cache
+def network(kind: Literal["mlp", "cnn"]) -> tuple[Model, Params, Callable[..., tuple[jax.Array, jax.Array]]]:
+    """Return a network, its first parameters, and a function images, labels → products and signals."""
+    config = dataclasses.replace(CONFIG, model=kind)
+    model = Model(config.model_config(SHAPE, NUM_CLASSES))
+    params = jax.jit(make_init(config, model, 1))(keys_of(SEEDS)).params
+    products = functools.partial(_products, config, model)
+    return model, params, jax.jit(lambda images, labels: products(images, labels, params, params))
+
+
+def test_signals_of_hidden_layers_leave_the_bias_out() -> None:
+    model, params, products = network("mlp")
+    images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
+    parts = signals(model, params, images, labels, label_smoothing=CONFIG.label_smoothing)
+    layers = model.layers()
+    grads = {name: np.asarray(layers[name].grads(*part)) for name, part in parts.items()}
+    norms = np.sqrt(sum(np.sum(rows**2, axis=1) for rows in grads.values()))
+    factors = np.minimum(1, CLIP / norms) / CLIP
+    for (name, (inputs, cotangent)), signal in zip(parts.items(), products(images, labels)[1], strict=True):
+        own = inputs - jnp.mean(inputs, axis=layers[name].batch_axis, keepdims=True)
+        kernels = np.asarray(layers[name].grads(own, cotangent))[:, layers[name].bias.size :]  # the bias comes first
+        np.testing.assert_allclose(signal, np.sum(kernels**2, axis=1) * factors**2, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_equal_canaries_have_no_signal_in_a_tile_that_is_not_full(kind: Literal["mlp", "cnn"]) -> None:
+    images, labels = (jnp.repeat(part[:1], 257, axis=0) for part in (CANARIES.images, CANARIES.labels))
+    assert float(jnp.max(network(kind)[2](images, labels)[1])) < 1e-5
 
 
 def test_noise_is_that_of_the_first_steps_in_its_own_units() -> None:

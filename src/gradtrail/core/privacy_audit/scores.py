@@ -13,7 +13,7 @@ class Products:
     """What each step tells of each canary, layer by layer, in units of the clip norm C.
 
     A canary's direction d in a layer is its clipped gradient, made of the layer's inputs less their mean over the
-    canaries, and without the bias: what images have in common would say nothing of a canary, and is loud.
+    canaries of its tile, and without the bias: what images have in common would say nothing of a canary, and is loud.
 
     Attributes:
         products: ⟨d, Σ + σ C z⟩ / C², of the direction with the sum that the optimizer got, float32.

@@ -237,7 +237,9 @@ def _products(
         own = inputs - jnp.mean(inputs, axis=layer.batch_axis, keepdims=True)
         own_direction = {**direction, "bias": jnp.zeros_like(direction["bias"])}
         dots = layer.grad_dots(own, cotangent, own_direction)[:, 0]
-        return layer.squared_grad_norms(inputs, cotangent), layer.squared_grad_norms(own, cotangent), dots
+        of_bias = layer.squared_grad_norms(jnp.zeros_like(inputs), cotangent)  # the gradient's only other part is 0
+        signals = jnp.maximum(0.0, layer.squared_grad_norms(own, cotangent) - of_bias)
+        return layer.squared_grad_norms(inputs, cotangent), signals, dots
 
     def of_tile(images: Array, labels: Array) -> tuple[Array, Array]:
         forward = bounded_forward(forward_of(model, params, images, labels, config.label_smoothing))
@@ -248,9 +250,8 @@ def _products(
 
     tiles = -(-len(labels) // _TILE)
     size = -(-len(labels) // tiles)
-    filled = [jnp.pad(part, [(0, tiles * size - len(part))] + [(0, 0)] * (part.ndim - 1)) for part in (images, labels)]
-    each = tuple(part.reshape(tiles, size, *part.shape[1:]) for part in filled)
-    found = jax.lax.map(lambda tile: of_tile(*tile), each)
+    rows = jnp.arange(tiles * size).reshape(tiles, size) % len(labels)  # filled up with real canaries: means count them
+    found = jax.lax.map(lambda tile: of_tile(images[tile], labels[tile]), rows)
     products, signals = (jnp.moveaxis(part, 1, 0).reshape(part.shape[1], -1)[:, : len(labels)] for part in found)
     return products, signals
 
