@@ -1,11 +1,10 @@
-"""What it costs to train in several processes, to add in a fixed order, and to share a pass of `gradients`, in turn.
+"""What it costs to train in several processes, and to add in a fixed order, in turn.
 
     python -m benchmarks.processes [--rounds 5] [--steps 100] [--shards 4]
 
 The training of `params.yaml` on random images, with that many shards: on 1, 2 and 4 processes, with either
-`train.reduction`; and with one shard, the plain training. Then scores of every example, by the same network, on 1, 2
-and 4 processes, which gather the rows. The processes of a line share the cores, and lines that several processes make
-start them anew each round: rates of a round are comparable, those of two rounds are not.
+`train.reduction`; and with one shard, the plain training. The processes of a line share the cores, and lines that
+several processes make start them anew each round: rates of a round are comparable, those of two rounds are not.
 """
 
 import argparse
@@ -31,7 +30,6 @@ from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.stage import Stage
 
 NUM_EXAMPLES, SHAPE, NUM_CLASSES = 12_800, (28, 28), 10
-_SCORE, _REPEATS = "score", 10
 _WORK, _TOLD = "benchmarks.processes", "GRADTRAIL_BENCHMARK_RATE"  # the worker, and the file that gets its rate
 
 
@@ -46,7 +44,7 @@ def work(shards: int, reduction: ReductionKind, steps: int) -> None:
 
     stage = Stage("train")
     stage.set_up()
-    processes = join("train", 60.0)
+    processes = join(60.0)
     found = load_section("train", TrainConfig)
     config = dataclasses.replace(found, shards=shards, reduction=reduction, privacy=NOT_PRIVATE)
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
@@ -70,40 +68,8 @@ def work(shards: int, reduction: ReductionKind, steps: int) -> None:
     processes.leave()
 
 
-def score(repeats: int) -> None:
-    """Score all examples so often, after a warm-up, and write the examples per second."""
-    import jax
-
-    from gradtrail.core.common.sharding import make_mesh
-    from gradtrail.core.gradients.passes import compile_passes
-    from gradtrail.core.nn.models import Model
-    from gradtrail.stages.common.processes import join
-    from gradtrail.stages.common.setup import cached_compiler
-
-    stage = Stage("gradients")
-    stage.set_up()
-    processes = join("gradients", 60.0)
-    device = processes.devices(processes.count)[processes.index] if processes.count > 1 else jax.local_devices()[0]
-    config = load_section("train", TrainConfig)
-    model = Model(config.model_config(SHAPE, NUM_CLASSES))
-    compiler, mesh = cached_compiler(stage.runtime), make_mesh([device])
-    passes = compile_passes(model, 0.0, 1, curvature=False, compiler=compiler, mesh=mesh).shared_by(processes)
-    rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (NUM_EXAMPLES, *SHAPE), np.uint8), rng.integers(0, 10, NUM_EXAMPLES, np.int32)
-    params = passes.place(model.init(key=jax.random.key(0)))
-    seconds = 0.0
-    for times in (1, repeats):
-        started = time.perf_counter()
-        for _ in range(times):
-            passes.score(params, images, labels, advance=lambda _: None)  # returns arrays of the host
-        seconds = time.perf_counter() - started
-    if processes.is_first:
-        Path(os.environ[_TOLD]).write_text(json.dumps(repeats * NUM_EXAMPLES / seconds), encoding="utf-8")
-    processes.leave()
-
-
 def rate(count: int, shards: int, work: str, steps: int) -> float:
-    """Return the steps or examples per second of so many processes, which are started for it."""
+    """Return the steps per second of so many processes, which are started for it."""
     told = Path(".gradtrail") / "rate.json"
     told.parent.mkdir(exist_ok=True)
     worker = [sys.executable, "-m", _WORK, "--work", work, "--steps", str(steps), "--shards", str(shards)]
@@ -118,11 +84,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--work", choices=[*get_args(ReductionKind), _SCORE], help=argparse.SUPPRESS)
+    parser.add_argument("--work", choices=get_args(ReductionKind), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.work == _SCORE:
-        score(_REPEATS)
-        return
     if arguments.work:
         work(arguments.shards, arguments.work, arguments.steps)
         return
@@ -131,16 +94,14 @@ def main() -> None:
     for count in counts:
         for reduction in get_args(ReductionKind):
             cases[f"{count} processes, {reduction}"] = (count, arguments.shards, reduction)
-    cases |= {f"scores by {count}": (count, 1, _SCORE) for count in (1, 2, 4)}
     rates: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(arguments.rounds):
         for name, (count, shards, work_of) in cases.items():
             rates[name].append(rate(count, shards, work_of, arguments.steps))
-    table = Table("case", "steps/s, or examples/s", "share of one process with one shard")
+    table = Table("case", "steps/s", "share of one process with one shard")
     figures = {}
     for name, found in rates.items():
-        alone = "scores by 1" if cases[name][2] == _SCORE else "one shard"
-        ratio = statistics.median(a / b for a, b in zip(found, rates[alone], strict=True))
+        ratio = statistics.median(a / b for a, b in zip(found, rates["one shard"], strict=True))
         figures[name] = {"per_second": statistics.median(found), "share_of_one_process": ratio}
         table.add_row(name, f"{statistics.median(found):,.0f}", f"{ratio:.2f}")
     Console().print(table)

@@ -4,16 +4,24 @@ from gradtrail.tracking.tracker_process import start_tracker
 
 start_tracker(__name__)
 
-from gradtrail.core.gradients.analysis import num_visits
+import itertools
+from pathlib import Path
+
+import jax
+
+from gradtrail.core.common.sharding import make_mesh
+from gradtrail.core.gradients.analysis import analyze, num_influenced, num_visits
 from gradtrail.core.gradients.chunks import chunk_bytes
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample_size
+from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.common.setup import cached_compiler
+from gradtrail.stages.artifacts.privacy import read_promise
+from gradtrail.stages.artifacts.splits import open_large, read_samples
+from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
-from gradtrail.stages.gradients import every_example, figures, members, summary, tables
-from gradtrail.stages.gradients.loading import load_analysis
+from gradtrail.stages.gradients import every_example, figures, inputs, members, summary, tables
 from gradtrail.support.memory import require_memory_for_model
 from gradtrail.support.progress import progress_bar
 from gradtrail.tracking.mlflow.compile_report import compiling
@@ -22,27 +30,33 @@ from gradtrail.tracking.mlflow.run import tracked
 
 def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
-    loaded = load_analysis(stage, config)
-    info, splits, large = loaded.info, loaded.splits, loaded.large
-    model, about, trajectory = loaded.first.model, loaded.first.about, loaded.first.trajectory
+    info = dataset.read_info(Path("data/processed"))
+    promise = read_promise(Path("results/train"))
+    splits = inputs.to_score(read_samples(Path("data/processed"), info), promise)
+    large = open_large(Path("data/processed/train.npz"), info) if len(splits["train"]) else None
+    rest = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
+    first = next(rest)
+    model, about, trajectory = first.model, first.about, first.trajectory
     summary.warn_of_unknown_layers(model)
 
-    with (
-        tracked(stage) as run,
-        compiling(run) as compiler,
-        run.stage.scratch() as scratch,
-        stage.processes.watched(stage.name),
-    ):
-        passes = loaded.compile(compiler)
+    with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
+        passes = compile_passes(
+            model,
+            about.label_smoothing,
+            num_influenced(config, len(splits["test"])),
+            curvature=config.curvature_iterations > 0,
+            compiler=compiler,
+            mesh=make_mesh(jax.local_devices()[:1]),
+        )
         exact = compile_exact(model, about.label_smoothing, sample_size(splits), compiler=compiler)
         sums = chunk_bytes(num_parameters(trajectory.params[trajectory.scored]), info.num_classes)
         require_memory_for_model("gradients", [*passes.functions, exact], host_bytes=sums)
         analyzed = members.Members(scratch)
-        for member in loaded.members:
+        for member in itertools.chain([first], rest):
             title = f"gradients {member.name}".strip()
             trajectory = member.trajectory
             with progress_bar(title, num_visits(trajectory, splits), unit="steps") as bar:
-                analysis = loaded.analyze(passes, member, bar.advance)
+                analysis = analyze(passes, trajectory, splits, config, info.num_classes, advance=bar.advance)
             weights = trajectory.params[trajectory.scored]
             errors = float64_errors(exact, weights, splits, analysis.scores, label_smoothing=about.label_smoothing)
             scores = tables.score_table(splits, analysis.scores, member.dynamics)
@@ -50,8 +64,8 @@ def main(stage: Stage) -> None:
         every: dict[str, float] = {}
         if large is not None:
             with progress_bar("gradients of every example", len(large), unit="steps") as bar:
-                every = loaded.score_every_example(passes, large, scratch / every_example.NAME, bar.advance)
-        stage.processes.leave()
+                weights, path = first.trajectory.params[first.trajectory.scored], scratch / every_example.NAME
+                every = every_example.score_every_example(passes, weights, large, path, advance=bar.advance)
         summary.warn_of_errors(analyzed.errors, model.config.precision)
         found = analyzed.tables(config)
 
@@ -68,8 +82,7 @@ def main(stage: Stage) -> None:
                 title, found, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
             )
             (results / "summary.md").write_text(
-                summary.marked(words, loaded.promise, every_example.in_words(every, len(splits["train"]))),
-                encoding="utf-8",
+                summary.marked(words, promise, every_example.in_words(every, len(splits["train"]))), encoding="utf-8"
             )
             stage.write_metrics(new, {**info.as_metrics(), **analyzed.metrics(), **every})
             stage.write_costs(new, static_costs(passes.functions))
@@ -77,11 +90,5 @@ def main(stage: Stage) -> None:
         run.outs()
 
 
-def follow(stage: Stage) -> None:
-    """Do a share of the passes of process 0, which writes and logs."""
-    load_analysis(stage, stage.params(GradientsConfig)).follow(cached_compiler(stage.runtime, waits=False))
-    stage.processes.leave()
-
-
 if __name__ == "__main__":
-    run_stage(main, "gradients", shows=("num_examples", "grad_norm_median", "noise_scale_typical"), follow=follow)
+    run_stage(main, "gradients", shows=("num_examples", "grad_norm_median", "noise_scale_typical"))

@@ -6,12 +6,12 @@
 # these versions, of the active environment, the path and the repository's `.venv`; so that `.venv/bin/dvc repro` works
 # in any shell. Where none has, the first that has the packages at all says which version is wrong.
 #
-# GRADTRAIL_LAUNCH: words that start several processes, put before the commands of the stages that several can make; such as
+# GRADTRAIL_LAUNCH: words that start several processes, put before the command of the training, which several can make; such as
 # `srun -n 4`, or `python -m gradtrail.launch -n 2`.
 set -eu
 stage=$1
 case $stage in
-    train | gradients) launch=${GRADTRAIL_LAUNCH:-} ;;
+    train) launch=${GRADTRAIL_LAUNCH:-} ;;
     *) launch= ;;
 esac
 has_packages='import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ("jax", "mlflow", "safetensors"))))'

@@ -53,12 +53,7 @@ def main(stage: Stage) -> None:
     info, train, spending = training.info, training.train, training.spending
     validation = dataset.read_split(Path("data/processed/validation.npz"), info)
 
-    with (
-        tracked(stage) as run,
-        compiling(run) as compiler,
-        run.stage.scratch() as scratch,
-        stage.processes.watched(stage.name),
-    ):
+    with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
         model, engines = training.model, training.compile(compiler)
         engine = engines[len(config.groups[0])]
         stage.processes.agreed(lambda: None)

@@ -1,4 +1,4 @@
-"""`python -m gradtrail.launch -n 2 pipeline.train`: run a stage in several processes of this machine."""
+"""`python -m gradtrail.launch -n 2 pipeline.train`: run the training in several processes of this machine."""
 
 import sys
 
@@ -9,13 +9,10 @@ from gradtrail.support.errors import UserError
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "count", type=int, required=True, help="number of processes")
+@click.option("-n", "count", type=int, help="number of processes; without it one, of those that a scheduler starts")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def main(count: int, command: tuple[str, ...]) -> None:
-    """Run COMMAND, or the stage of a module such as pipeline.train, in several processes of this machine.
-
-    Only the stages that are made by several processes take part: train and gradients.
-    """
+def main(count: int | None, command: tuple[str, ...]) -> None:
+    """Run COMMAND, or the stage of the module pipeline.train, in several processes of this machine."""
     try:
         sys.exit(launch(count, command))
     except UserError as error:

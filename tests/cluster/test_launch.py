@@ -20,8 +20,6 @@ from gradtrail.support.ranks import INDEX, is_follower
 
 TOLD = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES" >> told; echo "$JAX_COORDINATOR_ADDRESS" > "at$JAX_PROCESS_ID"'
 
-AFTER = ", and the others after it"
-
 
 def test_each_process_is_told_its_number_and_where_they_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -32,39 +30,55 @@ def test_each_process_is_told_its_number_and_where_they_meet(tmp_path: Path, mon
     assert addresses.pop().startswith("127.0.0.1:")
 
 
-@pytest.mark.parametrize(
-    ("script", "status"),
-    [
-        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 5; sleep 1; exit 3', 5),
-        ('[ "$JAX_PROCESS_ID" = 1 ] && kill -9 $$; sleep 60', 128 + 9),
-        (
-            '[ "$JAX_PROCESS_ID" = 1 ] && sleep 1 && kill -6 $$; exit 2',
-            2,
-        ),  # so JAX ends a process that has lost another
-    ],
-)
-def test_the_status_is_that_of_the_first_that_failed(script: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5 if "sleep 60" in script else 30)
-    assert launch(2, ["sh", "-c", script]) == status
+AGAIN = "; `dvc repro` starts again, from the last checkpoint if there is one"
+LOG = "mkdir -p .gradtrail/processes; exec 2> .gradtrail/processes/$JAX_PROCESS_ID.log; "
+JAX_ABORTS = LOG + 'echo "JAX distributed service detected fatal errors. {}" >&2; kill -6 $$'
+UNHEALTHY = JAX_ABORTS.format("The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks")
+HEARTBEAT = JAX_ABORTS.format("RPC: /xla.coordination.CoordinationService/Heartbeat")
+REGISTER = JAX_ABORTS.format("RPC: /xla.coordination.CoordinationService/RegisterTask")
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("scripts", "status", "line"),
     [
-        ('[ "$JAX_PROCESS_ID" = 0 ] && kill -9 $$; sleep 60', "process 0 was ended by SIGKILL" + AFTER),
-        ('[ "$JAX_PROCESS_ID" = 1 ] && kill -9 $$; sleep 60', "process 1 was ended by SIGKILL" + AFTER),
-        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 2; sleep 60', "process 1 ended with status 2" + AFTER),
-        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 2; exit 0', "process 1 ended with status 2"),
-        ('[ "$JAX_PROCESS_ID" = 1 ] && exit 2; sleep 0.2; exit 2', ""),  # process 0 tells
-        ("exit 0", ""),
+        (["exit 0", "exit 0"], 0, ""),
+        (["exit 3", "sleep 60"], 3, ""),  # process 0 has described its fault
+        (["sleep 60", "exit 5"], 5, "process 1 ended with status 5"),
+        (["sleep 60", LOG + "echo train: a is missing >&2; exit 2"], 2, "process 1: a is missing"),
+        (["sleep 0.2; exit 143", "exit 143"], 143, ""),  # all were asked to stop
+        (["kill -TERM $$", "kill -TERM $$"], 143, "process 0 was ended by SIGTERM" + AGAIN),
+        (["kill -9 $$", "sleep 60"], 2, "process 0 was ended by SIGKILL" + AGAIN),
+        (["sleep 60", "kill -9 $$"], 2, "process 1 was ended by SIGKILL" + AGAIN),
+        (["sleep 60", "kill -6 $$"], 2, "process 1 was ended by SIGABRT" + AGAIN),
+        ([UNHEALTHY, "kill -STOP $$"], 2, "process 1 stopped answering" + AGAIN),
+        (["kill -STOP $$", HEARTBEAT], 2, "process 0 stopped answering" + AGAIN),
+        ([REGISTER, "kill -STOP $$"], 2, "process 1 did not join the others within `runtime.join_seconds`"),
+        (["exit 2", HEARTBEAT], 2, ""),
     ],
 )
-def test_of_a_fault_that_process_0_does_not_tell_the_launcher_tells(
-    script: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_process_that_failed_is_named_in_one_line(
+    scripts: list[str],
+    status: int,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5 if "sleep 60" in script else 30)
-    launch(2, ["sh", "-c", script, "pipeline.train"])
-    assert capsys.readouterr().err == (f"pipeline.train: {said}\n" if said else "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launching, "_GRACE_SECONDS", 0.5)
+    for index, script in enumerate(scripts):
+        (tmp_path / str(index)).write_text(script)
+    assert launch(2, ["sh", "-c", ". ./$JAX_PROCESS_ID", "pipeline.train"]) == status
+    assert capfd.readouterr().err == (f"train: {line}\n" if line else "")
+
+
+def test_launcher_of_one_host_names_process_that_stopped_answering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_PROCESS_ID", "3")
+    assert launch(None, ["sh", "-c", UNHEALTHY, "pipeline.train"]) == 2
+    assert capfd.readouterr().err == f"train: process 1 stopped answering{AGAIN}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

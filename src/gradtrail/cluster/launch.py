@@ -1,101 +1,147 @@
-"""Starts the processes of a stage on this machine, and ends them together: `python -m gradtrail.launch -n 2 …`.
+"""Starts the processes of a training on this machine, and ends them together: `python -m gradtrail.launch -n 2 …`.
 
-Each is told where they meet, on loopback, see `stages/common/processes.py`. Ctrl-C and SIGTERM are passed on to all;
-when one process fails the others end by themselves within seconds, and after `_GRACE_SECONDS` they are killed. Which
-fault it was process 0 says; where it does not end by itself, this one tells. Where this one is killed, or its terminal
-closed, the others get SIGTERM. On several machines a scheduler does all this.
+Each is given the address where they meet, on loopback, see `stages/common/processes.py`. Ctrl-C and SIGTERM are passed
+on to all. When one fails the others are killed, and where process 0 has not said what happened, this one does, in one
+line: of a killed process, of one whose fault is in its log, and of one that stopped answering, for which JAX aborts the
+others. Where this one is killed, or its terminal closed, the others get SIGTERM. On several machines a scheduler starts
+one launcher on each.
 """
 
 import contextlib
 import os
+import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from gradtrail.support.errors import UserError
-from gradtrail.support.ranks import ADDRESS, COUNT, INDEX
+from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, index_told, log_path
 
-_GRACE_SECONDS = 10.0  # from the first failure, in which process 0 closes its run
+_GRACE_SECONDS = 10.0  # from the first fault or signal, in which process 0 closes its run
+_ABORT_SECONDS = 1.0  # from the first death, in which JAX aborts the others where it does
 _POLL_SECONDS = 0.05
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 _MOST = 1024
 _GUARD = 'all=; while read -r pid; do all="$all $pid"; done; kill -TERM $all'  # it reads until this process ends
+_JAX_ABORTED = "JAX distributed service detected fatal errors"
+_UNMET = "CoordinationService/RegisterTask"
+_SILENT = re.compile(r"stopped sending heartbeats\):\s*((?:\d+\s+)+)")
+_AGAIN = "`dvc repro` starts again, from the last checkpoint if there is one"
 
 
-def launch(count: int, command: Sequence[str]) -> int:
-    """Run a command in so many processes of this machine; return the exit status of the first that failed, or 0.
+def launch(count: int | None, command: Sequence[str]) -> int:
+    """Run a command in so many processes of this machine; return the exit status.
+
+    It is 0; that of a process that ended with an error or was asked to stop; or 2 where one was killed or froze.
 
     Args:
-        count: of the processes.
+        count: number of the processes; None for one, as one of those that a scheduler started on several machines.
         command: words of a command, or the module of a stage, such as `pipeline.train`.
 
     Raises:
         UserError: the count is out of bounds, or the command cannot be started.
     """
-    if not 1 <= count <= _MOST:
+    if count is not None and not 1 <= count <= _MOST:
         raise UserError(f"-n must be at least 1 and at most {_MOST:,}, got {count}")
     words = [sys.executable, "-m", *command] if len(command) == 1 and command[0].startswith("pipeline.") else command
-    address = f"127.0.0.1:{_free_port()}"
-    started: list[subprocess.Popen[bytes]] = []
+    environments = {index_told(): {}} if count is None else _environments(count)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # of an abort by JAX
+    started: dict[str, subprocess.Popen[bytes]] = {}
     try:
         with _passing_on(started) as all_started, _guarded() as guard:
-            for index in range(count):
-                told = {ADDRESS: address, COUNT: str(count), INDEX: str(index)}
-                started.append(subprocess.Popen(words, env=os.environ | told, start_new_session=True))
-                guard(started[-1].pid)
+            for index, environment in environments.items():
+                log_path(index).unlink(missing_ok=True)
+                started[index] = subprocess.Popen(words, env=os.environ | environment, start_new_session=True)
+                guard(started[index].pid)
             all_started()
-            return _status(_wait(started), command, started[0].returncode)
+            failed = _wait(started)
+            if failed is None:
+                return 0
+            if failed != "0" or started["0"].returncode < 0:
+                prefix = f"{command[-1].removeprefix('pipeline.')}: "
+                print(f"{prefix}{_describe(failed, started, prefix)}", file=sys.stderr)
+            status = started[failed].returncode
+            return status if status > 0 else 128 - status if -status in _STOPS else 2
     except OSError as error:
-        raise UserError(f"{words[0]}: {error.strerror}") from None
+        raise UserError(f"{error.filename}: {error.strerror}") from None
     finally:
-        for process in started:
+        for process in started.values():
             if process.poll() is None:
                 process.kill()
                 process.wait()
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int]:
-    """Wait until all have ended, or the time is up after the first failure; return that one's index and status."""
-    failed: tuple[int, int] | None = None
-    latest = float("inf")
-    while any(process.poll() is None for process in processes) and time.monotonic() < latest:
-        if failed is None:
-            failed = _first_failed(processes)
-            latest = time.monotonic() + _GRACE_SECONDS if failed else latest
-        time.sleep(_POLL_SECONDS)
-    return failed or _first_failed(processes) or (0, 0)
+def _environments(count: int) -> dict[str, dict[str, str]]:
+    """Return for the index of each of so many processes the variables by which JAX connects them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    return {str(index): {ADDRESS: address, COUNT: str(count), INDEX: str(index)} for index in range(count)}
 
 
-def _first_failed(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """Return index and status of the process that failed; of several, one that was killed, and last one that aborted.
+def _wait(processes: Mapping[str, subprocess.Popen[bytes]]) -> str | None:
+    """Wait until all have ended, or the time is up after the first failure; return the index of the one that failed.
 
-    So JAX ends a process that has lost process 0.
+    That is process 0 where it ended with an error by itself, which it has described.
     """
-    found = [(index, process.returncode) for index, process in enumerate(processes) if process.poll()]
-    return min(found, key=lambda each: (each[1] == -signal.SIGABRT, each[1]), default=None)
+    first, latest = next(iter(processes.values())), float("inf")
+    while any(process.poll() is None for process in processes.values()) and time.monotonic() < latest:
+        if failed := _first_failed(processes):
+            status = processes[failed].returncode
+            if status > 0 and failed == "0":
+                break
+            seconds = _GRACE_SECONDS if status > 0 or _UNMET in _log(failed) else _ABORT_SECONDS
+            latest = min(latest, time.monotonic() + seconds)
+        elif first.poll() == 0:  # the outs are written
+            latest = min(latest, time.monotonic() + _GRACE_SECONDS)
+        time.sleep(_POLL_SECONDS)
+    return _first_failed(processes)
 
 
-def _status(failed: tuple[int, int], command: Sequence[str], of_first: int | None) -> int:
-    """Return the exit status for the first process that failed, and tell of it where process 0 has not.
+def _first_failed(processes: Mapping[str, subprocess.Popen[bytes]]) -> str | None:
+    """Return the index of the process that failed: the first, but rather one that JAX has not aborted for another."""
+    failed = [index for index, process in processes.items() if process.poll()]
+    return min(failed, key=lambda index: processes[index].returncode == -signal.SIGABRT, default=None)
+
+
+def _describe(failed: str, processes: Mapping[str, subprocess.Popen[bytes]], prefix: str) -> str:
+    """Return what happened to a process that failed, or to the one for which JAX aborted it.
 
     Args:
-        failed: its index and status.
-        command: in the message.
-        of_first: status of process 0, which tells where it fails by itself; None where it goes on.
+        failed: its index.
+        processes: all that this launcher started, by their indices.
+        prefix: words that a stage begins its messages with.
     """
-    index, status = failed
-    if status and (of_first or 0) <= 0:
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        others = "" if of_first == 0 else ", and the others after it"
-        print(f"{command[-1]}: process {index} {how}{others}", file=sys.stderr)
-    return 128 - status if status < 0 else status
+    status, log = processes[failed].returncode, _log(failed).strip()
+    if status == -signal.SIGABRT and _JAX_ABORTED in log:
+        if _UNMET in log:
+            missing = [index for index, process in processes.items() if process.returncode is None]
+            return f"{_named(missing) or 'another process'} did not join the others within `runtime.join_seconds`"
+        silent = _SILENT.search(log)
+        return f"{_named(silent[1].split() if silent else ['0'])} stopped answering; {_AGAIN}"
+    if status < 0:
+        return f"process {failed} was ended by {signal.Signals(-status).name}; {_AGAIN}"
+    if not log:
+        return f"process {failed} ended with status {status}"
+    return f"process {failed}: {log.splitlines()[-1].removeprefix(prefix)}"
+
+
+def _log(index: str) -> str:
+    path = log_path(index)
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _named(indices: Sequence[str]) -> str:
+    return f"process{'es' * (len(indices) > 1)} {', '.join(indices)}" if indices else ""
 
 
 @contextlib.contextmanager
-def _passing_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[Callable[[], object]]:
+def _passing_on(processes: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Callable[[], object]]:
     """Pass Ctrl-C and SIGTERM on to all processes while the block runs, and the end of the terminal as SIGTERM.
 
     Yields what says that all have started: what comes before then is passed on then, to each of them once.
@@ -106,7 +152,7 @@ def _passing_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[Callab
         if early is not None:
             early.append(number)
             return
-        for process in processes:
+        for process in processes.values():
             process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def all_started() -> None:
@@ -140,9 +186,3 @@ def _guarded() -> Iterator[Callable[[int], object]]:
         finally:
             guard.kill()
             guard.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -1,8 +1,10 @@
 """Whether this process is one of several that make a stage together, as far as its environment says so."""
 
 import os
+from pathlib import Path
 
 from gradtrail.support.errors import UserError
+from gradtrail.support.paths import private_folder
 
 LAUNCH = (
     "GRADTRAIL_LAUNCH"  # command that starts the processes of a stage, put before its command by `pipeline/stage.sh`
@@ -25,6 +27,13 @@ def is_follower() -> bool:
 def index_told() -> str:
     """Return the index of this process, as whoever started it says; "0" where nobody does."""
     return next((os.environ[name] for name in _INDICES if os.environ.get(name)), "0")
+
+
+def log_path(index: str | None = None) -> Path:
+    """Return the path of the log of one of the processes that train together, by default of this one."""
+    folder = private_folder() / "processes"
+    folder.mkdir(exist_ok=True)
+    return folder / f"{index or index_told()}.log"
 
 
 def refuse_followers(stage: str) -> None:

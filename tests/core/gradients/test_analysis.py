@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split, split_of
-from together import One, in_processes
 
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.common.split import Split
@@ -200,28 +199,3 @@ def test_the_intervals_of_the_noise_scale_have_their_estimates(found: GradientAn
     noise = found.noise_scales.values()
     assert all(each.low <= each.value <= each.high for each in noise)
     assert sum(each.low < each.high for each in noise) >= 2, "the third is infinite"
-
-
-@pytest.mark.parametrize("count", [2, 3, 6])
-def test_several_processes_get_the_bits_of_one(count: int) -> None:
-    """Batches of four, so that each has some, and of the smaller splits not each."""
-    compiled, config = passes(4, curvature=True), gradients_config(curvature_iterations=2)
-    alone = analyze(compiled, TRAJECTORY, SPLITS, config, NUM_CLASSES)
-    advanced: list[list[int]] = [[] for _ in range(count)]
-
-    def work(one: One) -> GradientAnalysis:
-        def advance(visits: int, message: str = "") -> None:
-            advanced[one.index].append(visits)
-
-        return analyze(compiled.shared_by(one), TRAJECTORY, SPLITS, config, NUM_CLASSES, advance=advance)
-
-    for found in in_processes(count, work):
-        assert found.scores.keys() == alone.scores.keys()
-        for name, scores in alone.scores.items():
-            for score, values in scores.items():
-                assert found.scores[name][score].tobytes() == values.tobytes(), (name, score)
-        assert found.influence.tobytes() == alone.influence.tobytes()
-        assert found.curvature == alone.curvature
-        assert found.noise_scales == alone.noise_scales
-        assert found.classes.cosine.tobytes() == alone.classes.cosine.tobytes()
-    assert {sum(each) for each in advanced} == {num_visits(TRAJECTORY, SPLITS)}

@@ -1,21 +1,18 @@
-"""The processes of a stage: agreements, refusals in one line, and the news of a loss."""
+"""The processes of a training: agreements, refusals in one line, and logs."""
 
-import contextlib
-import json
 import queue
-import re
-import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.stages.common.lifeline import Lifeline, connect, is_loopback, listen
-from gradtrail.stages.common.processes import ALONE, Processes, join
+from gradtrail.stages.common import processes
+from gradtrail.stages.common.processes import ALONE, Processes, is_loopback, join
 from gradtrail.support.errors import UserError
-from gradtrail.support.native_output import native_output
 from gradtrail.support.ranks import refuse_followers
 
 
@@ -72,21 +69,6 @@ def test_another_value_than_that_of_process_0_is_one_line() -> None:
         second.require_same({"data/processed": "b"})
 
 
-def test_a_fault_of_another_process_is_told_once_by_process_0(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = pair()
-    lost = ValueError("Gloo AllGather failed: Connection reset by peer")
-    assert first.describe_loss(lost).startswith("lost another process; ")
-    assert not first.describe_loss(ValueError("shapes differ"))
-    assert not ALONE.describe_loss(lost)
-    second.tell("train: no such file")
-    assert first.describe_loss(lost) == "process 1: train: no such file"
-    capsys.readouterr()
-    second.describe_loss(lost)
-    before = dict(second._client.values)
-    second.tell("train: lost another process")
-    assert second._client.values == before, "the loss is told by process 0"
-
-
 def test_shards_that_the_processes_cannot_share_are_refused() -> None:
     message = r"^train\.shards must be a multiple of the number of processes, 2, got 3$"
     with pytest.raises(ConfigError, match=message):
@@ -94,12 +76,12 @@ def test_shards_that_the_processes_cannot_share_are_refused() -> None:
 
 
 def test_who_is_not_told_of_others_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert join("train", 1.0) is ALONE
+    assert join(1.0) is ALONE
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    assert join("train", 1.0) is ALONE
+    assert join(1.0) is ALONE
     monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
     with pytest.raises(UserError, match="must be whole numbers, got 'two'"):
-        join("train", 1.0)
+        join(1.0)
     with pytest.raises(ValueError, match="two"):
         refuse_followers("evaluate")
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
@@ -142,9 +124,9 @@ def test_nobody_goes_on_before_all_are_ready() -> None:
     passed: queue.Queue[int] = queue.Queue()
 
     def go(index: int) -> None:
-        processes = Processes(index, 3, client)
+        member = Processes(index, 3, client)
         for _ in range(2):
-            processes.all_ready()
+            member.all_ready()
             passed.put(index)
 
     threads = [threading.Thread(target=go, args=(index,)) for index in range(3)]
@@ -159,103 +141,36 @@ def test_nobody_goes_on_before_all_are_ready() -> None:
     ALONE.all_ready()
 
 
-def test_who_has_not_joined_says_its_number(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+PRINTS = """
+import os, sys
+from gradtrail.stages.common.processes import write_log
+write_log()
+print("from Python", file=sys.stderr)
+os.write(2, b"from C++\\n")
+"""
+
+
+@pytest.mark.parametrize(("index", "terminal"), [("0", "from Python\n"), ("1", "")])
+def test_terminal_has_what_process_0_prints_and_logs_what_libraries_print(
+    index: str, terminal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ALONE.tell("train: a")
-    monkeypatch.setenv("JAX_PROCESS_ID", "1")
-    ALONE.tell("train: b")
-    assert capsys.readouterr().err == "train: a\nprocess 1: train: b\n"
+    monkeypatch.setenv("JAX_PROCESS_ID", index)
+    command = [sys.executable, "-c", PRINTS]
+    done = subprocess.run(command, cwd=tmp_path, check=True, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == terminal
+    log = (tmp_path / f".gradtrail/processes/{index}.log").read_text()
+    assert log == ("from C++\n" if terminal else "from Python\nfrom C++\n")
 
 
-def test_no_connection_to_process_0_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtrail.stages.common.processes.forget_processes", lambda: None)
-    with socket.socket() as unheard:  # bound, and not listening
-        unheard.bind(("127.0.0.1", 0))
-        client = Client()
-        client.values["gradtrail/lifeline"] = json.dumps([unheard.getsockname()[1], "0" * 32])
-        with pytest.raises(UserError, match=r"^no connection to process 0 on 127\.0\.0\.1: .*refused"):
-            Processes(1, 2, client).hold_on("127.0.0.1:1", 1.0)
-    with pytest.raises(
-        UserError, match=r"^no connection to process 0 on 127\.0\.0\.1: UNAVAILABLE: process 0 is gone$"
-    ):
-        Processes(1, 2, Client()).hold_on("127.0.0.1:1", 1.0)
-
-
-@pytest.fixture
-def lifelines() -> Iterator[list[Lifeline]]:
-    told: queue.Queue[str] = queue.Queue()
-    found: list[Lifeline] = []
-    thread = threading.Thread(target=lambda: found.append(listen("127.0.0.1", 3, 10.0, told.put)))
-    thread.start()
-    message = told.get(timeout=10)
-    port, _ = json.loads(message)
-    stranger = connect("127.0.0.1", json.dumps([port, "0" * 32]), 1)  # who does not know the word
-    for said in (b"1\n", b"[" * 900 + b"\n", b'["\xc3\xa9", 1, "host"]\n'):
-        with socket.create_connection(("127.0.0.1", port)) as other:
-            other.sendall(said)
-            assert not other.recv(1)
-    others = [connect("127.0.0.1", message, index) for index in (2, 1)]
-    thread.join(10)
-    stranger.close()
-    stranger.thread.join(10)
-    yield [*found, *others]
-    for each in [*found, *others]:
-        each.close()
-        each.thread.join(10)
-
-
-def test_the_first_process_that_ends_is_named_and_the_block_is_ended(
-    lifelines: list[Lifeline], monkeypatch: pytest.MonkeyPatch
+def test_fault_of_lost_process_waits_for_heartbeat_and_bug_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gradtrail.stages.common.lifeline._PATIENCE_SECONDS", 0.05)
-    first, second, _ = lifelines
-    ended = threading.Event()
-    with first.watched(ended.set):
-        assert not first.first_lost()
-        second.close()
-        assert ended.wait(10)
-    assert first.first_lost().startswith("process 2 on ")
-
-
-@pytest.mark.slow
-def test_a_loss_after_the_block_ends_nothing(lifelines: list[Lifeline], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtrail.stages.common.lifeline._PATIENCE_SECONDS", 1.0)
-    first, second, _ = lifelines
-    ended = threading.Event()
-    with first.watched(ended.set):
-        second.close()
-        assert first._changed.wait(10)
-        assert first.first_lost()
-    assert not ended.wait(1.5)
-
-
-def test_a_loss_before_the_block_ends_it_too_though_stderr_is_collected(
-    lifelines: list[Lifeline], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("gradtrail.stages.common.lifeline._PATIENCE_SECONDS", 0.05)
-    first, second, _ = lifelines
-    processes, ended = Processes(0, 3, Client()), threading.Event()
-    processes._lifeline = first
-    monkeypatch.setattr(processes, "exit", lambda _: ended.set())
-    second.close()
-    assert first._changed.wait(10)
-    with processes.watched("train"), native_output():
-        assert ended.wait(10)
-    assert re.fullmatch(
-        r"train: lost process 2 on \S+; `dvc repro` starts again, from the last checkpoint if there is one\n",
-        capfd.readouterr().err,
-    )
-
-
-def test_a_fault_within_an_inner_block_ends_the_watch(
-    lifelines: list[Lifeline], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gradtrail.stages.common.lifeline._PATIENCE_SECONDS", 0.1)
-    first, second, _ = lifelines
-    ended = threading.Event()
-    with first.watched(ended.set):
-        with contextlib.suppress(ValueError), first.watched(ended.set):
-            raise ValueError
-        second.close()
-        assert not ended.wait(0.4)
+    waits: list[float] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(processes.time, "sleep", waits.append)
+    line = pair()[0].describe(ZeroDivisionError("division\nby zero"))
+    assert line.startswith("ZeroDivisionError: division by zero; its traceback is in /")
+    assert line.endswith("/.gradtrail/processes/0.log")
+    assert not waits
+    pair()[0].describe(ValueError("Gloo AllGather failed: Connection reset by peer"))
+    assert waits == [20]

@@ -7,10 +7,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from factories import SHAPE, dataset_info, random_split
-from together import in_processes
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.together import ALONE, Together
 from gradtrail.core.gradients.passes import Pass
 from gradtrail.stages.artifacts.shards import ShardedSplit, write_shards
 from gradtrail.stages.artifacts.splits import HeldSplit
@@ -25,22 +23,21 @@ SPLIT = random_split(50)
 class Passes:
     """Scores that follow from the pixels, in place of compiled ones."""
 
-    def __init__(self, together: Together = ALONE) -> None:
+    def __init__(self) -> None:
         def function(params: Any, batch: tuple[np.ndarray, np.ndarray]) -> tuple[Any, dict[str, np.ndarray]]:
             images, _ = batch
             norms = images.reshape(len(images), -1).sum(axis=1).astype(np.float32) * params
             return (), {"grad_norm": norms, "predicted": (images[:, 0, 0] % 3).astype(np.int32)}
 
         compiled: Any = function
-        self.score = Pass(function=compiled, batch_size=4, together=together)
-        self.together = together
+        self.score = Pass(function=compiled, batch_size=4)
 
     def place(self, params: Any) -> Any:
         return params
 
 
-def scored(path: Path | None, split: Any, together: Together = ALONE) -> dict[str, float]:
-    passes: Any = Passes(together)
+def scored(path: Path, split: Any) -> dict[str, float]:
+    passes: Any = Passes()
     params: Any = np.float32(0.5)
     return score_every_example(passes, params, split, path)
 
@@ -78,25 +75,6 @@ def test_every_example_has_its_scores_in_the_order_of_the_split(tmp_path: Path) 
 def test_from_shards_come_the_same_bytes(tmp_path: Path, sharded: ShardedSplit) -> None:
     assert scored(tmp_path / "a.parquet", HeldSplit(SPLIT)) == scored(tmp_path / "b.parquet", sharded)
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
-
-
-@pytest.mark.parametrize("count", [2, 3, 5])  # of 3 batches in a part, and of one in the last
-def test_several_processes_write_the_same_bytes_and_each_reads_its_own_part(count: int, tmp_path: Path) -> None:
-    reads: list[range] = []
-
-    class Counting(HeldSplit):
-        def read_split(self, start: int, stop: int) -> Split:
-            reads.append(range(start, stop))
-            return super().read_split(start, stop)
-
-    alone = scored(tmp_path / "alone.parquet", HeldSplit(SPLIT))
-    found = in_processes(
-        count, lambda one: scored(None if one.index else tmp_path / "together.parquet", Counting(SPLIT), one)
-    )
-    assert found == [alone] * count
-    assert (tmp_path / "alone.parquet").read_bytes() == (tmp_path / "together.parquet").read_bytes()
-    assert {row for rows in reads for row in rows} == set(range(50))
-    assert sum(map(len, reads)) <= 50 + 5 * count  # but for an example that gives types
 
 
 def test_a_shard_that_goes_away_is_one_line(tmp_path: Path, sharded: ShardedSplit) -> None:

@@ -71,13 +71,6 @@ def data_parallel(
     return jax.shard_map(work, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=(P(), P(AXIS)), check_vma=False)
 
 
-def connect(devices: Sequence[jax.Device]) -> None:
-    """Add something up over the devices, by which the processes that have them connect."""
-    mesh = make_mesh(devices)
-    added = data_parallel(lambda _, batch: (batch.sum(), ()), mesh)
-    jax.block_until_ready(jax.jit(added)((), put(np.ones(len(devices), np.float32), over_batch(mesh))))
-
-
 def ordered_sum(parts: PyTree, num_shards: int) -> PyTree:
     """Add what each shard of `AXIS` has, in the order of the shards; every shard gets the sums.
 

@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 
 from gradtrail.core.common import batching
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.together import shares
 from gradtrail.core.gradients.passes import GradientPasses, Pass, masked_batch
 from gradtrail.core.nn.models import HostParams, Params, num_parameters
 
@@ -96,19 +95,14 @@ def chunk_gradients(
         parts = np.split(members, range(passes.sums.batch_size, len(members), passes.sums.batch_size))
         if len(parts) < per_class:  # a bootstrap over one chunk, or a few, would tell of no spread
             parts = np.array_split(members, min(per_class, len(members)))
-        groups = np.array_split(np.arange(len(parts)), min(per_class, len(parts)))
-        of_each = shares(len(groups), passes.together.count)
-        own, first = of_each[passes.together.index], len(sizes)
-        for index, group in enumerate(groups):
-            rows = np.concatenate([parts[part] for part in group])
-            if index in own:
-                _sum_into(sums[first + index], passes.sums, params, split, [parts[part] for part in group])
+        for group in np.array_split(np.arange(len(parts)), min(per_class, len(parts))):
+            batches = [parts[part] for part in group]
+            _sum_into(sums[len(sizes)], passes.sums, params, split, batches)
+            rows = np.concatenate(batches)
             chunk_of[rows] = len(sizes)
             classes.append(label)
             sizes.append(len(rows))
             advance(len(rows))
-        mine = sums[first + own.start : first + own.stop]
-        sums[first : len(sizes)] = passes.together.gather({"sums": mine}, [len(each) for each in of_each])["sums"]
     return ChunkGradients(sums=sums[: len(sizes)], classes=np.array(classes), sizes=np.array(sizes), chunk_of=chunk_of)
 
 

@@ -1,12 +1,9 @@
 """The passes over a data set that an analysis of gradients consists of, each compiled once, data-parallel over devices.
 
-Several processes share a pass by ranges of whole batches, so that the results have the bits of those of one process.
-
 Microbatch sizes follow from the network alone, by fixed budgets of memory: no setting of the machine changes them, and
 so none changes a result.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +18,6 @@ from jaxtyping import Array, PyTree
 from gradtrail.core.common import batching
 from gradtrail.core.common.sharding import data_parallel, over_batch, replicated, with_sharding
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.together import ALONE, Together, shares
 from gradtrail.core.gradients import scores
 from gradtrail.core.gradients.diagnostics import hessian_product
 from gradtrail.core.nn.models import HostParams, Model, Params
@@ -41,38 +37,21 @@ class Pass:
         function: (whole, batch) → (sums over the batch, dict of arrays with a row per example), all pytrees; `whole` is
             what every example needs, such as the parameters.
         batch_size: examples, over all devices.
-        together: the processes that share it.
     """
 
     function: CompiledFunction
     batch_size: int
-    together: Together = ALONE
 
     def __call__(self, whole: Any, *arrays: np.ndarray, advance: Callable[..., object]) -> dict[str, np.ndarray]:
         """Return a row for each row of `arrays`; `advance` is called with the number of rows of each batch."""
-        ranges = self.ranges(len(arrays[0]))
-        own = ranges[self.together.index]
-        found = self.together.gather(self.rows(whole, *arrays, of=own, advance=advance), [len(each) for each in ranges])
-        if others := len(arrays[0]) - len(own):
-            advance(others)
-        return found
-
-    def ranges(self, num_examples: int) -> list[range]:
-        """Return the examples of each process: whole batches."""
-        size = self.batch_size
-        batches = shares(batching.num_batches(num_examples, size), self.together.count)
-        return [range(each.start * size, min(each.stop * size, num_examples)) for each in batches]
-
-    def rows(self, whole: Any, *arrays: np.ndarray, of: range, advance: Callable[..., object]) -> dict[str, np.ndarray]:
-        """Return the results of a range of the rows of `arrays`, at least one, all computed in this process."""
 
         def call(*batch: np.ndarray) -> dict[str, Array]:
             return self.function(whole, batch)[1]
 
-        parts, some = [], of or range(1)  # the results of no row have the types of those of one
-        for part in batching.map_batches(call, self.batch_size, *(array[some.start : some.stop] for array in arrays)):
-            parts.append(part if of else {name: values[:0] for name, values in part.items()})
-            advance(len(next(iter(parts[-1].values()))))
+        parts = []
+        for part in batching.map_batches(call, self.batch_size, *arrays):
+            parts.append(part)
+            advance(len(next(iter(part.values()))))
         return batching.join(parts)
 
 
@@ -90,7 +69,6 @@ class GradientPasses:
         sums: whole = params, batch = (images, labels, mask); sum = the summed gradient.
         hessian: whole = (params, direction), batch likewise; sum = the Hessian of the summed loss times the direction.
             None where no curvature is asked for.
-        together: the processes that share them.
     """
 
     mesh: Mesh
@@ -100,13 +78,6 @@ class GradientPasses:
     signals: CompiledFunction
     sums: Pass
     hessian: Pass | None
-    together: Together = ALONE
-
-    def shared_by(self, together: Together) -> "GradientPasses":
-        """Return the same passes, shared by several processes."""
-        passes = {name: getattr(self, name) for name in ("score", "dots", "products", "sums", "hessian")}
-        shared = {name: each and dataclasses.replace(each, together=together) for name, each in passes.items()}
-        return dataclasses.replace(self, **shared, together=together)
 
     def place(self, params: Params | HostParams) -> Params:
         """Copy parameters to every device, once for many calls."""
@@ -195,24 +166,12 @@ def mean_hessian_product(
     hessian: Pass, params: Params | HostParams, direction: Params | HostParams, *, split: Split
 ) -> HostParams:
     """Return the Hessian of the mean loss over a split times a direction, summed on the host in float64."""
-    leaves, structure = jax.tree.flatten(params)
-    totals = [np.zeros(leaf.shape) for leaf in leaves]
-    together, size = hessian.together, hessian.batch_size
-    for start in range(0, len(split), size * together.count):  # a batch of each process, added in their order
-        of_each = [
-            range(each, min(each + size, len(split))) for each in range(start, start + size * together.count, size)
-        ]
-        rows = np.array(of_each[together.index])
-        found = [np.zeros((0, *leaf.shape), leaf.dtype) for leaf in leaves]
-        if len(rows):
-            part, _ = hessian.function((params, direction), masked_batch(hessian, split, rows))
-            found = [np.asarray(leaf)[None] for leaf in jax.tree.leaves(part)]
-        named = {str(index): leaf for index, leaf in enumerate(found)}
-        gathered = together.gather(named, [min(1, len(each)) for each in of_each])
-        for number, batches in enumerate(gathered.values()):
-            for batch in batches:
-                totals[number] += batch
-    return jax.tree.unflatten(structure, [total / len(split) for total in totals])
+    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
+    for start in range(0, len(split), hessian.batch_size):
+        rows = np.arange(start, min(start + hessian.batch_size, len(split)))
+        part, _ = hessian.function((params, direction), masked_batch(hessian, split, rows))
+        total = jax.tree.map(lambda sums, leaf: sums + np.asarray(leaf), total, part)
+    return jax.tree.map(lambda leaf: leaf / len(split), total)
 
 
 def _compile_pass(

@@ -85,13 +85,7 @@ def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextMan
     return guard
 
 
-def cached_compiler(runtime: RuntimeConfig, *, waits: bool = True) -> Compiler:
-    """Return a compiler that takes what another process has compiled from the cache, where that is enabled.
-
-    Args:
-        runtime: whether it is.
-        waits: for a process that compiles the same. One that follows process 0, with a CPU of its own to compile for,
-            finds nothing there: JAX's cache knows devices by their number, and process 0 alone writes to it.
-    """
+def cached_compiler(runtime: RuntimeConfig) -> Compiler:
+    """Return a compiler that takes what another process has compiled from the cache, where that is enabled."""
     folder = set_up_cache() if runtime.compile_cache else None
-    return Compiler(time.perf_counter, only_compiler(folder) if folder and waits else None)
+    return Compiler(time.perf_counter, only_compiler(folder) if folder else None)

@@ -7,8 +7,8 @@ restored from DVC's cache.
 import contextlib
 import dataclasses
 import gc
+import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,11 +23,11 @@ from gradtrail.stages.common.inputs import Inputs, Stamps, changed_files, read_i
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import load_section, validate
 from gradtrail.stages.common.pipeline_file import StageSpec, outs_of, read_locks, read_pipelines
-from gradtrail.stages.common.processes import ALONE, Processes, join
+from gradtrail.stages.common.processes import ALONE, Processes, join, write_log
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.stages.common.versions import require_recorded_versions
-from gradtrail.support.errors import UserError, environment_error, one_line
+from gradtrail.support.errors import UserError, environment_error
 from gradtrail.support.git import require_full_clone
 from gradtrail.support.live_arrays import warn_of_live_arrays
 from gradtrail.support.paths import require_own_code, root, working_folder
@@ -128,10 +128,9 @@ class Stage:
     def restore_outs(self) -> None:
         """Restore missing outs, as `dvc.lock` names them, as far as DVC's cache has them."""
         section = read_locks(self.folder).get(self.name, {})
-        missing = {out: md5 for out, md5 in outs_of(section).items() if not (self.folder / out).exists()}
         with scratch_folder(self.folder, f"{self.name}-restored") as place:
-            for out, md5 in missing.items():
-                if restore(out, md5, place, ""):
+            for out, md5 in outs_of(section).items():
+                if not (self.folder / out).exists() and restore(out, md5, place, ""):
                     (self.folder / out).parent.mkdir(parents=True, exist_ok=True)
                     (place / out).rename(self.folder / out)
 
@@ -176,6 +175,8 @@ def run_stage(
     try:
         with _restoring_outs(stage):
             require_own_code()
+            if follow is not None:
+                write_log()
             if stage.folder != root():  # DVC runs it in a copy
                 require_full_clone(root())
             require_recorded_versions(stage.spec.params.get(str(VERSIONS), ()))
@@ -183,8 +184,10 @@ def run_stage(
             if follow is None:
                 refuse_followers(name)
             else:
-                stage = dataclasses.replace(stage, processes=join(name, stage.runtime.join_seconds))
-            with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"), stage.processes.watched(name):
+                inputs = stage.inputs
+                stage = dataclasses.replace(stage, processes=join(stage.runtime.join_seconds))
+                vars(stage)["inputs"] = inputs  # those of the start, which `replace` does not keep
+            with stopping_on_signals(f"stopped; `dvc repro` restarts {name}"):
                 (follow if follow and not stage.processes.is_first else main)(stage)
         if stage.processes.is_first:
             print(_summary(stage, shows), flush=True)
@@ -192,9 +195,8 @@ def run_stage(
     except Exception as fault:
         if said := _describe(stage, fault):
             _end(stage, said, 2)
-        if stage.processes.count > 1:  # JAX would wait for the others at its end
-            traceback.print_exc()
-            _end(stage, f"{type(fault).__name__}: {one_line(fault)}", 1)
+        if stage.processes.count > 1:
+            _end(stage, stage.processes.describe(fault), 2)
         raise
     except Stopped as stop:
         _end(stage, str(stop), 128 + stop.number)
@@ -215,19 +217,17 @@ def _restoring_outs(stage: Stage) -> Iterator[None]:
 
 
 def _describe(stage: Stage, fault: Exception) -> str:
-    """Return a fault that the user can correct in one line, or that another process was lost; empty for a bug."""
+    """Return a fault that the user can correct in one line; empty for a bug."""
     if isinstance(fault, UserError | ConfigError | FloatingPointError):  # the last one: the training diverged
         if isinstance(fault, FloatingPointError) and stage.runtime.debug_nans:
             return ""  # the switch is there for the traceback
         return str(fault)
-    if loss := stage.processes.describe_loss(fault):
-        return loss
     said = environment_error(fault)
     return f"{said}; no results were written" if said else ""
 
 
 def _end(stage: Stage, said: str, status: int) -> None:
-    stage.processes.tell(f"{stage.name}: {said}")
+    print(f"{stage.name}: {said}", file=sys.stderr, flush=True)
     stage.processes.exit(status)
 
 

@@ -1,11 +1,10 @@
 """Scores of every example of a training split that is analysed by a sample: one pass, written as it goes.
 
-Memory holds parts of the split, never a table of it; of several processes each reads its own range of a part. What
-needs all examples at once, such as ranks and galleries, is of the sample.
+Memory holds parts of the split, never a table of it. What needs all examples at once, such as ranks and galleries, is
+of the sample.
 """
 
 import collections
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.gradients.passes import GradientPasses, Pass
+from gradtrail.core.gradients.passes import GradientPasses
 from gradtrail.core.nn.models import HostParams, Params
 
 NAME = "every_train_example.parquet"
@@ -38,7 +37,7 @@ def score_every_example(
     passes: GradientPasses,
     params: Params | HostParams,
     train: Parts,
-    path: Path | None,
+    path: Path,
     *,
     advance: Callable[..., object] = lambda *_, **__: None,
 ) -> dict[str, float]:
@@ -50,7 +49,7 @@ def score_every_example(
         passes: compiled for the model.
         params: to score with.
         train: the split.
-        path: of the new file, with a row group for each part; None in a process that helps another one.
+        path: of the new file, with a row group for each part.
         advance: called with the number of examples of each batch.
 
     Returns:
@@ -59,17 +58,11 @@ def score_every_example(
     placed = passes.place(params)
     norms, squares, largest, wrong = 0.0, 0.0, 0.0, 0
     size = -(-_PART // passes.score.batch_size) * passes.score.batch_size
-    with contextlib.nullcontext() if path is None else _Writer(path) as writer:
-        for of_each, part in _ahead(train, size, passes.score):
-            own = of_each[passes.together.index]
-            scores = passes.score.rows(placed, part.images, part.labels, of=range(len(own)), advance=advance)
-            rows = {**{name: values[: len(own)] for name, values in _identity(part).items()}, **scores}
-            columns = passes.together.gather(rows, [len(each) for each in of_each])
+    with _Writer(path) as writer:
+        for part in _ahead(train, size):
+            columns = _identity(part) | passes.score(placed, part.images, part.labels, advance=advance)
             columns["correct"] = columns["predicted"] == columns["label"]
-            if writer:
-                writer.add(columns)
-            if others := len(columns["correct"]) - len(own):
-                advance(others)
+            writer.add(columns)
             norms += float(np.sum(columns["grad_norm"], dtype=np.float64))
             squares += float(np.sum(np.square(columns["grad_norm"], dtype=np.float64)))
             largest = max(largest, float(np.max(columns["grad_norm"])))
@@ -101,23 +94,16 @@ def _identity(part: Split) -> dict[str, np.ndarray]:
     return dict(zip(_LABELS, columns, strict=True))
 
 
-def _ahead(train: Parts, size: int, score: Pass) -> Iterator[tuple[list[range], Split]]:
-    """Yield the examples of each process, in parts of the split, with those of this one; the next are read meanwhile.
-
-    Where a part has none for it, an example of the part stands there, which gives its types.
-    """
-    waiting: collections.deque[tuple[list[range], Future[Split]]] = collections.deque()
+def _ahead(train: Parts, size: int) -> Iterator[Split]:
+    """Yield a split in parts, the next of which is read meanwhile."""
+    waiting: collections.deque[Future[Split]] = collections.deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="read")
     try:
         for start in range(0, len(train), size):
-            of_each = score.ranges(min(size, len(train) - start))
-            own = of_each[score.together.index] or range(1)
-            waiting.append((of_each, pool.submit(train.read_split, start + own.start, start + own.stop)))
+            waiting.append(pool.submit(train.read_split, start, min(start + size, len(train))))
             if len(waiting) > 1:
-                of_each, read = waiting.popleft()
-                yield of_each, read.result()
-        of_each, read = waiting.popleft()
-        yield of_each, read.result()
+                yield waiting.popleft().result()
+        yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
