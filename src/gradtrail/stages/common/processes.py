@@ -30,7 +30,7 @@ from gradtrail.support.replaced import replaced
 
 _HEARTBEAT_SECONDS = 10
 _SLICE_MS = 2_000  # of waiting for process 0; between slices Python handles signals
-_SIGNS = ("Gloo", "NCCL", "oordination", "UNAVAILABLE", "heartbeat")  # of the end of another process, in a fault
+_SIGNS = ("Gloo", "NCCL", "UNAVAILABLE", "coordination")  # of the end of another process, in a fault
 T = TypeVar("T")
 
 
