@@ -111,7 +111,7 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
 _HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
-_READ_BY_JAX = re.compile(rf"{_OF_JAX.pattern}|XLA_.+|CUDA_VISIBLE_DEVICES")
+_READ_BY_JAX = re.compile(rf"(?!JAX_COORDINATOR_|{COUNT}|{INDEX})({_OF_JAX.pattern}|XLA_.+|CUDA_VISIBLE_DEVICES)")
 _PLATFORMS = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 _START_JAX = "import jax; jax.numpy.ones(1).sum().item(); print(*{device.platform for device in jax.devices()})"
 
@@ -185,6 +185,7 @@ def require_jax(flags: Sequence[str] = ()) -> None:
         return
     if error := _start_jax(variables)[1]:
         given = ", ".join(f"{name}={value}" for name, value in variables.items())
+        given += " (with environment.xla_flags of params.yaml)" if flags else ""
         others = {name: value for name, value in variables.items() if name not in _PLATFORMS}
         if others != variables and (platforms := _start_jax(others)[0]):
             given = ", ".join(f"{name}={variables[name]}" for name in _PLATFORMS if name in variables)
