@@ -25,7 +25,8 @@ DISTRIBUTIONS = packages_distributions()
 BY_PEOPLE = ("labels/corrections.csv",)
 CANNOT_CHANGE_AN_OUT = ("gradtrail.support", "gradtrail.tracking")  # contracts/results/test_same_bytes.py shows it
 HARMLESS = {  # packages that lock, check, or carry bytes whose digest is compared; every other one can change an out
-    *("filelock", "jaxtyping", "orbax-checkpoint", "pydantic", "pydantic-core", "requests", "ruamel-yaml", "urllib3"),
+    *("filelock", "jaxtyping", "orbax-checkpoint", "platformdirs", "pydantic", "pydantic-core", "requests"),
+    *("ruamel-yaml", "urllib3"),
 }
 DELEGATES = {  # module → packages that compute or write for it, unseen by the import graph
     "jax": {"jaxlib", "opt-einsum"},

@@ -98,8 +98,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     runtime = SimpleNamespace(tracking=True, system_metrics=False, tracking_seconds=10.0, trace=False)
     entry = Entry(cmd="", params={}, deps={})
     known = {"spec": SimpleNamespace(outs=()), "runtime": runtime, "state": "0" * 64, "made_at": time.time()}
-    stage = SimpleNamespace(name="train", folder=tmp_path, entry=lambda _: entry, **known)
-    monkeypatch.setattr(run, "Identity", lambda _: stage)
+    inputs = {"inputs": SimpleNamespace(entry=entry), "require_unchanged": lambda: None}
+    stage = SimpleNamespace(name="train", folder=tmp_path, entry=lambda _: entry, **known, **inputs)
+    monkeypatch.setattr(run, "Identity", lambda _, known: stage if known == {"train": entry} else None)
     monkeypatch.setattr(tracker, "Identity", lambda _, known: stage if known == {"train": entry} else None)
     monkeypatch.setattr(tracker_process, "TrackerProcess", TrackerInProcess)
     monkeypatch.setattr(environment, "_stage_process", {})
