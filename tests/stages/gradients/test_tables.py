@@ -116,7 +116,9 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
     assert largest["grad_norm"].tolist() == pytest.approx(sorted(table()["grad_norm"])[::-1][:4], rel=1e-5)
     metrics = score_tables.measure(tables(wrong=6), ANALYSIS)
     assert np.isfinite(list(metrics.values())).all()
-    assert (tmp_path / "out" / "float64_errors.csv").read_text() == "score,largest_relative_error\nloss,2e-06\n"
+    assert (
+        tmp_path / "out" / "float64_errors.csv"
+    ).read_text() == "score,largest_sampled_error_over_value_or_rms\nloss,2e-06\n"
     splits = pd.read_csv(tmp_path / "out" / "splits.csv", index_col="split")
     assert set(splits.index) == set(SIZES)
     assert metrics["test_grad_norm_median"] == pytest.approx(splits.at["test", "grad_norm_median"], rel=1e-5)
@@ -172,7 +174,7 @@ def test_the_summary_names_the_errors_the_largest_first_and_none_where_none_is_k
     metrics = score_tables.measure(found, ANALYSIS)
     errors = {"float64_error/el2n": 2.1e-7, "float64_error/grad_norm": 1.3e-06}
     words = summary.in_words("a title", found, ANALYSIS, metrics | errors, CONFIG, 3, (0,))
-    assert words.endswith("The largest relative errors are 1.3e-06 of grad_norm, 2.1e-07 of el2n.\n")
+    assert words.endswith("whichever is larger, are 1.3e-06 of grad_norm, 2.1e-07 of el2n.\n")
     assert "float64" not in summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, 3, (0,))
 
 

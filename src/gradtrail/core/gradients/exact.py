@@ -81,10 +81,11 @@ def float64_errors(
     *,
     label_smoothing: float,
 ) -> dict[str, float]:
-    """Return the largest relative error of each score on a sample, as metrics, rounded to two digits.
+    """Return the largest error of each score on a sample, as metrics, rounded to two digits.
 
-    The error of an example is relative to its float64 score, or to the root mean square of that score over the sample
-    where that is larger: a score near zero has few right digits in any precision, and matters as little.
+    Other examples may have larger errors. The error of an example is relative to its float64 score, or to the root mean
+    square of that score over the sample where that is larger: a score near zero has few right digits in any precision,
+    and matters as little.
 
     Args:
         function: compiled for the model and for `sample_size` examples.

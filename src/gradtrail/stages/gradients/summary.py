@@ -198,7 +198,8 @@ def _errors(errors: Mapping[str, float]) -> str:
     named = ", ".join(f"{errors[name]:.2g} of {name}" for name in sorted(errors, key=lambda each: -errors[each]))
     return (
         f"The scores of {NUM_EXAMPLES} examples, or of all where there are fewer, evenly spaced over all splits, were "
-        f"computed again in float64, one gradient after the other. The largest relative errors are {named}."
+        f"computed again in float64, one gradient after the other. The largest errors of this sample, relative to the "
+        f"float64 score or to its root mean square, whichever is larger, are {named}."
     )
 
 

@@ -268,9 +268,9 @@ def split_table(scores: pd.DataFrame, config: GradientsConfig) -> pd.DataFrame:
 
 
 def error_table(errors: Mapping[str, float]) -> pd.DataFrame:
-    """Return the largest relative error of each score, from those in float64; see `float64_errors`."""
+    """Return the largest error of each score in the sample, from the float64 score; see `float64_errors`."""
     rows = [(name.removeprefix(ERROR), value) for name, value in errors.items()]
-    return pd.DataFrame(rows, columns=["score", "largest_relative_error"])
+    return pd.DataFrame(rows, columns=["score", "largest_sampled_error_over_value_or_rms"])
 
 
 def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
