@@ -23,7 +23,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.ranks import ADDRESS, COUNT, INDEX, index_told, log_path
 
 _GRACE_SECONDS = 10.0  # from the first fault or signal, in which process 0 closes its run
-_ABORT_SECONDS = 1.0  # from the first death, in which JAX aborts the others where it does
+_ABORT_SECONDS = 1.0  # from a death or the error of process 0, in which the others end by themselves or JAX aborts them
 _POLL_SECONDS = 0.05
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 _MOST = 1024
@@ -93,9 +93,9 @@ def _wait(processes: Mapping[str, subprocess.Popen[bytes]]) -> str | None:
     while any(process.poll() is None for process in processes.values()) and time.monotonic() < latest:
         if failed := _first_failed(processes):
             status = processes[failed].returncode
-            if status > 0 and failed == "0":
-                break
-            seconds = _GRACE_SECONDS if status > 0 or _UNMET in _log(failed) else _ABORT_SECONDS
+            is_described = status > 0 and failed == "0"
+            is_slow = status > 0 or _UNMET in _log(failed)
+            seconds = _GRACE_SECONDS if is_slow and not is_described else _ABORT_SECONDS
             latest = min(latest, time.monotonic() + seconds)
         elif first.poll() == 0:  # the outs are written
             latest = min(latest, time.monotonic() + _GRACE_SECONDS)

@@ -60,7 +60,7 @@ def test_bad_params_are_refused_before_dvc_removes_anything(project: Project) ->
     (out := project.folder / "data/raw").mkdir(parents=True)
     (out / "of before").touch()
     project.set("gradients.top_fraction", 2)
-    output = project.gradtrail("repro", "fetch", status=255)
+    output = project.gradtrail("repro", "fetch", status=2)
     assert output == "gradtrail: params.yaml: gradients.top_fraction must be above 0 and at most 1, got 2.0\n"
     assert (out / "of before").exists()
 

@@ -63,7 +63,7 @@ def test_a_run_never_mixes_two_results_and_sync_deletes_none_that_was_executed(
     assert second["outs"][WEIGHTS] == digest(project.folder / WEIGHTS)
     assert client.get_run(first["id"]).data.tags["replaced_by"] == second["id"]
 
-    assert sync().describe() == "3 runs present; rebuilt: train"
+    assert sync().describe() == "4 runs present; rebuilt: train"
     assert "dvc.lock of commit" in (warning := capsys.readouterr().err)
     assert "records other outs than its execution here wrote; both have a run" in warning
     recorded, executed = project.runs_of("train")
@@ -71,7 +71,7 @@ def test_a_run_never_mixes_two_results_and_sync_deletes_none_that_was_executed(
     assert recorded["outs"][WEIGHTS] == first["outs"][WEIGHTS]
     below = [run for run in project.runs() if "train_state" in run["tags"]]
     assert {run["tags"]["mlflow.parentRunId"] for run in below} == {recorded["id"]}
-    assert sync().describe() == "4 runs present"
+    assert sync().describe() == "5 runs present"
 
 
 @pytest.mark.slow
