@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import gradtrail
+from gradtrail.stages.common.dvc_cache import restoring_outs
 from gradtrail.stages.common.environment import EnvironmentConfig, require_jax
 from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.runtime import RuntimeConfig
@@ -157,19 +158,19 @@ def start_tracker(module: str) -> None:
         return
     gc.disable()
     try:
-        runtime, flags = (
-            load_section("runtime", RuntimeConfig),
-            load_section("environment", EnvironmentConfig).xla_flags,
-        )
+        runtime = load_section("runtime", RuntimeConfig)
+        flags = load_section("environment", EnvironmentConfig).xla_flags
     except UserError:
         return
     with contextlib.suppress(UserError, OSError):
         if runtime.tracking:
             _started.append(_start(runtime))
+    stage = Path(sys.argv[0]).stem
     try:
-        require_jax(flags)
+        with restoring_outs(stage):
+            require_jax(flags)
     except UserError as error:
-        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        print(f"{stage}: {error}", file=sys.stderr)
         sys.exit(2)
 
 

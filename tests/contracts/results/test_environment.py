@@ -96,6 +96,9 @@ def test_environment_is_refused_before_anything_changes(project: Project) -> Non
             assert process.returncode == 2, output
             (line,) = output.splitlines()
             assert all(part in line for part in (variable, value, message)), line
+    bare = ("-m", "dvc", "repro", "--force", "--single-item", "evaluate")  # which removes the outs first
+    output, _ = project.start(sys.executable, *bare, env={"JAX_PLATFORMS": "cpuu"}).communicate(timeout=300)
+    assert "evaluate: JAX does not start with JAX_PLATFORMS=cpuu" in output
     assert project.digests(*outs) == before
 
 

@@ -17,6 +17,8 @@ from typing import Any
 from platformdirs import site_config_dir, user_config_dir
 
 from gradtrail.stages.common.digests import digest, folder_digest
+from gradtrail.stages.common.files import scratch_folder
+from gradtrail.stages.common.pipeline_file import outs_of, read_locks
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import blobs, require_full_clone
 from gradtrail.support.paths import root, working_folder
@@ -105,6 +107,29 @@ def restore(out: str, md5: str, to: Path, commit: str) -> bool:
     found = _from_cache(md5, target) and digest(target) == md5
     found = found or (commit != "" and _from_commit(commit, out, _removed(target)) and digest(target) == md5)
     return found or (_from_working_folder(out, md5, _removed(target)) and digest(target) == md5)
+
+
+@contextlib.contextmanager
+def restoring_outs(stage: str) -> Iterator[None]:
+    """Restore the missing outs of a stage, as `dvc.lock` names them, if the block ends with an exception.
+
+    DVC removes the outs before it runs the command. What the cache lacks stays away.
+    """
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(UserError, OSError):  # no lock, or no room: what ended the block is reported
+            _restore_missing(outs_of(read_locks(working_folder()).get(stage, {})), f"{stage}-restored")
+        raise
+
+
+def _restore_missing(outs: Mapping[str, str], name: str) -> None:
+    folder = working_folder()
+    with scratch_folder(folder, name) as place:
+        for out, md5 in outs.items():
+            if not (folder / out).exists() and restore(out, md5, place, ""):
+                (folder / out).parent.mkdir(parents=True, exist_ok=True)
+                (place / out).rename(folder / out)
 
 
 def _from_cache(md5: str, target: Path) -> bool:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.stages.common.dvc_cache import restore
+from gradtrail.stages.common.dvc_cache import restoring_outs
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
-from gradtrail.stages.common.files import read_mapping, scratch_folder, write_json, writing_outs
+from gradtrail.stages.common.files import read_mapping, write_json, writing_outs
 from gradtrail.stages.common.inputs import Inputs, Stamps, changed_files, read_inputs, stamps_of
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import load_section, validate
-from gradtrail.stages.common.pipeline_file import StageSpec, outs_of, read_locks, read_pipelines
+from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
 from gradtrail.stages.common.processes import ALONE, Processes, join, write_log
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.common.versions import PATH as VERSIONS
@@ -125,15 +125,6 @@ class Stage:
             file = Path(changed[0]).relative_to(self.folder)
             raise UserError(f"{file} changed while {self.name} was ending; `dvc repro` runs it again")
 
-    def restore_outs(self) -> None:
-        """Restore missing outs, as `dvc.lock` names them, as far as DVC's cache has them."""
-        section = read_locks(self.folder).get(self.name, {})
-        with scratch_folder(self.folder, f"{self.name}-restored") as place:
-            for out, md5 in outs_of(section).items():
-                if not (self.folder / out).exists() and restore(out, md5, place, ""):
-                    (self.folder / out).parent.mkdir(parents=True, exist_ok=True)
-                    (place / out).rename(self.folder / out)
-
     def write_metrics(self, new: Path, metrics: Mapping[str, Any]) -> None:
         """Write the metrics file to the folder of the new outs: flat keys, numbers rounded to 9 significant digits."""
         write_json(new / "metrics" / f"{self.name}.json", {key: _plain(value) for key, value in metrics.items()})
@@ -173,7 +164,7 @@ def run_stage(
     gc.freeze()  # what was imported stays
     gc.enable()
     try:
-        with _restoring_outs(stage):
+        with restoring_outs(name):
             require_own_code()
             if follow is not None:
                 write_log()
@@ -204,16 +195,6 @@ def run_stage(
         _end(stage, f"stopped; `dvc repro` restarts {name}", 130)
     finally:
         gc.freeze()  # Python would look at everything once more as it ends, for half a second
-
-
-@contextlib.contextmanager
-def _restoring_outs(stage: Stage) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(UserError, OSError):  # no lock, or no room: what ended the stage is reported
-            stage.restore_outs()
-        raise
 
 
 def _describe(stage: Stage, fault: Exception) -> str:
