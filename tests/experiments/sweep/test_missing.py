@@ -12,6 +12,7 @@ from gradtrail.experiments.sweep.engine import QueueEngine
 from gradtrail.experiments.sweep.missing import complete
 from gradtrail.experiments.sweep.spec import Comparison, PlannedRun, planned_runs
 from gradtrail.support.errors import UserError
+from gradtrail.tracking.lineage.snapshots import Experiment
 
 SEEDS = Comparison(
     about="?",
@@ -85,14 +86,20 @@ def test_params_that_a_stage_would_refuse_start_nothing(made: set[PlannedRun]) -
     assert engine.asked == []
 
 
-def test_dvcs_queue_gets_the_changes_as_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvcs_queue_gets_the_changes_as_options_and_must_keep_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     queued: list[list[str]] = []
-    monkeypatch.setattr(engines, "queue_experiments", lambda commands: queued.extend(commands) or ["one", "two"])
+    names = ["one", "two", "lost"]
+    monkeypatch.setattr(engines, "queue_experiments", lambda commands: queued.extend(commands) or names)
     monkeypatch.setattr(engines, "wait_for", lambda *_, **__: ["two"])
-    changes = {"a": {"train.clip_norm": 1.0}, "b": {"train.clip_norm": None, "train.seed": 2}}
+    monkeypatch.setattr(engines, "find_experiments", lambda: [Experiment(name="one", baseline="", commit="")])
+    changes = {"a": {"train.clip_norm": 1.0}, "b": {"train.clip_norm": None, "train.seed": 2}, "c": {}}
     engine = QueueEngine(1, _queue=None)  # type: ignore[arg-type] # which is not read
-    assert engine.run("clip", {}, changes, "evaluate") == {"b": "`dvc queue logs two` shows why"}
+    assert engine.run("clip", {}, changes, "evaluate") == {
+        "b": "`dvc queue logs two` shows why",
+        "c": "DVC reports success, but kept no experiment; `dvc queue logs lost` shows why",
+    }
     assert [" ".join(command) for command in queued] == [
         "exp run --queue -S train.clip_norm=1.0 evaluate",
         "exp run --queue -S train.clip_norm=null -S train.seed=2 evaluate",
+        "exp run --queue evaluate",
     ]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from gradtrail.experiments.sweep.queue import ExperimentQueue, bring_up_to_date, queue_experiments, wait_for
 from gradtrail.stages.common.dvc_cache import require_copies
 from gradtrail.stages.common.overrides import as_options
+from gradtrail.tracking.lineage.snapshots import find_experiments
 
 _STILL_RUNNING = (
     "DVC's queue keeps running: `dvc queue status` shows it, `dvc queue stop --kill` stops it, "
@@ -79,7 +80,13 @@ class QueueEngine:
             commands = [["exp", "run", "--queue", *as_options(changes), stage] for changes in missing.values()]
             labels = dict(zip(queue_experiments(commands), missing, strict=True))
             failed = wait_for(self._queue, labels, jobs=self.jobs, title=title)
-        return {labels[name]: f"`dvc queue logs {name}` shows why" for name in failed}
+        kept = {experiment.name for experiment in find_experiments()}
+        without = "DVC reports success, but kept no experiment; "
+        return {
+            label: f"{without * (name not in failed)}`dvc queue logs {name}` shows why"
+            for name, label in labels.items()
+            if name in failed or name not in kept
+        }
 
     @contextlib.contextmanager
     def _telling(self, title: str) -> Iterator[None]:
