@@ -52,8 +52,8 @@ def command(*arguments: str) -> tuple[str, ...]:
     return sys.executable, "-m", "gradtrail", "compare", *arguments
 
 
-def compare(project: Project, *arguments: str, check: bool = True) -> str:
-    return project.gradtrail("compare", *arguments, check=check)
+def compare(project: Project, *arguments: str) -> str:
+    return project.gradtrail("compare", *arguments)
 
 
 def experiments(project: Project) -> int:

@@ -22,7 +22,7 @@ def test_credentials_are_written_and_printed_nowhere(project: Project, tmp_path:
         assert len(server.runs()) == 4
         address = {"MLFLOW_TRACKING_URI": server.uri.replace("://", f"://ann:{HIDDEN}@")}
         for command in (["-m", "pipeline.train"], *(["-m", "gradtrail", *verb.split()] for verb in VERBS)):
-            outputs.append(client.python(*command, env=address, check=False))
+            outputs.append(client.python(*command, env=address, status=2))
     assert not [output for output in outputs if HIDDEN in output]
     for path in tmp_path.rglob("*"):
         assert HIDDEN not in path.name
