@@ -81,8 +81,7 @@ def repro(arguments: tuple[str, ...]) -> int:
     """Run the pipeline with `dvc repro`.
 
     Stages that are up to date do not run. Where no source of MNIST is available, the pipeline runs on scikit-learn's
-    digits. Unless stages are named, it ends with the accuracy, the path of the report, and what differs from the
-    committed dvc.lock.
+    digits. Unless stages are named, it ends with the accuracy and the path of the report.
     """
     from gradtrail.experiments.repro import reproduce
 

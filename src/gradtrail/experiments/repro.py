@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.panel import Panel
 
 import gradtrail
-from gradtrail.experiments.committed import describe_differences, record_machines
 from gradtrail.experiments.sections import require_known_sections, section_configs
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, require_jax
@@ -56,7 +55,6 @@ def reproduce(arguments: list[str]) -> int:
     _backfill()
     if all(argument.startswith("-") for argument in arguments):
         _summarize(time.monotonic() - started)  # not after only some stages: metrics/ may belong to another state
-        _tell_differences()
     _remind_of_stand_in()
     return 0
 
@@ -126,25 +124,13 @@ def _dvc_repro(arguments: list[str], flag: Path) -> int:
 
 
 def _backfill() -> None:
-    """Make runs of states that DVC skipped or restored, and record the machine; a fault of the store is a warning."""
+    """Make runs of states that DVC skipped or restored; a fault of the store is a warning."""
     if not load_section("runtime", RuntimeConfig).tracking:
         return
     try:
         with_store(sync)
-        with_store(record_machines)
     except UserError as error:
         print(f"warning: {error}; `gradtrail sync` tries again", file=sys.stderr)
-
-
-def _tell_differences() -> None:
-    """Print where the outs differ from the committed ones; that this cannot be told is a warning."""
-    try:
-        lines = describe_differences()
-    except (UserError, OSError) as error:
-        print(f"warning: not compared with the committed dvc.lock: {error}", file=sys.stderr)
-    else:
-        for line in lines:
-            print(line)
 
 
 def _summarize(seconds: float) -> None:

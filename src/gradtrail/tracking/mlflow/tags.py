@@ -28,8 +28,9 @@ _OF_MEMBERS = "models/members"  # whose digest it is where there are several: th
 _OUTPUT, _INPUT = "output/", "input/"  # prefixes of the tags in their place in runs of the version before
 WEIGHTS_TAGS = (WEIGHTS, f"{_OUTPUT}{_FINAL}", f"{_INPUT}{_FINAL}")  # where a run may name the final weights
 _CHANGED_BY_STAGES = (  # and by benchmarks
-    *(":(exclude,glob)**/dvc.lock", ":(exclude,glob)audit/**/.dvcignore"),
-    *(":(exclude)metrics", ":(exclude)machines.yaml"),
+    ":(exclude,glob)**/dvc.lock",
+    ":(exclude,glob)audit/**/.dvcignore",
+    ":(exclude)metrics",
     ":(exclude)benchmarks/results",
 )
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")
