@@ -151,17 +151,6 @@ def test_repro_passes_its_arguments_on_in_their_order_and_returns_the_status(mon
     assert passed == arguments
 
 
-def test_the_old_name_of_an_option_works_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    called: list[Any] = []
-    monkeypatch.setattr(predicting, "predict", lambda *_, figure, out: called.append(figure))
-    for option in ("--figure", "--picture"):
-        assert not run(monkeypatch, "predict", "a.png", "b.png", option, "c.png")
-        assert called.pop() == Path("c.png")
-    assert "The option 'picture' is deprecated. Use --figure." in capsys.readouterr().err
-
-
 def test_ctrl_c_is_exit_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped() -> int:
         raise KeyboardInterrupt

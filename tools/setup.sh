@@ -22,9 +22,7 @@ if [ -s "$venv/.ready" ]; then
     [ "$(head -n 1 "$venv/.ready")" = "$(cd "$venv" && pwd -P)" ] || rm -rf "$venv" # it came here from elsewhere
 fi
 if [ -s "$venv/.ready" ] && [ "$lock" = requirements.lock ]; then
-    case $(tail -n 1 "$venv/.ready") in
-    requirements-*.lock) lock=$(tail -n 1 "$venv/.ready") ;; # an environment stays one for GPUs or clusters
-    esac
+    lock=$(tail -n 1 "$venv/.ready") # an environment stays one for GPUs or clusters
 fi
 began=$(date +%s)
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null || {

@@ -127,22 +127,3 @@ def test_runs_are_filtered_and_limited(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(list_runs, "RunIndex", lambda _: lambda _: [])
     print_runs(where={}, limit=None, **options)
     assert "no training runs yet" in capsys.readouterr().out
-
-
-def test_a_metric_is_found_by_the_name_it_had_before(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    named_now, named_before = run(1, 0.9), run(2, 0.8)
-    named_now.data.metrics["train/compile_unplanned"] = 2.0
-    named_before.data.metrics["train/compile_retraced"] = 1.0
-    monkeypatch.setattr(list_runs, "open_store", lambda: None)
-    monkeypatch.setattr(list_runs, "RunIndex", lambda _: lambda _: [named_now, named_before, *RUNS])
-    for key, warnings in {"train/compile_unplanned": 0, "train/compile_retraced": 1}.items():
-        print_runs(sort_by=key, ascending=True, where={}, limit=2)
-        said = capsys.readouterr()
-        assert said.out.index(named_before.info.run_id[:8]) < said.out.index(named_now.info.run_id[:8])
-        assert said.err.count(f"warning: --sort-by: {key} is now train/compile_unplanned; ") == warnings
-    print_runs(sort_by="eval/accuracy", ascending=True, where={"train/compile_retraced": "1.0"}, limit=None)
-    said = capsys.readouterr()
-    assert "1 of 1 training runs" in said.out
-    assert "warning: --where: train/compile_retraced is now " in said.err

@@ -1,6 +1,5 @@
 """`gradtrail runs`: a table of the training runs, the params in which they differ, and the best one."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from mlflow.entities import Run
@@ -18,10 +17,6 @@ from gradtrail.tracking.mlflow.search import RunIndex
 ACCURACY = "eval/accuracy"
 _UNLIMITED = 1000  # columns, in which no cell is folded
 _SHORT = 8  # digits of a run's id
-_RENAMED = {  # last part of a metric's name, in the version before → now
-    "compile_retraced": "compile_unplanned",
-    "num_pictures": "num_figures",
-}
 _METRICS = {  # metric → title and format; on a narrow terminal the last ones are left out first
     "train/validation_accuracy": ("validation, %", "{:.2%}"),
     "train/seconds": ("train, s", "{:.1f}"),
@@ -42,7 +37,6 @@ def print_runs(*, sort_by: str, ascending: bool, where: Mapping[str, str], limit
     Raises:
         UserError: no run has a key or a value; one line.
     """
-    sort_by, where = _current(sort_by, "--sort-by"), {_current(key, "--where"): value for key, value in where.items()}
     training_runs = RunIndex(open_store())({"stage": "train"})
     if not training_runs:
         print("no training runs yet; `gradtrail repro` makes the first")
@@ -153,23 +147,11 @@ def _values(runs: Iterable[Run], where: Mapping[str, str]) -> str:
     return "; ".join(f"{key} {what}" for key, what in said.items())
 
 
-def _current(key: str, option: str) -> str:
-    """Return the name that a metric has now, with a line on stderr where it was renamed."""
-    group, slash, name = key.rpartition("/")
-    if name not in _RENAMED:
-        return key
-    now = f"{group}{slash}{_RENAMED[name]}"
-    print(f"warning: {option}: {key} is now {now}; the old name goes on working for one release", file=sys.stderr)
-    return now
-
-
 def _value(run: Run, key: str) -> str | float | None:
-    """Return the value of a metric, which a run of the version before may have under its old name, or of a param."""
+    """Return the value of a metric or a param, or the data set; None where the run has none."""
     if key == "dataset":
         return str(run.data.tags.get(key))
-    group, slash, name = key.rpartition("/")
-    before = next((f"{group}{slash}{old}" for old, new in _RENAMED.items() if new == name), key)
-    return run.data.metrics.get(key, run.data.metrics.get(before, run.data.params.get(key)))
+    return run.data.metrics.get(key, run.data.params.get(key))
 
 
 def _rank(value: str | float | None) -> tuple[int, float, str]:

@@ -23,7 +23,7 @@ from gradtrail.support.errors import UserError, one_line
 from gradtrail.tracking.lookup.runs import find_run
 from gradtrail.tracking.mlflow.artifacts import download
 from gradtrail.tracking.mlflow.links import PARENT
-from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
+from gradtrail.tracking.mlflow.models import EXPORT_DIGEST, models_of
 from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.tags import outputs
 
@@ -165,9 +165,7 @@ def find_candidate(what: str, client: MlflowClient) -> Candidate:
 
 def candidate_of(run: Run, client: MlflowClient, index: RunIndex, digest: str | None = None) -> Candidate:
     """Return an exported training by its run; where it has several exports, that of a digest, or else the newest."""
-    condition = f"source_run_id = '{run.info.run_id}'"
-    found = client.search_logged_models([run.info.experiment_id], filter_string=condition)
-    ready = [model for model in found if model.status == LoggedModelStatus.READY and EXPORT_DIGEST in model.tags]
+    ready = [model for model in models_of(client, run) if model.status == LoggedModelStatus.READY]
     ready = [model for model in ready if digest in (None, model.tags[EXPORT_DIGEST])]
     if not ready:
         name = f"{run.info.run_name} {run.info.run_id[:8]}"

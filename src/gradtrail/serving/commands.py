@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gradtrail.stages.common.environment import require_jax
-from gradtrail.support.errors import UserError, with_store
+from gradtrail.support.errors import with_store
 from gradtrail.support.paths import find_project
 from gradtrail.support.verb import Verb
 
@@ -42,25 +42,19 @@ SHARE = _Share()
 @click.option("--model", metavar="WHICH", help="A folder, or models:/NAME@ALIAS.  [default: models/export]")
 @click.option("--out", type=_PATH, metavar="FILE.parquet", help="Write all answers to it; any number of images.")
 @click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
-@click.option("--weights", type=_PATH, hidden=True)
-@click.option("--picture", type=_PATH, hidden=True, deprecated="Use --figure.")
-def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, **old: Path | None) -> int:
+def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, figure: Path | None) -> int:
     """Classify images with the exported model.
 
     Prints labels and probabilities; images that cannot be used are reported after the others, with exit status 2. With
     --out, folders, parquet files (column image) and npz files (array images) are read too, and the answers stream into
     a table. Run it again after a kill, and it goes on.
     """
-    if old["weights"]:
-        raise UserError(
-            "--weights: predictions are those of an exported model; name its folder with --model, such as models/export"
-        )
     project = Path(os.path.relpath(find_project(Path.cwd())))
     with contextlib.chdir(project):
         require_jax()
     from gradtrail.serving.predict.main import predict
 
-    model, figure = model or str(project / "models" / "export"), old["figure"] or old["picture"]
+    model = model or str(project / "models" / "export")
     return with_store(lambda: predict(images, model, project, figure=figure, out=out))
 
 

@@ -170,17 +170,6 @@ def test_an_environment_of_before_is_brought_up_to_date_where_the_lock_changed(f
     assert lines[0] == "setup: installing uv"
 
 
-def test_an_environment_whose_mark_names_no_lock_gets_the_ordinary_one(folder: Path) -> None:
-    """The version before wrote the environment's own path alone."""
-    played(folder)
-    ready = folder / ".venv" / ".ready"
-    ready.write_text(f"{ready.parent.resolve()}\n")
-    os.utime(ready, (0, 0))
-    status, _, calls = played(folder)
-    assert (status, calls) == (0, INSTALLED_BY_UV)
-    assert ready.read_text().splitlines() == [str(ready.parent.resolve()), "requirements.lock"]
-
-
 def test_uv_uses_the_index_of_pip_and_copies_what_it_cannot_link(folder: Path) -> None:
     _, _, calls = played(folder, PIP_INDEX_URL="http://127.0.0.1:9/simple")
     assert calls[-1] == f"{INSTALLED_BY_UV[-1]} http://127.0.0.1:9/simple"
@@ -198,7 +187,7 @@ def test_an_environment_that_came_from_elsewhere_is_made_anew_and_without_an_ind
     env = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
     environment = folder / ".venv"
     environment.mkdir()
-    (environment / ".ready").write_text(f"{environment.resolve()}\n")
+    (environment / ".ready").write_text(f"{environment.resolve()}\nrequirements.lock\n")
     (environment / "of before").touch()
     assert make(folder, sys.executable, **env) == (0, [])
     moved = folder.rename(folder.with_name("moved"))

@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from projects import Project, copy_project, finished_project
-from ruamel.yaml import YAML
+from projects import Project, copy_project
 
 from gradtrail import cli
 
@@ -40,14 +39,3 @@ def test_twenty_thousand_nested_brackets(
     with Path("params.yaml").open("a") as params:
         params.write(f"deep: {'[' * 20_000}{']' * 20_000}\n")
     assert repro(monkeypatch, capsys).startswith("gradtrail: params.yaml: not readable as YAML")
-
-
-@pytest.mark.slow
-def test_a_memory_budget_changes_no_result(tmp_path: Path) -> None:
-    project = finished_project().copy(tmp_path / "project")
-    before = project.digests(*OUTS)
-    params = YAML().load(project.folder / "params.yaml")
-    params["runtime"] |= {"memory_budget_mib": 2, "tracking": False}
-    YAML().dump(params, project.folder / "params.yaml")
-    assert "runtime.memory_budget_mib no longer exists and is ignored" in project.run_stage("gradients")
-    assert project.digests(*OUTS) == before

@@ -115,18 +115,6 @@ def test_a_rebuilt_run_of_other_bytes_stays_when_the_state_runs_again(project: P
     assert project.runs_of("train")[0]["tags"]["attempts"] == "2"
 
 
-def test_runs_of_the_version_before_are_carried_over(project: Project, client: MlflowClient) -> None:
-    before = {run["id"]: run["tags"] for run in project.runs()}
-    old = {tags["state"]: f"{number:064x}" for number, tags in enumerate(before.values())}
-    for run_id, tags in before.items():
-        client.set_tag(run_id, "entry", tags["state"])
-        client.set_tag(run_id, "state", old[tags["state"]])
-        if "train_state" in tags:
-            client.set_tag(run_id, "train_state", old[tags["train_state"]])
-    assert sync().describe() == "4 runs present"
-    assert {run["id"]: run["tags"] for run in project.runs()} == before
-
-
 def test_a_lock_that_cannot_be_made_does_not_stop_a_stage(project: Project) -> None:
     locks = project.folder / ".gradtrail" / "locks"
     for path in locks.iterdir():

@@ -10,6 +10,12 @@ from ruamel.yaml import YAML
 from whole_runs import FIRST, LR, OTHER, by_state, whole_runs
 
 from gradtrail.stages.common.digests import digest
+from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.tracking.lineage.origin import origin_of
+from gradtrail.tracking.lineage.recorded import consistent_stages
+from gradtrail.tracking.lineage.snapshots import snapshot_of
+from gradtrail.tracking.mlflow.stored_run import StoredRun
+from gradtrail.tracking.sync.sync import sync
 
 slow, nightly = pytest.mark.slow, pytest.mark.nightly
 
@@ -100,3 +106,55 @@ def test_a_commit_whose_code_wrote_the_same_bytes_gets_no_run_made(project: Proj
     project.dvc("repro", "--force")
     project.sync()
     assert [run["tags"]["state"] for run in project.runs_of("train")] == [edited]
+
+
+@slow
+def test_commit_is_compared_by_the_files_of_its_code_folders(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.folder)
+    core, yaml = "src/gradtrail/core", YAML()
+    pipeline = yaml.load(Path("dvc.yaml"))
+    for stage in pipeline["stages"].values():
+        stage["deps"] = [core if dep.startswith(core) else dep for dep in stage["deps"]]
+    yaml.dump(pipeline, Path("dvc.yaml"))
+    project.dvc("commit", "-f")
+    project.commit("folders as deps")
+    assert dirty(project) == {"false"}
+    source = Path(core, "second.py")
+    source.write_text(source.read_text() + "\n")
+    project.commit("edited, and not run")
+    assert dirty(project) == {"true"}
+
+
+def dirty(project: Project) -> set[str]:
+    """Return whether the commit that is checked out has other code or params than the states of its lock."""
+    snapshot = snapshot_of(project.git("rev-parse", "HEAD").strip())
+    assert snapshot is not None
+    return {origin_of(stage)["git.dirty"] for stage in consistent_stages(snapshot)}
+
+
+@slow
+def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project.folder)
+    written = Path("metrics/evaluate.json")
+    write_json(written, {"data": read_json(written)})
+    project.dvc("commit", "-f")
+    project.git("commit", "-q", "--all", "--amend", "-m", "metrics that are not flat")
+    Path("mlflow.db").unlink()
+    report = sync()
+    assert (report.rebuilt, report.unreadable) == ({"fetch": 1, "train": 1, "gradients": 1}, 1)
+    message = capsys.readouterr().err
+    assert "no run can be rebuilt (metrics/evaluate.json: data should be a number or text, got {" in message
+
+
+@slow
+def test_bug_while_a_run_is_rebuilt_is_raised(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.chdir(project.folder)
+    Path("mlflow.db").unlink()
+    monkeypatch.setattr(StoredRun, "log_outs", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        sync()

@@ -86,10 +86,6 @@ def test_model_that_answers_no_probabilities_gives_no_label(
         (["."], ".: a folder or table of images; --out FILE.parquet takes the answers"),
         (["a.npz"], "a.npz: a folder or table of images; --out FILE.parquet takes the answers"),
         ([".", "--out", "out.parquet", "--figure", "b.png"], "--figure: draws a few images, without --out"),
-        (
-            ["a.png", "--weights", "b"],
-            "--weights: predictions are those of an exported model; name its folder with --model, such as",
-        ),
         (["a.png", "--model", "nowhere"], "nowhere: no exported model here (no manifest.json)"),
         ([".", "--out", "src", "--model", "EXPORT"], "src: a folder; name a file, such as src/predictions.parquet"),
     ],

@@ -153,7 +153,7 @@ def test_a_name_is_of_one_data_set(client: MlflowClient, model: Callable[..., Ru
     ):
         promote(other.info.run_id, as_champion=False, is_forced=False, reason="")
     assert len(versions_of(client, NAME)) == 1
-    client.delete_tag(first.info.run_id, "dataset")  # a run of an earlier version
+    client.delete_tag(first.info.run_id, "dataset")  # as of a run of another project
     assert promote(other.info.run_id, as_champion=False, is_forced=False, reason="") == 0
 
 

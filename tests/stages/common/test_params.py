@@ -1,7 +1,6 @@
 """Every mistake in `params.yaml` is one line that names the key, what was found and what is allowed."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -175,16 +174,6 @@ def test_a_missing_file_or_section_is_named(tmp_path: Path) -> None:
     path.write_text("first: {}\nsecond: {}\n")
     with pytest.raises(UserError, match="section 'train' is missing; found first, second"):
         load_section("train", Numbers, path)
-
-
-def test_a_key_of_the_version_before_is_ignored_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "params.yaml"
-    path.write_text(json.dumps({"runtime": {**PARAMS["runtime"], "memory_budget_mib": 2}}))
-    assert load_section("runtime", SECTIONS["runtime"], path) == load_section(
-        "runtime", SECTIONS["runtime"], ROOT / "params.yaml"
-    )
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "runtime.memory_budget_mib no longer exists" in line
 
 
 def test_what_is_read_may_be_changed() -> None:

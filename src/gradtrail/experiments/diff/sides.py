@@ -1,8 +1,6 @@
 """One of the two runs that are compared: all that the store has of it, and words for what it lacks."""
 
 import contextlib
-import csv
-import io
 import json
 import math
 import re
@@ -34,7 +32,7 @@ class Function:
 
     Attributes:
         name: such as `train_step`.
-        numbers: costs and times, by the columns of `compile/functions.csv`; those that were not measured are absent.
+        numbers: costs and times, by the keys of `functions` in `timings.json`; those that were not measured are absent.
         cached: whether the machine code came from the compilation cache; None where that is unknown.
         signature: shapes and dtypes of the arguments.
     """
@@ -91,10 +89,7 @@ class Side:
     @cached_property
     def functions(self) -> dict[str, Function]:
         """The compiled functions by name, in the order in which they were compiled; empty without a profile."""
-        if rows := self.timings.get("functions"):
-            return {row["function"]: _function(row) for row in rows}
-        text = self._text(f"{_COMPILE}functions.csv")
-        return {row["function"]: _function(row) for row in csv.DictReader(io.StringIO(text))}
+        return {row["function"]: _function(row) for row in self.timings.get("functions", ())}
 
     @cached_property
     def seconds(self) -> dict[str, float]:
@@ -137,7 +132,7 @@ class Side:
             return f"{self.name} has no compile profile"
         if self.timings.get("resumed"):
             return f"{self.name} went on from a checkpoint: the seconds of that attempt are those of the rest alone"
-        return "" if self.timings else f"{self.name} has no `timings.json`: it was logged by an earlier version"
+        return ""
 
     def _json(self, path: str) -> dict[str, Any]:
         try:

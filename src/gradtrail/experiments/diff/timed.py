@@ -69,7 +69,7 @@ def _revision(name: str, side: Side, python: Path, into: Path) -> Revision:
         python=python,
         examples=count,
         image_shape=(height, width),
-        classes=int(side.timings.get("classes", Revision.classes)),
+        classes=int(side.timings["classes"]),
     )
 
 

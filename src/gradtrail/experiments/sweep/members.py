@@ -43,8 +43,5 @@ def read_table(client: "MlflowClient", evaluation: "Run") -> SeedMetrics:
 
     with tempfile.TemporaryDirectory() as folder:
         path = download(client, evaluation.info.run_id, _TABLE, Path(folder))
-        try:
-            rows = pd.read_csv(path).to_dict("records") if path else []
-            return {int(row["seed"]): {str(key): value for key, value in row.items()} for row in rows}
-        except (ValueError, KeyError):  # a table of another version
-            return {}
+        rows = pd.read_csv(path).to_dict("records") if path else []
+        return {int(row["seed"]): {str(key): value for key, value in row.items()} for row in rows}

@@ -61,8 +61,7 @@ def build(job: Mapping[str, Any]) -> tuple[int, Callable[[int], float]]:
 
     count, shape, classes = job["examples"], tuple(job["image_shape"]), job["classes"]
     model = Model(config.model_config(shape, classes), remat=config.remat)
-    private: Any = getattr(config, "privacy", None)  # which revisions of before do not have
-    noise: dict[str, Any] = {"noise_multiplier": 1.0} if private and private.enabled else {}
+    noise: dict[str, Any] = {"noise_multiplier": 1.0} if config.privacy.enabled else {}
     program = loop.make_program(config, model, count, jax.local_devices(), **noise)
     engine = loop.compile_engine(program, compiler=Compiler(time.perf_counter))
     rng = np.random.default_rng(0)

@@ -35,9 +35,6 @@ _MAX_DEPTH = 50  # of mappings and lists, of which the parser visits all around 
 _TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 _MAX_LINE = 500  # characters of an error
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # types of pydantic's errors
-_REMOVED = {
-    "runtime": ("memory_budget_mib", "gpu_deterministic", "log_kept_epochs")
-}  # keys that are ignored for one release
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -85,7 +82,7 @@ def load_section(section: str, into: type[Section], path: Path = Path("params.ya
     if section not in content:
         found = one_line(", ".join(map(str, content)))[:_MAX_LINE]
         raise UserError(f"{path}: section '{section}' is missing; found {found}")
-    return validate(_without_removed(content[section], section, path), into, f"{path}: {section}")
+    return validate(content[section], into, f"{path}: {section}")
 
 
 def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues = "forbid") -> Section:
@@ -111,14 +108,6 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
         raise UserError(_one_line(error.errors(), value, name)[:_MAX_LINE]) from None
     except (TypeError, ValueError, RecursionError) as error:  # a list as a key, an integer of thousands of digits
         raise UserError(f"{name}: not a valid value: {one_line(error)[:_MAX_LINE]}") from None
-
-
-def _without_removed(value: Any, section: str, path: Path) -> Any:
-    """Return a section without the keys that the version before had, with a line on stderr for each."""
-    found = [key for key in _REMOVED.get(section, ()) if isinstance(value, dict) and key in value]
-    for key in found:
-        print(f"warning: {path}: {section}.{key} no longer exists and is ignored; remove it", file=sys.stderr)
-    return {key: each for key, each in value.items() if key not in found} if found else value
 
 
 class _Scanner(Scanner):

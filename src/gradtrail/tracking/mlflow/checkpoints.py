@@ -45,8 +45,6 @@ def load_checkpoint(folder: Path, like: TrainState, weights: HostParams) -> Trai
     ocp = import_orbax()
     try:
         about = ocp.metadata(folder.resolve())
-        if "left_out" not in about.custom_metadata:
-            raise ValueError("it was written by an earlier version")
         names = [*about.custom_metadata["left_out"]]
     except (OSError, ValueError, LookupError, TypeError) as error:  # as Orbax raises where files are damaged
         raise _not_of_this_training(folder, error) from error

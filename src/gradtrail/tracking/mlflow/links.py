@@ -9,7 +9,7 @@ from mlflow.entities import Metric, Run, RunTag
 from gradtrail.tracking.mlflow.models import EXPORT, attach_metrics, link_evaluation
 from gradtrail.tracking.mlflow.naming import NOTE, is_headline, metric_name, note, summary_in
 from gradtrail.tracking.mlflow.search import Find
-from gradtrail.tracking.mlflow.tags import WEIGHTS_TAGS, outputs, weights_of
+from gradtrail.tracking.mlflow.tags import WEIGHTS, outputs, weights_of
 
 PARENT = "mlflow.parentRunId"
 
@@ -78,7 +78,7 @@ def _children(train: Run, find: Find) -> Iterator[Run]:
     """Yield, for each stage below training, the newest finished run that names this training or read its weights."""
     final = weights_of(train.data.tags)
     own = find({"train_state": train.data.tags["state"]}, finished=True)
-    same_weights = _with_weights(final, find, finished=True) if final else []
+    same_weights = find({WEIGHTS: final}, finished=True) if final else []
     newest: dict[str, Run] = {}
     for run in [*own, *same_weights]:
         if "train_state" in run.data.tags and weights_of(run.data.tags) in (None, final):
@@ -97,11 +97,5 @@ def training_of(tags: Mapping[str, str], find: Find) -> Run | None:
 def trainings_of(child: Run, find: Find) -> list[Run]:
     """Return the runs of the trainings that wrote the weights that the child read, or else of the one that it names."""
     if final := weights_of(child.data.tags):
-        return [run for run in _with_weights(final, find) if run.data.tags["stage"] == "train"]
+        return find({"stage": "train", WEIGHTS: final})
     return find({"stage": "train", "state": child.data.tags["train_state"]})
-
-
-def _with_weights(final: str, find: Find, *, finished: bool = False) -> list[Run]:
-    """Return the runs that wrote or read the final weights with this digest, the newest first."""
-    found = [run for tag in WEIGHTS_TAGS for run in find({tag: final}, finished=finished)]
-    return sorted(found, key=lambda run: run.info.start_time, reverse=True)

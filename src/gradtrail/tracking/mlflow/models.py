@@ -3,7 +3,7 @@
 A model belongs to the run of its training, and carries the params, the data set and the digest of its export. It holds
 the files of `models/export` under `data/export`, so it is made by whoever has both: the stage `export`, or `gradtrail
 sync` from the outs. The run of the evaluation that fitted its temperature has it as an input, and its metrics are the
-model's too. Versions before logged the weights; what they logged stays until its run is deleted.
+model's too.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def log_export(client: MlflowClient, train: Run, folder: Path) -> None:
     from gradtrail.stages.artifacts.exported import read_manifest  # late: it imports JAX
 
     manifest, out = read_manifest(folder), digest(folder)
-    ready = [model for model in models_of(client, train) if EXPORT_DIGEST in model.tags and _is_ready(client, model)]
+    ready = [model for model in models_of(client, train) if _is_ready(client, model)]
     if not any(model.tags[EXPORT_DIGEST] == manifest.digest for model in ready):
         _log_model(client, train, manifest, folder, out)
 
@@ -74,7 +74,7 @@ def logged_exports(client: MlflowClient, experiment: str) -> set[tuple[str, str]
 def models_of(client: MlflowClient, run: Run) -> Iterator[LoggedModel]:
     """Yield the logged models of a training's run, the newest first."""
     found = _search(client, run.info.experiment_id, f"source_run_id = '{run.info.run_id}'")
-    yield from (model for model in found if WEIGHTS in model.tags)
+    yield from (model for model in found if EXPORT_DIGEST in model.tags)
 
 
 def registered_models(client: MlflowClient) -> set[str]:
@@ -206,7 +206,7 @@ def _is_of(model: LoggedModel, evaluation: Run) -> bool:
     """Whether a model has the weights and the temperature of an evaluation."""
     metrics = evaluation.data.metrics
     temperature = metrics.get("eval/ensemble_temperature", metrics.get("eval/temperature", math.nan))
-    is_same = model.tags[WEIGHTS] == evaluation.data.params.get("evaluate.weights") and EXPORT_DIGEST in model.tags
+    is_same = model.tags[WEIGHTS] == evaluation.data.params.get("evaluate.weights")
     is_complete = model.status == LoggedModelStatus.READY
     return is_same and is_complete and math.isclose(float(model.tags[_TEMPERATURE]), temperature, rel_tol=1e-5)
 

@@ -189,10 +189,10 @@ def metric_name(stage: str, key: str) -> str:
 
 
 def is_logged(stage: str, key: str, metrics: Mapping[str, Any]) -> bool:
-    """Whether a run shows a value of its metrics file; costs, which those of the version before had, are in tables."""
+    """Whether a run shows a value of its metrics file."""
     if "members" in metrics and (key in _OF_ONE_MEMBER or is_hidden_spread(stage, key, metrics)):
         return False
-    return not (key in _ONLY_IN_FILES or key.startswith(_COMPILE) or isinstance(metrics[key], str))
+    return not (key in _ONLY_IN_FILES or isinstance(metrics[key], str))
 
 
 def is_hidden_spread(stage: str, key: str, means: Container[str]) -> bool:

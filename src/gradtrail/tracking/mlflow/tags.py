@@ -25,8 +25,6 @@ NOT_IN_GIT, CUT_OFF = "# not in git: ", "# cut off here"  # how lines of an arti
 _OUTS, WEIGHTS = "outs", "weights"  # tags: the digests of all outs, as JSON; that of a training's final weights
 _FINAL = "models/final.safetensors"
 _OF_MEMBERS = "models/members"  # whose digest it is where there are several: the final weights are then of the first
-_OUTPUT, _INPUT = "output/", "input/"  # prefixes of the tags in their place in runs of the version before
-WEIGHTS_TAGS = (WEIGHTS, f"{_OUTPUT}{_FINAL}", f"{_INPUT}{_FINAL}")  # where a run may name the final weights
 _CHANGED_BY_STAGES = (  # and by benchmarks
     ":(exclude,glob)**/dvc.lock",
     ":(exclude,glob)audit/**/.dvcignore",
@@ -78,17 +76,15 @@ def _weights_tag(stage: Identity, digests: Mapping[str, str]) -> dict[str, str]:
 
 def outputs(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the digest of each out of a run, by its path; empty for a run whose stage did not finish."""
-    if _OUTS not in tags:
-        return {tag.removeprefix(_OUTPUT): found for tag, found in tags.items() if tag.startswith(_OUTPUT)}
     with contextlib.suppress(ValueError, RecursionError):  # people can edit tags
-        found = json.loads(tags[_OUTS])
+        found = json.loads(tags.get(_OUTS, "{}"))
         return {str(out): str(md5) for out, md5 in found.items()} if isinstance(found, dict) else {}
     return {}
 
 
 def weights_of(tags: Mapping[str, str]) -> str | None:
     """Return the digest of the final weights that a training wrote, or that a run below it read."""
-    return next((tags[tag] for tag in WEIGHTS_TAGS if tag in tags), None)
+    return tags.get(WEIGHTS)
 
 
 def process_tags() -> dict[str, str]:

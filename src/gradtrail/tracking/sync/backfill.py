@@ -39,7 +39,6 @@ from gradtrail.tracking.mlflow.stored_run import (
     remove_run,
 )
 from gradtrail.tracking.mlflow.tags import is_of_this_host, outputs
-from gradtrail.tracking.sync.carry_over import carry_over_keys
 from gradtrail.tracking.sync.report import SyncReport
 
 DUPLICATE, MISRECORDED = "duplicate_of", "misrecorded_as"  # tags: of a run, of states
@@ -59,7 +58,6 @@ def backfill() -> tuple[SyncReport, list[str] | None]:
     index = RunIndex(client)
     dead, still_open = close_dead_runs(client, index.runs())
     index.refresh(run.info.run_id for run in dead)
-    carry_over_keys(client, index)
     num_duplicates = _remove_duplicates(client, index)
     recorded = recorded_states()
     found = States(client, index)
