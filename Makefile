@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 ifneq ($(and $(GPU),$(CLUSTER)),)
 $(error GPU=1 or CLUSTER=1: a GPU node of a cluster needs both locks, see docs/cluster.md)
 endif
-LOCK   := requirements$(if $(GPU),-cuda)$(if $(CLUSTER),-cluster).lock
+LOCK   := locks/$(or $(if $(GPU),cuda),$(if $(CLUSTER),cluster),base).lock
 
 export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
@@ -23,7 +23,7 @@ SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import cases" 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-15s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-env: $(READY) ## the environment in .venv, from requirements.lock; GPU=1 or CLUSTER=1: from -cuda.lock or -cluster.lock
+env: $(READY) ## the environment in .venv, from locks/base.lock; with GPU=1 or CLUSTER=1 from cuda.lock or cluster.lock
 
 # The scripts of an environment name the folder that it was made in, so a moved or copied repository gets a new one.
 # GPU=1 and CLUSTER=1 count once: the environment stays one for GPUs or clusters until it is removed.
@@ -38,10 +38,10 @@ endif
 endif
 endif
 
-$(READY): requirements.lock requirements-cuda.lock requirements-cluster.lock pyproject.toml tools/setup.sh
+$(READY): locks/base.lock locks/cuda.lock locks/cluster.lock pyproject.toml tools/setup.sh
 	@sh tools/setup.sh "$(PYTHON)" "$(VENV)" "$(LOCK)"
 
-lock: env ## resolve requirements.lock and those for GPUs and clusters anew, from pyproject.toml
+lock: env ## resolve the locks again, from pyproject.toml
 	@PATH="$(abspath $(BIN)):$$PATH" sh tools/lock.sh
 
 repro: env ## run the pipeline; stages that are up to date do not run

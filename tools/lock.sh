@@ -1,13 +1,19 @@
 #!/bin/sh
-# Resolve all locks anew: `make lock`, after a change of dependencies in pyproject.toml. Needs uv.
+# Resolve all locks again: `make lock`, after a change of dependencies in pyproject.toml. Needs uv.
 #
 # Pinned by version and hash, for every Python and system that the project supports; without the address of any index.
 set -eu
 command -v uv >/dev/null 2>&1 || { echo "lock: no uv on the path; install it with: pip install uv" >&2; exit 2; }
 compile() {
-    uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-emit-index-url --quiet "$@"
+    uv pip compile pyproject.toml --universal --generate-hashes --no-header --no-emit-index-url --quiet --extra dev "$@"
 }
-compile --extra dev --output-file requirements.lock
-compile --extra dev --extra cuda13 --constraints requirements.lock --output-file requirements-cuda.lock
-compile --extra dev --extra cluster --constraints requirements.lock --output-file requirements-cluster.lock
-! grep -nE 'https?://' requirements.lock requirements-cuda.lock requirements-cluster.lock
+# Write the packages that an extra adds to those of base.lock.
+compile_difference() {
+    compile --extra "$1" --constraints locks/base.lock --output-file "$2"
+    added=$(awk 'NR == FNR { base[$0]; next } /^[^ ]/ { is_added = !($0 in base) } is_added' locks/base.lock "$2")
+    printf '%s\n' "-r base.lock" "$added" >"$2"
+}
+compile --output-file locks/base.lock
+compile_difference cuda13 locks/cuda.lock
+compile_difference cluster locks/cluster.lock
+! grep -nE 'https?://' locks/*.lock

@@ -21,7 +21,7 @@ command -v "$python" >/dev/null 2>&1 ||
 if [ -s "$venv/.ready" ]; then
     [ "$(head -n 1 "$venv/.ready")" = "$(cd "$venv" && pwd -P)" ] || rm -rf "$venv" # it came here from elsewhere
 fi
-if [ -s "$venv/.ready" ] && [ "$lock" = requirements.lock ]; then
+if [ -s "$venv/.ready" ] && [ "$lock" = locks/base.lock ]; then
     lock=$(tail -n 1 "$venv/.ready") # an environment stays one for GPUs or clusters
 fi
 began=$(date +%s)
@@ -46,10 +46,10 @@ why() {
     grep -m 1 -iE '^ *(error|×)' "$log" 2>/dev/null || tail -n 1 "$log" 2>/dev/null
 }
 
-# The lock is complete and holds the build backend: nothing is resolved, and nothing is built in isolation.
+# The locks are complete and hold the build backend: nothing is resolved, and nothing is built in isolation.
 with_uv() {
     say "installing uv"
-    awk '/^[^ ]/ { found = /^uv==/ } found' "$lock" >"$temporary/uv.lock"
+    awk '/^[^ ]/ { found = /^uv==/ } found' locks/base.lock >"$temporary/uv.lock"
     run pip --retries 1 install --no-deps --require-hashes -r "$temporary/uv.lock" || return
     # uv does not read pip's settings. Where it cannot link files from its cache, it would warn before it copies them.
     index=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-$(pip config get global.index-url 2>/dev/null)}}

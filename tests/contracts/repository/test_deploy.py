@@ -107,12 +107,12 @@ def test_the_image_has_the_lock_and_no_root() -> None:
     lines = (DEPLOY / "Containerfile").read_text()
     assert " wget " in lines, "KubeRay's probes call it"
     assert "--require-hashes" in lines
-    assert "requirements-cluster.lock" in lines
+    assert "\nCOPY locks/base.lock locks/cluster.lock " in lines
     users = re.findall(r"^USER (.+)$", lines, re.MULTILINE)
     assert users == ["1000"]
     version = re.search(r'rayVersion: "(.+)"', (DEPLOY / "kubernetes/rayjob.yaml").read_text())
     assert version
-    assert f"\nray=={version[1]} " in (ROOT / "requirements-cluster.lock").read_text().replace("[default]", "")
+    assert f"\nray=={version[1]} " in (ROOT / "locks/cluster.lock").read_text().replace("[default]", "")
 
 
 @pytest.mark.parametrize("missing", ["MLFLOW_BACKEND_STORE_URI", "MLFLOW_TRACKING_PASSWORD"])

@@ -43,14 +43,20 @@ UV = """#!/bin/sh
 echo "uv $*" "${UV_DEFAULT_INDEX:-}" "${UV_LINK_MODE:-}" >>"$CALLS"
 [ -z "${UV_FAILS:-}" ] || { printf 'Resolved\\n  × Failed to fetch\\n' && exit 1; }
 """
+UV_COMPILE = """#!/bin/sh
+# Resolves an extra: writes the blocks of the base before and after those of its lock into the last argument.
+for output; do :; done
+[ "$output" != locks/base.lock ] || exit 0
+{ cat locks/base.lock && tail -n +2 "$output" && cat locks/base.lock; } >complete.lock && mv complete.lock "$output"
+"""
 INSTALLED_BY_UV = [
     "lock of uv==",
     "pip --disable-pip-version-check --retries 1 install --no-deps --require-hashes -r uv.lock",
-    "uv pip install --python .venv/bin/python --no-deps --require-hashes -r requirements.lock",
+    "uv pip install --python .venv/bin/python --no-deps --require-hashes -r locks/base.lock",
     "uv pip install --python .venv/bin/python --no-deps --no-build-isolation --editable .",
 ]
 INSTALLED_BY_PIP = [
-    "pip --disable-pip-version-check install --no-deps --require-hashes -r requirements.lock",
+    "pip --disable-pip-version-check install --no-deps --require-hashes -r locks/base.lock",
     "pip --disable-pip-version-check install --no-deps --no-build-isolation --editable .",
 ]
 
@@ -58,13 +64,8 @@ INSTALLED_BY_PIP = [
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "tools", tmp_path / "project" / "tools")
-    for name in (
-        "Makefile",
-        "pyproject.toml",
-        "requirements.lock",
-        "requirements-cuda.lock",
-        "requirements-cluster.lock",
-    ):
+    shutil.copytree(ROOT / "locks", tmp_path / "project" / "locks")
+    for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / "project")
     return tmp_path / "project"
 
@@ -130,7 +131,7 @@ def test_uv_installs_the_lock_and_comes_from_it_itself(folder: Path) -> None:
     status, lines, calls = played(folder)
     assert (status, calls) == (0, INSTALLED_BY_UV)
     assert "creating .venv with Python 3." in lines[0]
-    assert lines[1:3] == ["setup: installing uv", "setup: installing requirements.lock with uv"]
+    assert lines[1:3] == ["setup: installing uv", "setup: installing locks/base.lock with uv"]
     assert lines[3].startswith("setup: .venv is ready after ")
     assert played(folder) == (0, [], [])
 
@@ -149,7 +150,7 @@ def test_where_uv_does_not_work_pip_installs_the_lock(
     assert (status, calls) == (0, before + INSTALLED_BY_PIP)
     assert lines[-3:-1] == [
         f"setup: uv failed: {why}",
-        "setup: installing requirements.lock with pip, which takes a minute or two",
+        "setup: installing locks/base.lock with pip, which takes a minute or two",
     ]
 
 
@@ -168,6 +169,26 @@ def test_an_environment_of_before_is_brought_up_to_date_where_the_lock_changed(f
     status, lines, calls = played(folder)
     assert (status, calls, kept.exists()) == (0, INSTALLED_BY_UV, True)
     assert lines[0] == "setup: installing uv"
+
+
+def test_environment_keeps_the_lock_of_gpu_or_cluster_until_another_is_named(folder: Path) -> None:
+    ready = folder / ".venv" / ".ready"
+    for variables, lock in (({"GPU": "1"}, "cuda"), ({}, "cuda"), ({"CLUSTER": "1"}, "cluster"), ({}, "cluster")):
+        status, _, calls = played(folder, **variables)
+        assert (status, calls[2]) == (0, INSTALLED_BY_UV[2].replace("base", lock))
+        assert ready.read_text().splitlines() == [str(ready.parent.resolve()), f"locks/{lock}.lock"]
+        assert played(folder, **variables) == (0, [], [])
+        os.utime(ready, (0, 0))
+
+
+def test_make_lock_writes_only_what_an_extra_adds_to_the_base(folder: Path) -> None:
+    (folder / "bin").mkdir()
+    (folder / "bin" / "uv").write_text(UV_COMPILE)
+    (folder / "bin" / "uv").chmod(0o755)
+    env = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
+    subprocess.run(["sh", "tools/lock.sh"], cwd=folder, env=env, check=True, timeout=60)
+    for name in ("base.lock", "cuda.lock", "cluster.lock"):
+        assert (folder / "locks" / name).read_bytes() == (ROOT / "locks" / name).read_bytes()
 
 
 def test_uv_uses_the_index_of_pip_and_copies_what_it_cannot_link(folder: Path) -> None:

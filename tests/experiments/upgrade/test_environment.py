@@ -41,7 +41,8 @@ dev = ["ruff"]
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("requirements.lock").write_text(LOCK)
+    Path("locks").mkdir()
+    Path("locks/base.lock").write_text(LOCK)
     Path("pyproject.toml").write_text(PYPROJECT)
     Path("scratch").mkdir()
     return tmp_path
@@ -53,7 +54,7 @@ def played(monkeypatch: pytest.MonkeyPatch, answer: Callable[[list[str]], str]) 
 
     def compile_lock(folder: Path) -> None:
         asked.append(tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"])
-        lock = folder / "requirements.lock"
+        lock = folder / "base.lock"
         lock.write_text(lock.read_text() + answer(asked[-1]))
 
     monkeypatch.setattr(environment, "_compile", compile_lock)
@@ -66,8 +67,8 @@ def played(monkeypatch: pytest.MonkeyPatch, answer: Callable[[list[str]], str]) 
         (["jax"], "jax: must be PACKAGE==VERSION, such as"),
         (["jax>=1"], "jax>=1: must be"),
         (["jax==1; rm"], "must be"),
-        (["jaxs==1.0"], "requirements.lock has no package jaxs; did you mean 'jax'?"),
-        (["jax==0.10.2"], "requirements.lock has just that already"),
+        (["jaxs==1.0"], "locks/base.lock has no package jaxs; did you mean 'jax'?"),
+        (["jax==0.10.2"], "locks/base.lock has just that already"),
     ],
 )
 def test_what_is_no_change_of_the_lock_is_one_line(words: list[str], said: str) -> None:
@@ -104,7 +105,7 @@ def test_bounds_of_the_project_that_refuse_it_are_named(monkeypatch: pytest.Monk
     found = resolve({"jax": "0.10.1"}, Path("scratch"))
     assert found.bounds == ("jax>=0.10.2", "jaxlib>=0.10.2")
     assert asked[1] == ["alpha>=1", "jax", "jaxlib", "zeta>=1 ; sys_platform != 'win32'", "jax==0.10.1"]
-    assert Path("requirements.lock").read_text() == LOCK
+    assert Path("locks/base.lock").read_text() == LOCK
     assert Path("pyproject.toml").read_text() == PYPROJECT
 
 
@@ -146,6 +147,6 @@ def test_the_folder_goes_away_where_it_fails_and_stays_where_not() -> None:
 
 
 def test_the_lock_of_this_repository_can_be_read() -> None:
-    known = environment.locked(Path(__file__).parents[3] / "requirements.lock")
+    known = environment.locked(Path(__file__).parents[3] / "locks" / "base.lock")
     assert {"jax", "jaxlib", "flax", "uv"} <= known.keys()
     assert json.dumps(known)

@@ -40,10 +40,10 @@ def test_a_negative_zero_is_another_bit(tmp_path: Path) -> None:
 
 def test_what_accepts_it_names_the_bounds_that_are_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lock = tmp_path / ".gradtrail/upgrade/jax-0.10.1/requirements.lock"
+    lock = tmp_path / ".gradtrail/upgrade/jax-0.10.1/base.lock"
     commands = [*accepting(Resolved(lock=lock, versions={}, bounds=("jax>=0.10.2",)))]
     assert commands[0] == "# in pyproject.toml, make these allow it: jax>=0.10.2"
-    assert commands[1] == "cp .gradtrail/upgrade/jax-0.10.1/requirements.lock requirements.lock"
+    assert commands[1] == "cp .gradtrail/upgrade/jax-0.10.1/base.lock locks/base.lock"
     assert commands[-1] == ".venv/bin/gradtrail repro"
     assert len([*accepting(Resolved(lock=lock, versions={}, bounds=()))]) == len(commands) - 1
 
@@ -55,7 +55,7 @@ from gradtrail.experiments.upgrade import main
 from gradtrail.experiments.upgrade.environment import Resolved
 
 def resolve(pins, folder):
-    return Resolved(lock=folder / "requirements.lock", versions={"jax": ("1", "2")}, bounds=())
+    return Resolved(lock=folder / "base.lock", versions={"jax": ("1", "2")}, bounds=())
 
 def install(lock, into):
     if sys.argv[1:]:
@@ -74,7 +74,8 @@ main.upgrade(("jax==0.0.1",), seconds=1.0)
 def test_the_same_versions_change_nothing_and_nothing_of_the_project_is_changed(tmp_path: Path) -> None:
     """The rehearsal end to end, in an environment that is the project's own; uv is played."""
     project = finished_project().copy(tmp_path / "project")
-    for name in ("requirements.lock", "pyproject.toml"):
+    (project.folder / "locks").mkdir()
+    for name in ("locks/base.lock", "pyproject.toml"):
         (project.folder / name).write_bytes((ROOT / name).read_bytes())
     project.commit("a lock")
     runs, status = project.runs(), project.git("status", "--porcelain")
@@ -85,7 +86,7 @@ def test_the_same_versions_change_nothing_and_nothing_of_the_project_is_changed(
     assert "the same bits, for 3 seeds" in said
     assert "difference +0.0000" in said
     assert "× the time of A" in said
-    assert "cp .gradtrail/upgrade/jax-0.0.1/requirements.lock requirements.lock" in said
+    assert "cp .gradtrail/upgrade/jax-0.0.1/base.lock locks/base.lock" in said
     assert (project.runs(), project.git("status", "--porcelain")) == (runs, status)
     assert {path: path.read_bytes() for path in outs} == outs
     broken = project.python("-c", _PLAYED, "broken", status=1)

@@ -16,7 +16,7 @@ RECORDED = read_yaml(ROOT / "versions.yaml")
 
 @pytest.mark.parametrize("package", RECORDED)
 def test_the_record_of_the_repository_is_what_is_locked_and_installed(package: str) -> None:
-    pins = re.findall(rf"^{package}==([^\s;]+)", (ROOT / "requirements.lock").read_text(), flags=re.MULTILINE)
+    pins = re.findall(rf"^{package}==([^\s;]+)", (ROOT / "locks/base.lock").read_text(), flags=re.MULTILINE)
     assert RECORDED[package] in pins
     assert RECORDED[package] == version(package)
 

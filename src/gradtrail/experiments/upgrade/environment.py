@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gradtrail.support.errors import UserError, one_line, suggestion
 
-LOCK, PYPROJECT = Path("requirements.lock"), Path("pyproject.toml")
+LOCK, PYPROJECT = Path("locks/base.lock"), Path("pyproject.toml")
 _PIN = re.compile(r"([A-Za-z0-9][\w.-]*)==([0-9][\w.!+]*)")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _FOLLOWS = {"jaxlib": "jax"}  # whose version the first takes, unless it is named itself
@@ -75,7 +75,7 @@ def resolve(pins: Mapping[str, str], folder: Path) -> Resolved:
     """
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     loose = {name for name, leader in _FOLLOWS.items() if leader in pins and name not in pins}
-    lock = folder / LOCK
+    lock = folder / LOCK.name
     kept = re.sub(rf"(?m)^(?:{'|'.join([*pins, *loose])})==.*\n(?:[ ].*\n)*", "", LOCK.read_text(encoding="utf-8"))
     wanted = [f"{name}=={version}" for name, version in pins.items()]
     given: list[str] = project["dependencies"]
@@ -139,7 +139,7 @@ def _write_project(folder: Path, project: Mapping[str, object], dependencies: li
 
 def _compile(folder: Path) -> None:
     options = ("--universal", "--generate-hashes", "--no-header", "--no-emit-index-url", "--quiet", "--extra", "dev")
-    _uv("pip", "compile", str(PYPROJECT), *options, "--output-file", str(LOCK), folder=folder)
+    _uv("pip", "compile", str(PYPROJECT), *options, "--output-file", LOCK.name, folder=folder)
 
 
 def _uv(*arguments: str, folder: Path | None = None) -> None:

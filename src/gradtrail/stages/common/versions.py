@@ -9,7 +9,7 @@ from gradtrail.support.errors import UserError
 
 PATH = Path("versions.yaml")
 _HEADER = (
-    "# Every package that can change an out, as requirements.lock has it: a DVC param of each stage that imports it,\n"
+    "# Every package that can change an out, as locks/base.lock has it: a DVC param of each stage that imports it,\n"
     "# so that an upgrade re-runs the stage. `gradtrail versions` writes what is installed.\n"
 )
 
@@ -21,7 +21,7 @@ def require_recorded_versions(packages: tuple[str, ...]) -> None:
         if version(package) != recorded.get(package):
             raise UserError(
                 f"{PATH}: it has {package} {recorded.get(package)}, but {version(package)} is installed: "
-                "install requirements.lock, or record the installed versions with `gradtrail versions`"
+                "install locks/base.lock, or record the installed versions with `gradtrail versions`"
             )
 
 
