@@ -202,7 +202,7 @@ def lend_environment(folder: Path) -> None:
     for path in Path(sys.executable).parents[1].iterdir():
         if path.name != ".ready":
             (folder / path.name).symlink_to(path)
-    (folder / ".ready").write_text(f"{folder.resolve()}\nrequirements.lock\n")
+    (folder / ".ready").write_text(f"{folder.resolve()}\nlocks/base.lock\n")
 
 
 def own_code(project: Project) -> dict[str, str]:

@@ -208,7 +208,7 @@ def test_an_environment_that_came_from_elsewhere_is_made_anew_and_without_an_ind
     env = {"PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}
     environment = folder / ".venv"
     environment.mkdir()
-    (environment / ".ready").write_text(f"{environment.resolve()}\nrequirements.lock\n")
+    (environment / ".ready").write_text(f"{environment.resolve()}\nlocks/base.lock\n")
     (environment / "of before").touch()
     assert make(folder, sys.executable, **env) == (0, [])
     moved = folder.rename(folder.with_name("moved"))
