@@ -70,7 +70,7 @@ def _visible(targets: Sequence[str]) -> Iterator[None]:
     finally:
         for pipeline in pipelines:
             if not pipeline.with_name("dvc.lock").exists():
-                pipeline.with_name(".dvcignore").unlink()
+                pipeline.with_name(".dvcignore").unlink(missing_ok=True)
 
 
 def fit_dvc_to_git() -> None:

@@ -47,7 +47,7 @@ class NoSourceError(UserError):
 
 def environment_error(fault: Exception) -> str:
     """Return in one line what the machine refused, such as disk, permission or memory; empty for other faults."""
-    if isinstance(fault, shutil.Error):  # of a folder that is copied: (source, target, reason) of each file
+    if isinstance(fault, shutil.Error) and isinstance(fault.args[0], list):  # (source, target, reason) of copied files
         _, target, reason = fault.args[0][0]
         return f"{target}: {reason.partition(': ')[0]}"
     if isinstance(fault, OSError) and fault.errno in _ENVIRONMENT:

@@ -60,7 +60,7 @@ def edit_pipeline(project: Project, stage: str) -> str:
 def edit_versions(project: Project, stage: str) -> str:
     path = project.folder / "versions.yaml"
     path.write_text(path.read_text().replace("numpy:", "numpy: 1.0.0 #"))
-    return "versions.yaml: it has numpy 1.0.0"
+    return "a file that it reads changed (versions.yaml: it has numpy 1.0.0"
 
 
 def check_out_another_branch(project: Project, stage: str) -> str:

@@ -242,7 +242,7 @@ def test_what_was_interrupted_goes_on(project: Project) -> None:
     project.dvc("checkout")
     forget_what_ran(project)
     an_hour_later(project)
-    said = project.python("-c", INTERRUPTED, status=2)
+    said = project.python("-c", INTERRUPTED, status=130)
     assert "KeyboardInterrupt" in said
     assert len(sql(project, "select 1 from runs where lifecycle_stage = 'deleted'")) == 1
     assert len(ids(project)) == 5

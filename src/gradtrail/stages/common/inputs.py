@@ -4,6 +4,7 @@ DVC hashes params and deps after the command has ended. Without this check, the 
 data were edited meanwhile would be recorded, and later served from the run-cache, under inputs that never made them.
 """
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.running_time import seconds_running
 
 Stamps = dict[Path, tuple[int, ...]]
+_CLOCK_SECONDS = 0.03  # by which the clocks of files and of processes differ; no code is imported so early
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +38,9 @@ class Inputs:
 
     def require_unchanged(self) -> None:
         """Raise UserError, in one line that names what changed, unless the inputs are those of the start."""
-        if changed := self._describe_change():
+        if change := self._describe_change():
             raise UserError(
-                f"{changed} while {self.name} ran; its results are not recorded, as DVC would take them for those of "
+                f"{change} while {self.name} ran; its results are not recorded, as DVC would take them for those of "
                 "the new inputs; `dvc repro` runs it again, and resumes a training once the change is undone"
             )
 
@@ -46,7 +48,7 @@ class Inputs:
         """Return the first change since the start; empty if there is none."""
         try:
             require_recorded_versions(self.spec.params.get(str(VERSIONS), ()))
-            if _read_stamps(self.spec) == self.stamps:
+            if (stamps := _read_stamps(self.spec)) == self.stamps:
                 return ""
             if read_pipelines(Path()).get(self.name) != self.spec:
                 return f"dvc.yaml: stage {self.name} changed"
@@ -54,8 +56,8 @@ class Inputs:
         except FileNotFoundError as error:
             return f"{error.filename} was removed"
         except UserError as error:
-            return f"{error}: changed"
-        return next(_changes(self.entry, now, changed_files(self.stamps, _read_stamps(self.spec))), "")
+            return f"a file that it reads changed ({error})"
+        return next(_changes(self.entry, now, changed_files(self.stamps, stamps)), "")
 
 
 def read_inputs(name: str, spec: StageSpec) -> Inputs:
@@ -66,7 +68,7 @@ def read_inputs(name: str, spec: StageSpec) -> Inputs:
             started, which may have imported either version.
     """
     stamps = _read_stamps(spec)
-    if newest := _changed_within(seconds_running(), stamps):
+    if newest := _changed_within(seconds_running() - _CLOCK_SECONDS, stamps):
         raise UserError(f"{newest} changed while {name} was starting; run it again")
     entry = live_entry(spec, Path(), is_partial=True)
     if missing := [dep for dep in spec.deps if dep not in entry.deps]:
@@ -90,8 +92,13 @@ def _read_stamps(spec: StageSpec) -> Stamps:
 def stamps_of(paths: Iterable[Path]) -> Stamps:
     """Return what changes whenever the content of a file does, for files and those in folders; not for missing ones."""
     files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir()]
-    stats = {path: path.stat() for path in files if path.exists() and "__pycache__" not in path.parts}
-    return {path: (s.st_ctime_ns, s.st_mtime_ns, s.st_size, s.st_ino) for path, s in stats.items()}
+    stamps: Stamps = {}
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # an editor's temporary file may be gone by now
+            if "__pycache__" not in path.parts:
+                stat = path.stat()
+                stamps[path] = (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    return stamps
 
 
 def changed_files(before: Stamps, after: Stamps) -> list[str]:

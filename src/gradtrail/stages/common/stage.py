@@ -115,15 +115,19 @@ class Stage:
         with writing_outs(self.spec.outs, self.folder, self.name) as new:
             yield new
             self.inputs.require_unchanged()
-        self._written.update(stamps_of(self.folder / out for out in self.spec.outs))
+        self._written.update(self._out_stamps())
 
     def require_unchanged(self) -> None:
         """Raise UserError if what the stage read, or the outs that it wrote, changed before its end."""
         self.inputs.require_unchanged()
-        outs = stamps_of(self.folder / out for out in self.spec.outs)
-        if self._written and (changed := changed_files(self._written, outs)):
+        if self._written and (changed := changed_files(self._written, self._out_stamps())):
             file = Path(changed[0]).relative_to(self.folder)
             raise UserError(f"{file} changed while {self.name} was ending; `dvc repro` runs it again")
+
+    def _out_stamps(self) -> Stamps:
+        """Return the stamps of the outs without the time of the last change, which a hard link changes too."""
+        stamps = stamps_of(self.folder / out for out in self.spec.outs)
+        return {path: stamp[1:] for path, stamp in stamps.items()}
 
     def write_metrics(self, new: Path, metrics: Mapping[str, Any]) -> None:
         """Write the metrics file to the folder of the new outs: flat keys, numbers rounded to 9 significant digits."""

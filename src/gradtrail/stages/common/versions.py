@@ -1,6 +1,6 @@
 """The versions of every package that can change an out: `versions.yaml`, a DVC param of the stages that import it."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from gradtrail.stages.common.files import atomic_file
@@ -18,9 +18,13 @@ def require_recorded_versions(packages: tuple[str, ...]) -> None:
     """Raise UserError where an installed version differs from `versions.yaml`, under which DVC records the result."""
     recorded = read_yaml(PATH)
     for package in packages:
-        if version(package) != recorded.get(package):
+        try:
+            installed = version(package)
+        except PackageNotFoundError:  # such as while another process installs it
+            installed = "none"
+        if installed != recorded.get(package):
             raise UserError(
-                f"{PATH}: it has {package} {recorded.get(package)}, but {version(package)} is installed: "
+                f"{PATH}: it has {package} {recorded.get(package)}, but {installed} is installed: "
                 "install locks/base.lock, or record the installed versions with `gradtrail versions`"
             )
 

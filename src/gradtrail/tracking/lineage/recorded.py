@@ -51,6 +51,13 @@ def entries_of(entry: Entry, outs: Mapping[str, str]) -> list[Path]:
     return [path for path, section in read if section and locked_entry(section) == entry and outs_of(section) == outs]
 
 
+def is_recorded_since(seconds: float, stage: str, state: str, outs: Mapping[str, str]) -> bool:
+    """Whether the run-cache has recorded these outs of a state after a time, in seconds since the epoch."""
+    recent = [path for path in entry_files() if path.stat().st_mtime >= seconds]
+    sections = [section for path in recent if (section := _read(path)) and outs_of(section) == outs]
+    return any(state_key(stage, locked_entry(section)) == state for section in sections)
+
+
 def run_cache_snapshots(recorded: Sequence[Snapshot], is_known: Callable[[str], bool]) -> list[Snapshot]:
     """Return a snapshot for each entry whose lineage the run-cache, or a lock, has, the oldest first.
 

@@ -19,7 +19,7 @@ from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.origin import origin_of
-from gradtrail.tracking.lineage.recorded import consistent_stages, entries_of, recorded_states
+from gradtrail.tracking.lineage.recorded import consistent_stages, entries_of, is_recorded_since, recorded_states
 from gradtrail.tracking.lineage.snapshots import Experiment, Snapshot, snapshot_of
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
@@ -215,7 +215,7 @@ class States:
 
         What is edited after a stage's last look, and before DVC reads it, is recorded as if the stage had read or
         written it. Such a record has the outs of an execution of another state, or other outs than that of its own;
-        and there are both executions, or DVC wrote it right after the one that there is.
+        and there are both executions, or DVC wrote it right after the one that there is, instead of a record of that.
         """
         outs = stage.out_digests()
         executed = [run for run in self._index({"stage": stage.name}, finished=True) if _is_executed_here(run)]
@@ -226,7 +226,9 @@ class States:
         maker, entries = (makers or own)[0], entries_of(stage.entry(stage.name), outs)
         states = maker.data.tags.get(MISRECORDED, "").split()
         delays = [entry.stat().st_mtime - run.info.end_time / 1000 for entry in entries for run in (*makers, *own)]
-        is_late = any(0 <= seconds < RECORDING_SECONDS for seconds in delays)
+        is_late = any(0 <= seconds < RECORDING_SECONDS for seconds in delays) and not is_recorded_since(
+            maker.info.end_time / 1000, stage.name, maker.data.tags["state"], outputs(maker.data.tags)
+        )
         if not ((own and makers) or stage.state in states or is_late):
             return False
         for entry in entries:  # else DVC would serve these outs for the new inputs
