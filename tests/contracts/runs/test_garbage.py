@@ -246,7 +246,7 @@ def test_what_was_interrupted_goes_on(project: Project) -> None:
     assert "KeyboardInterrupt" in said
     assert len(sql(project, "select 1 from runs where lifecycle_stage = 'deleted'")) == 1
     assert len(ids(project)) == 5
-    assert project.sync() == "4 runs present\n"
+    assert project.sync() == "5 runs present\n"
     assert "deleted in MLflow" in gc(project, "--yes")
     assert ids(project) == kept
     assert sql(project, "select count(*) from runs") == [(4,)]
