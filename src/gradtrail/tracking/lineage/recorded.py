@@ -18,7 +18,6 @@ from gradtrail.stages.common.dvc_cache import cache_folder, digest_within, is_he
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
     TRAIN,
-    Entry,
     StageSpec,
     contains_path,
     has_shape,
@@ -45,17 +44,9 @@ def entry_files() -> list[Path]:
     return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-def entries_of(entry: Entry, outs: Mapping[str, str]) -> list[Path]:
-    """Return the files of the run-cache that record these outs for an entry."""
-    read = ((path, _read(path)) for path in entry_files())
-    return [path for path, section in read if section and locked_entry(section) == entry and outs_of(section) == outs]
-
-
-def is_recorded_since(seconds: float, stage: str, state: str, outs: Mapping[str, str]) -> bool:
-    """Whether the run-cache has recorded these outs of a state after a time, in seconds since the epoch."""
-    recent = [path for path in entry_files() if path.stat().st_mtime >= seconds]
-    sections = [section for path in recent if (section := _read(path)) and outs_of(section) == outs]
-    return any(state_key(stage, locked_entry(section)) == state for section in sections)
+def read_run_cache() -> dict[Path, Section]:
+    """Return the readable entries of the run-cache by their files, the oldest first."""
+    return {path: section for path in entry_files() if (section := _read(path))}
 
 
 def run_cache_snapshots(recorded: Sequence[Snapshot], is_known: Callable[[str], bool]) -> list[Snapshot]:
@@ -66,7 +57,7 @@ def run_cache_snapshots(recorded: Sequence[Snapshot], is_known: Callable[[str], 
             Where an entry fits several pipelines the newest counts.
         is_known: whether a state, given by its key, needs no snapshot.
     """
-    if not (sections := [section for path in entry_files() if (section := _read(path))]):
+    if not (sections := list(read_run_cache().values())):
         return []
     newest_first = {sha256_of(one): one for snapshot in reversed(recorded) for one in snapshot.lock.values()}
     locked = [*newest_first.values()][::-1]

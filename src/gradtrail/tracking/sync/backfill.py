@@ -9,17 +9,20 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.stages.common.dvc_cache import is_here, restore
-from gradtrail.stages.common.pipeline_file import TRAIN, sha256_of
+from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, outs_of, sha256_of
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.environment import machine_key
+from gradtrail.tracking.lineage.keys import state_key
 from gradtrail.tracking.lineage.origin import origin_of
-from gradtrail.tracking.lineage.recorded import consistent_stages, entries_of, is_recorded_since, recorded_states
+from gradtrail.tracking.lineage.recorded import consistent_stages, read_run_cache, recorded_states
 from gradtrail.tracking.lineage.snapshots import Experiment, Snapshot, snapshot_of
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import open_store
@@ -213,26 +216,24 @@ class States:
     def _is_disproved(self, stage: Identity) -> bool:
         """Whether executions here show that a record is wrong; if so, warn once, and delete what it led to.
 
-        What is edited after a stage's last look, and before DVC reads it, is recorded as if the stage had read or
-        written it. Such a record has the outs of an execution of another state, or other outs than that of its own;
-        and there are both executions, or DVC wrote it right after the one that there is, instead of a record of that.
+        A file that is edited after a stage's last check, and before DVC reads it, is recorded as if the stage had read
+        or written it. Such a record has the outs of an execution of another state, or other outs than the execution of
+        its own state; and both executions are known, or DVC wrote the record in place of that of the known one.
         """
         outs = stage.out_digests()
-        executed = [run for run in self._index({"stage": stage.name}, finished=True) if _is_executed_here(run)]
-        own = [run for run in executed if run.data.tags["state"] == stage.state]
-        makers = [run for run in executed if run not in own and outputs(run.data.tags) == outs]
+        own = [run for run in self._executed[stage.name] if run.data.tags["state"] == stage.state]
+        makers = [run for run in self._executed[stage.name] if run not in own and outputs(run.data.tags) == outs]
         if not (own or makers) or any(outputs(run.data.tags) == outs for run in own):
             return False
-        maker, entries = (makers or own)[0], entries_of(stage.entry(stage.name), outs)
+        entries = self._entries_of(stage.name, stage.state, outs)
+        late = [run for run in (*makers, *own) if self._is_recorded_as_other(run, entries)]
+        maker = self._index[(late or makers or own)[0].info.run_id]
         states = maker.data.tags.get(MISRECORDED, "").split()
-        delays = [entry.stat().st_mtime - run.info.end_time / 1000 for entry in entries for run in (*makers, *own)]
-        is_late = any(0 <= seconds < RECORDING_SECONDS for seconds in delays) and not is_recorded_since(
-            maker.info.end_time / 1000, stage.name, maker.data.tags["state"], outputs(maker.data.tags)
-        )
-        if not ((own and makers) or stage.state in states or is_late):
+        if not (late or (own and makers) or stage.state in states):
             return False
         for entry in entries:  # else DVC would serve these outs for the new inputs
             entry.unlink(missing_ok=True)
+            del self._run_cache[entry]
         for run in self._index({"state": stage.state}):
             if REBUILT in run.data.tags and outputs(run.data.tags) == outs:
                 self._remove_contradicted(run, maker.info.run_id)
@@ -246,6 +247,31 @@ class States:
                 file=sys.stderr,
             )
         return True
+
+    def _is_recorded_as_other(self, run: Run, entries: Iterable[Path]) -> bool:
+        """Whether DVC wrote one of these entries right after the end of a run, and none of the run's own state."""
+        tags, ended = run.data.tags, run.info.end_time / 1000
+        own = self._entries_of(tags["stage"], tags["state"], outputs(tags))
+        is_late = any(0 <= entry.stat().st_mtime - ended < RECORDING_SECONDS for entry in entries)
+        return is_late and not any(entry.stat().st_mtime >= ended for entry in own)
+
+    def _entries_of(self, stage: str, state: str, outs: Mapping[str, str]) -> list[Path]:
+        """Return the files of the run-cache that record these outs of a state."""
+        same_outs = {entry: section for entry, section in self._run_cache.items() if outs_of(section) == outs}
+        return [entry for entry, section in same_outs.items() if state_key(stage, locked_entry(section)) == state]
+
+    @cached_property
+    def _run_cache(self) -> dict[Path, dict[str, Any]]:
+        return read_run_cache()
+
+    @cached_property
+    def _executed(self) -> dict[str, list[Run]]:
+        """The runs that executions on this kind of machine finished, by stage; a sync deletes none of them."""
+        runs: dict[str, list[Run]] = defaultdict(list)
+        for run in self._index.runs():
+            if _is_executed_here(run):
+                runs[run.data.tags["stage"]].append(run)
+        return runs
 
     def _remove_contradicted(self, run: Run, by: str) -> None:
         remove_run(self._client, run, REPLACED, by=by)
