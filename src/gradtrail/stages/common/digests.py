@@ -1,9 +1,15 @@
-"""Content digests equal to those that DVC writes into `dvc.lock`, so that runs in MLflow match states in DVC."""
+"""Content digests equal to those that DVC writes into `dvc.lock`, so that runs in MLflow match states in DVC.
 
+And stamps, which tell without reading a file whether it was written since.
+"""
+
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+Stamps = dict[Path, tuple[int, ...]]
 
 
 def digest(path: Path) -> str:
@@ -26,3 +32,20 @@ def folder_digest(files: Mapping[str, str]) -> str:
 def _md5_of_file(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def stamps_of(paths: Iterable[Path]) -> Stamps:
+    """Return change time, modification time, size and inode of files, also of those in folders; of no missing file."""
+    stamps: Stamps = {}
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            with contextlib.suppress(FileNotFoundError):  # an editor's temporary file may be gone by now
+                if not file.is_dir() and "__pycache__" not in file.parts:
+                    stat = file.stat()
+                    stamps[file] = (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    return stamps
+
+
+def changed_files(before: Stamps, after: Stamps) -> list[str]:
+    """Return the files whose stamps differ, or that only one of the two has."""
+    return sorted(path.as_posix() for path in {*before, *after} if before.get(path) != after.get(path))

@@ -16,7 +16,7 @@ from typing import Any
 
 from platformdirs import site_config_dir, user_config_dir
 
-from gradtrail.stages.common.digests import digest, folder_digest
+from gradtrail.stages.common.digests import digest, folder_digest, stamps_of
 from gradtrail.stages.common.files import scratch_folder
 from gradtrail.stages.common.pipeline_file import outs_of, read_locks
 from gradtrail.support.errors import UserError
@@ -113,7 +113,7 @@ def restore(out: str, md5: str, to: Path, commit: str) -> bool:
 def restoring_outs(stage: str) -> Iterator[None]:
     """Restore the missing outs of a stage, as `dvc.lock` names them, if the block ends with an exception.
 
-    DVC removes the outs before it runs the command. What the cache lacks stays away.
+    DVC removes the outs before it runs the command. Outs that the cache lacks stay missing.
     """
     try:
         yield
@@ -178,11 +178,9 @@ def _is_in_working_folder(out: str, md5: str) -> bool:
 
 def _digest_of_now(path: Path) -> str:
     """Return the digest of a file or folder; of one that was digested before, only if it was written since."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    stats = [(str(file), file.stat()) for file in files if file.exists()]  # a link may lead nowhere
-    stamp = tuple((name, found.st_size, found.st_mtime_ns, found.st_ino) for name, found in stats)
-    is_settled = all(time.time() - found.st_mtime > _CLOCK_SECONDS for _, found in stats)  # else the time may stay
-    return _digest_of(path, stamp) if is_settled else digest(path)
+    stamps = stamps_of([path])
+    is_settled = all(time.time() - modified / 1e9 > _CLOCK_SECONDS for _, modified, *_ in stamps.values())
+    return _digest_of(path, tuple(sorted(stamps.items()))) if is_settled else digest(path)
 
 
 @functools.lru_cache(maxsize=256)  # states without files ask for the same outs, of many megabytes, again and again

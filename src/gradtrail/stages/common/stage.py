@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradtrail.core.common.validation import ConfigError
+from gradtrail.stages.common.digests import Stamps, changed_files, stamps_of
 from gradtrail.stages.common.dvc_cache import restoring_outs
 from gradtrail.stages.common.environment import EnvironmentConfig, refuse_unknown_variables, set_up_jax, uses_jax
 from gradtrail.stages.common.files import read_mapping, write_json, writing_outs
-from gradtrail.stages.common.inputs import Inputs, Stamps, changed_files, read_inputs, stamps_of
+from gradtrail.stages.common.inputs import Inputs, read_inputs
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.params import load_section, validate
 from gradtrail.stages.common.pipeline_file import StageSpec, read_pipelines
