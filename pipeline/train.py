@@ -33,12 +33,12 @@ from gradtrail.tracking.mlflow.training_log import TrainingLog
 
 @contextlib.contextmanager
 def member_checkpoints(
-    run: TrackedRun, training: Training, outlives: Callable[[], bool], seeds: MemberSeeds, count: int
+    run: TrackedRun, training: Training, inputs_changed: Callable[[], bool], seeds: MemberSeeds, count: int
 ) -> Iterator[ResumeFolder]:
     """Yield the checkpoints of a member, or of `count` at once; of several they stay, for trainings with others."""
     stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds), count)
     with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
-        checkpoints = training.checkpoints(state, user=stage.state, outlives=outlives)
+        checkpoints = training.checkpoints(state, user=stage.state, inputs_changed=inputs_changed)
         is_kept = training.config.members > 1 or checkpoints.is_complete
         if checkpoints.is_begun:
             run.timings(resumed=True)

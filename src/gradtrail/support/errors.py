@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable
@@ -49,7 +50,8 @@ def environment_error(fault: Exception) -> str:
     """Return in one line what the machine refused, such as disk, permission or memory; empty for other faults."""
     if isinstance(fault, shutil.Error) and isinstance(fault.args[0], list):  # (source, target, reason) of copied files
         _, target, reason = fault.args[0][0]
-        return f"{target}: {reason.partition(': ')[0]}"
+        number = re.match(r"\[Errno (\d+)\]", reason)
+        return f"{target}: {reason.partition(': ')[0]}" if number and int(number[1]) in _ENVIRONMENT else ""
     if isinstance(fault, OSError) and fault.errno in _ENVIRONMENT:
         return f"{fault.filename or 'a file'}: {fault.strerror}"
     if isinstance(fault, MemoryError) or "RESOURCE_EXHAUSTED" in str(fault):

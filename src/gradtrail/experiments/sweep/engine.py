@@ -81,12 +81,9 @@ class QueueEngine:
             labels = dict(zip(queue_experiments(commands), missing, strict=True))
             failed = wait_for(self._queue, labels, jobs=self.jobs, title=title)
         kept = {experiment.name for experiment in find_experiments()}
-        without = "DVC reports success, but kept no experiment; "
-        return {
-            label: f"{without * (name not in failed)}`dvc queue logs {name}` shows why"
-            for name, label in labels.items()
-            if name in failed or name not in kept
-        }
+        lost = [name for name in labels if name not in kept and name not in failed]
+        reasons = dict.fromkeys(failed, "") | dict.fromkeys(lost, "DVC reports success, but kept no experiment; ")
+        return {labels[name]: f"{reason}`dvc queue logs {name}` shows why" for name, reason in reasons.items()}
 
     @contextlib.contextmanager
     def _telling(self, title: str) -> Iterator[None]:

@@ -67,7 +67,7 @@ class ResumeFolder:
         clock: returns seconds.
         user: key of the state that is made, where it is another one: a training with this member.
         processes: that train together.
-        outlives: whether a complete training is checkpointed too, as its results will not be recorded.
+        inputs_changed: whether the stage's inputs have changed, so that a complete training is checkpointed too.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class ResumeFolder:
         clock: Callable[[], float],
         user: str = "",
         processes: Processes = ALONE,
-        outlives: Callable[[], bool] = lambda: False,
+        inputs_changed: Callable[[], bool] = lambda: False,
     ):
         self._folder = folder and folder.resolve()
         self._user = user
         self._processes = processes
-        self._outlives = outlives
+        self._inputs_changed = inputs_changed
         self._every_seconds = every_seconds
         self._clock = clock
         self._last = clock()
@@ -148,10 +148,10 @@ class ResumeFolder:
         return self._folder is not None and (self._folder / COMPLETE).is_file()
 
     def end(self, chunk: Chunk, history: Histories, seconds: float, *, is_kept: bool) -> None:
-        """Keep the last checkpoint of a complete training, or save one where its results will not be recorded."""
+        """Keep the last checkpoint of a complete training, or save one if its results will not be recorded."""
         if is_kept:
             self.keep(chunk, history, seconds)
-        elif self._outlives():
+        elif self._inputs_changed():
             self.save(chunk, history, seconds)
 
     def keep(self, chunk: Chunk, history: Histories, seconds: float) -> None:
@@ -265,7 +265,7 @@ def resume_folder(
     processes: Processes,
     clock: Callable[[], float],
     user: str = "",
-    outlives: Callable[[], bool] = lambda: False,
+    inputs_changed: Callable[[], bool] = lambda: False,
 ) -> ResumeFolder:
     """Return the checkpoints of the state with this key; none under a debug switch.
 
@@ -276,7 +276,9 @@ def resume_folder(
     debugging = runtime.debug_nans or runtime.disable_jit
     name = processes.agreed(lambda: f"{state[:32]}-{jax.local_devices()[0].platform}{shards}")
     folder = None if debugging else private_folder() / "resume" / name
-    return ResumeFolder(folder, runtime.checkpoint_seconds, clock, "" if user == state else user, processes, outlives)
+    return ResumeFolder(
+        folder, runtime.checkpoint_seconds, clock, "" if user == state else user, processes, inputs_changed
+    )
 
 
 def state_on_host(state: TrainState) -> TrainState:
