@@ -38,11 +38,11 @@ endif
 endif
 endif
 
-$(READY): locks/base.lock locks/cuda.lock locks/cluster.lock pyproject.toml tools/setup.sh
-	@sh tools/setup.sh "$(PYTHON)" "$(VENV)" "$(LOCK)"
+$(READY): locks/base.lock locks/cuda.lock locks/cluster.lock pyproject.toml locks/setup.sh
+	@sh locks/setup.sh "$(PYTHON)" "$(VENV)" "$(LOCK)"
 
 lock: env ## resolve the locks again, from pyproject.toml
-	@PATH="$(abspath $(BIN)):$$PATH" sh tools/lock.sh
+	@PATH="$(abspath $(BIN)):$$PATH" sh locks/lock.sh
 
 repro: env ## run the pipeline; stages that are up to date do not run
 	@$(BIN)/gradtrail repro
@@ -54,7 +54,7 @@ test-slow: env ## the slow tests, within 20 minutes; `.ci/run` is check, gate, t
 	@$(BIN)/python -m pytest -q -n auto --dist loadscope --no-loadscope-reorder -m "slow and not nightly" $(SLOW)
 
 nightly: env ## what takes longer: random kills, long histories, many experiments at once
-	@bash tools/nightly.sh
+	@bash tests/nightly.sh
 
 check: env ## ruff (lint and format), mypy, import-linter
 	@$(BIN)/ruff check .
@@ -73,10 +73,10 @@ sync: env ## create the missing MLflow runs of all states, of commits and experi
 	@$(BIN)/gradtrail sync
 
 audit: env ## look for wrong labels: a pipeline of its own, within 10 minutes on two cores
-	@$(BIN)/gradtrail repro audit/dvc.yaml
+	@$(BIN)/gradtrail repro pipeline/audit/dvc.yaml
 
 privacy-audit: env ## audit the private training of params.yaml with canaries: a pipeline of its own
-	@$(BIN)/gradtrail repro audit/privacy/dvc.yaml
+	@$(BIN)/gradtrail repro pipeline/privacy_audit/dvc.yaml
 
 ui: env ## the MLflow UI, on http://127.0.0.1:5000 unless PORT says otherwise
 	@$(BIN)/gradtrail ui --port $(or $(PORT),5000)

@@ -13,9 +13,11 @@ from benchmarks.record import record
 
 def main() -> None:
     """Force the stage once and print what it found."""
-    cost = measure_command(sys.executable, "-m", "gradtrail", "repro", "--force", "--single-item", "audit/dvc.yaml")
+    cost = measure_command(
+        sys.executable, "-m", "gradtrail", "repro", "--force", "--single-item", "pipeline/audit/dvc.yaml"
+    )
     print(f"audit: {cost.seconds:.0f} s, {cost.peak_mebibytes:.0f} MiB")
-    metrics = json.loads(Path("metrics/audit.json").read_text())
+    metrics = json.loads(Path("results/metrics/audit.json").read_text())
     for noise in ("uniform", "confused"):
         auroc, precision, error = (
             metrics[f"{noise}/{name}"] for name in ("auroc", "average_precision", "calibration_error")

@@ -142,7 +142,7 @@ class Show:
         about = {"about": "which learning rate?", "timed": True}
         seeds = {_SHOW: range(1, self.options.seeds + 1), _TIMED: range(100, 100 + max(1, self.options.timed_seeds))}
         comparisons = {name: about | {"seeds": [*own], "variants": rates} for name, own in seeds.items()}
-        YAML().dump(comparisons, project.folder / "comparisons.yaml")
+        YAML().dump(comparisons, project.folder / "experiments.yaml")
         bare = self.folder / "shared.git"
         run_git(self.folder, "init", "-q", "--bare", str(bare))
         project.git("remote", "add", "origin", str(bare))
@@ -253,7 +253,7 @@ class Show:
             for stage in ("train", "evaluate"):
                 for out in lock["stages"][stage]["outs"]:
                     md5 = out["md5"]
-                    is_tracked = out["path"].startswith("metrics/")
+                    is_tracked = out["path"].startswith("results/metrics/")
                     if not is_tracked and not (clone / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).is_file():
                         missing.append(f"{ref}: {out['path']}")
         return missing
@@ -310,7 +310,7 @@ def tags(run: dict[str, Any]) -> dict[str, str]:
 
 
 def read_table(project: Project, name: str) -> list[dict[str, str]]:
-    with (project.folder / f"reports/comparisons/{name}.csv").open() as file:
+    with (project.folder / f"results/comparisons/{name}.csv").open() as file:
         return list(csv.DictReader(file))
 
 

@@ -266,10 +266,10 @@ def processor() -> str:
 
 def run_recipes() -> None:
     """Run every private recipe over five seeds, and print the accuracies of all recipes."""
-    recipes = YAML(typ="safe", pure=True).load(ROOT / "recipes.yaml")
+    recipes = YAML(typ="safe", pure=True).load(ROOT / "experiments.yaml")
     names = [name for name in recipes if name.startswith("dp_")]
     if not names:
-        raise SystemExit("recipes.yaml has no recipe whose name begins with dp_")
+        raise SystemExit("experiments.yaml has no recipe whose name begins with dp_")
     for name in names:
         subprocess.run(("gradtrail", "recipes", name, "--seeds", RECIPE_SEEDS), check=True)
     subprocess.run(("gradtrail", "results"), check=True)

@@ -38,7 +38,7 @@ from gradtrail.stages.artifacts.splits import read_split
 from gradtrail.stages.common.dataset import SPLITS, read_info, write_processed
 
 ROOT = Path(__file__).parents[1]
-_COPIED = ("dvc.yaml", "versions.yaml", "pipeline", "src", "labels", "pyproject.toml")
+_COPIED = ("dvc.yaml", "pipeline", "src", "pyproject.toml")
 _GIB = 2**30
 SHARD_MIB = 64
 _EPOCH = re.compile(r"validation ([\d.]+)% \((\d+)/\d+, ([\d.]+) s\)")
@@ -95,7 +95,7 @@ class Project:
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Read the metrics of a stage."""
-        found: dict[str, Any] = json.loads((self.folder / f"metrics/{stage}.json").read_text())
+        found: dict[str, Any] = json.loads((self.folder / f"results/metrics/{stage}.json").read_text())
         return found
 
     def digests(self) -> dict[str, str]:

@@ -106,7 +106,7 @@ def make_clone(folder: Path) -> Clone:
     shutil.copy("dvc.lock", folder)
     clone.python("-m", "dvc", "config", "--local", "cache.dir", str(cache_folder()))
     clone.python("-m", "dvc", "checkout", "dvc.yaml")  # the audit may never have run
-    shutil.copytree("metrics", folder / "metrics", dirs_exist_ok=True)
+    shutil.copytree("results/metrics", folder / "results/metrics", dirs_exist_ok=True)
     (folder / ".gradtrail").mkdir(exist_ok=True)
     return clone
 

@@ -1,4 +1,4 @@
-"""Show the results of all stages on one page: metrics, tables, figures and params → `reports/report.html`."""
+"""Show the results of all stages on one page: metrics, tables, figures and params → `results/report.html`."""
 
 from gradtrail.tracking.tracker_process import start_tracker
 
@@ -21,7 +21,7 @@ def main(stage: Stage) -> None:
         page = render(config, sources, content)
 
         with stage.writing_outs() as new:
-            (new / "reports" / "report.html").write_text(page, encoding="utf-8")
+            (new / "results" / "report.html").write_text(page, encoding="utf-8")
             stage.write_metrics(new, measure(sources, content, page))
 
         run.outs()

@@ -2,7 +2,7 @@
 # Run a stage with the code of this folder and the interpreter of the project: `sh pipeline/stage.sh train`.
 #
 # This folder: a queued experiment runs in a copy, while an editable install names the repository; so `src` of the
-# folder we stand in comes first on the path. The interpreter: the first that has the packages of versions.yaml, in
+# folder we stand in comes first on the path. The interpreter: the first that has the packages of pipeline/versions.yaml, in
 # these versions, of the active environment, the path and the repository's `.venv`; so that `.venv/bin/dvc repro` works
 # in any shell. Where none has, the first that has the packages at all says which version is wrong.
 #
@@ -17,7 +17,7 @@ esac
 has_packages='import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ("jax", "mlflow", "safetensors"))))'
 has_versions='
 from importlib.metadata import version
-for line in open("versions.yaml"):
+for line in open("pipeline/versions.yaml"):
     name, _, wanted = line.partition("#")[0].partition(":")
     if name.strip() and version(name.strip()) != wanted.strip(" \"\n"):
         raise SystemExit(1)

@@ -29,7 +29,7 @@ from gradtrail.tracking.mlflow.tags import outputs
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
 _LONGEST = 900  # seconds that no command takes: one that hangs is a failure, not a wait without end
-COPIED = ("dvc.yaml", "params.yaml", "versions.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
+COPIED = ("dvc.yaml", "params.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
 
 QUICK = {
     # Compiling takes most of the time of a finished project and its copies
@@ -196,7 +196,7 @@ class Project:
 
     def metrics_of(self, stage: str) -> dict[str, Any]:
         """Return the metrics that a stage wrote."""
-        return json.loads((self.folder / "metrics" / f"{stage}.json").read_text())
+        return json.loads((self.folder / "results" / "metrics" / f"{stage}.json").read_text())
 
     def lock(self) -> bytes:
         """Return the bytes of `dvc.lock`."""
@@ -304,7 +304,8 @@ def compiled_code() -> Path:
 def _compile_code(folder: Path) -> None:
     """Copy and compile the code, so that no copy of it is compiled again."""
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "pipeline", folder / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    optional = ("audit", "privacy_audit")
+    shutil.copytree(ROOT / "pipeline", folder / "pipeline", ignore=shutil.ignore_patterns("__pycache__", *optional))
     assert compileall.compile_dir(folder, quiet=2)
 
 
@@ -313,8 +314,6 @@ def copy_project(to: Path) -> Project:
     shutil.copytree(compiled_code(), to)
     for name in COPIED:
         shutil.copy(ROOT / name, to)
-    (to / "labels").mkdir()
-    shutil.copy(ROOT / "labels" / "corrections.csv", to / "labels")
     return initialize(Project(to))
 
 

@@ -1,6 +1,7 @@
 """What a person does who releases a model, and what the store then says."""
 
 import shutil
+from pathlib import Path
 
 from factories import ROOT
 from mlflow import MlflowClient
@@ -19,7 +20,8 @@ NAME = "digits"
 
 
 def judge(client: MlflowClient, run: Run, verdict: str) -> None:
-    shutil.copy(ROOT / "slo.yaml", ".")
+    Path("deploy").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "deploy/slo.yaml", "deploy")
     candidate = find_candidate(run.info.run_id, client)
     if verdict:
         tag = verdict_tag(verdict, candidate.digest, read_slo().limits.digest)

@@ -128,7 +128,7 @@ def make_report_folder(folder: Path) -> Path:
                 path.write_text(out)
         write_metrics(folder, stage, METRICS[stage])
     for stage, costs in COSTS.items():
-        (folder / f"costs/{stage}.json").write_text(json.dumps(costs))
+        (folder / f"results/costs/{stage}.json").write_text(json.dumps(costs))
     (folder / "data/processed").rmdir()
     write_processed(folder / "data/processed", {name: a_split(name) for name in EXAMPLES}, info)
     for name in ("dynamics", "steps"):
@@ -140,8 +140,8 @@ def make_report_folder(folder: Path) -> Path:
     (folder / "results/evaluate/calibration.json").write_text("{}")  # whose digest `export` names
     write_scores(folder)
     (folder / "results/gradients/summary.md").write_text(SUMMARY)
-    (folder / "labels").mkdir()
-    for name in ("params.yaml", "versions.yaml", "labels/corrections.csv"):
+    (folder / "pipeline").mkdir()
+    for name in ("params.yaml", "pipeline/versions.yaml", "pipeline/corrections.csv"):
         shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -174,7 +174,7 @@ def a_png(number: int) -> bytes:
 
 def write_metrics(folder: Path, stage: str, metrics: dict[str, Any]) -> None:
     content = {"dataset": "mnist", "dataset_digest": DIGEST} | metrics
-    (folder / f"metrics/{stage}.json").write_text(json.dumps(content))
+    (folder / f"results/metrics/{stage}.json").write_text(json.dumps(content))
 
 
 def load_params(folder: Path) -> dict[str, Any]:

@@ -74,7 +74,8 @@ def make_small_project(to: Path) -> Project:
         shutil.copy(ROOT / name, to)
     (to / "pipeline").mkdir()
     (to / "pipeline" / "__init__.py").touch()
-    shutil.copy(ROOT / "pipeline" / "stage.sh", to / "pipeline")
+    for name in ("stage.sh", "versions.yaml"):
+        shutil.copy(ROOT / "pipeline" / name, to / "pipeline")
     stages = {}
     for name, (reads, param, writes, core) in _SMALL_STAGES.items():
         source = _SMALL_STAGE.format(name=name, reads=reads, param=param, writes=writes, core=core)
@@ -83,9 +84,9 @@ def make_small_project(to: Path) -> Project:
         stages[name] = {
             "cmd": f"sh pipeline/stage.sh {name}",
             "deps": [*reads, f"pipeline/{name}.py", f"src/gradtrail/core/{core}.py"],
-            "params": [name, {"versions.yaml": ["numpy"]}],
+            "params": [name, {"pipeline/versions.yaml": ["numpy"]}],
             "outs": writes,
-            "metrics": [{f"metrics/{name}.json": {"cache": False}}],
+            "metrics": [{f"results/metrics/{name}.json": {"cache": False}}],
         }
     YAML().dump({"stages": stages}, to / "dvc.yaml")
     project = Project(to)

@@ -17,7 +17,7 @@ from gradtrail.serving.server.watching import MetricsWatcher
 from gradtrail.serving.slo import read_slo
 
 CLASSES = tuple(map(str, range(10)))
-SLO = Path(__file__).parents[1] / "slo.yaml"
+SLO = Path(__file__).parents[1] / "deploy/slo.yaml"
 Answers = Callable[[np.ndarray], np.ndarray]
 
 

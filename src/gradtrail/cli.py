@@ -130,9 +130,11 @@ def ui(port: int) -> int:
     short_help="Review suspected label errors in a browser.", epilog="Example: gradtrail review --limit 50"
 )
 @click.argument("files", nargs=-1, type=_PATH, metavar="[FILE.csv]...")
-@click.option("--merge", "is_merge", is_flag=True, help="Add the corrections in FILE.csv... to labels/corrections.csv.")
 @click.option(
-    "--file", type=_PATH, help="File to write corrections to.  [default: labels/corrections.csv of the repository]"
+    "--merge", "is_merge", is_flag=True, help="Add the corrections in FILE.csv... to pipeline/corrections.csv."
+)
+@click.option(
+    "--file", type=_PATH, help="File to write corrections to.  [default: pipeline/corrections.csv of the repository]"
 )
 @click.option("--reviewer", metavar="NAME", help="Who decides.  [default: git's user.name]")
 @click.option("--split", type=click.Choice(["train", "validation", "test"]), help="Split to review; all by default.")
@@ -144,10 +146,8 @@ def review(place: Path, /, files: tuple[Path, ...], *, is_merge: bool, file: Pat
     from gradtrail.experiments.review.main import merge, review
 
     if is_merge != bool(files):
-        raise UserError(
-            "--merge: needs the files to join, such as: gradtrail review --merge labels/ann.csv labels/ben.csv"
-        )
-    into = place / file if file else Path("labels/corrections.csv")
+        raise UserError("--merge: needs the files to join, such as: gradtrail review --merge ann.csv ben.csv")
+    into = place / file if file else Path("pipeline/corrections.csv")
     if is_merge:
         merge([place / name for name in files], into)
     else:
@@ -190,7 +190,7 @@ def gc(*, yes: bool) -> None:
 @click.argument("name", required=False)
 @click.option("--seeds", type=_seeds, default="0", metavar="LIST", show_default=True, help="Such as 0,1,2.")
 def recipes(name: str | None, seeds: list[int]) -> int:
-    """List the recipes of recipes.yaml, or run one as DVC experiments."""
+    """List the recipes of experiments.yaml, or run one as DVC experiments."""
     if name:
         require_jax()
     from gradtrail.experiments.sweep.recipes import list_recipes, run_recipe
@@ -239,12 +239,12 @@ def _running_elsewhere(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 @gradtrail.command(epilog="Example: gradtrail compare precision --seeds 0,1,2 --jobs 2")
 @click.argument("name", required=False)
-@click.option("--seeds", type=_seeds, metavar="LIST", help="Such as 0,1,2.  [default: those of comparisons.yaml]")
+@click.option("--seeds", type=_seeds, metavar="LIST", help="Such as 0,1,2.  [default: those of experiments.yaml]")
 @_running_elsewhere
 def compare(name: str | None, seeds: list[int] | None, *, jobs: int, **place: Any) -> int:
     """Compare variants of the training over seeds.
 
-    Without a NAME lists the comparisons of comparisons.yaml; else runs what is missing of one, and prints its table.
+    Without a NAME lists the comparisons of experiments.yaml; else runs what is missing of one, and prints its table.
     """
     from gradtrail.cluster.ray.engine import engine
 
@@ -342,7 +342,7 @@ def upgrade(packages: tuple[str, ...], seconds: float) -> None:
 
 @gradtrail.command(epilog="Example: gradtrail versions")
 def versions() -> None:
-    """Record the installed package versions in versions.yaml."""
+    """Record the installed package versions in pipeline/versions.yaml."""
     from gradtrail.stages.common.versions import write_installed_versions
 
     for package, version in write_installed_versions().items():

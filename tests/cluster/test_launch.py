@@ -151,7 +151,8 @@ def test_the_words_find_the_interpreter_that_the_script_found(tmp_path: Path) ->
     interpreter = tmp_path / ".venv" / "bin" / "python"
     interpreter.parent.mkdir(parents=True)
     interpreter.symlink_to(sys.executable)
-    (tmp_path / "versions.yaml").touch()
+    (tmp_path / "pipeline").mkdir(exist_ok=True)
+    (tmp_path / "pipeline/versions.yaml").touch()
     (tmp_path / "words.sh").write_text("command -v python")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to("/bin/false")

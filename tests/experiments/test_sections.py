@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "toy.py").write_text(TOY)
     stages = {
         "toy": {"cmd": "it", "deps": ["data", "toy.py"], "params": ["toy", "shared.one", "environment.xla_flags"]},
-        "gone": {"cmd": "it", "deps": ["gone.py"], "params": ["gone", {"versions.yaml": ["numpy"]}]},
+        "gone": {"cmd": "it", "deps": ["gone.py"], "params": ["gone", {"pipeline/versions.yaml": ["numpy"]}]},
     }
     YAML(typ="safe").dump({"stages": stages}, tmp_path / "dvc.yaml")
     monkeypatch.syspath_prepend(tmp_path)

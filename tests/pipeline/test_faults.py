@@ -215,7 +215,7 @@ def test_a_model_too_large_for_the_machine_says_what_it_would_take(project: Proj
 @pytest.mark.nightly
 def test_files_have_the_permissions_that_the_umask_leaves_and_none_is_executable(project: Project) -> None:
     def found() -> set[Path]:
-        folders = ("data", "models", "results", "reports", "metrics", "mlruns", ".gradtrail")
+        folders = ("data", "models", "results", "mlruns", ".gradtrail")
         return {path for name in folders for path in (project.folder / name).rglob("*")} | {
             project.folder / "mlflow.db"
         }

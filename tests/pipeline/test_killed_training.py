@@ -1,6 +1,6 @@
 """A training that is killed resumes at the next call, and ends with the bytes of one that was not.
 
-The kills are at set places of the code: a process that runs the stage with SIGKILL put there. `tools/random_kills.py`
+The kills are at set places of the code: a process that runs the stage with SIGKILL put there. `tests/random_kills.py`
 kills at random moments; `tests/stages/train/test_loop.py` stops after every step, within one process.
 """
 
@@ -23,7 +23,7 @@ from untrusted import status_bytes
 
 pytestmark = pytest.mark.slow
 
-OUTS = ("models", "results/train", "metrics/train.json")
+OUTS = ("models", "results/train", "results/metrics/train.json")
 QUICK = {
     "fetch.dataset": "digits",
     "preprocess.shard_mib": 1,  # and read in parts: a split in memory trains by the same steps

@@ -38,7 +38,7 @@ def seed_of(project: Project) -> int:
 
 
 def metrics_of(folder: Path, stage: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "metrics" / f"{stage}.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "results" / "metrics" / f"{stage}.json").read_text())
     return found
 
 

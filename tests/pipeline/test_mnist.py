@@ -23,14 +23,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def test_the_default_model_is_as_good_as_promised(project: Project) -> None:
-    evaluation = json.loads((project.folder / "metrics/evaluate.json").read_text())
+    evaluation = json.loads((project.folder / "results/metrics/evaluate.json").read_text())
     assert evaluation["dataset"] == "mnist"
     assert evaluation["num_examples"] == 10_000
     assert evaluation["accuracy"] >= 0.983
 
 
 def test_every_example_was_scored(project: Project) -> None:
-    assert json.loads((project.folder / "metrics/gradients.json").read_text())["num_examples"] == 70_000
+    assert json.loads((project.folder / "results/metrics/gradients.json").read_text())["num_examples"] == 70_000
 
 
 @pytest.mark.nightly

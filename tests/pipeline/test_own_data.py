@@ -59,7 +59,7 @@ def project(made: tuple[Project, str]) -> Project:
 
 
 def metrics_of(project: Project, stage: str) -> dict:
-    return json.loads((project.folder / "metrics" / f"{stage}.json").read_text())
+    return json.loads((project.folder / "results" / "metrics" / f"{stage}.json").read_text())
 
 
 def test_every_stage_took_the_size_and_the_classes_from_the_data(project: Project) -> None:
@@ -78,7 +78,7 @@ def test_small_classes_are_one_line_and_no_warning_of_numpy(made: tuple[Project,
     assert "coherence_within_classes" in metrics_of(project, "gradients")
 
 
-@pytest.mark.parametrize("path", ["reports/report.html", "results/gradients/summary.md", "metrics/report.json"])
+@pytest.mark.parametrize("path", ["results/report.html", "results/gradients/summary.md", "results/metrics/report.json"])
 def test_no_text_speaks_of_another_data_set(project: Project, path: str) -> None:
     text = (project.folder / path).read_text().lower()
     assert not {"mnist", "digit", "clothing"} & {word.strip(".,:;()") for word in text.split()}

@@ -31,7 +31,7 @@ def test_figures_of_a_quick_training(project: Project) -> None:
     train, evaluate = project.metrics_of("train"), project.metrics_of("evaluate")
     assert train["epochs"] == 3
     assert train["num_parameters"] == 784 * 32 + 32 + 32 * 10 + 10
-    costs = json.loads((project.folder / "costs/train.json").read_text())
+    costs = json.loads((project.folder / "results/costs/train.json").read_text())
     assert costs["train_step"]["flops"] > 0
     assert evaluate["accuracy_low"] < evaluate["accuracy"] < evaluate["accuracy_high"]
     assert evaluate["accuracy"] > 0.6
@@ -88,7 +88,7 @@ def test_the_export_answers_as_the_evaluation_did(project: Project) -> None:
 def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(project: Project) -> None:
     (run,) = project.runs_of("report")
     assert run["name"].startswith("report · mlp-32 · float16 · digits · ")
-    page = (project.folder / "reports/report.html").read_bytes()
+    page = (project.folder / "results/report.html").read_bytes()
     assert (run["artifacts"] / "report.html").read_bytes() == page
     assert project.metrics_of("report")["size_bytes"] == len(page)
     assert f"{project.metrics_of('evaluate')['accuracy']:.2%}" in page.decode()

@@ -7,11 +7,11 @@ from factories import ROOT
 from gradtrail.serving.slo import Limits, read_slo
 from gradtrail.support.errors import UserError
 
-TEXT = (ROOT / "slo.yaml").read_text()
+TEXT = (ROOT / "deploy/slo.yaml").read_text()
 
 
 def test_the_projects_file_is_valid_and_judges_every_limit():
-    found = read_slo(ROOT / "slo.yaml")
+    found = read_slo(ROOT / "deploy/slo.yaml")
     assert all(value is not None for value in vars(found.limits).values())
     assert found.objectives.window_days == 30
 

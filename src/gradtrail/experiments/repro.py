@@ -54,7 +54,9 @@ def reproduce(arguments: list[str]) -> int:
         return status
     _backfill()
     if all(argument.startswith("-") for argument in arguments):
-        _summarize(time.monotonic() - started)  # not after only some stages: metrics/ may belong to another state
+        _summarize(
+            time.monotonic() - started
+        )  # not after only some stages: results/metrics/ may belong to another state
     _remind_of_stand_in()
     return 0
 
@@ -135,7 +137,7 @@ def _backfill() -> None:
 
 def _summarize(seconds: float) -> None:
     """Print the result: the time that the command took, the accuracy, and where the report is."""
-    path, report = Path("metrics/evaluate.json"), Path("reports/report.html")
+    path, report = Path("results/metrics/evaluate.json"), Path("results/report.html")
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
         interval = f"95 % interval {found['accuracy_low']:.2%} to {found['accuracy_high']:.2%}"

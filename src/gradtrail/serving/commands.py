@@ -114,11 +114,13 @@ def serve(place: Path, /, model: str | None, host: str, port: int, **options: An
 
 @click.command(cls=Verb, epilog="Example: gradtrail verdict workspace")
 @click.argument("run", metavar="RUN")
-@click.option("--slo", type=_PATH, metavar="FILE", help="File with the limits.  [default: slo.yaml of the repository]")
+@click.option(
+    "--slo", type=_PATH, metavar="FILE", help="File with the limits.  [default: deploy/slo.yaml of the repository]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.pass_obj
 def verdict(place: Path, run: str, slo: Path | None, *, as_json: bool) -> int:
-    """Judge the exported model of a run by the limits of slo.yaml.
+    """Judge the exported model of a run by the limits of deploy/slo.yaml.
 
     RUN is the id or name of a run, a state, a DVC experiment, a commit or `workspace`. Measures in fresh processes,
     which takes about a minute. Exit status 0 says that every limit is kept, 1 that one is not.
@@ -126,7 +128,7 @@ def verdict(place: Path, run: str, slo: Path | None, *, as_json: bool) -> int:
     require_jax()
     from gradtrail.serving.verdict.main import verdict
 
-    return with_store(lambda: verdict(run, place / slo if slo else Path("slo.yaml"), as_json=as_json))
+    return with_store(lambda: verdict(run, place / slo if slo else Path("deploy/slo.yaml"), as_json=as_json))
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail promote workspace --champion")

@@ -1,4 +1,4 @@
-"""`slo.yaml`: the limits of a verdict, the thresholds of a canary, and the objectives of the service."""
+"""`deploy/slo.yaml`: the limits of a verdict, the thresholds of a canary, and the objectives of the service."""
 
 import hashlib
 import json
@@ -118,15 +118,15 @@ class Objectives:
 
 @dataclass(frozen=True, kw_only=True)
 class Slo:
-    """The sections of `slo.yaml`."""
+    """The sections of `deploy/slo.yaml`."""
 
     limits: Limits
     canary: CanaryThresholds
     objectives: Objectives
 
 
-def read_slo(path: Path = Path("slo.yaml")) -> Slo:
-    """Read and validate `slo.yaml`; raise UserError in one line that names the key, what was found, what is allowed."""
+def read_slo(path: Path = Path("deploy/slo.yaml")) -> Slo:
+    """Read and validate `deploy/slo.yaml`; raise UserError with the key, its value and the allowed values."""
     return Slo(
         limits=load_section("limits", Limits, path),
         canary=load_section("canary", CanaryThresholds, path),

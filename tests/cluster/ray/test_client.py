@@ -85,7 +85,7 @@ def test_the_same_experiments_are_the_same_job_while_it_is_open(fake: FakeClient
 def test_a_job_has_the_code_and_no_environment(fake: FakeClient) -> None:
     Cluster("http://h:8265").start(REQUEST, ["a"])
     (job,) = fake.submitted
-    assert {"request.json", "versions.yaml", "gradtrail/cluster/ray/job.py"} <= job["files"]
+    assert {"request.json", "pipeline/versions.yaml", "gradtrail/cluster/ray/job.py"} <= job["files"]
     assert set(job["runtime_env"]) == {"working_dir"}, "variables would be shown by Ray's dashboard"
 
 

@@ -58,9 +58,9 @@ def test_uncommitted_changes_in_what_stages_read_are_refused(project: SharedRepo
 
 
 def test_other_changes_do_not_matter(project: SharedRepository) -> None:
-    (project.clone / "reports").mkdir()
-    (project.clone / "reports" / "table.md").touch()
-    (project.clone / "comparisons.yaml").touch()
+    (project.clone / "results").mkdir(exist_ok=True)
+    (project.clone / "results" / "table.md").touch()
+    (project.clone / "experiments.yaml").touch()
     (project.clone / "models").mkdir()
     (project.clone / "models" / "weights").touch()
     assert shared_places().commit == project.commit

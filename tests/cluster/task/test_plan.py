@@ -18,8 +18,9 @@ COMMIT = "a" * 40
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project's files as far as a plan reads them; its lock without the code that it names."""
-    for name in ("dvc.yaml", "params.yaml", "versions.yaml"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "pipeline").mkdir()
+    for name in ("dvc.yaml", "params.yaml", "pipeline/versions.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -156,7 +156,7 @@ def test_commands_and_their_flags_exist(page: Path) -> None:
 @functools.cache
 def recorded_metrics() -> frozenset[str]:
     """Return the last parts of the names of all recorded metrics."""
-    files = [ROOT / "metrics" / f"{stage}.json" for stage in STAGES]
+    files = [ROOT / "results" / "metrics" / f"{stage}.json" for stage in STAGES]
     return frozenset(key.rpartition("/")[2] for file in files for key in json.loads(file.read_text()))
 
 

@@ -20,9 +20,9 @@ DECLARED = {
     for stage, declared in YAML(typ="safe", pure=True).load(ROOT / name)["stages"].items()
 }
 PARAMS = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
-VERSIONS = set(YAML(typ="safe", pure=True).load(ROOT / "versions.yaml"))
+VERSIONS = set(YAML(typ="safe", pure=True).load(ROOT / "pipeline/versions.yaml"))
 DISTRIBUTIONS = packages_distributions()
-BY_PEOPLE = ("labels/corrections.csv",)
+BY_PEOPLE = ("pipeline/corrections.csv",)
 CANNOT_CHANGE_AN_OUT = ("gradtrail.support", "gradtrail.tracking")  # contracts/results/test_same_bytes.py shows it
 HARMLESS = {  # packages that lock, check, or carry bytes whose digest is compared; every other one can change an out
     *("filelock", "jaxtyping", "orbax-checkpoint", "platformdirs", "pydantic", "pydantic-core", "requests"),
@@ -85,7 +85,7 @@ def test_params_are_the_sections_that_the_script_loads(stage: str) -> None:
     loaded = {ast.literal_eval(call.args[1]) if len(call.args) > 1 else stage for call in calls}
     if stage == "report":  # which shows the params of all stages as they stand
         loaded |= {*stages_before("report", PIPELINE), "environment"}
-    if "jax" in PIPELINE[stage].params["versions.yaml"]:  # it computes: see `Stage.set_up`
+    if "jax" in PIPELINE[stage].params["pipeline/versions.yaml"]:  # it computes: see `Stage.set_up`
         loaded.add("environment")
     assert set(PIPELINE[stage].params["params.yaml"]) == loaded
     assert "runtime" not in loaded
@@ -96,7 +96,7 @@ def test_one_name_for_stage_script_folder_section_and_metrics(stage: str) -> Non
     assert (ROOT / "pipeline" / f"{stage}.py").is_file()
     assert (ROOT / "src" / "gradtrail" / "stages" / stage).is_dir()
     assert stage in PARAMS
-    assert f"metrics/{stage}.json" in PIPELINE[stage].outs
+    assert f"results/metrics/{stage}.json" in PIPELINE[stage].outs
     assert PIPELINE[stage].cmd == f"sh pipeline/stage.sh {stage}"
 
 
@@ -104,7 +104,7 @@ def test_one_name_for_stage_script_folder_section_and_metrics(stage: str) -> Non
 def test_dvc_restores_the_stage_from_its_run_cache(stage: str) -> None:
     """DVC keeps no entry for a stage with an out that git keeps, unless that is a metric of the stage."""
     assert all(isinstance(out, str) for out in DECLARED[stage]["outs"]), "outs without options, so DVC caches them"
-    assert DECLARED[stage]["metrics"] == [{f"metrics/{stage}.json": {"cache": False}}]
+    assert DECLARED[stage]["metrics"] == [{f"results/metrics/{stage}.json": {"cache": False}}]
     assert "always_changed" not in DECLARED[stage]
 
 
@@ -119,7 +119,7 @@ def packages_of(stage: str) -> frozenset[str]:
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_versions_are_those_of_the_packages_in_the_import_closure_that_can_change_an_out(stage: str) -> None:
     shown = VERSIONS if stage == "report" else set()
-    assert set(PIPELINE[stage].params["versions.yaml"]) == shown | packages_of(stage) - HARMLESS
+    assert set(PIPELINE[stage].params["pipeline/versions.yaml"]) == shown | packages_of(stage) - HARMLESS
 
 
 def test_every_package_in_the_import_closures_is_either_recorded_or_harmless() -> None:

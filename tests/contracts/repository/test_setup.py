@@ -63,7 +63,7 @@ INSTALLED_BY_PIP = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "tools", tmp_path / "project" / "tools")
+    shutil.copytree(ROOT / "locks", tmp_path / "project" / "tools")
     shutil.copytree(ROOT / "locks", tmp_path / "project" / "locks")
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / "project")
@@ -186,7 +186,7 @@ def test_make_lock_writes_only_what_an_extra_adds_to_the_base(folder: Path) -> N
     (folder / "bin" / "uv").write_text(UV_COMPILE)
     (folder / "bin" / "uv").chmod(0o755)
     env = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
-    subprocess.run(["sh", "tools/lock.sh"], cwd=folder, env=env, check=True, timeout=60)
+    subprocess.run(["sh", "locks/lock.sh"], cwd=folder, env=env, check=True, timeout=60)
     for name in ("base.lock", "cuda.lock", "cluster.lock"):
         assert (folder / "locks" / name).read_bytes() == (ROOT / "locks" / name).read_bytes()
 

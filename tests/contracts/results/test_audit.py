@@ -28,13 +28,16 @@ QUICK = {
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A copy of a finished project, whose training labels are wrong in one of ten, audited."""
     project = finished_project().copy(tmp_path_factory.mktemp("audit") / "project")
-    (project.folder / "audit").mkdir()
-    shutil.copy(ROOT / "audit" / "dvc.yaml", project.folder / "audit")
+    (project.folder / "pipeline" / "audit").mkdir()
+    shutil.copy(ROOT / "pipeline" / "audit" / "dvc.yaml", project.folder / "pipeline" / "audit")
     for key, value in QUICK.items():
         project.set(key, value)
     project.commit("an audit")
     assert "audit" not in project.dvc("repro", "--dry"), "dvc repro does not run it"
-    assert project.ran(project.gradtrail("repro", "audit/dvc.yaml")) == ["preprocess", "audit/dvc.yaml:audit"]
+    assert project.ran(project.gradtrail("repro", "pipeline/audit/dvc.yaml")) == [
+        "preprocess",
+        "pipeline/audit/dvc.yaml:audit",
+    ]
     return project
 
 
@@ -76,6 +79,6 @@ def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
 
 @pytest.mark.nightly
 def test_the_same_inputs_give_the_same_bytes(project: Project) -> None:
-    lock = Path(project.folder / "audit" / "dvc.lock").read_bytes()
-    project.dvc("repro", "--force", "--single-item", "audit/dvc.yaml")
-    assert Path(project.folder / "audit" / "dvc.lock").read_bytes() == lock
+    lock = Path(project.folder / "pipeline" / "audit" / "dvc.lock").read_bytes()
+    project.dvc("repro", "--force", "--single-item", "pipeline/audit/dvc.yaml")
+    assert Path(project.folder / "pipeline" / "audit" / "dvc.lock").read_bytes() == lock

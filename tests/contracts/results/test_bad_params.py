@@ -8,7 +8,7 @@ from projects import Project, copy_project
 
 from gradtrail import cli
 
-OUTS = ("results/gradients", "metrics/gradients.json")
+OUTS = ("results/gradients", "results/metrics/gradients.json")
 
 
 def repro(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:

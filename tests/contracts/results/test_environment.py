@@ -13,7 +13,9 @@ from strange import MATPLOTLIBRC, UMASK, VARIABLES
 from gradtrail.stages.common.pipeline_file import read_pipeline
 
 PIPELINE = read_pipeline(ROOT / "dvc.yaml")
-COMPUTING = [name for name, spec in PIPELINE.items() if "jax" in spec.params["versions.yaml"] and name != "report"]
+COMPUTING = [
+    name for name, spec in PIPELINE.items() if "jax" in spec.params["pipeline/versions.yaml"] and name != "report"
+]
 ONE_CORE = ("taskset", "-c", "0")
 FAST_MATH = "--xla_cpu_enable_fast_math=true"
 
@@ -31,7 +33,7 @@ def outs_of(project: Project, stage: str) -> dict[str, str]:
 
 
 def metrics_of(project: Project) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((project.folder / "metrics" / "train.json").read_text())
+    found: dict[str, Any] = json.loads((project.folder / "results" / "metrics" / "train.json").read_text())
     return found
 
 

@@ -40,7 +40,7 @@ def test_make_repro_goes_on_with_the_digits_and_says_so_every_time(project: Proj
     changed = [(old, new) for old, new in zip(before, path.read_text().splitlines(), strict=True) if old != new]
     assert changed == [("  dataset: mnist", "  dataset: digits")]
     assert "No source of MNIST answered" in output
-    assert json.loads((project.folder / "metrics/fetch.json").read_text())["dataset"] == "digits"
+    assert json.loads((project.folder / "results/metrics/fetch.json").read_text())["dataset"] == "digits"
     again = repro(project, "--force")
     assert project.ran(again) == ["fetch"]
     assert "No source of MNIST answered" not in again
@@ -52,7 +52,7 @@ def test_an_evaluation_that_was_not_run_is_not_reported(project: Project) -> Non
     project.set("fetch.dataset", "digits")
     metrics = project.folder / "metrics"
     metrics.mkdir()
-    shutil.copy(ROOT / "metrics" / "evaluate.json", metrics)
+    shutil.copy(ROOT / "results" / "metrics" / "evaluate.json", metrics)
     assert "test accuracy" not in repro(project)
 
 

@@ -16,7 +16,7 @@ def metrics_with(project: Project, flags: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for stage in STAGES:
         project.run_stage(stage)
-        metrics = json.loads((project.folder / "metrics" / f"{stage}.json").read_text())
+        metrics = json.loads((project.folder / "results" / "metrics" / f"{stage}.json").read_text())
         found |= {f"{stage}/{key}": value for key, value in metrics.items() if not isinstance(value, str)}
     return found
 

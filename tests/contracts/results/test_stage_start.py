@@ -75,7 +75,7 @@ def test_the_interpreter_of_the_repository_is_found_without_activating(project: 
 
 
 def test_other_versions_than_recorded_are_refused(project: Project) -> None:
-    versions = project.folder / "versions.yaml"
+    versions = project.folder / "pipeline/versions.yaml"
     versions.write_text(versions.read_text().replace("numpy:", "numpy: 1.0.0 #"))
     status, output = start(project, "fetch")
     assert status == 2

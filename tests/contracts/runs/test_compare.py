@@ -41,7 +41,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
         "rates": {"about": "which rate?", "seeds": [0, 1], "variants": rates, "timed": True},  # so one seed at a time
         "faulty": {"about": "which rate?", "seeds": [0], "variants": {"low": {LR: 0.01}, "too high": {LR: 0.5}}},
     }
-    YAML().dump(comparisons, project.folder / "comparisons.yaml")
+    YAML().dump(comparisons, project.folder / "experiments.yaml")
     project.commit("comparisons")
     yield project
     for worker in project.processes("queue-worker"):
@@ -80,7 +80,7 @@ def test_only_what_is_missing_is_run(project: Project) -> None:
     )
     assert trained(project) == once("0", "1")
     assert experiments(project) == 4
-    assert {path.suffix for path in (project.folder / "reports/comparisons").iterdir()} == {".png", ".csv", ".md"}
+    assert {path.suffix for path in (project.folder / "results/comparisons").iterdir()} == {".png", ".csv", ".md"}
 
     second = compare(project, "rates")
     assert "done (" not in second

@@ -57,9 +57,9 @@ def edit_pipeline(project: Project, stage: str) -> str:
 
 
 def edit_versions(project: Project, stage: str) -> str:
-    path = project.folder / "versions.yaml"
+    path = project.folder / "pipeline/versions.yaml"
     path.write_text(path.read_text().replace("numpy:", "numpy: 1.0.0 #"))
-    return "a file that it reads changed (versions.yaml: it has numpy 1.0.0"
+    return "a file that it reads changed (pipeline/versions.yaml: it has numpy 1.0.0"
 
 
 def check_out_another_branch(project: Project, stage: str) -> str:
@@ -219,8 +219,8 @@ def test_a_refused_stage_leaves_its_outs_as_they_were(project: Project) -> None:
     """DVC removes them before the stage can refuse anything."""
     expected = contents(project)
     project.set(LR, 0.7)
-    versions = project.folder / "versions.yaml"
+    versions = project.folder / "pipeline/versions.yaml"
     versions.write_text(versions.read_text().replace("numpy:", "numpy: 1.0.0 #"))
     output = project.dvc("repro", "--single-item", "train", status=255)
-    assert "train: versions.yaml: it has numpy 1.0.0" in output
+    assert "train: pipeline/versions.yaml: it has numpy 1.0.0" in output
     assert contents(project) == expected

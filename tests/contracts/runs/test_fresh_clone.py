@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 CACHE = ".dvc/cache/files/md5"
 PLOTS = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["plots"]
 HALF = ("-S", "train.adamw.learning_rate=0.5")
-OPTIONAL = "audit/dvc.yaml"
+OPTIONAL = "pipeline/audit/dvc.yaml"
 
 
 @pytest.mark.slow
@@ -31,13 +31,14 @@ def test_an_experiment_needs_no_outs_of_stages_that_it_leaves_out(project: Proje
 
 def write_optional(project: Project, command: str) -> None:
     """Write an optional pipeline of one stage beside the real one for private trainings."""
-    stage = {"wdir": "..", "cmd": command, "deps": ["data/words.txt"], "outs": ["results/audit.txt"]}
+    stage = {"wdir": "../..", "cmd": command, "deps": ["data/words.txt"], "outs": ["results/audit.txt"]}
     YAML().dump({"stages": {"audit": stage}}, project.folder / OPTIONAL)
 
 
 @pytest.mark.slow
 def test_dvc_asks_for_outs_of_an_optional_pipeline_only_after_it_ran(project: Project, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "audit", project.folder / "audit", ignore=shutil.ignore_patterns("dvc.lock", ".dvcignore"))
+    ignored = shutil.ignore_patterns("dvc.lock", ".dvcignore")
+    shutil.copytree(ROOT / "pipeline" / "audit", project.folder / "pipeline" / "audit", ignore=ignored)
     write_optional(project, "false")
     project.set("runtime.tracking", False)
     project.dvc("remote", "add", "--default", "storage", str(tmp_path / "remote"))
@@ -62,7 +63,7 @@ def test_dvc_asks_for_outs_of_an_optional_pipeline_only_after_it_ran(project: Pr
     (project.folder / "results/audit.txt").unlink()
     project.dvc("checkout")
     assert (project.folder / "results/audit.txt").exists()
-    for name in ("audit/dvc.lock", "audit/.dvcignore", "results/audit.txt"):
+    for name in ("pipeline/audit/dvc.lock", "pipeline/audit/.dvcignore", "results/audit.txt"):
         (project.folder / name).unlink()
     assert "is cached - skipping run" in project.gradtrail("repro", OPTIONAL)
     assert (project.folder / "results/audit.txt").exists()
@@ -71,9 +72,9 @@ def test_dvc_asks_for_outs_of_an_optional_pipeline_only_after_it_ran(project: Pr
 @pytest.fixture(params=["shallow", "köln"])
 def incapable(request: pytest.FixtureRequest, project: Project, tmp_path: Path) -> Project:
     """A clone in which DVC loses experiments of its queue and of `--temp`, or cannot run them."""
-    shutil.copy(ROOT / "recipes.yaml", project.folder)
+    shutil.copy(ROOT / "experiments.yaml", project.folder)
     comparison = {"about": "?", "seeds": [0], "variants": {"whole": {}, "half": {"train.adamw.learning_rate": 0.5}}}
-    YAML().dump({"rates": comparison}, project.folder / "comparisons.yaml")
+    YAML().dump({"rates": comparison}, project.folder / "experiments.yaml")
     project.commit("experiments")
     depth = ("--depth", "1") if request.param == "shallow" else ()
     project.git("clone", "-q", *depth, f"file://{project.folder}", str(tmp_path / request.param))

@@ -121,7 +121,7 @@ def make_leftovers(project: Project) -> list[Path]:
         project.folder / "mlruns" / deleted / "artifacts/note.txt",
         project.folder / "mlruns" / ("0123456789abcdef" * 2) / "artifacts/old.txt",
         project.folder / ".outs/train/models/final.safetensors",
-        project.folder / ".outs/train.old/metrics/train.json",
+        project.folder / ".outs/train.old/results/metrics/train.json",
         project.folder / ".gradtrail/parsed/of-nothing-1.json",
         project.folder / f".gradtrail/locks/train-{'0' * 32}.lock",
     ]

@@ -189,7 +189,7 @@ class Histories(RuleBasedStateMachine):
             return True
         text = " ".join([*words, self.texts[made["deps"][core]].split("'")[1], value[:4]])
         expected = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-        return all(md5 == expected for path, md5 in run["outs"].items() if not path.startswith("metrics/"))
+        return all(md5 == expected for path, md5 in run["outs"].items() if not path.startswith("results/metrics/"))
 
 
 def texts(project: Project) -> dict[str, str]:
@@ -254,7 +254,7 @@ def outs_of(section: dict[str, Any]) -> dict[str, str]:
 
 def is_here(project: Project, path: str, md5: str) -> bool:
     """Whether DVC's cache, a commit or the working folder has a file."""
-    if path.startswith("metrics/"):
+    if path.startswith("results/metrics/"):
         return True  # in a commit, or of the working folder's lock
     here = project.folder / path
     is_in_place = here.is_file() and hashlib.md5(here.read_bytes(), usedforsecurity=False).hexdigest() == md5
@@ -275,7 +275,7 @@ def flat(section: dict[str, Any]) -> dict[str, str]:
 
 
 def without_metrics(outs: dict[str, str]) -> str:
-    return digest({path: md5 for path, md5 in outs.items() if not path.startswith("metrics/")})
+    return digest({path: md5 for path, md5 in outs.items() if not path.startswith("results/metrics/")})
 
 
 def digest(content: dict[str, str]) -> str:

@@ -145,7 +145,7 @@ def test_the_views_of_dvc(project: Project) -> None:
     project.set("train.adamw.learning_rate", 0.5)
     project.set("evaluate.calibration_bins", 7)
     project.dvc("repro")
-    assert "metrics/evaluate.json" in project.dvc("metrics", "diff")
+    assert "results/metrics/evaluate.json" in project.dvc("metrics", "diff")
     assert "train.adamw.learning_rate" in project.dvc("params", "diff")
 
 

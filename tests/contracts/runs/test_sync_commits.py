@@ -73,8 +73,8 @@ def commit_as_if_run(project: Project, learning_rate: str) -> None:
     contents = {
         "models/final.safetensors": f"weights {learning_rate}",
         "results/evaluate/words.txt": f"words {learning_rate}",
-        "metrics/train.json": json.dumps({"dataset": "words", "dataset_digest": "0" * 64, "length": 1}),
-        "metrics/evaluate.json": json.dumps({"dataset": "words", "dataset_digest": "0" * 64, "length": 2}),
+        "results/metrics/train.json": json.dumps({"dataset": "words", "dataset_digest": "0" * 64, "length": 1}),
+        "results/metrics/evaluate.json": json.dumps({"dataset": "words", "dataset_digest": "0" * 64, "length": 2}),
     }
     for stage in ("train", "evaluate"):
         for out in stages[stage]["outs"]:
@@ -137,7 +137,7 @@ def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project.folder)
-    written = Path("metrics/evaluate.json")
+    written = Path("results/metrics/evaluate.json")
     write_json(written, {"data": read_json(written)})
     project.dvc("commit", "-f")
     project.git("commit", "-q", "--all", "--amend", "-m", "metrics that are not flat")
@@ -145,7 +145,7 @@ def test_unreadable_outs_of_a_commit_are_reported_in_a_line(
     report = sync()
     assert (report.rebuilt, report.unreadable) == ({"fetch": 1, "train": 1, "gradients": 1}, 1)
     message = capsys.readouterr().err
-    assert "no run can be rebuilt (metrics/evaluate.json: data should be a number or text, got {" in message
+    assert "no run can be rebuilt (results/metrics/evaluate.json: data should be a number or text, got {" in message
 
 
 @slow

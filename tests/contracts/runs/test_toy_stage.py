@@ -53,9 +53,9 @@ ENTRY = {
         "src/gradtrail/stages/common",
         "src/gradtrail/stages/toy",
     ],
-    "params": ["toy", {"versions.yaml": ["numpy"]}],
+    "params": ["toy", {"pipeline/versions.yaml": ["numpy"]}],
     "outs": ["results/toy"],
-    "metrics": [{"metrics/toy.json": {"cache": False}}],
+    "metrics": [{"results/metrics/toy.json": {"cache": False}}],
 }
 
 
@@ -73,7 +73,7 @@ def project(tmp_path: Path) -> Project:
     yaml, path = YAML(), project.folder / "dvc.yaml"
     content = yaml.load(path)
     report = content["stages"].pop("report")
-    report["deps"] += ["metrics/toy.json", "results/toy"]
+    report["deps"] += ["results/metrics/toy.json", "results/toy"]
     report["params"].insert(0, "toy")
     content["stages"] |= {"toy": ENTRY, "report": report}
     yaml.dump(content, path)
@@ -86,7 +86,7 @@ def test_a_new_stage_runs_is_tracked_reported_and_rebuilt(project: Project) -> N
     size = (project.folder / "models/final.safetensors").stat().st_size
     assert (project.folder / "results/toy/sizes.txt").read_text() == f"{size}\n" * 2
     check_runs(project, size)
-    assert digest(project.folder / "results/toy") in (project.folder / "reports/report.html").read_text()
+    assert digest(project.folder / "results/toy") in (project.folder / "results/report.html").read_text()
 
     (project.folder / "mlflow.db").unlink()
     assert "toy" in project.sync()

@@ -307,7 +307,7 @@ def check_run(client: Client, server: TrackingServer, run: dict[str, Any]) -> No
     lock = YAML(typ="safe").load(client.folder / "dvc.lock")["stages"][stage]
     assert run["status"] == "FINISHED"
     assert run["params"]["fetch.dataset"] == "digits"
-    written = json.loads((client.folder / f"metrics/{stage}.json").read_bytes())
+    written = json.loads((client.folder / f"results/metrics/{stage}.json").read_bytes())
     assert run["metrics"][metric_name(stage, "length")] == written["length"]
     assert json.loads(server.artifact(run, "lineage.json"))[stage]["state"] == run["tags"]["state"]
     digests = {out["path"]: out["md5"] for out in lock["outs"]}

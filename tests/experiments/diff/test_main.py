@@ -36,7 +36,7 @@ def test_a_larger_batch_is_named_by_every_way_to_say_which_run(project: Project)
         assert "train.batch_size " in said[0]
         assert said[1].startswith("A  ")
         assert any(line.startswith("train_step") and "other program" in line for line in said)
-    page = max((project.folder / "reports/diff").glob("*.html")).read_text()
+    page = max((project.folder / "results/diff").glob("*.html")).read_text()
     assert "train.batch_size" in page
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "")

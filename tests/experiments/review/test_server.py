@@ -223,7 +223,7 @@ def test_ctrl_c_and_sigterm_end_it_and_a_kill_loses_nothing(tmp_path: Path, numb
         address = session.get(link, timeout=60).url
         assert session.post(f"{address}api/decide", json=decision, timeout=60).status_code == 200
         os.kill(process.pid, signal.SIGKILL)
-    assert len(read_corrections(tmp_path / "labels" / "corrections.csv")) == 1
+    assert len(read_corrections(tmp_path / "pipeline" / "corrections.csv")) == 1
     with started(tmp_path) as (process, link), requests.Session() as session:
         address = session.get(link, timeout=60).url
         assert session.get(f"{address}api/state", timeout=60).json()["progress"]["decided"] == 1

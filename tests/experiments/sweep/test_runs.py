@@ -42,13 +42,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         name: {
             "cmd": f"run {name}",
             "deps": [*reads, f"{name}.py"],
-            "params": [name, {"versions.yaml": ["jax"]}],
+            "params": [name, {"pipeline/versions.yaml": ["jax"]}],
             "outs": [out],
         }
         for name, (reads, out) in STAGES.items()
     }
     YAML().dump({"stages": stages}, tmp_path / "dvc.yaml")
-    (tmp_path / "versions.yaml").write_text('jax: "1.0"\n')
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline/versions.yaml").write_text('jax: "1.0"\n')
     write_params(PARAMS)
     for name in STAGES:
         (tmp_path / f"{name}.py").write_text(f"# {name}\n")
@@ -207,7 +208,7 @@ def test_what_is_not_evaluated_or_not_finished_does_not_count() -> None:
     assert list(completed(store)) == [PlannedRun("low", 0)]
 
 
-@pytest.mark.parametrize("name", ["fetch.py", "train.py", "evaluate.py", "versions.yaml"])
+@pytest.mark.parametrize("name", ["fetch.py", "train.py", "evaluate.py", "pipeline/versions.yaml"])
 def test_after_a_change_of_code_or_versions_nothing_is_there(name: str) -> None:
     store = Store()
     store.run()

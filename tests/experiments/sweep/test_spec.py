@@ -81,7 +81,7 @@ def test_consecutive_seeds_of_a_variant_are_trained_together() -> None:
 
 
 def test_an_unknown_comparison_is_told_which_there_are() -> None:
-    with pytest.raises(UserError, match=r"^comparisons\.yaml: no comparison clip; it has precision, clipping, "):
+    with pytest.raises(UserError, match=r"^experiments\.yaml: no comparison clip; it has precision, clipping, "):
         spec.choose("clip")
 
 
@@ -100,7 +100,7 @@ def test_an_unknown_comparison_is_told_which_there_are() -> None:
 )
 def test_a_mistake_is_one_line_that_names_its_place(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     content = {"mine": {"about": "", "seeds": [0], "variants": {"one": {}, "two": {}}} | change}
-    path = tmp_path / "comparisons.yaml"
+    path = tmp_path / "experiments.yaml"
     path.write_text(str(content).replace("None", "null").replace("True", "true"))
     with pytest.raises(UserError, match=said) as fault:
         read_comparisons(path)
@@ -115,7 +115,7 @@ def test_seeds_are_different_and_whole(seeds: list[int]) -> None:
 
 
 def test_without_git_it_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("params.yaml", "comparisons.yaml", "dvc.yaml"):
+    for name in ("params.yaml", "experiments.yaml", "dvc.yaml"):
         shutil.copy(ROOT / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"need a git repository with a commit$"):

@@ -1,4 +1,4 @@
-"""Rules, dashboard and runbook fit the metrics, `slo.yaml` and each other."""
+"""Rules, dashboard and runbook fit the metrics, `deploy/slo.yaml` and each other."""
 
 import json
 import re
@@ -27,7 +27,7 @@ METRIC = re.compile(r"\b(?:gradtrail|process)[a-z_]*(?::[a-z_0-9:]+)?")
 
 @pytest.fixture
 def slo() -> Slo:
-    return read_slo(ROOT / "slo.yaml")
+    return read_slo(ROOT / "deploy/slo.yaml")
 
 
 def rules(slo: Slo) -> list[dict[str, Any]]:

@@ -98,11 +98,14 @@ def test_a_verdict_by_other_limits_does_not_count(
     client: MlflowClient, model: Callable[..., Run], capsys: pytest.CaptureFixture
 ):
     run = model(0)
-    limits = Path("slo.yaml").read_text()
-    Path("slo.yaml").write_text(f"# another comment\n{limits}".replace("p99_ms_1: 10.0", "p99_ms_1: null"))
+    limits = Path("deploy/slo.yaml").read_text()
+    Path("deploy/slo.yaml").write_text(f"# another comment\n{limits}".replace("p99_ms_1: 10.0", "p99_ms_1: null"))
     assert crown(run) == 1
-    assert "the verdict is of other limits than slo.yaml's; run `gradtrail verdict` again" in capsys.readouterr().out
-    Path("slo.yaml").write_text(f"# another comment\n{limits}")
+    assert (
+        "the verdict is of other limits than deploy/slo.yaml's; run `gradtrail verdict` again"
+        in capsys.readouterr().out
+    )
+    Path("deploy/slo.yaml").write_text(f"# another comment\n{limits}")
     assert crown(run) == 0
 
 

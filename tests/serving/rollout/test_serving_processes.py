@@ -177,7 +177,8 @@ def test_a_challenger_that_always_answers_7_is_stopped_and_the_next_one_tried(
     client: MlflowClient, tmp_path: Path
 ) -> None:
     register(client, tmp_path)
-    shutil.copy(ROOT / "slo.yaml", tmp_path)
+    (tmp_path / "deploy").mkdir()
+    shutil.copy(ROOT / "deploy/slo.yaml", tmp_path / "deploy")
     arguments = ("models:/digits@champion", "--challenger", "@challenger", "--canary", "10%", "--follow-seconds", "0.1")
     with serving(tmp_path, *arguments) as server:
         assert json.loads(server.get("/rollout"))["state"] == "off", "there is no such alias yet"

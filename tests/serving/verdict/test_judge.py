@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gradtrail.serving.slo import Limits, read_slo
 from gradtrail.serving.verdict.judge import KINDS, Judgement, Measured, judge
 
-LIMITS = read_slo(ROOT / "slo.yaml").limits
+LIMITS = read_slo(ROOT / "deploy/slo.yaml").limits
 
 
 def number(value: float, low: float | None = None, high: float | None = None) -> Measured:

@@ -46,7 +46,8 @@ def fast(folder: Path, **slower: float) -> dict[str, Measured]:
 @pytest.fixture
 def run(client: MlflowClient, exported: Callable[[int], Path]) -> Run:
     """An evaluated training, right about 1,980 of 2,000 examples."""
-    shutil.copy(ROOT / "slo.yaml", ".")
+    Path("deploy").mkdir()
+    shutil.copy(ROOT / "deploy/slo.yaml", "deploy")
     made = training(client, seed=1, export=exported(1))
     evaluate(client, made, predictions(20))
     return made
@@ -86,7 +87,9 @@ def predictions(wrong: int) -> np.ndarray:
 
 
 def judged(run: Run, capsys: pytest.CaptureFixture, **slower: float) -> dict:
-    status = verdict(run.info.run_id, Path("slo.yaml"), as_json=True, measured=lambda folder: fast(folder, **slower))
+    status = verdict(
+        run.info.run_id, Path("deploy/slo.yaml"), as_json=True, measured=lambda folder: fast(folder, **slower)
+    )
     said = json.loads(capsys.readouterr().out)
     assert said["verdict"] == ("pass" if status == 0 else "fail")
     return said
@@ -188,7 +191,7 @@ def test_the_agreement_with_the_champion_is_judged(
 def test_verdicts_at_once_under_different_limits_do_not_mix(
     number: int, client: MlflowClient, run: Run, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    slo = Path("slo.yaml").read_text()
+    slo = Path("deploy/slo.yaml").read_text()
     Path("strict.yaml").write_text(slo.replace("p99_ms_1: 10.0", "p99_ms_1: 0.001"))
     set_tag, writes = StoreClient.set_tag, list[str]()
 
@@ -200,8 +203,8 @@ def test_verdicts_at_once_under_different_limits_do_not_mix(
         set_tag(self, run_id, key, value)
 
     monkeypatch.setattr(StoreClient, "set_tag", set_after_another_verdict)
-    assert verdict(run.info.run_id, Path("slo.yaml"), as_json=True, measured=fast) == 0
-    Path("slo.yaml").write_text(Path("strict.yaml").read_text())
+    assert verdict(run.info.run_id, Path("deploy/slo.yaml"), as_json=True, measured=fast) == 0
+    Path("deploy/slo.yaml").write_text(Path("strict.yaml").read_text())
     assert promote(run.info.run_id, as_champion=True, is_forced=False, reason="") == 1
 
 
@@ -227,7 +230,9 @@ def test_accuracy_and_calibration_are_those_of_the_export_alone(
 
 
 def test_the_terminal_shows_a_line_for_each_limit(run: Run, capsys: pytest.CaptureFixture):
-    status = verdict("mlp 1", Path("slo.yaml"), as_json=False, measured=lambda folder: fast(folder, p50_ms_1=9.0))
+    status = verdict(
+        "mlp 1", Path("deploy/slo.yaml"), as_json=False, measured=lambda folder: fast(folder, p50_ms_1=9.0)
+    )
     said = capsys.readouterr().out
     assert status == 1
     for kind in KINDS.values():
@@ -239,6 +244,6 @@ def test_the_terminal_shows_a_line_for_each_limit(run: Run, capsys: pytest.Captu
 @pytest.mark.parametrize(("what", "words"), [("nowhere", "no run has this name"), ("f" * 40, "no such commit")])
 def test_bad_input_is_one_line(run: Run, what: str, words: str):
     with pytest.raises(UserError, match=words):
-        verdict(what, Path("slo.yaml"), as_json=False, measured=fast)
+        verdict(what, Path("deploy/slo.yaml"), as_json=False, measured=fast)
     with pytest.raises(UserError, match=r"other\.yaml: no such file"):
         verdict(run.info.run_id, Path("other.yaml"), as_json=False, measured=fast)

@@ -16,7 +16,7 @@ import pytest
 from gradtrail.stages.common.files import atomic_file, scratch_folder, write_json, writing_outs
 from gradtrail.support.errors import environment_error
 
-OUTS = ("models", "metrics/train.json")
+OUTS = ("models", "results/metrics/train.json")
 
 
 def files_under(folder: Path) -> dict[str, str]:
@@ -28,14 +28,14 @@ def outs_under(folder: Path) -> dict[str, str]:
 
 
 def both(text: str) -> dict[str, str]:
-    return {"models/sub/weights": text, "metrics/train.json": text}
+    return {"models/sub/weights": text, "results/metrics/train.json": text}
 
 
 def write_outs(folder: Path, text: str) -> None:
     with writing_outs(OUTS, folder, "train") as new:
         (new / "models" / "sub").mkdir(parents=True)
         (new / "models" / "sub" / "weights").write_text(text)
-        (new / "metrics" / "train.json").write_text(text)
+        (new / "results" / "metrics" / "train.json").write_text(text)
 
 
 def write_files(folder: Path, names: list[str]) -> None:
@@ -101,25 +101,25 @@ def test_outs_replace_those_of_before(tmp_path: Path) -> None:
 
 
 def test_a_file_gives_way_to_a_folder_and_a_folder_to_a_file(tmp_path: Path) -> None:
-    (tmp_path / "metrics" / "train.json").mkdir(parents=True)
+    (tmp_path / "results" / "metrics" / "train.json").mkdir(parents=True)
     write_outs(tmp_path, "new")
-    assert files_under(tmp_path)["metrics/train.json"] == "new"
+    assert files_under(tmp_path)["results/metrics/train.json"] == "new"
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 def test_on_a_fault_the_outs_of_before_stand(fault: type[BaseException], tmp_path: Path) -> None:
     write_outs(tmp_path, "old")
     with pytest.raises(fault), writing_outs(OUTS, tmp_path, "train") as new:
-        fail_after_writing(new / "metrics" / "train.json", fault)
+        fail_after_writing(new / "results" / "metrics" / "train.json", fault)
     assert outs_under(tmp_path) == both("old")
 
 
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        (["models/weights"], r"outs not written: \['metrics/train.json'\]"),
-        (["models/weights", "metrics/train.json", "surplus"], r"declared as outs: \['surplus'\]"),
-        (["models/weights", "metrics/train.json", "models_too"], r"declared as outs: \['models_too'\]"),
+        (["models/weights"], r"outs not written: \['results/metrics/train.json'\]"),
+        (["models/weights", "results/metrics/train.json", "surplus"], r"declared as outs: \['surplus'\]"),
+        (["models/weights", "results/metrics/train.json", "models_too"], r"declared as outs: \['models_too'\]"),
     ],
 )
 def test_outs_are_exactly_those_declared(written: list[str], reason: str, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def counting(self, target):
 with writing_outs({OUTS!r}, Path({str(tmp_path)!r}), "train") as new:
     (new / "models" / "sub").mkdir(parents=True)
     (new / "models" / "sub" / "weights").write_text("new")
-    (new / "metrics" / "train.json").write_text("new")
+    (new / "results" / "metrics" / "train.json").write_text("new")
     Path.rename = counting
 """
     killed = subprocess.run([sys.executable, "-c", script], check=False)
@@ -205,7 +205,7 @@ def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
                 time.sleep(0.3)
             (new / "models").mkdir()
             (new / "models" / "weights").write_text(text)
-            (new / "metrics" / "train.json").write_text(text)
+            (new / "results" / "metrics" / "train.json").write_text(text)
             order.append(f"{text} ends")
 
     begun = threading.Event()

@@ -29,11 +29,11 @@ stages:
     deps: [code.py]
     params:
       - make
-      - versions.yaml:
+      - pipeline/versions.yaml:
           - numpy
     outs: [data]
     metrics:
-      - metrics/make.json:
+      - results/metrics/make.json:
           cache: false
   use:
     cmd: use it
@@ -47,15 +47,15 @@ stages:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "data").mkdir()
     files = {
         "dvc.yaml": PIPELINE_FILE,
         "params.yaml": "make: {size: 3}\nuse: {rate: 1e-3, other: 1}\n",
-        "versions.yaml": 'numpy: "2.0"\njax: "0.1"\n',
+        "pipeline/versions.yaml": 'numpy: "2.0"\njax: "0.1"\n',
         "code.py": "pass\n",
         "data/part.txt": "part\n",
     }
     for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     return tmp_path
 
@@ -70,8 +70,8 @@ def test_the_pipeline_file_is_read_with_all_its_forms(folder: Path) -> None:
         "make": StageSpec(
             cmd="make it",
             deps=("code.py",),
-            params={"params.yaml": ("make",), "versions.yaml": ("numpy",)},
-            outs=("data", "metrics/make.json"),
+            params={"params.yaml": ("make",), "pipeline/versions.yaml": ("numpy",)},
+            outs=("data", "results/metrics/make.json"),
         ),
         "use": StageSpec(
             cmd="use it", deps=("data/part.txt", "code.py"), params={"params.yaml": ("use.rate",)}, outs=("results",)
@@ -96,8 +96,8 @@ def test_a_live_entry_has_the_values_and_digests_of_the_files(folder: Path) -> N
         ("params.yaml", "1e-3", "2e-3", {"use"}),
         ("params.yaml", "size: 3", "size: 4", {"make"}),
         ("params.yaml", "other: 1", "other: 2", set()),
-        ("versions.yaml", '"2.0"', '"2.1"', {"make"}),
-        ("versions.yaml", '"0.1"', '"0.2"', set()),
+        ("pipeline/versions.yaml", '"2.0"', '"2.1"', {"make"}),
+        ("pipeline/versions.yaml", '"0.1"', '"0.2"', set()),
         ("data/part.txt", "part", "other part", {"use"}),
         ("code.py", "pass", "...", {"make", "use"}),
         ("dvc.yaml", "deps: [data/part.txt, code.py]", "deps: [code.py, data/part.txt]", set()),
@@ -163,11 +163,13 @@ def test_every_stage_of_the_repository_but_the_first_builds_on_another() -> None
 
 def test_the_pipeline_beside_the_root_is_read_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_pipelines(folder) == read_pipeline(folder / "dvc.yaml")
-    (folder / "audit").mkdir()
-    (folder / "audit" / "dvc.yaml").write_text("stages: {look: {wdir: .., cmd: look, deps: [data], outs: [seen]}}")
-    (folder / "audit" / "dvc.lock").write_text("schema: '2.0'\nstages: {look: {cmd: look}}")
+    (folder / "pipeline" / "audit").mkdir(parents=True)
+    (folder / "pipeline" / "audit" / "dvc.yaml").write_text(
+        "stages: {look: {wdir: ../.., cmd: look, deps: [data], outs: [seen]}}"
+    )
+    (folder / "pipeline" / "audit" / "dvc.lock").write_text("schema: '2.0'\nstages: {look: {cmd: look}}")
     assert list(read_pipelines(folder)) == [*read_pipeline(folder / "dvc.yaml"), "look"]
     assert "look" in read_locks(folder)
     assert upstream_stages("look", read_pipelines(folder)) == ["make"]
     monkeypatch.chdir(folder)
-    assert (dvc_target("look"), dvc_target("make")) == ("audit/dvc.yaml:look", "make")
+    assert (dvc_target("look"), dvc_target("make")) == ("pipeline/audit/dvc.yaml:look", "make")

@@ -14,15 +14,16 @@ from gradtrail.stages.common.stage import Stage, run_stage
 def test_a_stage_ends_with_its_metrics_and_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("dvc.yaml", "versions.yaml", "params.yaml"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "pipeline").mkdir()
+    for name in ("dvc.yaml", "pipeline/versions.yaml", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "src").symlink_to(ROOT / "src")
     monkeypatch.chdir(tmp_path)
 
     def main(stage: Stage) -> None:
-        (stage.folder / "metrics").mkdir()
+        (stage.folder / "results" / "metrics").mkdir(parents=True)
         metrics = {"dataset": "digits", "num_examples": 12_345, "test_loss": 0.123456}
-        (stage.folder / "metrics" / "fetch.json").write_text(json.dumps(metrics))
+        (stage.folder / "results" / "metrics" / "fetch.json").write_text(json.dumps(metrics))
 
     run_stage(main, "fetch", shows=("num_examples", "test_loss"))
     run_stage(lambda _: None, "fetch")

@@ -33,8 +33,10 @@ def states(folder: Path) -> None:
 
 GOOD = {
     "dvc.yaml": (
-        b"stages:\n  make:\n    cmd: make it\n    deps: [code.py]\n    params:\n      - make\n      - versions.yaml:\n"
-        b"          - numpy\n    outs: [data]\n    metrics:\n      - metrics/make.json:\n          cache: false\n"
+        b"stages:\n  make:\n    cmd: make it\n    deps: [code.py]\n    params:\n      - make\n"
+        b"      - pipeline/versions.yaml:\n"
+        b"          - numpy\n    outs: [data]\n    metrics:\n"
+        b"      - results/metrics/make.json:\n          cache: false\n"
         b"  use:\n    cmd: use it\n    deps: [data/part.txt]\n    params: [use.rate]\n    outs:\n      - results\n"
     ),
     "dvc.lock": (
@@ -43,12 +45,13 @@ GOOD = {
         b"    outs:\n    - path: data\n      hash: md5\n      md5: 4567.dir\n"
     ),
     "params.yaml": b"make: {size: 3}\nuse: {rate: 1e-3}\n",
-    "versions.yaml": b'numpy: "2.0"\n',
+    "pipeline/versions.yaml": b'numpy: "2.0"\n',
 }
 
 
 def write_good(folder: Path, **changed: bytes) -> None:
     for name, data in (GOOD | {key.replace("_", "."): data for key, data in changed.items()}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
 
 
@@ -97,7 +100,7 @@ STRUCTURES = {
     "deps that are text": b"stages: {make: {cmd: it, deps: code.py}}\n",
     "deps that are numbers": b"stages: {make: {cmd: it, deps: [1]}}\n",
     "params that are text": b"stages: {make: {cmd: it, params: make}}\n",
-    "params of a file that are text": b"stages: {make: {cmd: it, params: [{versions.yaml: numpy}]}}\n",
+    "params of a file that are text": b"stages: {make: {cmd: it, params: [{pipeline/versions.yaml: numpy}]}}\n",
     "an out that is a list": b"stages: {make: {cmd: it, outs: [[data]]}}\n",
     "params of two lines": b'stages: {make: {cmd: it, params: ["new\\nline"]}}\n',
     "params that are not there": b"stages: {make: {cmd: it, params: [make.width]}}\n",

@@ -258,8 +258,9 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_stage_ends_with_one_line_and_exit_status_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("dvc.yaml", "versions.yaml"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "pipeline").mkdir()
+    for name in ("dvc.yaml", "pipeline/versions.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "params.yaml").write_text(laughs(9))
     (tmp_path / "src").symlink_to(ROOT / "src")
     monkeypatch.chdir(tmp_path)

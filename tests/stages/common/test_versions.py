@@ -11,7 +11,7 @@ from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.versions import require_recorded_versions, write_installed_versions
 from gradtrail.support.errors import UserError
 
-RECORDED = read_yaml(ROOT / "versions.yaml")
+RECORDED = read_yaml(ROOT / "pipeline/versions.yaml")
 
 
 @pytest.mark.parametrize("package", RECORDED)
@@ -23,7 +23,8 @@ def test_the_record_of_the_repository_is_what_is_locked_and_installed(package: s
 
 def test_what_is_installed_is_recorded_and_then_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("versions.yaml").write_text('numpy: "1.0"\njax: "0.1"\n')
+    Path("pipeline").mkdir()
+    Path("pipeline/versions.yaml").write_text('numpy: "1.0"\njax: "0.1"\n')
     require_recorded_versions(())
     with pytest.raises(UserError, match=rf"it has numpy 1\.0, but {re.escape(version('numpy'))} is installed"):
         require_recorded_versions(("numpy",))
@@ -31,12 +32,13 @@ def test_what_is_installed_is_recorded_and_then_required(tmp_path: Path, monkeyp
         require_recorded_versions(("flax",))
     assert write_installed_versions() == {"numpy": version("numpy"), "jax": version("jax")}
     require_recorded_versions(("numpy", "jax"))
-    assert Path("versions.yaml").read_text().startswith("# ")
+    assert Path("pipeline/versions.yaml").read_text().startswith("# ")
 
 
 def test_writing_the_record_of_the_repository_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (ROOT / "versions.yaml").read_bytes()
-    (tmp_path / "versions.yaml").write_bytes(before)
+    before = (ROOT / "pipeline/versions.yaml").read_bytes()
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline/versions.yaml").write_bytes(before)
     monkeypatch.chdir(tmp_path)
     write_installed_versions()
-    assert (tmp_path / "versions.yaml").read_bytes() == before
+    assert (tmp_path / "pipeline/versions.yaml").read_bytes() == before

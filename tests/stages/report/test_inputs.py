@@ -15,8 +15,14 @@ from gradtrail.support.errors import UserError
 @pytest.mark.parametrize(
     "file",
     [
-        *("params.yaml", "versions.yaml", "data/raw", "data/processed/dataset.json", "data/processed/train.npz"),
-        *("models/final.safetensors", "metrics/train.json", "results/gradients/summary.md"),
+        *(
+            "params.yaml",
+            "pipeline/versions.yaml",
+            "data/raw",
+            "data/processed/dataset.json",
+            "data/processed/train.npz",
+        ),
+        *("models/final.safetensors", "results/metrics/train.json", "results/gradients/summary.md"),
         *(f"results/{name}.csv" for name in TABLES),
         *(f"results/{name}.png" for name in SHOWN),
         *("results/evaluate/predictions.parquet", "results/gradients/scores.parquet", "data/processed/test.npz"),
@@ -37,13 +43,13 @@ def write(text: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("file", "change", "said"),
     [
-        ("metrics/train.json", write("{"), "not readable as JSON"),
-        ("metrics/train.json", write("[1]"), "expected a mapping of metrics, got list"),
-        ("metrics/train.json", write("\xff"), "not readable as JSON"),
-        ("metrics/train.json", write('{"dataset_digest": "other"}'), "of another data set"),
-        ("metrics/train.json", write(f'{{"dataset_digest": "{DIGEST}"}}'), "should be a number, got None"),
+        ("results/metrics/train.json", write("{"), "not readable as JSON"),
+        ("results/metrics/train.json", write("[1]"), "expected a mapping of metrics, got list"),
+        ("results/metrics/train.json", write("\xff"), "not readable as JSON"),
+        ("results/metrics/train.json", write('{"dataset_digest": "other"}'), "of another data set"),
+        ("results/metrics/train.json", write(f'{{"dataset_digest": "{DIGEST}"}}'), "should be a number, got None"),
         (
-            "metrics/train.json",
+            "results/metrics/train.json",
             write(json.dumps({**METRICS["train"], "dataset_digest": DIGEST, "epochs": float("nan")})),
             "epochs should be a number, got nan",
         ),

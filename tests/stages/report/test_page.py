@@ -89,7 +89,7 @@ def test_text_from_files_is_text_on_the_page(folder: Path) -> None:
     params["train"]["optimizer"] = params["train"]["schedule"] = HOSTILE
     params["evaluate"][HOSTILE] = HOSTILE
     (folder / "params.yaml").write_text(json.dumps(params))
-    (folder / "versions.yaml").write_text(json.dumps({HOSTILE: HOSTILE}))
+    (folder / "pipeline/versions.yaml").write_text(json.dumps({HOSTILE: HOSTILE}))
     table = folder / "results/train/parameters.csv"
     table.write_text('parameter,shape,number\n"' + HOSTILE.replace('"', '""') + '",1,1\n')
     hostile = Reader(render(folder, title=HOSTILE))
@@ -278,7 +278,7 @@ def test_headings_are_in_order_ids_are_unique_and_contents_lead_somewhere(folder
 
 def test_the_lineage_has_every_digest_param_and_version(folder: Path) -> None:
     words = Reader(render(folder)).words
-    versions = YAML(typ="safe", pure=True).load(folder / "versions.yaml")
+    versions = YAML(typ="safe", pure=True).load(folder / "pipeline/versions.yaml")
     for spec in STAGES.values():
         for out in spec.outs:
             assert f"{out} {digest(folder / out)}" in words
@@ -289,7 +289,7 @@ def test_the_lineage_has_every_digest_param_and_version(folder: Path) -> None:
 
 def test_a_stage_that_the_report_reads_is_part_of_its_lineage(folder: Path) -> None:
     pipeline = YAML(typ="safe", pure=True).load(folder / "dvc.yaml")
-    outs = {"outs": ["results/toy"], "metrics": [{"metrics/toy.json": {"cache": False}}]}
+    outs = {"outs": ["results/toy"], "metrics": [{"results/metrics/toy.json": {"cache": False}}]}
     toy = {"cmd": "toy", "deps": ["models/final.safetensors"], "params": ["toy.size", "train.seed"], **outs}
     pipeline["stages"] = {"toy": toy} | pipeline["stages"]
     (folder / "dvc.yaml").write_text(json.dumps(pipeline))
@@ -297,7 +297,7 @@ def test_a_stage_that_the_report_reads_is_part_of_its_lineage(folder: Path) -> N
     write_metrics(folder, "toy", {})
     assert "toy" not in Reader(render(folder)).words, "the report does not read it yet"
 
-    pipeline["stages"]["report"]["deps"] += ["results/toy", "metrics/toy.json"]
+    pipeline["stages"]["report"]["deps"] += ["results/toy", "results/metrics/toy.json"]
     (folder / "dvc.yaml").write_text(json.dumps(pipeline))
     with pytest.raises(UserError, match="results/toy: no such file"):
         render(folder)
@@ -312,7 +312,7 @@ def test_a_stage_that_the_report_reads_is_part_of_its_lineage(folder: Path) -> N
     assert f"Written by toy file or folder digest results/toy {digest(folder / 'results/toy')}" in words
     assert "Params of toy key value toy.size 7 train.seed 0" in words
     write_metrics(folder, "toy", {"dataset_digest": "other"})
-    with pytest.raises(UserError, match=r"metrics/toy\.json: of another data set"):
+    with pytest.raises(UserError, match=r"results/metrics/toy\.json: of another data set"):
         render(folder)
 
 

@@ -114,7 +114,7 @@ def test_members_compose_and_augmentations_are_told(folder: Path) -> None:
 
 
 def test_flops_of_a_data_dependent_loop_are_an_upper_bound(folder: Path) -> None:
-    path = folder / "costs/profile.json"
+    path = folder / "results/costs/profile.json"
     costs = json.loads(path.read_text())
     assert "estimates 134 MFLOP for a training step" in render(folder)
     costs["train_step"]["data_dependent_loops"] = 1

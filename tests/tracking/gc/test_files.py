@@ -105,7 +105,7 @@ def test_a_checkpoint_in_use_is_kept() -> None:
 
 def test_leftovers_of_a_killed_stage_are_removed_unless_it_is_writing() -> None:
     put(".outs/train/models/final", "123")
-    put(".outs/train.old/metrics/train.json", "12")
+    put(".outs/train.old/results/metrics/train.json", "12")
     put(".outs/evaluate/words")
     for stage in ("train", "evaluate"):
         put(f".outs/{stage}.lock")

@@ -183,7 +183,8 @@ def test_the_commit_and_the_changes_are_those_that_the_stage_began_with(
     """The tracker looks seconds later, here at the end."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".gitignore").write_text("/.gradtrail/\n")
-    shutil.copy(ROOT / "versions.yaml", tmp_path)
+    (tmp_path / "pipeline").mkdir()
+    shutil.copy(ROOT / "pipeline/versions.yaml", tmp_path / "pipeline")
     for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm first"):
         subprocess.run(("git", *command.split()), check=True)
     read: list[str] = []

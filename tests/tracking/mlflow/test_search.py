@@ -12,7 +12,7 @@ from gradtrail.tracking.lineage.snapshots import Snapshot
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.search import find_equivalent_run
 
-OUTS = {"models/export": "e" * 32, "metrics/export.json": "1" * 32}
+OUTS = {"models/export": "e" * 32, "results/metrics/export.json": "1" * 32}
 PIPELINE = {
     "evaluate": StageSpec(
         cmd="run evaluate", deps=("code.py",), params={"params.yaml": ("evaluate",)}, outs=("results/evaluate",)
@@ -72,7 +72,7 @@ def test_a_run_stands_for_its_own_state() -> None:
 
 
 def test_a_run_of_other_code_stands_for_a_state_with_the_same_result() -> None:
-    before = run_of(state(code="old"), PARAMS, OUTS | {"metrics/export.json": "2" * 32})
+    before = run_of(state(code="old"), PARAMS, OUTS | {"results/metrics/export.json": "2" * 32})
     assert is_found(state(), before), "edits of code may change which metrics there are"
     assert not is_found(state(), run_of(state(code="old"), PARAMS, OUTS | {"models/export": "f" * 32}))
     assert not is_found(state(), run_of(state(code="old"), PARAMS | {"export.format": "safetensors"}))
@@ -86,5 +86,5 @@ def test_params_of_the_stages_before_make_another_result(params: dict[str, str],
 
 
 def test_only_metrics_and_costs_may_differ() -> None:
-    other = run_of(state(code="old"), PARAMS, {"metrics/export.json": "1" * 32})
+    other = run_of(state(code="old"), PARAMS, {"results/metrics/export.json": "1" * 32})
     assert not is_found(state(), other)

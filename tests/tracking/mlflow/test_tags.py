@@ -76,9 +76,15 @@ def change(project: Path) -> dict[str, bytes]:
         "below/ü *.py": b"no end of line",
         "staged.py": b"staged\n",
     }
-    others = {"dvc.lock": b"x", "metrics/a.json": b"x", "x.ignored": b"x", "a.npz": b"\0", "data.csv": b"1\n" * 2**17}
+    others = {
+        "dvc.lock": b"x",
+        "results/metrics/a.json": b"x",
+        "x.ignored": b"x",
+        "a.npz": b"\0",
+        "data.csv": b"1\n" * 2**17,
+    }
     for name, content in (changed | others).items():
-        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_bytes(content)
     git("add", "staged.py")
     return changed

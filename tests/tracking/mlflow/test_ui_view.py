@@ -54,9 +54,9 @@ def test_what_was_compiled_is_drawn_over_attempts_for_every_stage_that_compiles(
 
 
 def test_a_new_stage_that_compiles_below_training_has_charts() -> None:
-    costs = ("costs/toy.json", "results/toy")
+    costs = ("results/costs/toy.json", "results/toy")
     toy = StageSpec(cmd="it", deps=("models/final.safetensors",), params={}, outs=costs)
-    beside = StageSpec(cmd="it", deps=("data/raw",), params={}, outs=("costs/beside.json",))
+    beside = StageSpec(cmd="it", deps=("data/raw",), params={}, outs=("results/costs/beside.json",))
     _, compiling, _ = shared_views(read_pipelines(ROOT) | {"toy": toy, "beside": beside})
     drawn = {chart["metricKey"] for chart in state(compiling)["compareRunCharts"]}
     assert {key for key in drawn if key.startswith("toy/")} == {

@@ -72,7 +72,7 @@ def test_other_columns_are_one_line_that_names_the_file(file: str, data: bytes, 
 def test_curves_need_the_planned_steps(metrics: dict[str, Any], tmp_path: Path) -> None:
     assert refused(tmp_path) is None
     line = refusal(lambda: read_curves(tmp_path, "train", metrics)) or ""
-    assert line.startswith("metrics/train.json: planned_steps should be an integer, got ")
+    assert line.startswith("results/metrics/train.json: planned_steps should be an integer, got ")
 
 
 def test_the_curve_of_one_member_does_not_take_the_place_of_epsilon_of_all(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import gradtrail
 from gradtrail.cluster.ray.events import SOME_FAILED, Event, events_in, other_lines
 from gradtrail.cluster.task.request import Request
 from gradtrail.cluster.task.shell import reason
+from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.support.errors import UserError, one_line
 
 _ADDRESS = "such as http://10.0.0.5:8265"
@@ -150,7 +151,8 @@ def _shipped(request: Request) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy("versions.yaml", folder)
+        (folder / VERSIONS).parent.mkdir()
+        shutil.copy(VERSIONS, folder / VERSIONS)
         request.write(folder / "request.json")
         yield folder
 

@@ -13,7 +13,7 @@ from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.versions import PATH as VERSIONS
 from gradtrail.support.errors import UserError
 
-_BESIDE = ("dvc", "mlflow")  # packages that must be the same everywhere beside those of versions.yaml
+_BESIDE = ("dvc", "mlflow")  # packages that must be the same everywhere beside those of pipeline/versions.yaml
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from gradtrail.support.progress import stdout_console
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
 
-_REPORTS = Path("reports/diff")
+_REPORTS = Path("results/diff")
 
 
 def diff(before: str, after: str, stage: str | None, *, as_json: bool, timing: Timing | None = None) -> None:

@@ -172,7 +172,7 @@ def _changed_params(lineage: Lineage) -> Iterator[str]:
 
 def _written(run: Run) -> Iterator[str]:
     for out, md5 in outputs(run.data.tags).items():
-        note = "" if out.startswith("metrics/") or is_here(out, md5) else "   not in DVC's cache"
+        note = "" if out.startswith("results/metrics/") or is_here(out, md5) else "   not in DVC's cache"
         yield f"{out}  {md5}{note}"
 
 

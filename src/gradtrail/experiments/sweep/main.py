@@ -31,7 +31,7 @@ from gradtrail.support.git import head_commit
 from gradtrail.support.paths import private_folder
 from gradtrail.support.progress import stdout_console
 
-_REPORTS = Path("reports/comparisons")
+_REPORTS = Path("results/comparisons")
 _CAPTION = (
     "Test accuracy: mean ± standard deviation over the seeds. Difference to the first row over the seeds that both "
     "have, with its simultaneous 95 % confidence interval; significant: the interval excludes 0. p: two-sided paired "
@@ -54,11 +54,11 @@ def list_comparisons() -> int:
 
 
 def compare(name: str, seeds: Sequence[int] | None, engine: Engine | None = None, *, jobs: int = 1) -> int:
-    """Run what is missing of a comparison, print its table, and write it to `reports/comparisons/`.
+    """Run what is missing of a comparison, print its table, and write it to `results/comparisons/`.
 
     Args:
         name: name of the comparison.
-        seeds: seeds of the training; None for those of `comparisons.yaml`.
+        seeds: seeds of the training; None for those of `experiments.yaml`.
         engine: that runs the experiments; None for DVC's queue.
         jobs: number of experiments that DVC's queue runs at a time.
 

@@ -1,4 +1,4 @@
-"""The experiments of `recipes.yaml`, and a table of their results from the runs in MLflow.
+"""The recipes of `experiments.yaml`, and a table of their results from the runs in MLflow.
 
 A recipe is a set of changes to `params.yaml`. Its runs are found by their params, not by a name: it does not matter
 whether they were started by hand, from a queue or by this module. Each seed counts once.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradtrail.experiments.sweep.members import read_table, seeds_trained, varies_all
-from gradtrail.experiments.sweep.spec import STAGE, PlannedRun, trainings_of
+from gradtrail.experiments.sweep.spec import PATH, STAGE, PlannedRun, is_recipe, trainings_of
 from gradtrail.stages.common.dvc_cache import require_copies
 from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, as_options, changed, flatten, require_known
 from gradtrail.stages.common.params import read_yaml, validate
@@ -24,8 +24,6 @@ from gradtrail.support.errors import UserError, suggestion
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
-
-PATH = Path("recipes.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,11 @@ def read_recipes(path: Path = PATH) -> dict[str, Recipe]:
     Raises:
         UserError: one line that names the recipe and the key.
     """
-    recipes = {name: validate(content, Recipe, f"{path}: {name}") for name, content in read_yaml(path).items()}
+    recipes = {
+        name: validate(content, Recipe, f"{path}: {name}")
+        for name, content in read_yaml(path).items()
+        if is_recipe(content)
+    }
     params = read_yaml(PARAMS)
     for name, recipe in recipes.items():
         require_known(params, recipe.set, f"{path}: {name}.set")

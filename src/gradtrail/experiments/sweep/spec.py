@@ -1,4 +1,4 @@
-"""The comparisons of `comparisons.yaml`: the runs of each, and the DVC experiments that make them.
+"""The comparisons of `experiments.yaml`: the runs of each, and the DVC experiments that make them.
 
 A comparison compares variants, which are changes to `params.yaml`, with the first of them, over the same seeds.
 """
@@ -16,7 +16,8 @@ from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError, suggestion
 
-PATH = Path("comparisons.yaml")
+PATH = Path("experiments.yaml")
+_RECIPE = "set"  # key of the entries that are recipes, not comparisons
 STAGE = "evaluate"  # the last stage that a comparison or a recipe runs
 
 
@@ -83,10 +84,19 @@ def read_comparisons(path: Path = PATH) -> dict[str, Comparison]:
     params = read_yaml(PARAMS)
     pipeline = read_pipeline()
     sections = (*stages_before(STAGE, pipeline), STAGE)
-    found = {name: validate(content, Comparison, f"{path}: {name}") for name, content in read_yaml(path).items()}
-    for name, comparison in found.items():
+    comparisons = {
+        name: validate(content, Comparison, f"{path}: {name}")
+        for name, content in read_yaml(path).items()
+        if not is_recipe(content)
+    }
+    for name, comparison in comparisons.items():
         _validate(comparison, f"{path}: {name}", params, sections)
-    return found
+    return comparisons
+
+
+def is_recipe(content: Any) -> bool:
+    """Whether an entry of `experiments.yaml` is a recipe: one set of changes, where a comparison has variants."""
+    return isinstance(content, dict) and _RECIPE in content
 
 
 def choose(name: str) -> Comparison:

@@ -1,8 +1,8 @@
-"""Alerting rules for Prometheus, made of `slo.yaml`.
+"""Alerting rules for Prometheus, made of `deploy/slo.yaml`.
 
     python -m gradtrail.serving.monitoring.rules
 
-writes `deploy/prometheus/rules.yaml`; a test compares it with what `slo.yaml` says now.
+writes `deploy/prometheus/rules.yaml`; a test compares it with what `deploy/slo.yaml` says now.
 
 The objectives are watched by their burn rate in several windows, as in B. Beyer et al. (eds.), "The Site Reliability
 Workbook", O'Reilly 2018, chapter 5, "Alerting on SLOs", approach 6: an alert fires while a long window has burnt its
@@ -25,7 +25,7 @@ from gradtrail.support.errors import UserError
 
 RULES = Path("deploy/prometheus/rules.yaml")
 RUNBOOK = "docs/serving_runbook.md"
-HEAD = "# Made of slo.yaml by `python -m gradtrail.serving.monitoring.rules`; a test compares the two.\n"
+HEAD = "# Made of deploy/slo.yaml by `python -m gradtrail.serving.monitoring.rules`; a test compares the two.\n"
 HOURS = {"5m": 1 / 12, "30m": 0.5, "1h": 1.0, "2h": 2.0, "6h": 6.0, "1d": 24.0, "3d": 72.0}
 DRIFT_IMAGES = 500  # in an hour, below which shares of classes say little
 CONFIDENCE_DROP = 0.05  # of the mean probability of the predicted class
@@ -94,7 +94,9 @@ def _ratios(objectives: Objectives) -> list[dict[str, Any]]:
     edge = objectives.latency_ms / 1000
     if edge not in SECONDS:
         allowed = ", ".join(f"{1000 * each:g}" for each in SECONDS)
-        raise UserError(f"slo.yaml: objectives.latency_ms: {objectives.latency_ms:g} is no bucket; one of {allowed}")
+        raise UserError(
+            f"deploy/slo.yaml: objectives.latency_ms: {objectives.latency_ms:g} is no bucket; one of {allowed}"
+        )
     rules = []
     for window in HOURS:
         bad = _sum(f'gradtrail_request_seconds_count{{{_INFERENCE}, status=~"5..|429"}}', window)
@@ -134,8 +136,8 @@ def _threshold(burn: Burn, key: str, share: float, window_days: int) -> str:
     if value >= 1:
         least = 1 - 1 / burn.rate(window_days)
         raise UserError(
-            f"slo.yaml: objectives.{key}: {share:g} over {window_days} days cannot be watched within {burn.long}; "
-            f"must be above {least:.3f}"
+            f"deploy/slo.yaml: objectives.{key}: {share:g} over {window_days} days cannot be watched within "
+            f"{burn.long}; must be above {least:.3f}"
         )
     return f"{value:.6g}"
 
@@ -201,7 +203,7 @@ def _model(slo: Slo) -> list[dict[str, Any]]:
         _alert(
             "GradtrailCanaryStopped",
             'gradtrail_rollout_state{state="stopped"} == 1',
-            summary="the challenger passed the limits of slo.yaml and answers nobody any longer; GET /rollout says why",
+            summary="the challenger passed a limit of deploy/slo.yaml and gets no more requests; GET /rollout says why",
         ),
         _alert(
             "GradtrailClassDrift",

@@ -100,9 +100,9 @@ def allowed(candidate: Candidate, champion: Candidate | None) -> tuple[list[str]
     if candidate.digest not in verdict:
         reasons.append(f"no verdict of this export; run `gradtrail verdict {candidate.run.info.run_id[:8]}` first")
     elif not verdict.startswith(PASS):
-        reasons.append("the verdict is fail; see reports/verdict.html, or the run's artifact verdict/verdict.html")
+        reasons.append("the verdict is fail; see results/verdict.html, or the run's artifact verdict/verdict.html")
     elif verdict != verdict_tag(PASS, candidate.digest, read_slo().limits.digest):
-        reasons.append("the verdict is of other limits than slo.yaml's; run `gradtrail verdict` again")
+        reasons.append("the verdict is of other limits than deploy/slo.yaml's; run `gradtrail verdict` again")
     if champion:
         try:
             comparison = compare(candidate, champion)

@@ -31,7 +31,7 @@ TESTS = ("errors", "latency", "agreement", "class share")
 
 
 class CanaryLimits(Protocol):
-    """The section `canary` of slo.yaml; shares from 0 to 1."""
+    """The section `canary` of deploy/slo.yaml; shares from 0 to 1."""
 
     @property
     def min_requests(self) -> int:
@@ -84,7 +84,7 @@ class Stopped:
     Attributes:
         test: one of `TESTS`.
         value: what was seen, in the unit of the limit.
-        limit: from slo.yaml.
+        limit: from deploy/slo.yaml.
         requests: answers of the challenger until then, failures among them.
     """
 

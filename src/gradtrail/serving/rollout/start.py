@@ -47,7 +47,7 @@ def config_of(options: Mapping[str, Any], place: Path) -> RolloutConfig:
     """Return what the options of the command line say; `place` is the folder that a folder is relative to.
 
     Raises:
-        UserError: slo.yaml is needed and cannot be read.
+        UserError: deploy/slo.yaml is needed and cannot be read.
         ValueError: the options do not fit together.
     """
     challenger, share, is_shadow = (options[name] for name in ("challenger", "canary", "shadow"))

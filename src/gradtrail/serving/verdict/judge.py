@@ -1,4 +1,4 @@
-"""Judges measured numbers by the limits of `slo.yaml`.
+"""Judges measured numbers by the limits of `deploy/slo.yaml`.
 
 A limit is kept where the end of the 95 % interval that is worse keeps it. A number on the right side of its limit with
 an interval across it is inconclusive, which counts as a failure: more data or a quieter machine may tell. A limit whose
@@ -72,7 +72,7 @@ class Line:
     """One limit, and what became of it.
 
     Attributes:
-        name: of the limit in `slo.yaml`.
+        name: of the limit in `deploy/slo.yaml`.
         kind: what it is of.
         limit: None where it is not judged.
         measured: None where the number is not known.
@@ -150,7 +150,7 @@ def judge(limits: Limits, found: Mapping[str, Measured], missing: Mapping[str, s
     """Judge numbers.
 
     Args:
-        limits: of `slo.yaml`.
+        limits: of `deploy/slo.yaml`.
         found: the numbers, by the name of the limit.
         missing: why a number is not there; a reason that begins with `not judged` excuses it.
     """

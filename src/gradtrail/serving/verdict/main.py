@@ -1,4 +1,4 @@
-"""`gradtrail verdict RUN`: whether an exported model keeps the limits of `slo.yaml`, and by how much."""
+"""`gradtrail verdict RUN`: whether an exported model keeps the limits of `deploy/slo.yaml`, and by how much."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from gradtrail.tracking.mlflow.artifacts import announce_tables
 from gradtrail.tracking.mlflow.client import open_store
 
 VERDICT = "verdict"  # tag of a training's run: the text of `verdict_tag`
-PAGE = Path("reports/verdict.html")
+PAGE = Path("results/verdict.html")
 _ARTIFACTS = "verdict"
 _TABLE = "tables/verdict.json"
 _JSON = "verdict.json"

@@ -19,9 +19,10 @@ from gradtrail.support.errors import UserError, one_line
 
 # The pipeline of the root and the optional ones, each with its lock; all paths are relative to the root. `.dvcignore`
 # hides the optional ones from DVC until `gradtrail repro` has run them
-FILES = ("dvc.yaml", "dvc.lock", "audit/dvc.yaml", "audit/dvc.lock", "audit/privacy/dvc.yaml", "audit/privacy/dvc.lock")
+_FOLDERS = ("", "pipeline/audit/", "pipeline/privacy_audit/")
+FILES = tuple(f"{folder}{name}" for folder in _FOLDERS for name in ("dvc.yaml", "dvc.lock"))
 TRAIN = "train"  # the stage whose run is the parent of the runs below it
-_CODE_FOLDERS, _CODE_FILES = ("src/", "pipeline/"), (".py", ".j2")  # what else a stage reads is data
+_CODE_FOLDER, _CODE_FILES = "src/", (".py", ".j2")  # all other deps are data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +240,7 @@ def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
 
 def is_code(dep: str) -> bool:
     """Whether a dep is a file or folder of code, and no data."""
-    return dep.startswith(_CODE_FOLDERS) or dep.endswith(_CODE_FILES)
+    return dep.startswith(_CODE_FOLDER) or dep.endswith(_CODE_FILES)
 
 
 def contains_path(out: str, dep: str) -> bool:

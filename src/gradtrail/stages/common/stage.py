@@ -132,15 +132,17 @@ class Stage:
 
     def write_metrics(self, new: Path, metrics: Mapping[str, Any]) -> None:
         """Write the metrics file to the folder of the new outs: flat keys, numbers rounded to 9 significant digits."""
-        write_json(new / "metrics" / f"{self.name}.json", {key: _plain(value) for key, value in metrics.items()})
+        write_json(
+            new / "results" / "metrics" / f"{self.name}.json", {key: _plain(value) for key, value in metrics.items()}
+        )
 
     def write_costs(self, new: Path, costs: Mapping[str, Mapping[str, int]]) -> None:
-        """Write function → static cost → value to the folder of the new outs, as `costs/<stage>.json`."""
-        write_json(new / "costs" / f"{self.name}.json", costs)
+        """Write function → static cost → value to the folder of the new outs, as `results/costs/<stage>.json`."""
+        write_json(new / "results" / "costs" / f"{self.name}.json", costs)
 
     def read_metrics(self) -> dict[str, Any]:
         """Read the metrics file from the working folder; raise UserError where it holds other than numbers and text."""
-        name = f"metrics/{self.name}.json"
+        name = f"results/metrics/{self.name}.json"
         metrics = read_mapping(self.folder / name, "metrics", name)
         for key, value in metrics.items():
             if not isinstance(value, str | int | float):

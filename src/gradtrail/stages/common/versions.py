@@ -1,4 +1,4 @@
-"""The versions of every package that can change an out: `versions.yaml`, a DVC param of the stages that import it."""
+"""Package versions that can change an output: `pipeline/versions.yaml`, a DVC param of the stages that use them."""
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -7,7 +7,7 @@ from gradtrail.stages.common.files import atomic_file
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError
 
-PATH = Path("versions.yaml")
+PATH = Path("pipeline/versions.yaml")
 _HEADER = (
     "# Every package that can change an out, as locks/base.lock has it: a DVC param of each stage that imports it,\n"
     "# so that an upgrade re-runs the stage. `gradtrail versions` writes what is installed.\n"
@@ -15,7 +15,7 @@ _HEADER = (
 
 
 def require_recorded_versions(packages: tuple[str, ...]) -> None:
-    """Raise UserError where an installed version differs from `versions.yaml`, under which DVC records the result."""
+    """Raise UserError if an installed version differs from the one in `pipeline/versions.yaml`, which DVC records."""
     recorded = read_yaml(PATH)
     for package in packages:
         try:
@@ -30,7 +30,7 @@ def require_recorded_versions(packages: tuple[str, ...]) -> None:
 
 
 def write_installed_versions() -> dict[str, str]:
-    """Record the installed version of every package in `versions.yaml`; return the versions."""
+    """Record the installed version of every package in `pipeline/versions.yaml`; return the versions."""
     installed = {package: version(package) for package in read_yaml(PATH)}
     with atomic_file(PATH) as temporary:
         lines = [f'{package}: "{number}"\n' for package, number in installed.items()]

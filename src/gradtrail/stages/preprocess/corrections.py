@@ -1,4 +1,4 @@
-"""The file of corrections, `labels/corrections.csv`: what people decided about labels, and applying it to the splits.
+"""The file of corrections, `pipeline/corrections.csv`: what people decided about labels, and applying it to the splits.
 
 A row is a decision about one example. `gradtrail review` writes the file, and a person may; spreadsheets mangle such
 files, so that every value is checked.
@@ -21,7 +21,7 @@ from gradtrail.stages.common.dataset import SPLITS
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError, one_line
 
-PATH = Path("labels/corrections.csv")
+PATH = Path("pipeline/corrections.csv")
 COLUMNS = ("split", "example_id", "old", "new", "reviewer", "time", "reason")
 LONGEST_TEXT = 200
 _MAX_BYTES = 2**24

@@ -107,12 +107,14 @@ class Sources:
 
     def metric(self, stage: str, key: str) -> float:
         """Return a metric of a stage; raise UserError where it is missing or not a finite number."""
-        return _number(self.metrics.get(stage, {}).get(key), f"metrics/{stage}.json: {key}")
+        return _number(self.metrics.get(stage, {}).get(key), f"results/metrics/{stage}.json: {key}")
 
     def cost(self, stage: str, function: str, key: str) -> float:
         """Return a static cost of a function; raise UserError where it is missing or not a finite number."""
         found = self.costs.get(stage, {}).get(function)
-        return _number(found.get(key) if isinstance(found, dict) else found, f"costs/{stage}.json: {function}.{key}")
+        return _number(
+            found.get(key) if isinstance(found, dict) else found, f"results/costs/{stage}.json: {function}.{key}"
+        )
 
     def param(self, key: str) -> Any:
         """Return the value of a dotted key of `params.yaml`; raise UserError where there is none."""
@@ -142,16 +144,16 @@ def read_sources(folder: Path) -> Sources:
     return Sources(
         info=info,
         params=read_yaml(folder / "params.yaml"),
-        versions=read_yaml(folder / "versions.yaml"),
+        versions=read_yaml(folder / "pipeline/versions.yaml"),
         metrics={
             stage: _read_metrics(folder / file, info)
             for stage, spec in stages.items()
-            if (file := f"metrics/{stage}.json") in spec.outs
+            if (file := f"results/metrics/{stage}.json") in spec.outs
         },
         costs={
             stage: read_mapping(folder / file, "costs")
             for stage, spec in stages.items()
-            if (file := f"costs/{stage}.json") in spec.outs
+            if (file := f"results/costs/{stage}.json") in spec.outs
         },
         tables={_name(path): read_table(path) for paths in files.values() for path in paths if path.suffix == ".csv"},
         figures={_name(path): read_png(path) for paths in files.values() for path in paths if path.suffix == ".png"},

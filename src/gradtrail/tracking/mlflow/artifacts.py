@@ -67,7 +67,7 @@ def read_curves(folder: Path, stage: str, metrics: Mapping[str, Any]) -> Curves:
     if not (folder / "epochs.csv").is_file():
         return {}
     if not isinstance(planned := metrics.get("planned_steps"), int):
-        raise UserError(f"metrics/{stage}.json: planned_steps should be an integer, got {planned!r}")
+        raise UserError(f"results/metrics/{stage}.json: planned_steps should be an integer, got {planned!r}")
     found = curves(*read_tables(folder), planned)
     if "epsilon_each" in metrics:  # the curve is that of one member, the metric `epsilon` of all together
         found = {_EPSILON_EACH if name == _EPSILON else name: curve for name, curve in found.items()}

@@ -105,7 +105,7 @@ def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run
     Metrics and costs do not count: edits of code change costs, and which metrics there are. Params of the stages before
     count, as other data may lead to other metrics beside the same outs; those that only one of the two has do not.
     """
-    written = (f"metrics/{stage.name}.json", f"costs/{stage.name}.json")
+    written = (f"results/metrics/{stage.name}.json", f"results/costs/{stage.name}.json")
     compared = {out: found for out, found in outs.items() if out not in written}.items()
     read = {key: shown(value) for key, value in in_force(flat_params(stage.entry(stage.name))).items()}.items()
     lineage = {key: shown(value) for key, value in in_force(stage_params(stage)).items()}

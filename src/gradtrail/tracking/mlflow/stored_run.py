@@ -44,7 +44,7 @@ from gradtrail.tracking.mlflow.tags import (
 REBUILT, REPLACED = "rebuilt", "replaced_by"
 _DATA, _WEIGHTS = "data/", "models/"
 _LINEAGE = "lineage.json"
-_PAGES = "reports/"  # folder of the outs that are one page each
+_PAGE = ".html"  # suffix of an output that is a single page
 
 
 class StoredRun:
@@ -96,10 +96,10 @@ class StoredRun:
         points = read_curves(folder, stage.name, metrics)
         shown_alone = [key for key in metrics if is_logged(stage.name, key, metrics)]
         self.log_points({metric_name(stage.name, key): {0: metrics[key]} for key in shown_alone} | points)
-        costs = stage.folder / "costs" / f"{stage.name}.json"
+        costs = stage.folder / "results" / "costs" / f"{stage.name}.json"
         log_results(self.client, self.run_id, folder, costs, tables=stage.runtime.copy_outs)
         for out in stage.spec.outs:
-            if out.startswith(_PAGES):
+            if out.endswith(_PAGE):
                 self.client.log_artifact(self.run_id, str(stage.folder / out))
         self._log_dataset(stage, metrics)
         for out in stage.spec.outs if stage.runtime.copy_outs else ():
@@ -290,5 +290,5 @@ def _read_metrics(stage: Stage) -> dict[str, Any]:
     metrics = stage.read_metrics()
     for key in ("dataset", "dataset_digest"):
         if not isinstance(metrics.get(key), str):
-            raise UserError(f"metrics/{stage.name}.json: {key} should be text, got {metrics.get(key)!r}")
+            raise UserError(f"results/metrics/{stage.name}.json: {key} should be text, got {metrics.get(key)!r}")
     return metrics

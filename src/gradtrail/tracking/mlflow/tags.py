@@ -27,8 +27,8 @@ _FINAL = "models/final.safetensors"
 _OF_MEMBERS = "models/members"  # whose digest it is where there are several: the final weights are then of the first
 _CHANGED_BY_STAGES = (  # and by benchmarks
     ":(exclude,glob)**/dvc.lock",
-    ":(exclude,glob)audit/**/.dvcignore",
-    ":(exclude)metrics",
+    ":(exclude,glob)pipeline/**/.dvcignore",
+    ":(exclude)results/metrics",
     ":(exclude)benchmarks/results",
 )
 _FOR_GIT_APPLY = ("--binary", "--no-color", "--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/")

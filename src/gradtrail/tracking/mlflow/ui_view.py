@@ -133,7 +133,9 @@ def shared_views(pipeline: Mapping[str, StageSpec]) -> tuple[View, View, View]:
         pipeline: the stages; those with costs that have runs beside trainings have charts of compiling.
     """
     beside = {TRAIN, *stages_below_training(pipeline)}
-    compiling = [stage for stage, spec in pipeline.items() if stage in beside and f"costs/{stage}.json" in spec.outs]
+    compiling = [
+        stage for stage, spec in pipeline.items() if stage in beside and f"results/costs/{stage}.json" in spec.outs
+    ]
     return _TRAININGS, dataclasses.replace(_COMPILING, charts=_charts_of_compiling(compiling)), _FUNCTIONS
 
 

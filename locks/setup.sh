@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the environment: `sh tools/setup.sh PYTHON VENV LOCK`. What is missing is named in one line.
+# Make the environment: `sh locks/setup.sh PYTHON VENV LOCK`. What is missing is named in one line.
 set -eu
 python=$1
 venv=$2

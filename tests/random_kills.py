@@ -1,6 +1,6 @@
 """Kills trainings at random moments and looks whether they end with the bytes of one that was not killed.
 
-    python tools/random_kills.py [--kills 50] [--seed N]
+    python tests/random_kills.py [--kills 50] [--seed N]
 
 Three kinds of training on the real digits, in copies of this repository in a temporary folder. Prints the seed, with
 which the same moments are drawn again, and ends with status 1 at the first difference. Part of the nightly tests.
@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from projects import Project, copy_project, stop  # noqa: E402 - of the tests
 
-OUTS = ("models", "results/train", "metrics/train.json")
+OUTS = ("models", "results/train", "results/metrics/train.json")
 QUICK = {
     "fetch.dataset": "digits",
     "train.epochs": 4,
