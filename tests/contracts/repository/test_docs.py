@@ -70,11 +70,6 @@ def anchors(page: Path) -> set[str]:
 
 
 @each_page
-def test_pages_are_short(page: Path) -> None:
-    assert len(page.read_text().splitlines()) <= (150 if page == README else 200)
-
-
-@each_page
 def test_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" not in target:
@@ -187,7 +182,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     lend_environment(project.folder / ".venv")
     for key, value in QUICK.items():
         project.set(key, value)
-    for name in ("dvc.lock", "metrics"):
+    for name in ("dvc.lock", "results"):
         subprocess.run(("rm", "-rf", name), cwd=project.folder, check=True)
     project.git("init", "-q")
     project.run("make", "repro", env=own_code(project))
