@@ -28,7 +28,7 @@ from gradtrail.tracking.mlflow.tags import outputs
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = tuple(read_pipeline(ROOT / "dvc.yaml"))
-_LONGEST = 900  # seconds that no command takes: one that hangs is a failure, not a wait without end
+_LONGEST = 600  # seconds that no command takes: a command that hangs is a failure
 COPIED = ("dvc.yaml", "params.yaml", ".gitignore", ".dvcignore", "pyproject.toml")
 
 QUICK = {
@@ -181,7 +181,7 @@ class Project:
         assert whole.count(begin) == 1
         wait = f"while stage.name == {stage!r} and Path('.git/hold').exists():\n                time.sleep(0.01)"
         code.write_text(whole.replace(begin, f"            {wait}\n{begin}"))
-        (self.folder / ".git" / "hold").touch()
+        (self.folder / ".git" / "hold").write_text(stage)
 
         def has_begun() -> bool:
             with contextlib.suppress(sqlite3.OperationalError):
@@ -243,7 +243,9 @@ def stop(process: subprocess.Popen[str], number: signal.Signals, *, when: Callab
     Returns:
         What it printed, and the seconds from the signal to the end.
     """
+    deadline = time.monotonic() + _LONGEST
     while not when() and process.poll() is None:
+        assert time.monotonic() < deadline, "the moment never came"
         time.sleep(0.002)
     sent = time.monotonic()
     with contextlib.suppress(ProcessLookupError):

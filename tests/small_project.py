@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from warm_python import made_once
 
 _SMALL_STAGE = '''
-"""A stage that joins strings, and waits while `.git/hold` exists; OTHER_BYTES makes it another kind of machine."""
+"""A stage that joins strings, and waits while `.git/hold` names it or is empty; OTHER_BYTES makes it another kind of machine."""
 
 import functools
 import os
@@ -27,11 +27,18 @@ from gradtrail.tracking.mlflow.run import tracked
 READS, PARAM, WRITES = {reads!r}, {param!r}, {writes!r}
 
 
+def is_held(stage: str) -> bool:
+    try:
+        return Path(".git/hold").read_text() in ("", stage)
+    except FileNotFoundError:
+        return False
+
+
 def main(stage: Stage) -> None:
     value = functools.reduce(dict.__getitem__, PARAM.split("."), read_yaml(Path("params.yaml"))[stage.name])
     words = [Path(name).read_text() for name in READS]
     with tracked(stage) as run:
-        while Path(".git/hold").exists():
+        while is_held(stage.name):
             time.sleep(0.01)
         with stage.writing_outs() as new:
             for name in WRITES:

@@ -101,7 +101,7 @@ def repro_with_edit(project: Project, stage: str, edit: Callable[[], Any]) -> tu
 
 
 def contents(project: Project) -> dict[str, Any]:
-    folders = ("data", "models", "results", "metrics")
+    folders = ("data", "models", "results")
     outs = [path for name in folders for path in (project.folder / name).rglob("*") if path.is_file()]
     return project.digests(*(path.relative_to(project.folder).as_posix() for path in outs)) | {
         "lock": project.lock(),
