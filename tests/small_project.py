@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from warm_python import made_once
 
 _SMALL_STAGE = '''
-"""A stage that joins strings, and waits while `.git/hold` names it or is empty; OTHER_BYTES makes it another kind of machine."""
+"""A stage that joins strings; it waits while `.git/hold` names it or is empty. OTHER_BYTES makes other outputs."""
 
 import functools
 import os
