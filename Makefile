@@ -1,4 +1,4 @@
-# repro · test · check · ui · compare · bench: each sets up what it needs. `make help` says more.
+# repro · test · check · ui · compare · bench: each target sets up what it needs. `make help` lists all.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -11,10 +11,10 @@ LOCK   := locks/$(or $(if $(GPU),cuda),$(if $(CLUSTER),cluster),base).lock
 
 export DVC_NO_ANALYTICS ?= true
 export MLFLOW_DISABLE_TELEMETRY ?= true
-# uv leaves bytecode to the first import; where that may not keep it, every process imports for 7 s longer.
+# uv does not compile bytecode: without bytecode files every process would import for 7 s longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Each worker imports what it collects: the modules that have slow tests alone, for these.
+# Modules that have slow tests, so that workers do not import the others.
 SLOW = $(sort $(shell grep -rl --include="test_*.py" "mark\.slow\|import cases" tests))
 
 .DEFAULT_GOAL := help
@@ -25,8 +25,8 @@ help: ## list the targets
 
 env: $(READY) ## the environment in .venv, from locks/base.lock; with GPU=1 or CLUSTER=1 from cuda.lock or cluster.lock
 
-# The scripts of an environment name the folder that it was made in, so a moved or copied repository gets a new one.
-# GPU=1 and CLUSTER=1 count once: the environment stays one for GPUs or clusters until it is removed.
+# Scripts of an environment contain its path, so a moved or copied repository gets a new one.
+# An environment made with GPU=1 or CLUSTER=1 keeps its lock until it is removed.
 ifneq ($(wildcard $(READY)),)
 ifneq ($(shell head -n 1 $(READY)),$(realpath $(VENV)))
 .PHONY: $(READY)
