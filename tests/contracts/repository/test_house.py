@@ -41,7 +41,7 @@ BUDGETS = {
     "tests": Budget(22_000),
     "docs (words)": Budget(26_000),
     "docs (pages)": Budget(25),
-    "README.md": Budget(100),
+    "README.md": Budget(100, is_reached=True),
     "root (entries)": Budget(24, is_reached=True),
     "locks (bytes)": Budget(450_000, is_reached=True),
 }
