@@ -45,8 +45,8 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relativ
 
 def blocks(page: Path, language: str = "[a-z]*") -> str:
     """Return the code blocks of a page; a line that ends with a backslash is continued."""
-    found = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    return "".join(found).replace("\\\n", " ")
+    matches = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return "".join(matches).replace("\\\n", " ")
 
 
 def prose(page: Path) -> str:
@@ -165,8 +165,8 @@ def test_metrics_exist(page: Path) -> None:
     """Those that no file records, such as times, at least occur in the code by the last part of their name."""
     names = rf"(?:{'|'.join(METRIC_GROUPS)})(?:/(?:<\w+>|\w+))*/([a-z]\w+)"
     for text in code(page):
-        if found := re.fullmatch(names, text):
-            name = found[1].removeprefix("compile_")
+        if match := re.fullmatch(names, text):
+            name = match[1].removeprefix("compile_")
             assert name in recorded_metrics() or re.search(rf"\b{name}\b", sources()), text
 
 
@@ -211,7 +211,7 @@ def own_code(project: Project) -> dict[str, str]:
     sorted((page for page in PAGES if commands(page)), key=lambda page: page.stem not in ("README", "tutorial")),
     ids=lambda page: page.stem,
 )
-def test_its_commands_work_as_they_are_typed(page: Path, project: Project) -> None:
+def test_commands_of_the_page_work(page: Path, project: Project) -> None:
     """In a pipe, one after the other. One seed is enough here, where a page leaves the number open."""
     project.git("checkout", "-q", ".")  # what another page left
     project.dvc("checkout", "dvc.yaml")
@@ -227,7 +227,7 @@ def test_its_commands_work_as_they_are_typed(page: Path, project: Project) -> No
 
 
 @pytest.mark.nightly
-def test_commands_work_from_a_subfolder_too(project: Project) -> None:
+def test_commands_work_from_a_subfolder(project: Project) -> None:
     """As at the root, be it an error: of a run that another page makes. A path is one that is right there."""
     below = Project(project.folder / "docs")
     typed = dict.fromkeys(line for page in PAGES for line in commands(page) if line.startswith("gradtrail "))

@@ -45,7 +45,7 @@ pickle._Unpickler.load = refuse
 """
 
 
-def really(code: str, folder: Path, *paths: Path, status: int = 0) -> str:
+def run_with_real_python(code: str, folder: Path, *paths: Path, status: int = 0) -> str:
     """Run code in a folder with the real interpreter, which imports `sitecustomize`; return what it printed."""
     env = environment() | {"PYTHONPATH": os.pathsep.join(map(str, (folder / "src", *paths)))}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -54,8 +54,8 @@ def really(code: str, folder: Path, *paths: Path, status: int = 0) -> str:
     return done.stdout
 
 
-def heavy(line: str) -> set[str]:
-    """Return the heavy packages of those that had been imported."""
+def heavy_packages(line: str) -> set[str]:
+    """Return the heavy packages among imported ones."""
     return set(json.loads(line)) & HEAVY
 
 
@@ -69,7 +69,7 @@ def no_pickle(tmp_path: Path) -> Path:
     """A folder whose `sitecustomize` refuses pickles, as it is seen to."""
     (tmp_path / "sitecustomize.py").write_text(NO_PICKLE)
     loads = "import pickle, io\ntry: pickle.load(io.BytesIO(pickle.dumps(1)))\nexcept AssertionError as e: print(e)"
-    assert really(loads, ROOT, tmp_path) == "a pickle was loaded\n"
+    assert run_with_real_python(loads, ROOT, tmp_path) == "a pickle was loaded\n"
     return tmp_path
 
 
@@ -78,24 +78,26 @@ def outs_of(stage: str, project: Project) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("stage", AUDITS)
-def test_an_audit_imports_what_it_needs(stage: str) -> None:
-    assert heavy(really(f"import json, sys, pipeline.{stage}; {IMPORTED}", ROOT)) <= MAY_IMPORT.get(stage, USUAL)
+def test_audit_imports_only_what_it_needs(stage: str) -> None:
+    assert heavy_packages(
+        run_with_real_python(f"import json, sys, pipeline.{stage}; {IMPORTED}", ROOT)
+    ) <= MAY_IMPORT.get(stage, USUAL)
 
 
 @pytest.mark.parametrize("stage", [name for name in PIPELINE if name not in AUDITS])
-def test_a_stage_imports_what_it_needs_and_loads_no_pickle(stage: str, project: Project, no_pickle: Path) -> None:
+def test_stage_imports_only_what_it_needs_and_loads_no_pickle(stage: str, project: Project, no_pickle: Path) -> None:
     expected = outs_of(stage, project)
     run = f"runpy.run_module('pipeline.{stage}', run_name='__main__')"
-    told = really(
+    output = run_with_real_python(
         f"import json, runpy, sys, pipeline.{stage}; {IMPORTED}; {run}; {IMPORTED}", project.folder, no_pickle
     )
-    at_start, at_end = (line for line in told.splitlines() if line.startswith("["))
-    assert heavy(at_start) <= MAY_IMPORT.get(stage, USUAL)
-    assert heavy(at_end) <= MAY_IMPORT.get(stage, USUAL) | ONLY_WHILE_IT_RUNS.get(stage, set())
+    at_start, at_end = (line for line in output.splitlines() if line.startswith("["))
+    assert heavy_packages(at_start) <= MAY_IMPORT.get(stage, USUAL)
+    assert heavy_packages(at_end) <= MAY_IMPORT.get(stage, USUAL) | ONLY_WHILE_IT_RUNS.get(stage, set())
     assert outs_of(stage, project) == expected
 
 
-def test_a_training_that_resumes_loads_no_pickle(project: Project, no_pickle: Path, tmp_path: Path) -> None:
+def test_resumed_training_loads_no_pickle(project: Project, no_pickle: Path, tmp_path: Path) -> None:
     copy = project.copy(tmp_path / "project")
     expected = outs_of("train", copy)
     copy.set("runtime.steps_per_call", 1)
@@ -104,20 +106,20 @@ def test_a_training_that_resumes_loads_no_pickle(project: Project, no_pickle: Pa
     end = "(self.save(*progress), os.kill(os.getpid(), signal.SIGKILL))"
     patch = f"import os, signal; ResumeFolder.tick = lambda self, *progress: {end}"
     killed = f"from gradtrail.stages.train.checkpointing import ResumeFolder; {patch}; {run}"
-    assert "train: epoch 1 " not in really(killed, copy.folder, status=-signal.SIGKILL)
-    assert "train: resuming after step 1, " in really(run, copy.folder, no_pickle)
+    assert "train: epoch 1 " not in run_with_real_python(killed, copy.folder, status=-signal.SIGKILL)
+    assert "train: resuming after step 1, " in run_with_real_python(run, copy.folder, no_pickle)
     assert outs_of("train", copy) == expected
 
 
 def test_repro_with_nothing_to_do_imports_nothing_heavy(project: Project) -> None:
     end = f"import atexit, json, sys; from gradtrail import cli; atexit.register(lambda: {IMPORTED})"
     repro = f"{end}; sys.argv = ['gradtrail', 'repro']; cli.main()"
-    really(repro, project.folder)  # whatever another test had left to do
-    *lines, imported = really(repro, project.folder).splitlines()
+    run_with_real_python(repro, project.folder)  # whatever another test had left to do
+    *lines, imported = run_with_real_python(repro, project.folder).splitlines()
     assert not any(line.startswith("Running stage") for line in lines)
-    assert not heavy(imported)
+    assert not heavy_packages(imported)
 
 
-def test_a_tracker_starts_without_jax() -> None:
+def test_tracker_starts_without_jax() -> None:
     code = f"import json, sys; from gradtrail.tracking.mlflow import tracker; tracker._import_mlflow(); {IMPORTED}"
-    assert not heavy(really(code, ROOT)) & {*COMPUTES, "orbax", "dvc", "sklearn", "matplotlib"}
+    assert not heavy_packages(run_with_real_python(code, ROOT)) & {*COMPUTES, "orbax", "dvc", "sklearn", "matplotlib"}

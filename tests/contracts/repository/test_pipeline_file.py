@@ -22,7 +22,7 @@ DECLARED = {
 PARAMS = YAML(typ="safe", pure=True).load(ROOT / "params.yaml")
 VERSIONS = set(YAML(typ="safe", pure=True).load(ROOT / "pipeline/versions.yaml"))
 DISTRIBUTIONS = packages_distributions()
-BY_PEOPLE = ("pipeline/corrections.csv",)
+WRITTEN_BY_PEOPLE = ("pipeline/corrections.csv",)
 CANNOT_CHANGE_AN_OUT = ("gradtrail.support", "gradtrail.tracking")  # contracts/results/test_same_bytes.py shows it
 HARMLESS = {  # packages that lock, check, or carry bytes whose digest is compared; every other one can change an out
     *("filelock", "jaxtyping", "orbax-checkpoint", "platformdirs", "pydantic", "pydantic-core", "requests"),
@@ -46,13 +46,13 @@ def imports() -> grimp.ImportGraph:
 @functools.cache
 def closure_of(stage: str) -> frozenset[str]:
     """The modules and packages that a stage's script imports, directly or not, of those that can change an out."""
-    found, waiting = set[str](), [f"pipeline.{stage}"]
+    modules, waiting = set[str](), [f"pipeline.{stage}"]
     while waiting:
         module = waiting.pop()
-        if module not in found and not module.startswith(CANNOT_CHANGE_AN_OUT):
-            found.add(module)
+        if module not in modules and not module.startswith(CANNOT_CHANGE_AN_OUT):
+            modules.add(module)
             waiting += imports().find_modules_directly_imported_by(module)
-    return frozenset(found)
+    return frozenset(modules)
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
@@ -64,15 +64,15 @@ def test_code_deps_are_the_folders_that_the_script_imports(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
-def test_every_code_dep_is_there(stage: str) -> None:
+def test_every_code_dep_exists(stage: str) -> None:
     assert all((ROOT / dep).exists() for dep in PIPELINE[stage].deps if is_code(dep))
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
-def test_data_deps_are_outs_of_earlier_stages_or_made_by_people(stage: str) -> None:
+def test_data_deps_are_outs_of_earlier_stages_or_written_by_people(stage: str) -> None:
     earlier = [out for name in list(PIPELINE)[: list(PIPELINE).index(stage)] for out in PIPELINE[name].outs]
     data = PIPELINE[stage].data_deps
-    assert all(any(dep == out or dep.startswith(f"{out}/") for out in [*earlier, *BY_PEOPLE]) for dep in data)
+    assert all(any(dep == out or dep.startswith(f"{out}/") for out in [*earlier, *WRITTEN_BY_PEOPLE]) for dep in data)
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
@@ -130,7 +130,7 @@ def test_every_package_in_the_import_closures_is_either_recorded_or_harmless() -
 
 def test_the_report_depends_on_every_file_whose_digest_it_shows() -> None:
     before = stages_before("report", PIPELINE).values()
-    assert set(PIPELINE["report"].data_deps) == {*BY_PEOPLE, *(out for spec in before for out in spec.outs)}
+    assert set(PIPELINE["report"].data_deps) == {*WRITTEN_BY_PEOPLE, *(out for spec in before for out in spec.outs)}
 
 
 def test_every_section_belongs_to_a_stage_or_to_all() -> None:
