@@ -33,10 +33,10 @@ from gradtrail.tracking.mlflow.training_log import TrainingLog
 
 @contextlib.contextmanager
 def member_checkpoints(
-    run: TrackedRun, training: Training, inputs_changed: Callable[[], bool], seeds: MemberSeeds, count: int
+    run: TrackedRun, training: Training, inputs_changed: Callable[[], bool], seeds: MemberSeeds
 ) -> Iterator[ResumeFolder]:
-    """Yield the checkpoints of a member, or of `count` at once; of several they stay, for trainings with others."""
-    stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds), count)
+    """Yield the checkpoints of a member; those of one of several stay, for trainings with other members."""
+    stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds))
     with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
         checkpoints = training.checkpoints(state, user=stage.state, inputs_changed=inputs_changed)
         is_kept = training.config.members > 1 or checkpoints.is_complete
@@ -54,17 +54,15 @@ def main(stage: Stage) -> None:
     validation = dataset.read_split(Path("data/processed/validation.npz"), info)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
-        model, engines = training.model, training.compile(compiler)
-        engine = engines[len(config.groups[0])]
+        model, engine = training.model, training.compile(compiler)
         stage.processes.agreed(lambda: None)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
         training.require_memory(engine, functions)
         members.require_space(scratch, config, num_parameters(model.abstract_params()), engine.num_followed)
-        sped_up = training.tell_speedup(engines)
         validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
         results = training_runs.train_members(
-            engines,
+            engine,
             stage.processes.of_first(validate),
             train,
             config,
@@ -77,7 +75,7 @@ def main(stage: Stage) -> None:
         first, written = members.write_each(scratch, results, model.config, config, info, training.followed_id)
         stage.processes.leave()
         epochs = members.mean_epochs(written)
-        run.metrics({**members.measure_time(written), **sped_up})
+        run.metrics(members.measure_time(written))
         run.timings(classes=info.num_classes)
 
         with stage.writing_outs() as new:

@@ -1,6 +1,5 @@
 """Checkpoints of a training that never was: its chunks and its history, saved and loaded."""
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,8 @@ def save(folder: ResumeFolder, *steps: int) -> None:
 
 def load(folder: Path) -> Progress | None:
     like = make_chunk(1)
-    history_of = functools.partial(History.from_arrays, (0, 1), weights(0))
-    return ResumeFolder(folder, 0.0, lambda: 0.0).load(like.state, like.records, history_of)
+    new_history = History((0, 1), weights(0))
+    return ResumeFolder(folder, 0.0, lambda: 0.0).load(like.state, like.records, new_history.restored)
 
 
 def bits(tree: object) -> list[bytes]:

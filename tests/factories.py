@@ -18,7 +18,6 @@ from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.nn.models import CNNConfig, MLPConfig, Model, ModelConfig, Params
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.profile.variants import ProfileConfig
-from gradtrail.core.train.at_once import at_once
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
@@ -70,7 +69,6 @@ def train_config(**overrides: Any) -> TrainConfig:
     config = TrainConfig(
         seed=0,
         members=1,
-        members_at_once=1,
         vary=VARIED,
         epochs=2,
         batch_size=4,
@@ -219,14 +217,13 @@ def make_engine(
     *,
     num_classes: int = NUM_CLASSES,
     noise_multiplier: float | None = None,
-    members: int = 1,
     every: int | None = None,
 ) -> tuple[Engine, Examples]:
     """Compile the training of `config` on a split, once; return it with the split on the device.
 
     Where `every` is given, of so many examples one is followed.
     """
-    engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier, members, every)
+    engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier, every)
     return engine, on_device(split.images, split.labels, engine.mesh)
 
 
@@ -237,14 +234,13 @@ def _compiled(
     shape: tuple[int, int],
     num_classes: int,
     noise_multiplier: float | None,
-    members: int,
     every: int | None,
 ) -> Engine:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
     noise = noise_of_measurements(config.privacy) if noise_multiplier is None else noise_multiplier
     followed = None if every is None else np.arange(0, num_examples, every)
     program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise, followed=followed)
-    return compile_engine(program if members == 1 else at_once(program, members), compiler=new_compiler())
+    return compile_engine(program, compiler=new_compiler())
 
 
 def seed_keys(seed: int) -> Array:

@@ -1,7 +1,6 @@
 """The real stages, once, on the digits: what they write, and what they say. What MLflow shows is in test_runs.py."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -97,40 +96,6 @@ def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(projec
     assert (project.folder / "results/gradients/label_error_scores.png").exists()
     assert project.metrics_of("report")["num_figures"] == 9
     assert project.metrics_of("report")["num_images"] >= project.metrics_of("evaluate")["num_mistakes"]
-
-
-@pytest.mark.slow
-def test_members_at_once_are_trained_by_the_stage_and_kept(project: Project, tmp_path: Path) -> None:
-    copy = project.copy(tmp_path / "project")
-    for key, value in {"members": 3, "members_at_once": 2, "precision": "float32"}.items():
-        copy.set(f"train.{key}", value)
-    refused = copy.start_stage("train")
-    assert (
-        "members_at_once must be 1 where the training split is in shards (preprocess.shard_mib), got 2"
-        in (refused.communicate(timeout=120)[0])
-    )
-    assert refused.returncode == 2
-    copy.set("preprocess.shard_mib", None)
-    copy.run_stage("preprocess")
-    output = copy.run_stage("train")
-    assert "warning" not in output, "nothing was compiled by a call"
-    assert re.search(
-        r"^train: 2 members at once: \d+\.\d\d times as fast as one after the other", output, re.MULTILINE
-    ), output
-    assert "train seeds 0 to 1: epoch 3" in output
-    assert "train seed 2: epoch 3" in output
-    run = copy.runs_of("train")[0]
-    assert run["metrics"]["train/members_at_once_speedup"] > 0
-    assert run["params"]["train.members_at_once"] == "2"
-    of_three = copy.digests("models/members/seed_1", "models/members/seed_2")
-    copy.set("train.members", 4)
-    output = copy.run_stage("train")
-    assert "train seeds 0 to 1: trained before, from a checkpoint" in output
-    assert "train seeds 2 to 3: epoch 3" in output
-    assert copy.digests("models/members/seed_1") == {"models/members/seed_1": of_three["models/members/seed_1"]}
-    copy.set("train.members", 1)
-    copy.set("train.seed", 2)
-    assert "train: trained before, from a checkpoint" in copy.run_stage("train"), "the third was trained by itself"
 
 
 WITH_A_SMALL_SAMPLE = """

@@ -15,9 +15,7 @@ from gradtrail.core.xla.compiler import CompiledFunction
 _OWN_GROUP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-def require_memory(
-    key: str, batch_size: int, functions: Iterable[CompiledFunction], *, fixed_bytes: int, unit: str = "example"
-) -> None:
+def require_memory(key: str, batch_size: int, functions: Iterable[CompiledFunction], *, fixed_bytes: int) -> None:
     """Refuse a batch that does not fit, before any of the memory is allocated.
 
     Args:
@@ -25,7 +23,6 @@ def require_memory(
         batch_size: the value of that key.
         functions: compiled for that batch; the one that needs most memory counts.
         fixed_bytes: part of the memory that does not depend on the batch, such as parameters and data.
-        unit: what the batch is of.
 
     Raises:
         ConfigError: one line with what it needs, what is free, and what would fit.
@@ -35,7 +32,7 @@ def require_memory(
     if needed <= available:
         return
     fits = int(batch_size * (available - fixed_bytes) / max(needed - fixed_bytes, 1))
-    advice = f"{_round_down(fits):,} would fit" if fits >= 1 else f"not even one {unit} would fit: a smaller model may"
+    advice = f"{_round_down(fits):,} would fit" if fits >= 1 else "not even one example would fit: a smaller model may"
     raise ConfigError(
         f"{key} {batch_size} takes {_gib(needed)} GiB in {largest.name}; {_gib(available)} GiB are free; {advice}"
     )

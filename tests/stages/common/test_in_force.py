@@ -23,7 +23,7 @@ def test_the_blocks_of_the_chosen_kinds_are_in_force() -> None:
 
 
 def test_what_members_vary_in_counts_where_there_are_several() -> None:
-    of_several = {"train.vary", "train.members_at_once"}
+    of_several = {"train.vary"}
     assert not of_several & in_force(TRAIN).keys()
     assert not of_several & in_force({key: str(value) for key, value in TRAIN.items()}).keys()
     for members in (2, "2"):
@@ -41,7 +41,7 @@ def test_the_linear_model_has_no_block_though_a_schedule_has_that_name() -> None
 
 
 def test_what_belongs_to_no_block_is_in_force_and_all_is_where_no_model_is_chosen() -> None:
-    of_several = {"train.vary", "train.members_at_once", "train.reduction"}
+    of_several = {"train.vary", "train.reduction"}
     assert {key for key in TRAIN if key.count(".") == 1} - of_several <= in_force(TRAIN).keys()
     assert in_force({"train.cnn.dropout": 1, "evaluate.weights": "best"}) == {
         "train.cnn.dropout": 1,

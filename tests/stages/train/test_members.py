@@ -16,15 +16,11 @@ from factories import dataset_info, make_engine, model_config, random_split, tra
 from scipy import stats
 
 from gradtrail.core.nn.models import MLPConfig
-from gradtrail.core.train import loop as core_loop
-from gradtrail.core.train.at_once import keys_at_once
 from gradtrail.core.train.config import VARIED, MemberSeeds, TrainConfig
-from gradtrail.core.train.history import on_host
 from gradtrail.stages.artifacts.members import over_members, read_folders, read_seeds, spread, write_seeds
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train import loop, members
 from gradtrail.stages.train.checkpointing import ResumeFolder
-from gradtrail.stages.train.histories import begun
 from gradtrail.support.errors import UserError
 from gradtrail.support.signals import Stopped
 
@@ -52,21 +48,16 @@ def train(config: TrainConfig, to: Path, checkpoints: Path | None = None, *, chu
     """Train all members; return the folder of the outs."""
 
     @contextlib.contextmanager
-    def folder(seeds: MemberSeeds, count: int) -> Iterator[ResumeFolder]:
-        yield ResumeFolder(checkpoints and checkpoints / f"{seeds} {count}", 1e9, lambda: 0.0)
+    def folder(seeds: MemberSeeds) -> Iterator[ResumeFolder]:
+        yield ResumeFolder(checkpoints and checkpoints / str(seeds), 1e9, lambda: 0.0)
 
     def validate(params: Any) -> dict[str, float]:
         return {"loss": float(np.abs(params["layers"][0]["kernel"]).sum()), "accuracy": 0.5}
 
-    engines = {
-        len(group): make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT, members=len(group))[
-            0
-        ]
-        for group in config.groups
-    }
+    engine, _ = make_engine(dataclasses.replace(config, seed=0, members=1, vary=VARIED), SPLIT)
     shared = loop.Members(checkpoints=folder)
     results = loop.train_members(
-        engines, validate, SPLIT, config, members=shared, listener=Stopping(chunks), steps_per_call=2
+        engine, validate, SPLIT, config, members=shared, listener=Stopping(chunks), steps_per_call=2
     )
     _, written = members.write_each(to / "scratch", results, model_config(), config, dataset_info(), SPLIT.example_id)
     members.write_members(to, written)
@@ -145,50 +136,6 @@ def test_a_training_that_is_stopped_in_any_member_ends_with_the_same_bytes(tmp_p
     straight = train(config, tmp_path / "straight")
     for out in ("models", "results"):
         assert digest(to / out) == digest(straight / out)
-
-
-@pytest.mark.slow
-def test_members_at_once_that_are_stopped_end_with_the_same_bytes(tmp_path: Path) -> None:
-    """Two networks at once, and the third by itself: with the bytes that it has alone."""
-    config, checkpoints = dataclasses.replace(CONFIG, members=3, members_at_once=2), tmp_path / "checkpoints"
-    for number, chunks in enumerate((1, 2, 2, 3)):  # a group has four
-        with pytest.raises(Stopped):
-            train(config, tmp_path / f"stopped {number}", checkpoints, chunks=chunks)
-    stopped, straight = train(config, tmp_path / "to", checkpoints), train(config, tmp_path / "straight")
-    for out in ("models", "results"):
-        assert digest(stopped / out) == digest(straight / out)
-    in_turn = train(dataclasses.replace(CONFIG, members=3), tmp_path / "in turn")
-    places = [read_folders(folder / "models", folder / "models") for folder in (straight, in_turn)]
-    assert places[0].keys() == places[1].keys()
-    assert digest(places[0][2]) == digest(places[1][2])
-    final = [pd.read_csv(folder / "results/train/members.csv")["loss"] for folder in (straight, in_turn)]
-    np.testing.assert_allclose(*final, rtol=1e-4)
-
-
-def test_the_progress_of_members_at_once_is_that_of_their_mean(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(dataclasses.replace(CONFIG, members=2, members_at_once=2), tmp_path)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(" · ")[0] for line in lines] == [f"train seeds 0 to 1: epoch {epoch}" for epoch in (1, 2)]
-    epochs = pd.read_csv(tmp_path / "results/train/epochs.csv")
-    assert f"mean loss {epochs['loss'][1]:.4f} · mean validation 50.00%" in lines[1]
-
-
-def test_a_member_that_diverges_ends_those_beside_it_with_one_line() -> None:
-    config = dataclasses.replace(CONFIG, members=2, members_at_once=2)
-    engine, examples = make_engine(dataclasses.replace(config, members=1), SPLIT, members=2)
-    state = engine.init(keys_at_once([config.seeds_of(seed) for seed in config.seeds]))
-    history = begun(config, on_host(state.params), len(SPLIT), 2)
-    chunk = next(core_loop.train(engine, state, examples, steps_per_call=100))
-    told: list[Any] = []
-    history.check(chunk, told.append)
-    loss = np.array(chunk.records.loss)
-    loss[1, 1] = np.inf  # of the second step of the second member
-    damaged = dataclasses.replace(chunk, records=dataclasses.replace(chunk.records, loss=loss))
-    with pytest.raises(FloatingPointError, match=r"^training diverged: the loss of step 2 in epoch 1 is not finite"):
-        history.check(damaged, told.append)
-    assert [part.records.loss.tolist() for part in told] == [loss[:, 1].tolist()]
 
 
 def test_the_table_of_epochs_is_the_mean_with_its_interval(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The key of members: that of the training of these seeds, in as large a group, and of no other."""
+"""The key of a member: that of the training with its seeds alone, and of no other."""
 
 import dataclasses
 
@@ -13,41 +13,29 @@ SPEC = StageSpec(cmd="train", deps=("code.py",), params={"params.yaml": ("train"
 
 
 def training(config: TrainConfig) -> Identity:
-    section = {name: getattr(config, name) for name in ("seed", "members", "members_at_once", "epochs")}
+    section = {name: getattr(config, name) for name in ("seed", "members", "epochs")}
     params = {"params.yaml": {"train": section | {"vary": [*config.vary]}}}
     lock = {"train": {"cmd": "train", "params": params, "deps": [{"path": "code.py", "md5": "c"}]}}
     return Identity("train", from_lock=True, snapshot=Snapshot(pipeline={"train": SPEC}, lock=lock))
 
 
 def keys(config: TrainConfig) -> list[str]:
-    """Return the key of each group."""
-    of = training(config)
-    seeds = [dataclasses.asdict(config.seeds_of(group[0])) for group in config.groups]
-    found = [{name: seed for name, seed in each.items() if seed is not None} for each in seeds]
-    return [of.member_state(each, len(group)) for each, group in zip(found, config.groups, strict=True)]
+    """Return the key of each member."""
+    seeds = [dataclasses.asdict(config.seeds_of(seed)) for seed in config.seeds]
+    identity = training(config)
+    return [identity.member_state({name: seed for name, seed in named.items() if seed is not None}) for named in seeds]
 
 
-def test_a_member_by_itself_has_the_key_of_the_training_of_its_seed() -> None:
+def test_member_has_the_key_of_the_training_of_its_seed() -> None:
     alone = [training(train_config(seed=seed)).state for seed in (3, 4, 5)]
     assert keys(train_config(seed=3, members=3)) == alone
-    assert keys(train_config(seed=3, members=3, members_at_once=2))[1] == alone[2], "the last group is one network"
 
 
-def test_a_group_has_the_key_of_the_training_of_these_members_alone() -> None:
-    whole = training(train_config(seed=3, members=2, members_at_once=2)).state
-    assert keys(train_config(seed=3, members=2, members_at_once=2)) == [whole]
-    assert keys(train_config(seed=3, members=4, members_at_once=2))[0] == whole
-    assert keys(train_config(seed=3, members=3, members_at_once=2))[0] == whole
-
-
-def test_groups_of_other_seeds_sizes_or_params_have_other_keys() -> None:
+def test_members_of_other_seeds_or_params_have_other_keys() -> None:
     configs = [
-        train_config(seed=0, members=4, members_at_once=2),
-        train_config(seed=0, members=3, members_at_once=3),
-        train_config(seed=0, members=4, members_at_once=4),
-        train_config(seed=0, members=2, members_at_once=2, vary=("order",)),
-        train_config(seed=0, members=2, members_at_once=2, epochs=3),
-        train_config(seed=0, members=2),
+        train_config(seed=0, members=3),
+        train_config(seed=0, members=2, vary=("order",)),
+        train_config(seed=0, members=2, epochs=3),
     ]
-    found = [key for config in configs for key in keys(config)]
-    assert len({*found}) == len(found) == 8
+    found = {key for config in configs for key in keys(config)}
+    assert len(found) == 3 + 1 + 2, "the first member that varies in its order alone is that of seed 0"

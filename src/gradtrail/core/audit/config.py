@@ -95,7 +95,6 @@ class AuditConfig:
         return TrainConfig(
             seed=self.seed,
             members=1,
-            members_at_once=1,
             vary=VARIED,
             epochs=self.epochs,
             batch_size=self.batch_size,

@@ -70,8 +70,6 @@ class TrainConfig:
     Attributes:
         seed: determines the initial weights, the order of the examples, dropout and augmentation.
         members: networks that are trained, with the seeds `seed`, `seed + 1` and so on.
-        members_at_once: networks that one compiled program trains side by side, by `vmap`, for an accelerator;
-            above 1 the last digits of each are others than by itself.
         vary: what the seed of a member determines; everything else is the same in all members, by `seed`.
         epochs: passes over the training split, at most.
         batch_size: examples per optimizer step; the last batch of an epoch may be smaller.
@@ -94,7 +92,6 @@ class TrainConfig:
 
     seed: int
     members: int
-    members_at_once: int
     vary: tuple[Varied, ...]
     epochs: int
     batch_size: int
@@ -136,7 +133,6 @@ class TrainConfig:
             self,
             seed=SEED,
             members={**AT_LEAST_ONE, "at_most": 256},
-            members_at_once=AT_LEAST_ONE,
             epochs={"at_least": 1, "at_most": 100_000},  # JAX counts the steps in int32
             batch_size=AT_LEAST_ONE,
             accumulation_steps=AT_LEAST_ONE,
@@ -157,8 +153,6 @@ class TrainConfig:
                 f"vary must name something that is random, {' or '.join(sorted(self._random))}, "
                 f"got {[*self.vary]}: all members would be the same"
             )
-        if self.members > 1 and self.members_at_once > 1:
-            self._check_members_at_once()
         if self.batch_size % self.accumulation_steps:
             raise ValueError(
                 f"accumulation_steps must divide batch_size {self.batch_size}, got {self.accumulation_steps}"
@@ -178,13 +172,6 @@ class TrainConfig:
     def seeds(self) -> range:
         """The seeds of the members."""
         return range(self.seed, self.seed + self.members)
-
-    @property
-    def groups(self) -> list[range]:
-        """The seeds of the members that are trained at once, group by group; the last group may be smaller."""
-        return [
-            self.seeds[first : first + self.members_at_once] for first in range(0, self.members, self.members_at_once)
-        ]
 
     def seeds_of(self, member: int) -> MemberSeeds:
         """Return what the random numbers of the member with this seed come from.
@@ -219,19 +206,6 @@ class TrainConfig:
     def measures_parts(self) -> bool:
         """Whether the norms of the gradients of a batch's parts are recorded; they would tell of single examples."""
         return self.accumulation_steps > 1 and not self.privacy.enabled
-
-    def _check_members_at_once(self) -> None:
-        """Refuse what members that share a program cannot do."""
-        allowed = {
-            "shards": (self.shards, 1),
-            "patience": (self.patience, None),
-            "privacy.enabled": (self.privacy.enabled, False),
-        }
-        for name, (found, needed) in allowed.items():
-            if found != needed:
-                raise ValueError(
-                    f"members_at_once must be 1 with {name} {str(found).lower()}, got {self.members_at_once}"
-                )
 
     def _check_privacy(self) -> None:
         """Refuse what a private training cannot do."""

@@ -140,7 +140,7 @@ class History:
         self.dynamics.add(rows)
 
     def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return the history as named arrays, for `from_arrays`."""
+        """Return the history as named arrays, for `restored`."""
         arrays = {"epochs": np.array([dataclasses.astuple(record) for record in self.epochs], np.float64)}
         for field in dataclasses.fields(StepRecord):
             columns = [getattr(part, field.name) for part in self.steps]
@@ -157,25 +157,15 @@ class History:
             arrays |= add_prefix(name, {"epoch": np.array(weights.epoch), **params})
         return arrays
 
-    @classmethod
-    def from_arrays(
-        cls,
-        keep_epochs: Collection[int],
-        params: HostParams,
-        arrays: Mapping[str, np.ndarray],
-        *,
-        precision: Precision = "float32",
-        num_followed: int | None = None,
-    ) -> "History":
-        """Return the history that `as_arrays` described; the other arguments are those of the constructor.
+    def restored(self, arrays: Mapping[str, np.ndarray]) -> "History":
+        """Fill a new history of the same training from the result of `as_arrays`, and return it.
 
         Raises:
             LookupError, ValueError: the arrays are not those of a history of this model.
         """
-        found = cls(keep_epochs, params, precision=precision, num_followed=num_followed)
         names = [field.name for field in dataclasses.fields(EpochRecord)]
         rows = arrays["epochs"].reshape(-1, len(names)).tolist() if "epochs" in arrays else []
-        found.epochs = [EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}) for row in rows]
+        self.epochs = [EpochRecord(**dict(zip(names, row, strict=True)) | {"epoch": int(row[0])}) for row in rows]
         fields = [field.name for field in dataclasses.fields(StepRecord)]
         columns = {name: arrays.get(f"steps.{name}") for name in fields}
         if any(column.ndim != 2 or len(column) != len(rows) for column in columns.values() if column is not None):
@@ -184,23 +174,23 @@ class History:
             values: dict[str, Any] = {
                 name: column if column is None else column[number] for name, column in columns.items()
             }
-            found.steps.append(StepRecord(**values))
+            self.steps.append(StepRecord(**values))
         dynamics = strip_prefix("dynamics", arrays)
-        found.dynamics = LearningDynamics.from_arrays(dynamics) if dynamics else None
-        structure = jax.tree.structure(params)
+        self.dynamics = LearningDynamics.from_arrays(dynamics) if dynamics else None
+        initial = self.final.params
 
         def weights(name: str) -> KeptWeights:
-            mine = strip_prefix(name, arrays)
-            leaves = strip_prefix("params", mine)
-            found = jax.tree.unflatten(structure, [leaves[number] for number in sorted(leaves)])
-            if jax.tree.map(np.shape, found) != jax.tree.map(np.shape, params):
+            values = strip_prefix(name, arrays)
+            leaves = strip_prefix("params", values)
+            params = jax.tree.unflatten(jax.tree.structure(initial), [leaves[number] for number in sorted(leaves)])
+            if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, initial):
                 raise ValueError(f"weights {name} are of another model")
-            return KeptWeights(epoch=int(mine["epoch"]), params=found)
+            return KeptWeights(epoch=int(values["epoch"]), params=params)
 
-        found.final, found.best = weights("final"), weights("best")
+        self.final, self.best = weights("final"), weights("best")
         numbers = sorted({name.partition(".")[0] for name in strip_prefix("kept", arrays)})
-        found.kept = [weights(f"kept.{number}") for number in numbers]
-        return found
+        self.kept = [weights(f"kept.{number}") for number in numbers]
+        return self
 
     def has_stalled(self, patience: int | None) -> bool:
         """Return whether the best epoch was `patience` epochs ago; False where `patience` is None."""

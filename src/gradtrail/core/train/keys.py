@@ -13,10 +13,10 @@ from gradtrail.core.train.config import MemberSeeds
 
 def keys_of(seeds: MemberSeeds, secret: str | None = None) -> Key[Array, " purposes"]:
     """Return the same as `jax.random.key` of each seed; see `key_bits_of`."""
-    return wrapped(key_bits_of(seeds, secret))
+    return keys_from_bits(key_bits_of(seeds, secret))
 
 
-def wrapped(bits: Any) -> Key[Array, "..."]:
+def keys_from_bits(bits: Any) -> Key[Array, "..."]:
     """Return the keys that have these bits, uint32 with a last axis of 2."""
     return jax.random.wrap_key_data(bits, impl="threefry2x32")
 

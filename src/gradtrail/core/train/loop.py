@@ -22,7 +22,7 @@ from gradtrail.core.train import feed, stepping
 from gradtrail.core.train.batch_gradient import Examples
 from gradtrail.core.train.config import VARIED, TrainConfig
 from gradtrail.core.train.feed import Block, Source
-from gradtrail.core.train.keys import wrapped
+from gradtrail.core.train.keys import keys_from_bits
 from gradtrail.core.train.private import Mechanism, poisson_batches, refuse_overflow
 from gradtrail.core.train.step import (
     RunKeys,
@@ -63,7 +63,6 @@ class Program:
         batch_size: examples of a step.
         steps_per_block: steps whose rows are a block; None where the training split is on the device.
         num_followed: examples that are in the records of an epoch.
-        members: networks that are trained at once, see `at_once`; None for a network by itself.
     """
 
     epochs: int
@@ -83,7 +82,6 @@ class Program:
     batch_size: int
     steps_per_block: int | None
     num_followed: int
-    members: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +97,7 @@ class Engine:
             `order` and `examples` as a `Block` has them. Donates state and records.
         evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
         records: () → empty records of an epoch.
-        batch_size, steps_per_block, num_followed, members: see `Program`.
+        batch_size, steps_per_block, num_followed: see `Program`.
     """
 
     epochs: int
@@ -113,7 +111,6 @@ class Engine:
     batch_size: int
     steps_per_block: int | None
     num_followed: int
-    members: int | None = None
 
     @property
     def num_steps(self) -> int:
@@ -254,7 +251,6 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
         batch_size=program.batch_size,
         steps_per_block=program.steps_per_block,
         num_followed=program.num_followed,
-        members=program.members,
     )
 
 
@@ -302,7 +298,7 @@ def train(
     Raises:
         ConfigError: a Poisson-sampled batch of the next epoch has more examples than there is room for; one line.
     """
-    done = int(np.asarray(state.step).max())  # the same of all members
+    done = int(state.step)
     while done < engine.num_steps:
         epoch, first = divmod(done, engine.steps_per_epoch)
         records = engine.records() if records is None else records
@@ -328,7 +324,7 @@ def _blocks(engine: Engine, examples: Examples | Source, keys: RunKeys, epoch: i
     if engine.steps_per_block is None:
         raise ValueError("the training was compiled for a split on the device")
     bits = jax.tree.map(lambda key: np.array(jax.random.key_data(key)), keys)  # a copy: the steps reuse the memory
-    kept = jax.tree.map(wrapped, put(bits, replicated(engine.mesh)))
+    kept = jax.tree.map(keys_from_bits, put(bits, replicated(engine.mesh)))
     order = batching.Order(len(examples), engine.batch_size, functools.partial(engine.order, kept, np.int32(epoch)))
     return feed.blocks(examples, order, engine.mesh, steps_per_block=engine.steps_per_block, first=first)
 
@@ -346,5 +342,4 @@ def _abstract_arguments(program: Program) -> tuple[Any, Any, Any]:
 
 
 def _abstract_keys(program: Program) -> Any:
-    shape = (program.num_keys,) if program.members is None else (program.members, program.num_keys)
-    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), shape))
+    return jax.eval_shape(lambda: jax.random.split(jax.random.key(0), program.num_keys))

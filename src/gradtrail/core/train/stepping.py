@@ -80,7 +80,7 @@ def run_steps(
     state: TrainState,
     records: StepRecord,
     examples: Examples,
-    order: Int[Array, "*members steps batch"],
+    order: Int[Array, "steps batch"],
     start: Int[Array, ""],
     stop: Int[Array, ""],
 ) -> tuple[TrainState, StepRecord]:
@@ -102,7 +102,7 @@ def run_steps_one_by_one(
     state: TrainState,
     records: StepRecord,
     examples: Examples,
-    order: Int[Array, "*members steps batch"],
+    order: Int[Array, "steps batch"],
     start: SupportsIndex,
     stop: SupportsIndex,
 ) -> tuple[TrainState, StepRecord]:

@@ -15,7 +15,7 @@ from gradtrail.experiments.sweep.main import require_commit, sweep_lock
 from gradtrail.experiments.sweep.missing import complete
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import STAGE, Comparison, PlannedRun, require_seeds
-from gradtrail.stages.common.overrides import AT_ONCE, MEMBERS, PARAMS, SEED, require_known
+from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError
@@ -129,7 +129,7 @@ def _require_valid(path: Path, sweep: Sweep) -> None:
     for place, changes in places.items():
         require_known(params, changes, f"{path}: {place}")
         for key in changes:
-            if key in (MEMBERS, AT_ONCE) or (key == SEED and place == "set"):
+            if key == MEMBERS or (key == SEED and place == "set"):
                 raise UserError(f"{path}: {place}.{key}: each experiment trains one seed; list seeds in `grid`")
             if key.partition(".")[0] not in sections:
                 raise UserError(f"{path}: {place}.{key} changes neither training nor evaluation")

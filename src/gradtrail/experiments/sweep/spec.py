@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradtrail.stages.artifacts.members import seeds_in_words
-from gradtrail.stages.common.overrides import AT_ONCE, MEMBERS, PARAMS, SEED, VARY, changed, require_known
+from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, changed, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError, suggestion
@@ -152,7 +152,7 @@ def _validate(comparison: Comparison, name: str, params: Mapping[str, Any], sect
         place = f"{name}.variants.{label}"
         require_known(params, changes, place)
         for key in changes:
-            if key in (SEED, MEMBERS, VARY, AT_ONCE):
+            if key in (SEED, MEMBERS, VARY):
                 raise UserError(f"{place}.{key}: all variants use the same seeds, those in {name}.seeds")
             if key.partition(".")[0] not in sections:
                 raise UserError(f"{place}.{key} changes neither training nor evaluation")

@@ -17,7 +17,7 @@ def in_force(params: Mapping[str, Value]) -> dict[str, Value]:
     """
     if "train.model" not in params:
         return dict(params)
-    unused = {"train.vary", "train.members_at_once"} if str(params.get("train.members", 1)) == "1" else set()
+    unused = {"train.vary"} if str(params.get("train.members", 1)) == "1" else set()
     unused |= {"train.reduction"} if str(params.get("train.shards", 1)) == "1" else set()
     chosen = {params.get("train.optimizer"), params.get("train.schedule"), *SHARED_BLOCKS}
     chosen |= {params["train.model"]} - {_NO_BLOCK}

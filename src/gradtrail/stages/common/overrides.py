@@ -9,7 +9,7 @@ from typing import Any
 from gradtrail.support.errors import UserError, suggestion
 
 PARAMS = Path("params.yaml")
-SEED, MEMBERS, VARY, AT_ONCE = "train.seed", "train.members", "train.vary", "train.members_at_once"
+SEED, MEMBERS, VARY = "train.seed", "train.members", "train.vary"
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

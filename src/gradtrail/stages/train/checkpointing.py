@@ -25,13 +25,13 @@ import jax
 import numpy as np
 
 from gradtrail.core.common.sharding import put
+from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.step import StepRecord, TrainState
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.files import atomic_file, naming_file
 from gradtrail.stages.common.processes import ALONE, Processes
 from gradtrail.stages.common.runtime import RuntimeConfig
-from gradtrail.stages.train.histories import Histories
 from gradtrail.stages.train.orbax_setup import by_itself, import_orbax, open_checkpointer
 from gradtrail.support.errors import one_line
 from gradtrail.support.paths import COMPLETE, USER, private_folder
@@ -54,7 +54,7 @@ class Progress:
     step: int
     state: TrainState
     records: StepRecord | None
-    history: Histories
+    history: History
     seconds: float
 
 
@@ -91,7 +91,7 @@ class ResumeFolder:
         self._has_warned = False  # since the last checkpoint that was written
 
     def load(
-        self, state: TrainState, records: StepRecord, history_of: Callable[[dict[str, np.ndarray]], Histories]
+        self, state: TrainState, records: StepRecord, history_of: Callable[[dict[str, np.ndarray]], History]
     ) -> Progress | None:
         """Return the last valid checkpoint, or None if there is none.
 
@@ -120,7 +120,7 @@ class ResumeFolder:
             seconds=float(found["history"]["seconds"]),
         )
 
-    def tick(self, chunk: Chunk, history: Histories, seconds: float) -> None:
+    def tick(self, chunk: Chunk, history: History, seconds: float) -> None:
         """Write a checkpoint in the background if one is due and none is being written."""
         with self._fault_as_warning():
             if self._writing is not None and not self._checkpointer.is_saving_in_progress():
@@ -129,7 +129,7 @@ class ResumeFolder:
             if self._writing is None and self._clock() - self._last >= self._every_seconds:
                 self._start(chunk, history, seconds)
 
-    def save(self, chunk: Chunk, history: Histories, seconds: float) -> None:
+    def save(self, chunk: Chunk, history: History, seconds: float) -> None:
         """Write a checkpoint now."""
         with self._fault_as_warning():
             self._finish()
@@ -147,14 +147,14 @@ class ResumeFolder:
         """Whether the training is complete, and its last checkpoint is kept."""
         return self._folder is not None and (self._folder / COMPLETE).is_file()
 
-    def end(self, chunk: Chunk, history: Histories, seconds: float, *, is_kept: bool) -> None:
+    def end(self, chunk: Chunk, history: History, seconds: float, *, is_kept: bool) -> None:
         """Keep the last checkpoint of a complete training, or save one if its results will not be recorded."""
         if is_kept:
             self.keep(chunk, history, seconds)
         elif self._inputs_changed():
             self.save(chunk, history, seconds)
 
-    def keep(self, chunk: Chunk, history: Histories, seconds: float) -> None:
+    def keep(self, chunk: Chunk, history: History, seconds: float) -> None:
         """Write the last checkpoint of a complete training, which stays, and remove the others."""
         self.save(chunk, history, seconds)
         self._close()
@@ -171,7 +171,7 @@ class ResumeFolder:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, chunk: Chunk, history: Histories, seconds: float) -> None:
+    def _start(self, chunk: Chunk, history: History, seconds: float) -> None:
         if self._folder is None or not self._processes.is_first:
             return
         self._last = self._clock()

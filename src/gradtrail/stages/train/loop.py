@@ -4,17 +4,14 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from jaxtyping import Array, Key
+from typing import Any, Protocol
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train import loop
-from gradtrail.core.train.at_once import keys_at_once, member_of
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.feed import Source
 from gradtrail.core.train.history import History, on_host
@@ -22,8 +19,7 @@ from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.step import TrainState
 from gradtrail.stages.common.processes import ALONE, Processes
-from gradtrail.stages.train.checkpointing import ResumeFolder, state_on_device, state_on_host
-from gradtrail.stages.train.histories import Histories, begun
+from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.support.progress import progress_bar
 from gradtrail.support.signals import Stopped, StopRequest, stop_request
 
@@ -59,11 +55,10 @@ _Exchange = Callable[[TrainState], TrainState]
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A network to train, of several that differ in their seeds, or the only one; or some that are trained at once.
+    """A network to train, of several that differ in their seeds, or the only one.
 
     Attributes:
-        seeds: of its random numbers; of several networks, those of the first.
-        others: of networks that the same program trains at once with it.
+        seeds: of its random numbers.
         checkpoints: of its training.
         name: in messages; empty where it is the only one.
         secret: that batches and noise of a private training come from; None for the seed. No checkpoint has it, nor the
@@ -74,7 +69,6 @@ class Member:
     """
 
     seeds: MemberSeeds
-    others: Sequence[MemberSeeds] = ()
     checkpoints: ResumeFolder
     name: str = ""
     is_kept: bool = False
@@ -88,11 +82,10 @@ class Members:
     """What the members of a training have in common; see `Member`.
 
     Attributes:
-        checkpoints: returns those of a member, or of as many as are trained at once from it on, which no other process
-            uses meanwhile.
+        checkpoints: returns those of a member, which no other process uses meanwhile.
     """
 
-    checkpoints: Callable[[MemberSeeds, int], AbstractContextManager[ResumeFolder]]
+    checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]
     secret: str | None = field(default=None, repr=False)
     epsilons: Sequence[float] = ()
     processes: Processes = ALONE
@@ -116,7 +109,7 @@ class TrainResult:
 
 
 def train_members(
-    engines: Mapping[int, Engine],
+    engine: Engine,
     validate: Callable[[HostParams], dict[str, float]],
     train: Split | Source,
     config: TrainConfig,
@@ -125,42 +118,27 @@ def train_members(
     listener: Listener,
     steps_per_call: int,
 ) -> Iterator[tuple[int, TrainResult]]:
-    """Train the members one after the other, or group by group; yield the seed and the result of each.
+    """Train the members one after the other; yield the seed and the result of each.
 
-    Args:
-        engines: members that are trained at once → the compiled program.
-        validate: see `run`, as the other arguments and the errors.
+    Arguments and errors are those of `run`.
     """
     several = config.members > 1
     members.processes.all_ready()
-    for group in config.groups:
-        first, *others = [config.seeds_of(seed) for seed in group]
-        with members.checkpoints(first, len(group)) as folder:
+    for seed in config.seeds:
+        seeds = config.seeds_of(seed)
+        with members.checkpoints(seeds) as folder:
             member = Member(
-                seeds=first,
-                others=others,
+                seeds=seeds,
                 checkpoints=folder,
-                name=_name(group) if several else "",
+                name=f"seed {seed}" if several else "",
                 is_kept=several,
                 secret=members.secret,
                 epsilons=members.epsilons,
                 processes=members.processes,
             )
-            results = run_at_once(
-                engines[len(group)],
-                validate,
-                train,
-                config,
-                member=member,
-                listener=listener,
-                steps_per_call=steps_per_call,
-            )
-            for seed in group:
-                yield seed, results.pop(0)  # no result is kept here while the next group is trained
-
-
-def _name(group: range) -> str:
-    return f"seed {group[0]}" if len(group) == 1 else f"seeds {group[0]} to {group[-1]}"
+            options: Any = {"member": member, "listener": listener, "steps_per_call": steps_per_call}
+            # Not bound to a name: else this result would be in memory while the next member is trained
+            yield seed, run(engine, validate, train, config, **options)
 
 
 def run(
@@ -173,27 +151,10 @@ def run(
     listener: Listener,
     steps_per_call: int,
 ) -> TrainResult:
-    """Train a network to the end; see `run_at_once`."""
-    (result,) = run_at_once(
-        engine, validate, train, config, member=member, listener=listener, steps_per_call=steps_per_call
-    )
-    return result
-
-
-def run_at_once(
-    engine: Engine,
-    validate: Callable[[HostParams], dict[str, float]],
-    train: Split | Source,
-    config: TrainConfig,
-    *,
-    member: Member,
-    listener: Listener,
-    steps_per_call: int,
-) -> list[TrainResult]:
     """Train to the end; a member that was trained to its end before is read from its checkpoint.
 
     Args:
-        engine: compiled for as many networks as `member` has, and for examples in blocks where `train` is a source.
+        engine: compiled for examples in blocks where `train` is a source.
         validate: params → `loss` and `accuracy` on the validation split.
         steps_per_call: steps in a chunk; changes no bit of the result.
 
@@ -202,11 +163,17 @@ def run_at_once(
         Stopped: the process was asked to stop; a checkpoint was written.
     """
     examples = loop.on_device(train.images, train.labels, engine.mesh) if isinstance(train, Split) else train
-    state, checkpoints = engine.init(_keys(engine, member, member.secret)), member.checkpoints
+    state, checkpoints = engine.init(keys_of(member.seeds, member.secret)), member.checkpoints
     without_secret, with_secret = _exchange_keys(engine, member, state)
-    history_of = functools.partial(begun, config, on_host(state.params), engine.num_followed, engine.members)
-    before = checkpoints.load(state, engine.records(), lambda arrays: history_of(arrays=arrays))
-    history = before.history if before else history_of()
+    new_history = functools.partial(
+        History,
+        config.keep_epochs,
+        on_host(state.params),
+        precision=config.precision,
+        num_followed=engine.num_followed,
+    )
+    before = checkpoints.load(state, engine.records(), lambda arrays: new_history().restored(arrays))
+    history = before.history if before else new_history()
     records, seconds_before = (before.records, before.seconds) if before else (None, 0.0)
     state = with_secret(before.state) if before else state
     started = time.perf_counter()
@@ -215,9 +182,7 @@ def run_at_once(
         return seconds_before + time.perf_counter() - started
 
     def is_over(step: int) -> bool:
-        return step == engine.num_steps or (
-            step % engine.steps_per_epoch == 0 and history.have_stalled(config.patience)
-        )
+        return step == engine.num_steps or (step % engine.steps_per_epoch == 0 and history.has_stalled(config.patience))
 
     title = f"train {member.name}".strip()
     over = before is not None and is_over(before.step)
@@ -233,10 +198,15 @@ def run_at_once(
         for chunk in () if over else rest:
             state = chunk.state
             listener.after_chunk(state)
-            history.check(chunk, listener.diverged)
+            try:
+                history.check(chunk)
+            except FloatingPointError:
+                listener.diverged(chunk)
+                raise
             if chunk.ends_epoch:
-                history.add(chunk, on_host(engine.evaluation_params(state)), validate)
-                _tell_epoch(listener, history, seconds())
+                params = on_host(engine.evaluation_params(state))
+                history.add(chunk, params, validate(params))
+                listener.after_epoch(history, seconds())
             said = _describe(history, member.epsilons)
             bar.update(chunk.step, message=said)
             if chunk.ends_epoch:
@@ -251,31 +221,13 @@ def run_at_once(
                 checkpoints.end(to_keep, history, seconds(), is_kept=member.is_kept)
                 break
             checkpoints.tick(to_keep, history, seconds())
-    return [
-        TrainResult(
-            state=own_state,
-            history=own,
-            seconds=seconds() / len(history.each),
-            planned_steps=engine.num_steps,
-            epsilons=member.epsilons,
-        )
-        for own_state, own in zip(_states_of(engine, without_secret(state)), history.each, strict=True)
-    ]
-
-
-def _keys(engine: Engine, member: Member, secret: str | None = None) -> Key[Array, "..."]:
-    """Return the keys that the training begins with."""
-    if engine.members is None:
-        return keys_of(member.seeds, secret=secret)
-    return keys_at_once([member.seeds, *member.others])
-
-
-def _states_of(engine: Engine, state: TrainState) -> list[TrainState]:
-    """Return the state of each network, by way of the host: to take it out on the device something is compiled."""
-    if engine.members is None:
-        return [state]
-    found = state_on_host(state)
-    return [state_on_device(member_of(found, member), like=state) for member in range(engine.members)]
+    return TrainResult(
+        state=without_secret(state),
+        history=history,
+        seconds=seconds(),
+        planned_steps=engine.num_steps,
+        epsilons=member.epsilons,
+    )
 
 
 def _agreed_stop(request: StopRequest, processes: Processes) -> int | None:
@@ -293,18 +245,13 @@ def _exchange_keys(engine: Engine, member: Member, state: TrainState) -> tuple[_
     """
     if member.secret is None:
         return lambda state: state, lambda state: state
-    public = engine.init(_keys(engine, member)).keys
+    public = engine.init(keys_of(member.seeds)).keys
     keys = state.keys  # of the first state, which is replaced before a step reuses its memory
     return lambda state: dataclasses.replace(state, keys=public), lambda state: dataclasses.replace(state, keys=keys)
 
 
-def _tell_epoch(listener: Listener, history: Histories, seconds: float) -> None:
-    for own in history.each:
-        listener.after_epoch(own, seconds)
-
-
-def _describe(history: Histories, epsilons: Sequence[float]) -> str:
+def _describe(history: History, epsilons: Sequence[float]) -> str:
     """Return the line of progress: the last epoch, and what a private training has spent until its end."""
-    if not (epsilons and (done := len(history.each[0].epochs))):
+    if not (epsilons and (done := len(history.epochs))):
         return history.describe()
     return f"{history.describe()} · epsilon {epsilons[done - 1]:.3g}"

@@ -60,7 +60,7 @@ def _write_member(
 def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_followed: int) -> None:
     """Refuse more members than the disk has room for, before the first is trained.
 
-    Memory is no limit to their number: one member, or group, is trained at a time, and written before the next.
+    Memory is no limit to their number: one member is trained at a time, and written before the next.
 
     Args:
         scratch: a folder on the disk that gets them.

@@ -14,7 +14,7 @@ from gradtrail.support.errors import UserError
 
 VARIABLE = "GRADTRAIL_PRIVACY_SECRET"
 _FEWEST = 32  # characters: a shorter one could be found by its digest
-_OF_MEMBERS = ("seed", "members", "members_at_once", "vary")  # params that say which members there are
+_OF_MEMBERS = ("seed", "members", "vary")  # params that say which members there are
 
 
 def read_secret(privacy: PrivacyConfig) -> str | None:

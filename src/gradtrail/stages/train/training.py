@@ -1,9 +1,8 @@
 """A training as each of its processes loads and compiles it: all do the same, and process 0 also writes and logs."""
 
 import contextlib
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,8 @@ import numpy as np
 from jaxtyping import Int
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
-from gradtrail.core.train.at_once import at_once, speedup
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.loop import Engine
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
@@ -82,22 +79,14 @@ class Training:
             return self.train.take_column("example_id", self.followed)
         return self.train.example_id[self.followed]
 
-    def compile(self, compiler: Compiler) -> dict[int, Engine]:
-        """Compile the functions of the training: for one member, and for each number that are trained at once.
-
-        What is told of a function is of the first group's size; the other sizes count as variants.
+    def compile(self, compiler: Compiler) -> Engine:
+        """Compile the functions of the training.
 
         Raises:
             ConfigError: the training cannot be made of these data; one line.
         """
         noise = self.spending.noise_multiplier if self.spending else None
         streamed = not isinstance(self.train, Split)
-        sizes = [len(group) for group in self.config.groups]
-        if streamed and sizes[0] > 1:
-            raise ConfigError(
-                f"train.members_at_once must be 1 where the training split is in shards (preprocess.shard_mib), got "
-                f"{self.config.members_at_once}"
-            )
         program = loop.make_program(
             self.config,
             self.model,
@@ -107,50 +96,23 @@ class Training:
             streamed=streamed,
             followed=self.followed if len(self.followed) < len(self.train) else None,
         )
-        engines = {}
-        for size in dict.fromkeys([*sizes, 1]):
-            of_size = compiler if size == sizes[0] else compiler.for_variant(f"{size} at once")
-            engines[size] = loop.compile_engine(program if size == 1 else at_once(program, size), compiler=of_size)
-        return engines
+        return loop.compile_engine(program, compiler=compiler)
 
     def require_memory(self, engine: Engine, functions: Sequence[CompiledFunction]) -> None:
-        """Refuse a batch, or members at once, that do not fit, before any of the memory is allocated.
+        """Refuse a batch that does not fit, before any of the memory is allocated.
 
         Raises:
             ConfigError: one line with what would fit.
         """
-        if engine.members is None:
-            fixed = engine.run_steps.cost.argument_bytes
-            require_memory("train.batch_size", self.config.batch_size, functions, fixed_bytes=fixed)
-        else:
-            data = self.train.images.nbytes if isinstance(self.train, Split) else 0
-            require_memory("train.members_at_once", engine.members, functions, fixed_bytes=data, unit="network")
-
-    def tell_speedup(self, engines: Mapping[int, Engine]) -> dict[str, float]:
-        """Measure how many times as fast members are trained at once as one after the other, and say so in a line.
-
-        Not under a debug switch, with which nothing is compiled ahead of time.
-        """
-        seeds = [self.config.seeds_of(seed) for seed in self.config.groups[0]]
-        debugging = self.runtime.debug_nans or self.runtime.disable_jit
-        if len(seeds) == 1 or debugging or not isinstance(self.train, Split):
-            return {}
-        engine = engines[len(seeds)]
-        examples = loop.on_device(self.train.images, self.train.labels, engine.mesh)
-        found = speedup(engine, engines[1], examples, seeds, time.perf_counter)
-        advice = "" if found > 1 else "; train.members_at_once: 1 is as fast, with the bits of each seed by itself"
-        print(
-            f"train: {len(seeds)} members at once: {found:.2f} times as fast as one after the other{advice}",
-            file=sys.stderr,
-        )
-        return {"members_at_once_speedup": found}
+        fixed = engine.run_steps.cost.argument_bytes
+        require_memory("train.batch_size", self.config.batch_size, functions, fixed_bytes=fixed)
 
     def checkpoints(self, state: str, **options: Any) -> ResumeFolder:
         """Return the checkpoints of the state with this key, see `resume_folder`; in process 0 it must be the key."""
         clock = time.monotonic
         return resume_folder(state, self.runtime, self.config.shards, processes=self.processes, clock=clock, **options)
 
-    def members(self, checkpoints: Callable[[MemberSeeds, int], AbstractContextManager[ResumeFolder]]) -> Members:
+    def members(self, checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]) -> Members:
         """Return what the members have in common; see there for `checkpoints`."""
         return Members(
             checkpoints=checkpoints,
@@ -163,7 +125,7 @@ class Training:
         """Train with process 0, to the end."""
 
         @contextlib.contextmanager
-        def checkpoints(_: MemberSeeds, __: int) -> Iterator[ResumeFolder]:
+        def checkpoints(_: MemberSeeds) -> Iterator[ResumeFolder]:
             yield self.checkpoints("")
 
         self.processes.agreed(lambda: None)  # process 0 has compiled: what it compiled is in the cache

@@ -91,20 +91,14 @@ class Identity(Stage):
         """Key of the state that this stage makes or made."""
         return self.state_of(self.name)
 
-    def member_state(self, seeds: Mapping[str, int], count: int = 1) -> str:
-        """Return the key of the state that trains one member alone, or `count` at once, and no others.
-
-        Args:
-            seeds: of the random numbers of the member, or of the first of those at once.
-            count: of members.
-        """
+    def member_state(self, seeds: Mapping[str, int]) -> str:
+        """Return the key of the state that trains one member alone, by the seeds of its random numbers."""
         entry = self.entry(self.name)
         params = {name: dict(values) for name, values in entry.params.items()}
         same = len({*seeds.values()}) == 1
         seed = next(iter(seeds.values())) if same else dict(seeds)
         section = params[str(PARAMS)][TRAIN]
-        own = {"members": count, "members_at_once": count, "vary": list(seeds) if count == 1 else section["vary"]}
-        params[str(PARAMS)][TRAIN] = {**section, "seed": seed, **own}
+        params[str(PARAMS)][TRAIN] = {**section, "seed": seed, "members": 1, "vary": list(seeds)}
         return state_key(self.name, dataclasses.replace(entry, params=params))
 
     def scratch(self) -> AbstractContextManager[Path]:

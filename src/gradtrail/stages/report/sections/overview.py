@@ -26,7 +26,6 @@ _LEFT_OUT = {"model", "keep_epochs", "secret_sha256", "sampling", *_IN_NAME}
 _SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown where they are not 0, false or null
 _OFF = {  # params that are shown only where they have another value
     "members": 1,
-    "members_at_once": 1,
     "vary": ["initialization", "order", "augmentation", "dropout"],
     "accumulation_steps": 1,
     "augmentation_multiplicity": 1,
