@@ -70,10 +70,12 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
     train = splits["train"]
     config = dataclasses.replace(load_section("audit", AuditConfig), quick=quick).effective
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))
-    judges = ensemble.compile_judges(model, config, len(train), compiler=Compiler(time.perf_counter))
-    visits = planting.num_visits_of_audit({"train": train}, config)
+    networks = ensemble.compile_networks(model, config, len(train), compiler=Compiler(time.perf_counter))
+    visits = planting.num_audit_visits({"train": train}, config)
     with progress_bar("audit", visits, unit="steps") as bar:
-        _, planted = planting.judge_all(judges, {"train": train}, config, steps_per_call=100, advance=bar.advance)
+        _, planted = planting.cross_validate_all(
+            networks, {"train": train}, config, steps_per_call=100, advance=bar.advance
+        )
     chosen = choose_score(detection_table(planted))
     trainer = Trainer(
         dataclasses.replace(load_section("train", TrainConfig), privacy=NOT_PRIVATE), train, info.num_classes
@@ -85,7 +87,7 @@ def run(seeds: int, quick: bool) -> dict[str, list[dict]]:
 
     found = {}
     for kind, one in planted.items():
-        logits = one.judgement.logits
+        logits = one.out_of_fold.logits
         score = label_scores(logits, one.labels, fit_temperature(logits, one.labels))[chosen]
         alone = 1 - trainer.history(one.labels, 0).dynamics.mean_probability
         orders = {

@@ -58,15 +58,20 @@ def mean(task: ScoreTask) -> Round:
 def vmap(task: ScoreTask) -> Round:
     """Set up the definition: the gradient of each example, and its norm."""
     import jax
+    import jax.numpy as jnp
 
-    from gradtrail.core.per_example import norms as per_example_gradients
+    from gradtrail.core.nn import losses
 
     model, params = _model(task)
 
+    def loss(params: Any, image: jax.Array, label: jax.Array) -> jax.Array:
+        return losses.cross_entropy(model.apply(params, image[None]), label[None])[0]
+
     @jax.jit
     def norms(images: jax.Array, labels: jax.Array) -> jax.Array:
-        each = per_example_gradients.per_example_grads(model, params, images, labels, label_smoothing=0.0)
-        return per_example_gradients.per_example_norm(each)
+        grads = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, images, labels)
+        squares = [jnp.sum(jnp.square(leaf.reshape(len(leaf), -1)), axis=1) for leaf in jax.tree.leaves(grads)]
+        return jnp.sqrt(sum(squares))
 
     return _over_batches(task, norms)
 

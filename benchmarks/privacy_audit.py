@@ -23,7 +23,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.privacy_audit.scores import guess
-from gradtrail.core.privacy_audit.training import Watch, compile_watch
+from gradtrail.core.privacy_audit.training import AuditProgram, compile_audit
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.optimizers import SGDConfig
 from gradtrail.core.xla.compiler import Compiler
@@ -89,12 +89,12 @@ class Auditor:
         spent = accounting.Steps(rate=rate, noise_multiplier=self.noise, number=steps).epsilon(DELTA)
         self.claim = Claim(epsilon=spent, delta=DELTA)
 
-    def compile(self) -> Watch:
+    def compile(self) -> AuditProgram:
         """Compile a training with the engine as it is now."""
         compiler = Compiler(time.perf_counter)
-        return compile_watch(self._config, self._model, len(self._train), CANARIES, self.noise, compiler=compiler)
+        return compile_audit(self._config, self._model, len(self._train), CANARIES, self.noise, compiler=compiler)
 
-    def audits(self, watched: Watch, trainings: int) -> Iterator[Audit]:
+    def audits(self, watched: AuditProgram, trainings: int) -> Iterator[Audit]:
         """Yield the audit of each of so many trainings."""
         for seed in range(trainings):
             yield audit(dataclasses.replace(self._audit, seed=seed), watched, self._train, self._canaries, self.claim)

@@ -73,8 +73,8 @@ def main() -> None:
     compiler, mesh = Compiler(time.perf_counter), make_mesh(jax.local_devices()[:1])
 
     def chunks(count: int, *, streamed: bool) -> Iterator[loop.Chunk]:
-        followed = sample_of(count) if count > SAMPLE else None
-        program = loop.make_program(config, model, count, jax.local_devices(), streamed=streamed, followed=followed)
+        sampled = sample_of(count) if count > SAMPLE else None
+        program = loop.make_program(config, model, count, jax.local_devices(), streamed=streamed, sampled=sampled)
         engine = loop.compile_engine(program, compiler=compiler)
         examples = split if streamed else loop.on_device(some.images, some.labels, program.mesh)
         return loop.train(engine, engine.init(keys_of(config.seeds_of(0))), examples, steps_per_call=100)

@@ -29,16 +29,16 @@ def main(stage: Stage) -> None:
     model = Model(config.train_config().model_config(info.image_shape, info.num_classes))
 
     with tracked(stage) as run, compiling(run) as compiler:
-        judges = ensemble.compile_judges(model, config, len(splits["train"]), compiler=compiler)
-        fixed = judges.engine.run_steps.cost.argument_bytes
-        require_memory("audit.batch_size", config.batch_size, judges.functions, fixed_bytes=fixed)
-        with progress_bar("audit", planting.num_visits_of_audit(splits, config), unit="steps") as bar:
-            given, planted = planting.judge_all(
-                judges, splits, config, steps_per_call=stage.runtime.steps_per_call, advance=bar.advance
+        networks = ensemble.compile_networks(model, config, len(splits["train"]), compiler=compiler)
+        fixed = networks.engine.run_steps.cost.argument_bytes
+        require_memory("audit.batch_size", config.batch_size, networks.functions, fixed_bytes=fixed)
+        with progress_bar("audit", planting.num_audit_visits(splits, config), unit="steps") as bar:
+            out_of_fold, planted = planting.cross_validate_all(
+                networks, splits, config, steps_per_call=stage.runtime.steps_per_call, advance=bar.advance
             )
         detection = tables.detection_table(planted)
         chosen = tables.choose_score(detection)
-        findings = find(given, {name: split.labels for name, split in splits.items()}, chosen, seed=config.seed)
+        findings = find(out_of_fold, {name: split.labels for name, split in splits.items()}, chosen, seed=config.seed)
         calibration = tables.calibration_of(planted, find_planted(planted, chosen, seed=config.seed))
         suspects = tables.suspect_table(splits, findings, chosen)
 
@@ -49,7 +49,7 @@ def main(stage: Stage) -> None:
             figures.draw(folder, suspects, splits, calibration, title, config.num_suspects)
             measured = tables.measure(findings, splits, detection, calibration, chosen)
             stage.write_metrics(new, {**info.as_metrics(), **measured})
-            stage.write_costs(new, static_costs(judges.functions))
+            stage.write_costs(new, static_costs(networks.functions))
 
         run.outs()
 

@@ -67,19 +67,19 @@ def main(stage: Stage) -> None:
                 weights, path = first.trajectory.params[first.trajectory.scored], scratch / every_example.NAME
                 every = every_example.score_every_example(passes, weights, large, path, advance=bar.advance)
         summary.warn_of_errors(analyzed.errors, model.config.precision)
-        found = analyzed.tables(config)
+        result_tables = analyzed.tables(config)
 
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
             title = f"{model.config.name}, {about.title(config.weights, len(analyzed.seeds))} on {info.label}"
-            tables.write_tables(results, found, analyzed.errors)
+            tables.write_tables(results, result_tables, analyzed.errors)
             if every:
                 (scratch / every_example.NAME).rename(results / every_example.NAME)
             analyzed.write(results)
-            figures.draw(results, found, analyzed.first, splits, title, trajectory.batch_size)
-            metrics = tables.measure(found, analyzed.first) | analyzed.errors
+            figures.draw(results, result_tables, analyzed.first, splits, title, trajectory.batch_size)
+            metrics = tables.measure(result_tables, analyzed.first) | analyzed.errors
             words = summary.in_words(
-                title, found, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
+                title, result_tables, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
             )
             (results / "summary.md").write_text(
                 summary.marked(words, promise, every_example.in_words(every, len(splits["train"]))), encoding="utf-8"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradtrail.core.nn.models import Model
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
-from gradtrail.core.privacy_audit.training import compile_watch
+from gradtrail.core.privacy_audit.training import compile_audit
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts import accounting
@@ -35,21 +35,21 @@ def main(stage: Stage) -> None:
 
     with tracked(stage) as run, compiling(run) as compiler:
         model = Model(train_config.model_config(info.image_shape, info.num_classes), remat=train_config.remat)
-        watched = compile_watch(train_config, model, len(train), len(canaries), noise, compiler=compiler)
-        fixed = watched.epoch.cost.argument_bytes
-        require_memory("train.batch_size", train_config.batch_size, watched.functions, fixed_bytes=fixed)
-        steps = accounting.Steps(rate=watched.rate, noise_multiplier=noise, number=watched.num_steps)
+        program = compile_audit(train_config, model, len(train), len(canaries), noise, compiler=compiler)
+        fixed = program.epoch.cost.argument_bytes
+        require_memory("train.batch_size", train_config.batch_size, program.functions, fixed_bytes=fixed)
+        steps = accounting.Steps(rate=program.rate, noise_multiplier=noise, number=program.num_steps)
         delta = train_config.privacy.delta
         claim = auditing.Claim(epsilon=steps.epsilon(delta), delta=delta)
-        with progress_bar("privacy_audit", config.trainings * watched.num_steps, unit="steps") as bar:
-            found = auditing.audit(config, watched, train, canaries, claim, advance=bar.advance)
+        with progress_bar("privacy_audit", config.trainings * program.num_steps, unit="steps") as bar:
+            result = auditing.audit(config, program, train, canaries, claim, advance=bar.advance)
 
         with stage.writing_outs() as new:
             folder = new / "results" / "privacy_audit"
-            tables.write_tables(folder, found, config.trainings)
-            figures.draw(folder, found, f"{model.config.name} on {info.label}")
-            stage.write_metrics(new, {**info.as_metrics(), **tables.measure(found)})
-            stage.write_costs(new, static_costs(watched.functions))
+            tables.write_tables(folder, result, config.trainings)
+            figures.draw(folder, result, f"{model.config.name} on {info.label}")
+            stage.write_metrics(new, {**info.as_metrics(), **tables.measure(result)})
+            stage.write_costs(new, static_costs(program.functions))
 
         run.outs()
 

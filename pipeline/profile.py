@@ -23,7 +23,7 @@ from gradtrail.tracking.mlflow.run import tracked
 def main(stage: Stage) -> None:
     config, train_config = stage.params(ProfileConfig), stage.params(TrainConfig, "train")
     info = dataset.read_info(Path("data/processed"))
-    configured = Variant.of(train_config)
+    configured = Variant.from_config(train_config)
     title = f"{train_config.model_config(info.image_shape, info.num_classes).name} on {info.label}"
     set_cpu_devices(train_config.shards)
 
@@ -49,8 +49,8 @@ def main(stage: Stage) -> None:
         if is_timed:
             run.metrics(timings.metrics(timed))
             ratios = {metric_name("profile", name): value for name, value in timed.precisions.items()}
-            if said := precision_note(ratios, configured.precision, configured.batch_size):
-                print(f"profile: {said}", flush=True)
+            if note := precision_note(ratios, configured.precision, configured.batch_size):
+                print(f"profile: {note}", flush=True)
         run.outs()
         if is_timed:  # drawn while the tracker logs the outs
             with tempfile.TemporaryDirectory() as name:

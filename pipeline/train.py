@@ -59,7 +59,7 @@ def main(stage: Stage) -> None:
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)
         functions = [*engine.functions, predict]
         training.require_memory(engine, functions)
-        members.require_space(scratch, config, num_parameters(model.abstract_params()), engine.num_followed)
+        members.require_space(scratch, config, num_parameters(model.abstract_params()), engine.num_sampled)
         validate = functools.partial(inference.validate, predict, images=validation.images, labels=validation.labels)
         results = training_runs.train_members(
             engine,
@@ -72,7 +72,7 @@ def main(stage: Stage) -> None:
             ),
             steps_per_call=training.steps_per_call,
         )
-        first, written = members.write_each(scratch, results, model.config, config, info, training.followed_id)
+        first, written = members.write_each(scratch, results, model.config, config, info, training.sampled_id)
         stage.processes.leave()
         epochs = members.mean_epochs(written)
         run.metrics(members.measure_time(written))

@@ -32,7 +32,7 @@ from gradtrail.core.train.optimizers import (
     ScheduleFreeConfig,
     SGDConfig,
 )
-from gradtrail.core.train.privacy import NOT_PRIVATE, noise_of_measurements
+from gradtrail.core.train.privacy import NOT_PRIVATE, placeholder_noise
 from gradtrail.core.train.schedules import (
     ConstantConfig,
     CosineConfig,
@@ -221,7 +221,7 @@ def make_engine(
 ) -> tuple[Engine, Examples]:
     """Compile the training of `config` on a split, once; return it with the split on the device.
 
-    Where `every` is given, of so many examples one is followed.
+    Where `every` is given, of so many examples one is sampled.
     """
     engine = _compiled(config, len(split), split.images.shape[1:], num_classes, noise_multiplier, every)
     return engine, on_device(split.images, split.labels, engine.mesh)
@@ -237,9 +237,9 @@ def _compiled(
     every: int | None,
 ) -> Engine:
     model = Model(config.model_config(shape, num_classes), remat=config.remat)
-    noise = noise_of_measurements(config.privacy) if noise_multiplier is None else noise_multiplier
-    followed = None if every is None else np.arange(0, num_examples, every)
-    program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise, followed=followed)
+    noise = placeholder_noise(config.privacy) if noise_multiplier is None else noise_multiplier
+    sampled = None if every is None else np.arange(0, num_examples, every)
+    program = make_program(config, model, num_examples, jax.local_devices(), noise_multiplier=noise, sampled=sampled)
     return compile_engine(program, compiler=new_compiler())
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from factories import NUM_CLASSES
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.gradients.analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
+from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalysis, epoch_column
 from gradtrail.core.gradients.diagnostics import ClassStructure
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.profile.benchmark import MachineRates, StepTimes
@@ -23,8 +23,8 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
     rng = np.random.default_rng(0)
     names = ("el2n", "entropy", "grad_norm", "grad_norm_layers/0", "input_norm", "loss", "margin", "probability")
     names += ("self_influence", "alignment", "class_alignment")
-    names += tuple(epoch_column(name, epoch) for name in FOLLOWED for epoch in (0, 2))
-    names += tuple(f"{name}{MEAN}" for name in FOLLOWED)
+    names += tuple(epoch_column(name, epoch) for name in EPOCH_SCORES for epoch in (0, 2))
+    names += tuple(f"{name}{MEAN}" for name in EPOCH_SCORES)
     scores = {
         split: {name: rng.uniform(0.1, 1, size).astype(np.float32) for name in names}
         | {"predicted": rng.integers(0, num_classes, size, dtype=np.int32)}

@@ -17,6 +17,6 @@ def test_a_wrong_shape_or_type_is_an_error() -> None:
         MLPConfig(hidden=(2.5,), activation="relu", dropout=0.0)
 
 
-def test_a_pytree_may_hold_whatever_jax_puts_into_it() -> None:
+def test_pytrees_accept_abstract_leaves() -> None:
     scale = LossScale(scale=jnp.float32(1), finite_steps=jnp.int32(0), skipped_steps=jnp.int32(0))
     assert jax.tree.map(jnp.shape, scale).scale == ()

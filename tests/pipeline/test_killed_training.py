@@ -143,7 +143,7 @@ def test_after_a_kill_the_bytes_are_the_same(place: str, training: Training) -> 
     assert not list(resume_folder(training.project).glob("*/*"))
 
 
-def test_asked_to_stop_it_writes_a_checkpoint_and_says_how_to_go_on(training: Training) -> None:
+def test_stopped_training_writes_a_checkpoint(training: Training) -> None:
     """By SIGTERM; `test_faults.py` sends SIGINT."""
     place = (f"{TRACKING}.training_log", "TrainingLog", "after_chunk", 150, "after")
     output = training.kill(*place, number=signal.SIGTERM)
@@ -171,8 +171,8 @@ def committed(training: Training, tmp_path: Path) -> Project:
 
 def written(run: dict[str, Any]) -> dict[str, str]:
     """Return the digests of what a run's process wrote, by path."""
-    found: dict[str, str] = run["outs"]
-    return found
+    result: dict[str, str] = run["outs"]
+    return result
 
 
 def kill_one(project: Project) -> None:
@@ -217,7 +217,7 @@ def test_a_killed_one_of_a_queue_resumes_as_an_experiment_in_a_temporary_folder(
 
 
 @pytest.mark.nightly
-def test_sync_and_gc_leave_a_training_alone_that_is_at_work(committed: Project, training: Training) -> None:
+def test_sync_and_gc_do_not_disturb_a_running_training(committed: Project, training: Training) -> None:
     committed.set("train.epochs", QUICK["train.epochs"])
     process = start(committed, *KILLS["at a chunk"], number=signal.SIGSTOP)
     try:

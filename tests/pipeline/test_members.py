@@ -38,8 +38,8 @@ def seed_of(project: Project) -> int:
 
 
 def metrics_of(folder: Path, stage: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results" / "metrics" / f"{stage}.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / "results" / "metrics" / f"{stage}.json").read_text())
+    return result
 
 
 def test_each_member_has_the_bytes_of_the_training_with_its_seed(both: Project, alone: Path) -> None:
@@ -49,10 +49,10 @@ def test_each_member_has_the_bytes_of_the_training_with_its_seed(both: Project, 
         assert digest(scores) == digest(folder / SCORES)
         weights = both.folder / "models" / "members" / f"seed_{seed}" / "final.safetensors"
         assert digest(weights) == digest(folder / "models" / "final.safetensors")
-    mean, own = pd.read_parquet(both.folder / SCORES), pd.read_parquet(finished_project().folder / SCORES)
+    mean, own_result = pd.read_parquet(both.folder / SCORES), pd.read_parquet(finished_project().folder / SCORES)
     other = pd.read_parquet(alone / SCORES)
-    assert mean["loss"].to_numpy() == pytest.approx(((own["loss"] + other["loss"]) / 2).to_numpy(), rel=1e-5)
-    half = abs(own["loss"].astype(float) - other["loss"]) / 2
+    assert mean["loss"].to_numpy() == pytest.approx(((own_result["loss"] + other["loss"]) / 2).to_numpy(), rel=1e-5)
+    half = abs(own_result["loss"].astype(float) - other["loss"]) / 2
     assert mean["loss_se"].to_numpy() == pytest.approx(half.to_numpy(), rel=1e-4, abs=1e-7)
     for stage, key in (("gradients", "grad_norm_median"), ("train", "validation_loss"), ("evaluate", "loss")):
         singles = [metrics_of(folder, stage)[key] for folder in (finished_project().folder, alone)]
@@ -65,9 +65,9 @@ def test_each_evaluation_belongs_to_its_own_training(both: Project) -> None:
     accuracy = metrics_of(finished_project().folder, "evaluate")["accuracy"]
     assert runs["1"]["metrics"]["eval/accuracy"] == pytest.approx(accuracy)
     assert "eval/ensemble_accuracy" not in runs["1"]["metrics"]
-    found = metrics_of(both.folder, "evaluate")
+    result = metrics_of(both.folder, "evaluate")
     for key in ("accuracy", "accuracy_sd", "ensemble_accuracy"):
-        assert runs["2"]["metrics"][f"eval/{key}"] == pytest.approx(found[key])
+        assert runs["2"]["metrics"][f"eval/{key}"] == pytest.approx(result[key])
     assert all(len(run["metrics"]) <= 40 for run in both.runs())
     assert "by their ensemble" in runs["2"]["tags"]["mlflow.note.content"]
 

@@ -22,7 +22,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-def test_the_default_model_is_as_good_as_promised(project: Project) -> None:
+def test_default_model_reaches_the_promised_accuracy(project: Project) -> None:
     evaluation = json.loads((project.folder / "results/metrics/evaluate.json").read_text())
     assert evaluation["dataset"] == "mnist"
     assert evaluation["num_examples"] == 10_000

@@ -85,7 +85,7 @@ def test_no_text_speaks_of_another_data_set(project: Project, path: str) -> None
     assert "not mnist" not in text
 
 
-def test_a_changed_folder_is_read_when_forced_and_what_depends_on_it_runs(project: Project) -> None:
+def test_forced_fetch_reads_a_changed_folder(project: Project) -> None:
     env = {"IDX_DIR": str(write_own(project.folder.with_name("folder"), 1))}
     before = metrics_of(project, "fetch")["dataset_digest"]
     assert project.ran(project.dvc("repro", "fetch", env=env)) == []

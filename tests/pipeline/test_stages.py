@@ -36,8 +36,8 @@ def test_figures_of_a_quick_training(project: Project) -> None:
     assert evaluate["accuracy"] > 0.6
     assert evaluate["num_examples"] == project.metrics_of("fetch")["test_examples"]
     assert project.metrics_of("preprocess")["noisy_labels"] > 0
-    kept = sorted(path.name for path in (project.folder / "models/epochs").iterdir())
-    assert kept == ["000.safetensors", "002.safetensors"]
+    remaining = sorted(path.name for path in (project.folder / "models/epochs").iterdir())
+    assert remaining == ["000.safetensors", "002.safetensors"]
 
 
 @pytest.mark.slow
@@ -47,12 +47,12 @@ def test_images_of_the_test_split_get_the_labels_that_evaluation_gave_them(proje
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     names = [str(tmp_path / f"{number}.png") for number in range(5)]
     options = ("--figure", str(tmp_path / "seen.png"))
-    said = project.gradtrail("predict", *names, *options)
+    output = project.gradtrail("predict", *names, *options)
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "blank.png")
-    told = project.gradtrail("predict", names[0], str(tmp_path / "blank.png"), names[1], status=2)
-    assert told.splitlines()[:2] == said.splitlines()[:2]
-    assert "blank.png: the image is blank" in told
-    *answers, calibrated = said.splitlines()
+    second_output = project.gradtrail("predict", names[0], str(tmp_path / "blank.png"), names[1], status=2)
+    assert second_output.splitlines()[:2] == output.splitlines()[:2]
+    assert "blank.png: the image is blank" in second_output
+    *answers, calibrated = output.splitlines()
     assert calibrated.startswith("probabilities are calibrated (temperature ")
     labels = [int(line.split(": ")[1].split()[0]) for line in answers]
     assert labels == pd.read_parquet(project.folder / "results/evaluate/predictions.parquet")["predicted"][:5].tolist()
@@ -76,15 +76,15 @@ def test_the_export_answers_as_the_evaluation_did(project: Project) -> None:
     metrics, evaluate = project.metrics_of("export"), project.metrics_of("evaluate")
     for name in ("accuracy", "accuracy_low", "expected_calibration_error", "num_examples", "temperature"):
         assert metrics[name] == pytest.approx(evaluate[name])
-    said = pd.read_parquet(project.folder / "results/evaluate/predictions.parquet").filter(regex="^probability_")
-    own = read_export(project.folder / "models/export").predict(
+    output = pd.read_parquet(project.folder / "results/evaluate/predictions.parquet").filter(regex="^probability_")
+    own_result = read_export(project.folder / "models/export").predict(
         np.load(project.folder / "data/processed/test.npz")["images"]
     )
-    np.testing.assert_allclose(own, said, atol=0.02)  # float16
+    np.testing.assert_allclose(own_result, output, atol=0.02)  # float16
     assert metrics["largest_difference"] <= 0.02
 
 
-def test_the_report_is_logged_and_its_figures_are_those_of_the_evaluation(project: Project) -> None:
+def test_report_is_logged_with_the_numbers_of_the_evaluation(project: Project) -> None:
     (run,) = project.runs_of("report")
     assert run["name"].startswith("report · mlp-32 · float16 · digits · ")
     page = (project.folder / "results/report.html").read_bytes()
@@ -127,7 +127,7 @@ def test_of_a_large_split_the_dynamics_of_a_sample_are_recorded_and_analysed(pro
 
 
 @pytest.mark.slow
-def test_a_training_that_diverges_says_where(project: Project, tmp_path: Path) -> None:
+def test_diverged_training_names_the_step(project: Project, tmp_path: Path) -> None:
     copy = project.copy(tmp_path / "project")
     copy.set("train.adamw.learning_rate", 1e8)
     copy.set("train.keep_epochs", [])

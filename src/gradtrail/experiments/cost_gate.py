@@ -41,7 +41,7 @@ from gradtrail.core.nn.models import HostParams, Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Engine
-from gradtrail.core.train.privacy import noise_of_measurements
+from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compile_events import CompileLog
 from gradtrail.core.xla.compiler import NO_TIMES, CompiledFunction, Compiler
 from gradtrail.core.xla.static_costs import NO_COST
@@ -196,7 +196,7 @@ def measure_training(config: TrainConfig, keep: Keep = _forget) -> dict[str, dic
     """Return the costs of the functions of `train`, as `train/<function>` → metric → value."""
     with CompileLog() as log:
         compiler, model = _compiler(log), Model(config.model_config(_IMAGE_SHAPE, _NUM_CLASSES), remat=config.remat)
-        noise = noise_of_measurements(config.privacy)
+        noise = placeholder_noise(config.privacy)
         program = loop.make_program(config, model, _NUM_EXAMPLES, jax.local_devices(), noise)
         engine = loop.compile_engine(program, compiler=compiler)
         predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)

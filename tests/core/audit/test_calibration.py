@@ -18,21 +18,21 @@ def given(number: int, share: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
-def test_they_hold_and_add_up_to_the_expected_number(share: float) -> None:
+def test_probabilities_are_calibrated_and_sum_to_the_expected_number(share: float) -> None:
     scores, is_wrong = given(20_000, share)
     places = positions(scores, WRONG)
-    found = probability_wrong(places, density_ratio(places), share)
-    assert found.sum() == pytest.approx(share * 20_000, rel=1e-3)
-    assert in_bins(bins_of_equal_width(found, 15), found, is_wrong, 15).expected_calibration_error < 0.01
-    assert np.all(np.diff(found[np.argsort(scores)]) >= 0), "a higher score is never less probably wrong"
+    result = probability_wrong(places, density_ratio(places), share)
+    assert result.sum() == pytest.approx(share * 20_000, rel=1e-3)
+    assert in_bins(bins_of_equal_width(result, 15), result, is_wrong, 15).expected_calibration_error < 0.01
+    assert np.all(np.diff(result[np.argsort(scores)]) >= 0), "a higher score is never less probably wrong"
 
 
 def test_a_smaller_split_uses_the_densities_of_a_larger_one_with_its_own_share() -> None:
     ratio = density_ratio(positions(given(20_000, 0.1)[0], WRONG))
     scores, is_wrong = given(1000, 0.01)
-    found = probability_wrong(positions(scores, WRONG), ratio, 0.01)
-    assert found.sum() == pytest.approx(10, rel=0.01)
-    assert found[is_wrong].mean() > 0.5 > found[~is_wrong].mean()
+    result = probability_wrong(positions(scores, WRONG), ratio, 0.01)
+    assert result.sum() == pytest.approx(10, rel=0.01)
+    assert result[is_wrong].mean() > 0.5 > result[~is_wrong].mean()
 
 
 def test_no_label_is_certainly_wrong_and_without_wrong_ones_none_is() -> None:
@@ -50,8 +50,8 @@ def test_the_confident_joint_counts_labels_that_another_class_is_confident_of() 
     probabilities = np.array([[0.9, 0.1]] * 8 + [[0.1, 0.9]] * 8 + [[0.05, 0.95]] + [[0.5, 0.5]])
     labels = np.array([0] * 8 + [1] * 8 + [0, 1], np.int32)
     rate = confident_rate(probabilities, labels)
-    wanted = share_interval(1, 17)
-    assert (rate.low, rate.high) == (wanted.low, wanted.high), "no class is probable enough for the last one"
+    expected = share_interval(1, 17)
+    assert (rate.low, rate.high) == (expected.low, expected.high), "no class is probable enough for the last one"
     assert rate.value == pytest.approx((rate.low + rate.high) / 2)
 
 
@@ -61,7 +61,3 @@ def test_random_flips_are_counted() -> None:
     labels = np.where(RNG.random(5000) < 0.1, (truth + 1) % 5, truth).astype(np.int32)
     rate = confident_rate(probabilities, labels)
     assert rate.low < np.mean(labels != truth) < rate.high
-
-
-def test_a_class_without_examples_is_no_proposal() -> None:
-    assert confident_rate(np.array([[0.1, 0.9], [0.2, 0.8]]), np.array([0, 0], np.int32)).low == 0

@@ -3,6 +3,7 @@
 import numpy as np
 
 from gradtrail.core.audit.noise import draw_confused, draw_uniform, plant
+from gradtrail.core.audit.streams import Stream, stream
 
 LABELS = np.random.default_rng(0).integers(0, 4, 20_000).astype(np.int32)
 
@@ -16,8 +17,8 @@ def test_uniform_labels_are_each_other_class_equally_often() -> None:
 
 
 def test_confused_labels_follow_the_probabilities_of_the_other_classes() -> None:
-    given = np.array([0.7, 0.2, 0.1, 0.0])
-    drawn = draw_confused(np.tile(given, (len(LABELS), 1)), np.zeros_like(LABELS), seed=1)
+    inputs = np.array([0.7, 0.2, 0.1, 0.0])
+    drawn = draw_confused(np.tile(inputs, (len(LABELS), 1)), np.zeros_like(LABELS), seed=1)
     assert np.allclose(np.bincount(drawn, minlength=4) / len(LABELS), [0, 2 / 3, 1 / 3, 0], atol=0.01)
 
 
@@ -26,7 +27,7 @@ def test_a_certain_network_still_confuses_to_another_class() -> None:
     assert not np.any(draw_confused(certain, LABELS, seed=1) == LABELS)
 
 
-def test_planting_replaces_the_asked_share_and_nothing_else() -> None:
+def test_planting_replaces_the_given_share_of_labels() -> None:
     wrong = draw_uniform(LABELS, 4, seed=1)
     planted = plant(LABELS, wrong, 0.1, seed=2)
     changed = planted != LABELS
@@ -34,3 +35,21 @@ def test_planting_replaces_the_asked_share_and_nothing_else() -> None:
     assert np.array_equal(planted[changed], wrong[changed])
     assert np.array_equal(planted, plant(LABELS, wrong, 0.1, seed=2))
     assert not np.array_equal(planted, plant(LABELS, wrong, 0.1, seed=3))
+
+
+def test_no_two_streams_coincide() -> None:
+    drawn = {
+        (identity, which): stream(0, identity, *which).generate_state(4).tobytes()
+        for identity in Stream
+        for which in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+    }
+    other_values = {
+        np.random.SeedSequence(seed).generate_state(4).tobytes() for seed in (0, (0, 0), (0, 1), (0, 2), (0, 2, 1))
+    }
+    assert len(set(drawn.values())) == len(drawn)
+    assert not other_values & set(drawn.values())
+
+
+def test_stream_is_a_function_of_its_seed() -> None:
+    first, again, other = (np.random.default_rng(stream(seed, Stream.FOLDS, 1)).random() for seed in (3, 3, 4))
+    assert first == again != other

@@ -12,16 +12,16 @@ LOGITS = RNG.normal(scale=3, size=(3, 50, 4)).astype(np.float32)
 LABELS = RNG.integers(0, 4, 50).astype(np.int32)
 
 
-def test_of_one_judge_they_are_those_of_the_losses() -> None:
+def test_scores_of_one_network_are_those_of_the_losses() -> None:
     scores = label_scores(LOGITS[:1], LABELS, 1.0)
     assert np.allclose(scores["el2n"], losses.el2n(jnp.array(LOGITS[0]), jnp.array(LABELS)), atol=1e-5)
     assert np.allclose(scores["log_margin"], -losses.margin(jnp.array(LOGITS[0]), jnp.array(LABELS)), atol=1e-5)
-    found = 1 - losses.label_probability(jnp.array(LOGITS[0]), jnp.array(LABELS))
-    assert np.allclose(scores["self_confidence"], found, atol=1e-5)
+    result = 1 - losses.label_probability(jnp.array(LOGITS[0]), jnp.array(LABELS))
+    assert np.allclose(scores["self_confidence"], result, atol=1e-5)
     assert np.array_equal(scores["disagreement"], ~losses.correct(jnp.array(LOGITS[0]), jnp.array(LABELS)))
 
 
-def test_of_several_judges_the_margin_is_that_of_the_mean_probability() -> None:
+def test_margin_of_several_networks_is_that_of_the_mean_probability() -> None:
     mean = probabilities(LOGITS, 2.0).mean(axis=0)
     for row, (score, label) in enumerate(zip(label_scores(LOGITS, LABELS, 2.0)["margin"], LABELS, strict=True)):
         assert score == pytest.approx(np.delete(mean[row], label).max() - mean[row, label])
@@ -45,10 +45,10 @@ def test_a_less_probable_label_is_more_suspicious(name: str) -> None:
 def test_the_temperature_has_the_smallest_cross_entropy() -> None:
     drawn = np.array([RNG.choice(4, p=row) for row in probabilities(LOGITS[:1].repeat(60, axis=1), 2.5)[0]], np.int32)
     logits = LOGITS[:1].repeat(60, axis=1)
-    found = fit_temperature(logits, drawn)
+    result = fit_temperature(logits, drawn)
 
     def loss(temperature: float) -> float:
         return float(-np.mean(np.log(probabilities(logits, temperature)[0, np.arange(len(drawn)), drawn])))
 
-    assert loss(found) <= min(loss(temperature) for temperature in np.geomspace(0.1, 10, 200)) + 1e-9
-    assert found == pytest.approx(2.5, rel=0.15)
+    assert loss(result) <= min(loss(temperature) for temperature in np.geomspace(0.1, 10, 200)) + 1e-9
+    assert result == pytest.approx(2.5, rel=0.15)

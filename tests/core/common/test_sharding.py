@@ -1,18 +1,13 @@
-"""Eight devices train as one does: the same figures, each with its share of the work and the whole of the state.
-
-XLA splits a processor into devices only at a process's start; so one process of its own trains everything once.
-"""
+"""Eight devices train as one does: the same figures, each with its share of the work and the whole of the state."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from factories import NUM_CLASSES, ROOT, SHAPE, train_config
+from devices import run_on_devices
+from factories import NUM_CLASSES, SHAPE, train_config
 
 from gradtrail.core.common.sharding import data_parallel, make_mesh
 from gradtrail.core.common.validation import ConfigError
@@ -22,18 +17,15 @@ from gradtrail.core.train.loop import make_program
 pytestmark = pytest.mark.slow
 
 TRAIN = """
-import dataclasses, functools, json, time
+import dataclasses, functools, json
 
 import jax
 import numpy as np
-from factories import NUM_CLASSES, SHAPE, new_compiler, private_config, profile_config, random_split, seed_keys
-from factories import train_config
+from factories import NUM_CLASSES, SHAPE, new_compiler, private_config, random_split, seed_keys, train_config
 
 from gradtrail.core.common.sharding import data_parallel, make_mesh, over_batch, put
 from gradtrail.core.data.config import AugmentationConfig
 from gradtrail.core.nn.models import MLPConfig, Model
-from gradtrail.core.profile.benchmark import Bench
-from gradtrail.core.profile.variants import Variant, compile_variant
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import compile_engine, make_program, on_device, train
 
@@ -120,57 +112,40 @@ def ordered_sums_are_exact():
     return np.concatenate([sums["a"], sums["b"]]).tobytes() == expected.tobytes()
 
 
-def timed_functions():
-    # Training on all devices, prediction and scoring on the first one.
-    config = train_config(batch_size=16, shards=8)
-    shapes = {"image_shape": SHAPE, "num_classes": NUM_CLASSES, "num_examples": len(SPLIT), "devices": jax.devices()}
-    variant = compile_variant(config, Variant.of(config), compiler=new_compiler(), **shapes)
-    bench = Bench(profile_config(steps=2, seconds=1.0), NUM_CLASSES, new_compiler(time.perf_counter))
-    return [each.function for each in bench.time_functions([variant])]
-
-
 compared = {name: compared(config) for name, config in CONFIGS.items()}
 alone = private(1)
 by_devices = {shards: difference(alone, private(shards)) for shards in (2, 4)}
-compared |= {"ordered sums are exact": ordered_sums_are_exact(), "timed": timed_functions()}
+compared |= {"ordered sums are exact": ordered_sums_are_exact()}
 print(json.dumps({**compared, "private": by_devices}))
 """
 TRAINED = ["mlp", "cnn in bfloat16", "noisy mlp in float16", "schedule-free in parts, by the fastest sums"]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # the latter to compile fast
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, stdout=subprocess.PIPE)
-    return json.loads(done.stdout)
+def results() -> dict[str, Any]:
+    return json.loads(run_on_devices(TRAIN, 8))
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_eight_devices_train_as_one_does(name: str, found: dict[str, Any]) -> None:
-    assert max(found[name]["differences"].values()) < 1e-4, found[name]["differences"]
-    assert found[name]["moved"] > 1e-2, "else there is nothing to compare"
+def test_eight_devices_train_as_one_does(name: str, results: dict[str, Any]) -> None:
+    assert max(results[name]["differences"].values()) < 1e-4, results[name]["differences"]
+    assert results[name]["moved"] > 1e-2, "else there is nothing to compare"
 
 
 @pytest.mark.parametrize("shards", ["2", "4"])
-def test_several_devices_train_privately_as_one_does(shards: str, found: dict[str, Any]) -> None:
-    assert found["private"][shards] < 1e-5, "the same batches, clipped sums and noise"
+def test_several_devices_train_privately_as_one_does(shards: str, results: dict[str, Any]) -> None:
+    assert results["private"][shards] < 1e-5, "the same batches, clipped sums and noise"
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_device_has_the_whole_state_and_works_on_its_share(name: str, found: dict[str, Any]) -> None:
-    assert found[name]["devices"] == [[1], [8]]
-    assert not found[name]["replicas_differ"]
-    assert found[name]["share_of_flops"] < 0.6
+def test_every_device_has_the_whole_state_and_works_on_its_share(name: str, results: dict[str, Any]) -> None:
+    assert results[name]["devices"] == [[1], [8]]
+    assert not results[name]["replicas_differ"]
+    assert results[name]["share_of_flops"] < 0.6
 
 
-def test_sums_over_shards_are_added_in_the_order_of_the_shards(found: dict[str, Any]) -> None:
-    assert found["ordered sums are exact"]
-
-
-def test_the_functions_of_a_training_on_several_devices_are_timed(found: dict[str, Any]) -> None:
-    assert found["timed"] == ["train_step", "predict", "score"]
+def test_sums_over_shards_are_added_in_the_order_of_the_shards(results: dict[str, Any]) -> None:
+    assert results["ordered sums are exact"]
 
 
 def test_more_shards_than_devices_are_refused_in_one_line() -> None:
@@ -179,7 +154,7 @@ def test_more_shards_than_devices_are_refused_in_one_line() -> None:
         make_program(config, Model(config.model_config(SHAPE, NUM_CLASSES)), 10, jax.devices()[:1])
 
 
-def test_one_device_takes_any_batch_and_adds_nothing_up() -> None:
+def test_one_device_takes_any_batch_size() -> None:
     def double(whole: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
         return whole * jnp.sum(batch), batch
 

@@ -32,35 +32,35 @@ def test_more_numbers_than_a_key_has_are_refused() -> None:
 
 def test_a_pair_of_normals_is_a_point_at_the_distance_and_angle_of_its_block() -> None:
     key = jax.random.key(4)
-    found = np.asarray(jax.jit(threefry.normals, static_argnums=1)(key, 100_000), np.float64).reshape(-1, 2)
+    result = np.asarray(jax.jit(threefry.normals, static_argnums=1)(key, 100_000), np.float64).reshape(-1, 2)
     left, right = words(key, 50_000).astype(np.float64)
     low = right % 256
     distance = np.sqrt(-2 * np.log(np.minimum(left * 2.0**-32 + (low + 0.5) * 2.0**-40, 1)))
-    np.testing.assert_allclose(np.hypot(*found.T), distance, rtol=2e-6, atol=4e-4)  # near 0 of 24 bits, near 1
+    np.testing.assert_allclose(np.hypot(*result.T), distance, rtol=2e-6, atol=4e-4)  # near 0 of 24 bits, near 1
     near = distance > 0.05
-    np.testing.assert_allclose(np.hypot(*found[near].T), distance[near], rtol=1e-5)
+    np.testing.assert_allclose(np.hypot(*result[near].T), distance[near], rtol=1e-5)
     quadrant, within = right // 256 % 4, right // 1024
     angle = ((within + 0.5) / 2**22 - 0.5) * np.pi / 2
     cosine = np.where(quadrant % 2, -np.cos(angle), np.cos(angle))
     even, odd = np.where(quadrant // 2, [np.sin(angle), cosine], [cosine, np.sin(angle)])
-    expected = np.stack([even, odd], axis=1) * np.hypot(*found.T)[:, None]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=3e-7)
+    expected = np.stack([even, odd], axis=1) * np.hypot(*result.T)[:, None]
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=3e-7)
 
 
 @pytest.mark.slow
 def test_normals_are_finite_and_normal_to_the_tails() -> None:
-    found = np.asarray(threefry.normals(jax.random.key(1), 4_000_000), np.float64)
-    assert np.all(np.isfinite(found))
-    assert stats.kstest(found, "norm").pvalue > 1e-3
+    result = np.asarray(threefry.normals(jax.random.key(1), 4_000_000), np.float64)
+    assert np.all(np.isfinite(result))
+    assert stats.kstest(result, "norm").pvalue > 1e-3
     for limit in (1e-3, 1.0, 3.0, 4.5):
-        beyond = np.sum(np.abs(found) > limit)
-        assert stats.binomtest(int(beyond), len(found), 2 * stats.norm.sf(limit)).pvalue > 1e-3, limit
-    squares = found.reshape(-1, 2) ** 2  # of a pair: independent, so their sum is exponential
+        beyond = np.sum(np.abs(result) > limit)
+        assert stats.binomtest(int(beyond), len(result), 2 * stats.norm.sf(limit)).pvalue > 1e-3, limit
+    squares = result.reshape(-1, 2) ** 2  # of a pair: independent, so their sum is exponential
     assert stats.kstest(squares.sum(axis=1) / 2, "expon").pvalue > 1e-3
     assert abs(np.corrcoef(squares.T)[0, 1]) < 4 / np.sqrt(len(squares))
 
 
-def test_normals_are_of_their_key_alone() -> None:
+def test_normals_are_a_function_of_their_key() -> None:
     draw = jax.jit(threefry.normals, static_argnums=1)
     keys = jax.random.split(jax.random.key(2), 3)
     rows = np.stack([draw(key, 100_000) for key in keys])

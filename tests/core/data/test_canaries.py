@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from factories import random_split
 
-from gradtrail.core.data.canaries import make_canaries, throw_coins, with_canaries
+from gradtrail.core.data.canaries import draw_membership, make_canaries, with_canaries
 
 TRAIN = random_split(50, shape=(20, 10))
 
@@ -15,7 +15,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_dots_are_as_many_in_every_image_elsewhere_in_each_and_where_training_images_are_dark() -> None:
+def test_dots_are_in_dark_places_and_differ_between_canaries() -> None:
     dark = dataclasses.replace(TRAIN, images=np.where(np.arange(20)[:, None] < 8, 0, TRAIN.images).astype(np.uint8))
     canaries = make_canaries(dark, "dots", 40, 3, rng=rng())
     assert canaries.images.shape == (40, 20, 10)
@@ -27,7 +27,7 @@ def test_dots_are_as_many_in_every_image_elsewhere_in_each_and_where_training_im
     assert set(canaries.labels) == {0, 1, 2}
 
 
-def test_mislabelled_canaries_are_different_images_with_a_label_that_is_not_theirs() -> None:
+def test_mislabelled_canaries_have_wrong_labels() -> None:
     canaries = make_canaries(TRAIN, "mislabelled", 50, 3, rng=rng())
     assert np.array_equal(canaries.images, TRAIN.images), "all of them, in the split's order"
     assert (canaries.labels != TRAIN.labels).all()
@@ -46,7 +46,7 @@ def test_one_seed_gives_the_same_and_another_gives_others() -> None:
 
 
 def test_coins_are_fair() -> None:
-    assert throw_coins(10_000, rng=rng()).mean() == pytest.approx(0.5, abs=4 * 0.005)
+    assert draw_membership(10_000, rng=rng()).mean() == pytest.approx(0.5, abs=4 * 0.005)
 
 
 def test_canaries_come_after_the_split() -> None:

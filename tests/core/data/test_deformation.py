@@ -19,21 +19,21 @@ def versions(split: Split = DIGITS, count: int = 3, seed: int = 0, config: Augme
     return list(versions_of(split, count, config, seed=seed, num_ids=20))
 
 
-def test_versions_follow_each_other_whole_with_ids_that_name_digit_and_version() -> None:
-    found = versions()
-    assert [part.example_id.tolist() for part in found] == [
+def test_versions_have_unique_ids_and_the_labels_of_their_source() -> None:
+    result = versions()
+    assert [part.example_id.tolist() for part in result] == [
         (DIGITS.example_id + 20 * version).tolist() for version in range(3)
     ]
-    np.testing.assert_array_equal(found[0].images, DIGITS.images)
-    for part in found:
+    np.testing.assert_array_equal(result[0].images, DIGITS.images)
+    for part in result:
         for name in ("labels", "true_labels", "given_labels", "corrected_labels"):
             np.testing.assert_array_equal(getattr(part, name), getattr(DIGITS, name))
-    assert found[1].images.dtype == np.uint8
-    assert np.any(found[1].images != DIGITS.images)
-    assert np.any(found[1].images != found[2].images)
+    assert result[1].images.dtype == np.uint8
+    assert np.any(result[1].images != DIGITS.images)
+    assert np.any(result[1].images != result[2].images)
 
 
-def test_a_version_depends_on_its_own_digit_and_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_a_function_of_its_source_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = versions()
     some = Split(**{field.name: getattr(DIGITS, field.name)[[1, 4]] for field in dataclasses.fields(Split)})
     for version, part in enumerate(versions(some)):

@@ -1,13 +1,12 @@
 """From raw data to splits: nobody lost, nobody twice, noise in the training labels alone."""
 
 import numpy as np
-import pytest
 from factories import preprocess_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.data.preprocessing import prepare
+from gradtrail.core.data.preprocessing import prepare, stratified_split, stratified_subset, symmetric_noise
 
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.integers(0, 256, (60, 4, 3), dtype=np.uint8), RNG.integers(0, 3, 60, dtype=np.uint8)
@@ -39,18 +38,11 @@ def test_every_example_keeps_its_image_and_true_label(
     assert not set(splits["train"].example_id) & set(splits["validation"].example_id)
 
 
-def test_without_a_subset_nobody_is_lost() -> None:
+def test_without_a_subset_all_examples_are_used() -> None:
     splits = splits_of()
     assert (len(splits["train"]), len(splits["validation"]), len(splits["test"])) == (45, 15, 20)
     both = np.concatenate([splits["train"].example_id, splits["validation"].example_id])
     np.testing.assert_array_equal(np.sort(both), np.arange(60))
-
-
-def test_noise_changes_labels_and_nothing_else() -> None:
-    clean, noisy = splits_of()["train"], splits_of(label_noise=0.4)["train"]
-    np.testing.assert_array_equal(clean.images, noisy.images)
-    np.testing.assert_array_equal(clean.true_labels, noisy.true_labels)
-    assert np.sum(clean.labels != noisy.labels) == 18
 
 
 def test_the_test_split_does_not_depend_on_the_seed_and_the_others_do() -> None:
@@ -59,16 +51,46 @@ def test_the_test_split_does_not_depend_on_the_seed_and_the_others_do() -> None:
     assert not np.array_equal(first["validation"].example_id, other["validation"].example_id)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("seed", -1),
-        ("validation_fraction", 0.0),
-        ("validation_fraction", 1.0),
-        ("subset_fraction", 0.0),
-        ("label_noise", 1.0),
-    ],
+LABEL_LISTS = st.lists(st.integers(0, 4), min_size=1, max_size=80).map(lambda labels: np.array(labels, np.uint8))
+FRACTIONS = st.floats(0, 1, exclude_max=True)
+
+
+@given(LABEL_LISTS, FRACTIONS, st.integers(0, 5))
+def test_a_split_is_disjoint_complete_and_stratified(labels: np.ndarray, fraction: float, seed: int) -> None:
+    remaining, held_out = stratified_split(labels, fraction, seed=seed)
+    np.testing.assert_array_equal(np.sort(np.concatenate([remaining, held_out])), np.arange(len(labels)))
+    assert np.all(np.diff(remaining) > 0)
+    assert np.all(np.diff(held_out) > 0)
+    assert len(held_out) == round(fraction * len(labels))
+    shares = np.bincount(labels[held_out], minlength=5) - fraction * np.bincount(labels, minlength=5)
+    assert np.all(np.abs(shares) < 1 + 1e-9)
+
+
+@given(LABEL_LISTS, st.integers(1, 100))
+def test_a_subset_has_its_size_and_is_stratified(labels: np.ndarray, size: int) -> None:
+    rows = stratified_subset(labels, size, seed=0)
+    assert len(rows) == min(size, len(labels))
+    assert np.all(np.diff(rows) > 0)
+    shares = np.bincount(labels[rows], minlength=5) - len(rows) / len(labels) * np.bincount(labels, minlength=5)
+    assert np.all(np.abs(shares) < 1 + 1e-9)
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=60).map(lambda labels: np.array(labels, np.int32)),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(0, 3),
 )
-def test_values_out_of_range_are_refused_by_name(key: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"^{key} must be "):
-        splits_of(**{key: value})
+def test_noise_changes_exactly_the_given_share(labels: np.ndarray, rate: float, seed: int) -> None:
+    before = labels.copy()
+    noisy = symmetric_noise(labels, rate, 4, seed=seed)
+    assert np.sum(noisy != labels) == round(rate * len(labels))
+    assert np.all((noisy >= 0) & (noisy < 4))
+    assert noisy.dtype == np.int32
+    np.testing.assert_array_equal(labels, before, err_msg="the true labels are left alone")
+
+
+def test_each_other_class_is_equally_likely() -> None:
+    labels = np.full(30_000, 2, np.int32)
+    counts = np.bincount(symmetric_noise(labels, 0.5, 4, seed=0), minlength=4)
+    assert counts[2] == 15_000
+    assert np.all(np.abs(counts[[0, 1, 3]] - 5_000) < 5 * np.sqrt(5_000))

@@ -29,10 +29,10 @@ def test_the_temperature_is_that_of_a_general_minimizer(sharpness: float) -> Non
         return float(np.mean(loss_of(logits, labels, temperature)))
 
     best = minimize_scalar(loss, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-9})
-    found = calibration.fit_temperature(logits, labels)
-    assert found == pytest.approx(best.x, rel=1e-5)
-    assert found == pytest.approx(sharpness, rel=0.1)  # which is what made the labels improbable
-    assert loss(found) == pytest.approx(best.fun, rel=1e-9)
+    result = calibration.fit_temperature(logits, labels)
+    assert result == pytest.approx(best.x, rel=1e-5)
+    assert result == pytest.approx(sharpness, rel=0.1)  # which is what made the labels improbable
+    assert loss(result) == pytest.approx(best.fun, rel=1e-9)
 
 
 def test_a_temperature_stays_within_its_bounds() -> None:
@@ -61,13 +61,6 @@ def test_the_mean_softmax_is_scipys_and_its_smallest_parts_do_not_underflow(scal
     assert np.isfinite(expected).all()
 
 
-def test_brier_score_equals_its_definition() -> None:
-    logits, labels = drawn(20, sharpness=1.0)
-    probabilities = softmax(logits, axis=1)
-    expected = [np.sum((row - np.eye(5)[label]) ** 2) for row, label in zip(probabilities, labels, strict=True)]
-    np.testing.assert_allclose(calibration.brier_score(probabilities, labels), expected, rtol=1e-6)
-
-
 def test_bins_of_equal_mass_have_equally_many_in_order_of_confidence() -> None:
     confidence = np.random.default_rng(0).uniform(size=103)
     bins = calibration.bins_of_equal_mass(confidence, 10)
@@ -79,24 +72,24 @@ def test_bins_of_equal_mass_have_equally_many_in_order_of_confidence() -> None:
 def test_scores_and_their_intervals() -> None:
     logits, labels = drawn(4000, sharpness=3.0)
     probabilities, loss = softmax(logits, axis=1), loss_of(logits, labels, 1.0)
-    found = calibration.score(probabilities, loss, labels, 10)
-    assert found["loss"].value == pytest.approx(np.mean(loss))
+    result = calibration.score(probabilities, loss, labels, 10)
+    assert result["loss"].value == pytest.approx(np.mean(loss))
     half = norm.ppf(0.975) * np.std(loss) / np.sqrt(len(loss))  # the bootstrap of a mean is nearly normal
-    assert found["loss"].low == pytest.approx(np.mean(loss) - half, abs=0.15 * half)
-    assert found["loss"].high == pytest.approx(np.mean(loss) + half, abs=0.15 * half)
+    assert result["loss"].low == pytest.approx(np.mean(loss) - half, abs=0.15 * half)
+    assert result["loss"].high == pytest.approx(np.mean(loss) + half, abs=0.15 * half)
     confidence, is_correct = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     by_hand = 0.0
     for number in range(10):
         chosen = (confidence >= number / 10) & (confidence < (number + 1) / 10)
         if chosen.any():
             by_hand += np.mean(chosen) * abs(confidence[chosen].mean() - is_correct[chosen].mean())
-    assert found["expected_calibration_error"].value == pytest.approx(by_hand, rel=1e-5)
-    for each in found.values():
-        assert each.low <= each.value <= each.high
+    assert result["expected_calibration_error"].value == pytest.approx(by_hand, rel=1e-5)
+    for item in result.values():
+        assert item.low <= item.value <= item.high
 
 
 def test_the_interval_of_a_calibration_error_is_not_biased_upwards() -> None:
     """Of calibrated probabilities the error is that of chance, which each resample of a plain bootstrap exceeds."""
     logits, labels = drawn(2000, sharpness=1.0)
-    found = calibration.score(softmax(logits, axis=1), np.zeros(2000), labels, 10)["expected_calibration_error"]
-    assert found.low < found.value / 4  # the truth is 0
+    result = calibration.score(softmax(logits, axis=1), np.zeros(2000), labels, 10)["expected_calibration_error"]
+    assert result.low < result.value / 4  # the truth is 0

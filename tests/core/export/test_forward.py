@@ -11,7 +11,7 @@ from factories import CNN, NUM_CLASSES, SHAPE, model_config, random_split
 
 from gradtrail.core.evaluate import metrics
 from gradtrail.core.evaluate.calibration import log_mean_softmax
-from gradtrail.core.export.forward import TEMPERATURE, ExportConfig, export_forward, forward, tensors
+from gradtrail.core.export.forward import TEMPERATURE, export_forward, forward, tensors
 from gradtrail.core.nn.models import MLPConfig, Model, ModelConfig
 
 IMAGES = random_split(5).images
@@ -53,10 +53,10 @@ def params_of(model: Model, count: int) -> list[Any]:
 )
 def test_equal_to_the_jitted_forward_pass_at_any_batch_size(name: str, num_members: int, count: int) -> None:
     model = Model(NETWORKS[name])
-    named = tensors(params_of(model, num_members), 0.7)
-    exported = jax.jit(export_forward(model, named, num_members, "cpu").call)
+    by_name = tensors(params_of(model, num_members), 0.7)
+    exported = jax.jit(export_forward(model, by_name, num_members, "cpu").call)
     jitted = jax.jit(forward(model, num_members))
-    np.testing.assert_array_equal(exported(named, IMAGES[:count]), jitted(named, IMAGES[:count]))
+    np.testing.assert_array_equal(exported(by_name, IMAGES[:count]), jitted(by_name, IMAGES[:count]))
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.7, 20.0])
@@ -69,11 +69,11 @@ def test_the_probabilities_are_those_of_the_evaluation(num_members: int, tempera
     assert np.min(logits.min(axis=2) - logits.max(axis=2)) < np.log(2.0**-149)
     mean = log_mean_softmax(logits.astype(np.float64)) if num_members > 1 else logits[0]
     result = metrics.evaluate(mean, mean.argmin(axis=1), temperature=temperature, calibration_bins=5)
-    found = np.asarray(jax.jit(forward(model, num_members))(tensors(members, temperature), IMAGES))
-    assert found.shape == (5, NUM_CLASSES)
-    np.testing.assert_allclose(found, result.probabilities, rtol=1e-5, atol=1e-37)
+    results = np.asarray(jax.jit(forward(model, num_members))(tensors(members, temperature), IMAGES))
+    assert results.shape == (5, NUM_CLASSES)
+    np.testing.assert_allclose(results, result.probabilities, rtol=1e-5, atol=1e-37)
     if temperature == 20:  # where no probability underflows
-        np.testing.assert_allclose(-np.log(found.min(axis=1)), result.example_loss, rtol=1e-5)
+        np.testing.assert_allclose(-np.log(results.min(axis=1)), result.example_loss, rtol=1e-5)
 
 
 def test_tensors_are_named_by_their_paths_and_those_of_members_are_stacked() -> None:
@@ -85,18 +85,6 @@ def test_tensors_are_named_by_their_paths_and_those_of_members_are_stacked() -> 
     assert one["layers/0/kernel"].shape == (SHAPE[0] * SHAPE[1], 5)
     assert three["layers/0/kernel"].shape == (3, *one["layers/0/kernel"].shape)
     assert one[TEMPERATURE] == three[TEMPERATURE] == np.float32(2)
-
-
-@pytest.mark.parametrize("sizes", [(), (8, 1), (1, 1), (0, 8), (65537,)])
-def test_batch_sizes_ascend(sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="batch_sizes"):
-        ExportConfig(name="digits", batch_sizes=sizes)
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "a:b", "@a", "-a", "a b", "a" * 101])
-def test_a_name_fits_into_an_address(name: str) -> None:
-    with pytest.raises(ValueError, match="name"):
-        ExportConfig(name=name, batch_sizes=(1,))
 
 
 def test_a_program_for_a_gpu_is_lowered_here() -> None:

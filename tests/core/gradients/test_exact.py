@@ -34,18 +34,18 @@ def fast_scores(kind: str = "mlp", precision: str = "float32") -> dict[str, dict
     score = functools.partial(
         scores.score_batch, Model(model_config(kind=kind, precision=precision)), label_smoothing=SMOOTHING
     )
-    found = jax.jit(score)(network(kind, precision)[0], IMAGES, LABELS)
+    result = jax.jit(score)(network(kind, precision)[0], IMAGES, LABELS)
     first = len(SPLITS["train"])
     return {
-        "train": {name: np.array(rows)[:first] for name, rows in found.items()},
-        "test": {name: np.array(rows)[first:] for name, rows in found.items()},
+        "train": {name: np.array(rows)[:first] for name, rows in result.items()},
+        "test": {name: np.array(rows)[first:] for name, rows in result.items()},
     }
 
 
-def test_they_are_those_of_a_network_written_out() -> None:
+def test_exact_scores_equal_a_network_written_out() -> None:
     params, function, _ = network()
     (first, second), wide = (params["layers"][index] for index in (0, 1)), np.float64
-    found = exact_scores(function, params, IMAGES, LABELS, label_smoothing=SMOOTHING)
+    result = exact_scores(function, params, IMAGES, LABELS, label_smoothing=SMOOTHING)
     for row, (image, label) in enumerate(zip(IMAGES.reshape(len(IMAGES), -1) / 255, LABELS.tolist(), strict=True)):
         hidden = np.maximum(image @ first["kernel"].astype(wide) + first["bias"], 0)
         logits = hidden @ second["kernel"].astype(wide) + second["bias"]
@@ -53,7 +53,7 @@ def test_they_are_those_of_a_network_written_out() -> None:
         target = (1 - SMOOTHING) * is_label + SMOOTHING / NUM_CLASSES
         upper = softmax - target
         lower = (second["kernel"].astype(wide) @ upper) * (hidden > 0)
-        squares = [np.sum(part**2) * (1 + np.sum(of**2)) for part, of in ((lower, image), (upper, hidden))]
+        squares = [np.sum(part**2) * (1 + np.sum(identity**2)) for part, identity in ((lower, image), (upper, hidden))]
         expected = {
             "grad_norm": sum(squares) ** 0.5,
             "grad_norm_layers/0": squares[0] ** 0.5,
@@ -64,16 +64,16 @@ def test_they_are_those_of_a_network_written_out() -> None:
             "margin": logits[label] - np.delete(logits, label).max(),
             "entropy": -np.sum(softmax * np.log(softmax)),
         }
-        assert {name: values[row] for name, values in found.items()} == pytest.approx(expected, rel=1e-12)
+        assert {name: values[row] for name, values in result.items()} == pytest.approx(expected, rel=1e-12)
 
 
-def errors_of(found: dict[str, dict[str, np.ndarray]], *which: str) -> dict[str, float]:
+def errors_of(result: dict[str, dict[str, np.ndarray]], *which: str) -> dict[str, float]:
     params, function, _ = network(*which)
-    return float64_errors(function, params, SPLITS, found, label_smoothing=SMOOTHING)
+    return float64_errors(function, params, SPLITS, result, label_smoothing=SMOOTHING)
 
 
 @pytest.mark.parametrize("which", [("mlp", "float32"), ("cnn", "float32"), ("mlp", "bfloat16")])
-def test_those_of_the_passes_differ_by_rounding_alone(which: tuple[str, str]) -> None:
+def test_scores_of_the_passes_differ_by_rounding(which: tuple[str, str]) -> None:
     errors = errors_of(fast_scores(*which), *which)
     names = ("grad_norm", "grad_norm_by_layer", "el2n", "loss", "probability", "margin", "entropy")
     assert errors.keys() == {f"float64_error/{name}" for name in names}
@@ -81,26 +81,26 @@ def test_those_of_the_passes_differ_by_rounding_alone(which: tuple[str, str]) ->
     assert all(least < error < most for error in errors.values()), "and the reference is not rounded as the model is"
 
 
-def test_one_wrong_score_is_seen_and_told_to_two_digits() -> None:
-    found = {name: dict(part) for name, part in fast_scores().items()}
-    wrong = found["test"]["loss"].copy()
+def test_one_wrong_score_is_reported_with_two_digits() -> None:
+    result = {name: dict(part) for name, part in fast_scores().items()}
+    wrong = result["test"]["loss"].copy()
     wrong[np.argmax(wrong)] *= np.float32(1.01234)
-    found["test"]["loss"] = wrong
-    errors = errors_of(found)
-    is_largest = wrong.max() > found["train"]["loss"].max()
+    result["test"]["loss"] = wrong
+    errors = errors_of(result)
+    is_largest = wrong.max() > result["train"]["loss"].max()
     assert errors.pop("float64_error/loss") == (0.012 if is_largest else pytest.approx(0.012, rel=0.5))
     assert max(errors.values()) < 1e-5
 
 
 def test_float64_stays_in_its_calls_and_is_compiled_ahead_of_time() -> None:
-    (_, function, compiler), found, kinds = network(), fast_scores(), []
+    (_, function, compiler), result, kinds = network(), fast_scores(), []
     with CompileLog() as log:
-        first = errors_of(found)
+        first = errors_of(result)
         thread = threading.Thread(target=lambda: kinds.append(jnp.ones(2).dtype))
         with jax.enable_x64(True):
             thread.start()
             thread.join()
-        assert errors_of(found) == first
+        assert errors_of(result) == first
     assert [*compiler.functions.values()] == [function]
     assert function.cost.float64_instructions > 0
     assert not any("float64" in str(compilation) for compilation in log.unplanned)

@@ -25,13 +25,13 @@ def in_bits(*, blas: bool) -> list[str]:
     sums, sizes = rng.normal(size=(CHUNKS, 20_001)).astype(np.float32), rng.integers(1, 99, CHUNKS)
     classes = np.repeat(np.arange(CLASSES), CHUNKS // CLASSES)
     chunks = ChunkGradients(sums=sums, classes=classes, sizes=sizes, chunk_of=np.repeat(np.arange(CHUNKS), sizes))
-    found: list[Any] = [sums @ sums.T]
+    result: list[Any] = [sums @ sums.T]
     if not blas:
         products, squares = chunks.products(), chunks.squares(rng.uniform(size=sizes.sum()).astype(np.float32))
         structure = dataclasses.asdict(_class_structure(chunks, products, squares, CLASSES))
         noise = dataclasses.asdict(from_chunks(products, squares, sizes, classes, samples=500, seed=0))
-        found = [products, _unit(chunks.total()), structure, noise]
-    return [np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(found)]
+        result = [products, _unit(chunks.total()), structure, noise]
+    return [np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(result)]
 
 
 @pytest.mark.slow
@@ -41,12 +41,12 @@ def test_figures_do_not_depend_on_the_blas() -> None:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tests" / "core" / "gradients")])
     other = os.environ | {"PYTHONPATH": path, "OPENBLAS_CORETYPE": "Prescott", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=other, check=True, stdout=subprocess.PIPE, text=True)
-    of_blas, *found = done.stdout.split()
+    of_blas, *result = done.stdout.split()
     assert of_blas != in_bits(blas=True)[0], "else it shows nothing"
-    assert found == in_bits(blas=False)
+    assert result == in_bits(blas=False)
 
 
-def test_the_products_are_those_of_the_sums() -> None:
+def test_chunk_products_equal_numpy() -> None:
     sums = np.random.default_rng(0).normal(size=(7, 3000)).astype(np.float32)
     chunks = ChunkGradients(sums=sums, classes=np.zeros(7, int), sizes=np.ones(7, int), chunk_of=np.zeros(1, int))
     expected = sums.astype(np.float64) @ sums.astype(np.float64).T

@@ -1,13 +1,10 @@
 """The passes on several devices, in a process that has them: the figures of one device, and each with its share."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from factories import ROOT
+from devices import run_on_devices
 
 pytestmark = pytest.mark.slow
 
@@ -52,16 +49,12 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", ANALYZE], env=environment, check=True, stdout=subprocess.PIPE)
-    return json.loads(done.stdout)
+def results() -> dict[str, Any]:
+    return json.loads(run_on_devices(ANALYZE, 8))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_eight_devices_find_what_one_finds(kind: str, found: dict[str, Any]) -> None:
-    assert found[kind]["gap"] < 1e-4
-    one, eight = found[kind]["sizes"]
+def test_eight_devices_give_the_results_of_one(kind: str, results: dict[str, Any]) -> None:
+    assert results[kind]["gap"] < 1e-4
+    one, eight = results[kind]["sizes"]
     assert eight == 8 * one

@@ -1,10 +1,10 @@
 """The summary on data made by hand; limits of the section `gradients`."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from factories import gradients_config
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradtrail.core.gradients import scores
 
@@ -46,20 +46,23 @@ def test_the_largest_are_one_at_least_and_no_norm_at_all_is_no_fault() -> None:
     assert summary["norm_held_by_largest"] == 0
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("top_fraction", 0.0),
-        ("top_fraction", 1.1),
-        ("num_largest", 0),
-        ("num_suspects", 0),
-        ("num_influenced", 0),
-        ("bootstrap_samples", 99),
-        ("curvature_iterations", -1),
-        ("test_examples", (-1,)),
-        ("test_examples: number of them", tuple(range(41))),
-    ],
-)
-def test_values_out_of_range_are_refused_by_name(key: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"^{key} must be "):
-        dataclasses.replace(gradients_config(), **{key.partition(":")[0]: value})
+TIED = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=30)
+
+
+@given(TIED)
+def test_ranks_equal_scipy_under_ties(values: list[float]) -> None:
+    np.testing.assert_array_equal(scores.ranks(np.array(values)), scipy.stats.rankdata(values))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5).map(float), st.integers(0, 5).map(float)), min_size=3, max_size=30))
+def test_rank_correlation_equals_scipy_and_is_0_where_a_side_is_constant(rows: list[tuple[float, float]]) -> None:
+    left, right = np.array(rows).T
+    constant = len(set(left)) == 1 or len(set(right)) == 1
+    expected = 0.0 if constant else scipy.stats.spearmanr(left, right).statistic
+    assert scores.rank_correlation(left, right) == pytest.approx(expected, abs=1e-9)
+
+
+@given(TIED, st.integers(1, 40))
+def test_largest_equals_a_sort_that_keeps_the_order_of_equals(values: list[float], count: int) -> None:
+    expected = sorted(range(len(values)), key=lambda index: (-values[index], index))[:count]
+    assert scores.largest(np.array(values), count).tolist() == expected

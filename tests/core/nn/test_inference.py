@@ -35,7 +35,7 @@ def test_rows_equal_scipy(rows: dict[str, np.ndarray]) -> None:
 def test_validation_is_the_mean_over_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "VALIDATION_BATCH_SIZE", 8)  # three batches, the last one of 7 rows
     predict = inference.compile_predict(MODEL, 8, compiler=new_compiler())
-    found = inference.validate(predict, PARAMS, SPLIT.images, SPLIT.labels)
+    result = inference.validate(predict, PARAMS, SPLIT.images, SPLIT.labels)
     losses = -scipy.special.log_softmax(LOGITS, axis=1)[np.arange(23), SPLIT.labels]
     expected = {"loss": losses.mean(), "accuracy": np.mean(LOGITS.argmax(axis=1) == SPLIT.labels)}
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert result == pytest.approx(expected, rel=1e-5)

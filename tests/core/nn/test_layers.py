@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from gradtrail.core.nn.convolution import convolve
 from gradtrail.core.nn.layers import EPSILON, Convolution, Dense, GroupNorm, LayerNorm, dropout
 
 RNG = np.random.default_rng(0)
@@ -54,27 +53,14 @@ def test_norms_equal_those_of_flax(ours: nnx.Module, theirs: nnx.Module) -> None
 
 
 @pytest.mark.parametrize("norm", [GroupNorm(6, 2), LayerNorm(6)], ids=["group", "layer"])
-def test_a_norm_begins_without_scale_or_bias_and_looks_at_one_example_alone(norm: nnx.Module) -> None:
+def test_norm_starts_as_identity_and_treats_examples_separately(norm: nnx.Module) -> None:
     np.testing.assert_array_equal(norm.scale[...], np.ones(6))
     np.testing.assert_array_equal(norm.bias[...], np.zeros(6))
-    others = ACTIVATIONS.copy()
-    others[..., 1:] = 7.0
-    found = compiled(norm, others)
-    np.testing.assert_array_equal(found[..., 0], compiled(norm, ACTIVATIONS)[..., 0])
-    np.testing.assert_allclose(found[..., 1:], 0, atol=1e-3, err_msg="what is constant has no deviation")
-
-
-def test_dense_is_a_product_and_a_bias() -> None:
-    layer = filled(lambda: Dense(7, 4, "float32", rngs=nnx.Rngs(0)))
-    expected = FEATURES @ np.asarray(layer.kernel[...]) + np.asarray(layer.bias[...])
-    np.testing.assert_allclose(compiled(layer, FEATURES), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_convolution_layer_is_a_convolution_and_a_bias() -> None:
-    layer = filled(lambda: Convolution(3, 6, 4, "float32", rngs=nnx.Rngs(0)))
-    without = jax.jit(convolve, static_argnums=2)(ACTIVATIONS, layer.kernel[...], "float32")
-    expected = np.asarray(without) + np.asarray(layer.bias[...]).reshape(4, 1, 1, 1)
-    np.testing.assert_allclose(compiled(layer, ACTIVATIONS), expected, rtol=1e-5, atol=1e-5)
+    other_values = ACTIVATIONS.copy()
+    other_values[..., 1:] = 7.0
+    result = compiled(norm, other_values)
+    np.testing.assert_array_equal(result[..., 0], compiled(norm, ACTIVATIONS)[..., 0])
+    np.testing.assert_allclose(result[..., 1:], 0, atol=1e-3, err_msg="what is constant has no deviation")
 
 
 @pytest.mark.parametrize(
@@ -93,31 +79,16 @@ def test_a_layer_rounds_to_its_precision_and_returns_float32(make: functools.par
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_drops_its_share_and_keeps_the_mean(rate: float) -> None:
-    found = np.asarray(drop(jnp.ones((200, 300)), rate, KEYS))
+    result = np.asarray(drop(jnp.ones((200, 300)), rate, KEYS))
     deviation = np.sqrt(rate * (1 - rate))
-    assert np.mean(found == 0) == pytest.approx(rate, abs=5 * deviation / np.sqrt(found.size))
-    np.testing.assert_allclose(found[found != 0], 1 / (1 - rate), rtol=1e-6)
-    of_each = np.mean(found == 0, axis=1)
+    assert np.mean(result == 0) == pytest.approx(rate, abs=5 * deviation / np.sqrt(result.size))
+    np.testing.assert_allclose(result[result != 0], 1 / (1 - rate), rtol=1e-6)
+    of_each = np.mean(result == 0, axis=1)
     assert np.all(np.abs(of_each - rate) < 5 * deviation / np.sqrt(300)), "each example loses its share"
-    assert len(np.unique(found, axis=0)) == 200, "each loses units of its own"
+    assert len(np.unique(result, axis=0)) == 200, "each loses units of its own"
 
 
 def test_dropout_without_a_key_or_a_rate_changes_nothing() -> None:
     inputs = jnp.ones((200, 300))
     assert dropout(inputs, 0.5, None) is inputs
     assert dropout(inputs, 0.0, KEYS) is inputs
-
-
-def test_what_an_example_loses_depends_on_its_own_key_alone() -> None:
-    inputs = jnp.ones((200, 300))
-    found = np.asarray(drop(inputs, 0.5, KEYS))
-    elsewhere = np.asarray(drop(inputs, 0.5, jnp.roll(KEYS, 70).at[70:].set(KEYS[0])))
-    np.testing.assert_array_equal(elsewhere[:70], found[-70:])
-
-
-def test_gradients_pass_through_what_dropout_kept() -> None:
-    inputs, keys = jnp.ones((3, 20)), KEYS[:3]
-    run = jax.jit(jax.value_and_grad(lambda inputs: jnp.sum(dropout(inputs, 0.5, keys))))
-    total, grads = run(inputs)
-    assert set(np.unique(grads).tolist()) == {0.0, 2.0}
-    assert np.sum(grads) == total

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.special
 
@@ -14,13 +13,6 @@ LOGITS = RNG.normal(0, 3, (8, 5)).astype(np.float32)
 LABELS = RNG.integers(0, 5, 8).astype(np.int32)
 ONEHOT = np.eye(5)[LABELS]
 SMOOTHINGS = [0.0, 0.1, 0.9]
-
-
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-def test_cross_entropy_equals_optax(smoothing: float) -> None:
-    targets = optax.smooth_labels(jnp.asarray(ONEHOT, jnp.float32), smoothing)
-    ours = losses.cross_entropy(jnp.asarray(LOGITS), jnp.asarray(LABELS), label_smoothing=smoothing)
-    np.testing.assert_allclose(ours, optax.softmax_cross_entropy(jnp.asarray(LOGITS), targets), rtol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
@@ -52,7 +44,7 @@ def test_large_logits_do_not_overflow() -> None:
     np.testing.assert_allclose(losses.cross_entropy(logits, jnp.array([1, 0])), [1000.0, 1000.0])
 
 
-def test_correct_is_where_the_largest_logit_is_the_label() -> None:
+def test_correct_compares_the_largest_logit_with_the_label() -> None:
     logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
     np.testing.assert_array_equal(losses.correct(logits, jnp.array([1, 2])), [True, False])
 
@@ -65,8 +57,3 @@ def test_el2n_equals_its_formula() -> None:
 def test_margin_is_the_label_over_the_best_other() -> None:
     expected = [row[label] - max(np.delete(row, label)) for row, label in zip(LOGITS, LABELS, strict=True)]
     np.testing.assert_allclose(losses.margin(jnp.asarray(LOGITS), jnp.asarray(LABELS)), expected, rtol=1e-6)
-
-
-def test_a_negative_margin_is_a_wrong_prediction() -> None:
-    margin = np.asarray(losses.margin(jnp.asarray(LOGITS), jnp.asarray(LABELS)))
-    np.testing.assert_array_equal(margin > 0, losses.correct(jnp.asarray(LOGITS), jnp.asarray(LABELS)))

@@ -50,18 +50,18 @@ def most_cancelled(layer: Layer, shapes: tuple[tuple[int, ...], ...], copies: in
 
         wide = nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), state))
         zeros = [np.zeros_like(start) for start in starts]
-        found = jax.jit(lambda starts: jax.lax.fori_loop(0, 200, ascend, (starts, zeros, zeros))[0])(starts)
-        return [np.moveaxis(np.asarray(value), 0, layer.batch_axis) for value in found]
+        result = jax.jit(lambda starts: jax.lax.fori_loop(0, 200, ascend, (starts, zeros, zeros))[0])(starts)
+        return [np.moveaxis(np.asarray(value), 0, layer.batch_axis) for value in result]
 
 
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_gradient_exceeds_its_bound(name: str, copies: int) -> None:
     make, *shapes = LAYERS[name]
-    found = most_cancelled(make("float32"), tuple(shapes), copies)
+    result = most_cancelled(make("float32"), tuple(shapes), copies)
     for precision, dtype in itertools.product(PRIVATE_PRECISIONS, PRIVATE_PRECISIONS):
         layer = make(precision)
-        inputs, cotangent = (jnp.asarray(value, dtype).astype(jnp.float32) for value in found)
+        inputs, cotangent = (jnp.asarray(value, dtype).astype(jnp.float32) for value in result)
 
         @jax.jit
         def added(inputs: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, PyTree]:

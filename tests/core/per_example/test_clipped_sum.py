@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import cases
+from definitions import per_example_norm
 from factories import CNN, NUM_CLASSES, initial_params, model_config
 
 from gradtrail.core.nn import losses
 from gradtrail.core.nn.models import MLPConfig, Model, Params
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.per_example.clipped_sum import Clipping, clipped_grad_sum
-from gradtrail.core.per_example.norms import per_example_norm
 
 NETWORKS = {
     "linear": {"kind": "linear"},
@@ -58,21 +58,21 @@ def grads_of_each(model: Model, params: Params, copies: int) -> Params:
 
 
 @pytest.mark.parametrize(("network", "copies"), cases(itertools.product(NETWORKS, (1, 3)), fast=FAST))
-def test_it_is_the_sum_of_the_clipped_gradients(network: str, copies: int) -> None:
+def test_clipped_sum_equals_the_definition(network: str, copies: int) -> None:
     model = Model(model_config(image_shape=SHAPE, **NETWORKS[network]))
     params = initial_params(model)
-    each = jit(functools.partial(grads_of_each, model, copies=copies))(params)
-    norms = np.asarray(per_example_norm(each))
+    item = jit(functools.partial(grads_of_each, model, copies=copies))(params)
+    norms = np.asarray(per_example_norm(item))
     limit = float(np.median(norms))  # some are clipped, some are not
     images, labels, keys = inputs(copies)
     clipping = Clipping(norm=limit, copies=copies, label_smoothing=0.1)
-    found = jit(lambda p: clipped_grad_sum(model, p, images, labels, jnp.asarray(MASK), clipping, key=keys))(params)
-    np.testing.assert_allclose(found.norms, norms, rtol=5e-4)  # upper bounds
-    factors = np.where(MASK, np.minimum(1.0, limit / np.asarray(found.norms)), 0.0)
-    expected = jax.tree.map(lambda leaf: np.tensordot(factors, np.asarray(leaf, np.float64), 1), each)
+    result = jit(lambda p: clipped_grad_sum(model, p, images, labels, jnp.asarray(MASK), clipping, key=keys))(params)
+    np.testing.assert_allclose(result.norms, norms, rtol=5e-4)  # upper bounds
+    factors = np.where(MASK, np.minimum(1.0, limit / np.asarray(result.norms)), 0.0)
+    expected = jax.tree.map(lambda leaf: np.tensordot(factors, np.asarray(leaf, np.float64), 1), item)
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6 * largest)
-    jax.tree.map(close, found.grads, expected)
+    jax.tree.map(close, result.grads, expected)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_no_example_counts_for_more_than_the_clip_norm(network: str, precision: 
 
     @jit
     def norm_of_one(only: jax.Array) -> jax.Array:
-        found = clipped_grad_sum(model, params, images, labels, jnp.arange(NUM_EXAMPLES) == only, clipping)
-        return jnp.stack([jnp.sum(leaf**2) for leaf in jax.tree.leaves(found.grads)])
+        result = clipped_grad_sum(model, params, images, labels, jnp.arange(NUM_EXAMPLES) == only, clipping)
+        return jnp.stack([jnp.sum(leaf**2) for leaf in jax.tree.leaves(result.grads)])
 
     norms = [np.sqrt(np.sum(np.asarray(norm_of_one(index), np.float64))) for index in range(NUM_EXAMPLES)]
     assert max(norms) <= 1e-3
@@ -119,9 +119,9 @@ def test_example_that_overflows_adds_at_most_the_clip_norm_and_spares_the_others
         return clipped_grad_sum(model, params, images, labels, mask, clipping, key=keys).grads
 
     number = np.arange(NUM_EXAMPLES)
-    every, first, others = (grad_sum(mask) for mask in (number >= 0, number == 0, number > 0))
+    every, first, other_values = (grad_sum(mask) for mask in (number >= 0, number == 0, number > 0))
     assert sum(np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(first)) <= 0.1**2
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-    jax.tree.map(lambda total, one, rest: close(total, one + rest), every, first, others)
+    jax.tree.map(lambda total, one, rest: close(total, one + rest), every, first, other_values)
     unclipped = grads_of_each(model, params, copies)
     assert not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(unclipped))

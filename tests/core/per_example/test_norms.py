@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.special
 from cases import cases
+from definitions import per_example_norm
 from factories import CNN, NUM_CLASSES, initial_params, model_config, new_compiler, random_split
 from flax import nnx
 
@@ -32,12 +33,6 @@ def params_of(model: Model) -> dict:
 
 
 @functools.cache
-def per_example_grads(smoothing: float) -> dict:
-    function = functools.partial(norms.per_example_grads, MLP, label_smoothing=smoothing)
-    return jax.jit(function)(params_of(MLP), IMAGES, LABELS)
-
-
-@functools.cache
 def scores(microbatch_size: int, model: Model = MLP, smoothing: float = 0.2) -> dict[str, np.ndarray]:
     score = scores_module.compile_score(model, smoothing, microbatch_size, compiler=new_compiler())
     call = functools.partial(score, params_of(model))
@@ -45,54 +40,23 @@ def scores(microbatch_size: int, model: Model = MLP, smoothing: float = 0.2) -> 
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
-def test_their_mean_is_the_batch_gradient(smoothing: float) -> None:
-    def batch_loss(params: dict) -> jax.Array:
-        return jnp.mean(losses.cross_entropy(MLP.apply(params, IMAGES), LABELS, label_smoothing=smoothing))
-
-    params = params_of(MLP)
-    each = per_example_grads(smoothing)
-    mean = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, mean, jax.jit(jax.grad(batch_loss))(params))
-
-
-def test_finite_differences_agree() -> None:
-    params = params_of(MLP)
-    each = per_example_grads(0.2)
-    rng = np.random.default_rng(0)
-    direction = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), params)
-
-    @jax.jit
-    def losses_at(step: float) -> jax.Array:
-        moved = jax.tree.map(lambda leaf, towards: leaf + step * towards, params, direction)
-        return losses.cross_entropy(MLP.apply(moved, IMAGES), LABELS, label_smoothing=0.2)
-
-    slopes = sum(
-        np.asarray(grad, np.float64).reshape(13, -1) @ np.asarray(towards, np.float64).ravel()
-        for grad, towards in zip(jax.tree.leaves(each), jax.tree.leaves(direction), strict=True)
-    )
-    higher, lower = (np.asarray(losses_at(step), np.float64) for step in (2e-4, -2e-4))
-    np.testing.assert_allclose(slopes, (higher - lower) / 4e-4, rtol=0.02, atol=0.01)
-
-
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
 def test_norm_on_softmax_regression_equals_its_closed_form(smoothing: float) -> None:
-    found = scores(5, LINEAR, smoothing)
+    result = scores(5, LINEAR, smoothing)
     layer = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params_of(LINEAR)["layers"][0])
     inputs = SPLIT.images.reshape(13, -1) / 255.0
     targets = (1 - smoothing) * np.eye(NUM_CLASSES)[SPLIT.labels] + smoothing / NUM_CLASSES
     error = scipy.special.softmax(inputs @ layer["kernel"] + layer["bias"], axis=1) - targets
     expected = np.linalg.norm(error, axis=1) * np.sqrt(np.sum(inputs**2, axis=1) + 1)
-    np.testing.assert_allclose(found["grad_norm"], expected, rtol=1e-4)
-    np.testing.assert_allclose(found["input_norm"], np.linalg.norm(inputs, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(result["grad_norm"], expected, rtol=1e-4)
+    np.testing.assert_allclose(result["input_norm"], np.linalg.norm(inputs, axis=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("microbatch_size", [1, 32])
 def test_size_of_the_microbatch_does_not_matter(microbatch_size: int) -> None:
-    found, expected = scores(microbatch_size), scores(5)
+    result, expected = scores(microbatch_size), scores(5)
     for name in expected:
-        assert found[name].shape == (13,)
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        assert result[name].shape == (13,)
+        np.testing.assert_allclose(result[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 NETWORKS = {
@@ -134,27 +98,27 @@ def test_norms_and_inner_products_are_those_of_the_gradients(network: str, preci
     @jax.jit
     def measure(params: dict, directions: dict) -> tuple:
         arguments = (model, params, IMAGES, LABELS)
-        others = norms.signals(model, params, IMAGES[:4], LABELS[:4], label_smoothing=0.2)
-        found = (
+        other_values = norms.signals(model, params, IMAGES[:4], LABELS[:4], label_smoothing=0.2)
+        result = (
             norms.squared_grad_norms(*arguments, label_smoothing=0.2, key=keys),
             norms.grad_dots(*arguments, directions, label_smoothing=0.2, key=keys),
-            norms.grad_products(*arguments, others, label_smoothing=0.2),
+            norms.grad_products(*arguments, other_values, label_smoothing=0.2),
         )
-        each = jax.vmap(jax.grad(loss), (None, 0, 0, 0))(params, IMAGES, LABELS, keys)
+        item = jax.vmap(jax.grad(loss), (None, 0, 0, 0))(params, IMAGES, LABELS, keys)
         without_dropout = jax.vmap(jax.grad(loss), (None, 0, 0, None))(params, IMAGES, LABELS, None)
-        return found, each, without_dropout
+        return result, item, without_dropout
 
-    ((squares, logits), dots, products), each, without_dropout = measure(params, directions)
+    ((squares, logits), dots, products), item, without_dropout = measure(params, directions)
     assert logits.shape == (13, NUM_CLASSES)
     tolerance = 1e-5 if precision == "float32" else 1e-3
-    by_layer = model.by_layer(each)
+    by_layer = model.by_layer(item)
     for name, squared in squares.items():
         expected = np.sum(flat(by_layer[name], 13) ** 2, axis=1)
         np.testing.assert_allclose(squared, expected, rtol=tolerance, atol=1e-9, err_msg=name)
     total = np.sqrt(sum(np.asarray(squared) for squared in squares.values()))
-    np.testing.assert_allclose(total, norms.per_example_norm(each), rtol=tolerance)
+    np.testing.assert_allclose(total, per_example_norm(item), rtol=tolerance)
     scale = float(np.max(total) * np.max(np.linalg.norm(flat(directions, 2), axis=1)))
-    np.testing.assert_allclose(dots, flat(each, 13) @ flat(directions, 2).T, rtol=0, atol=tolerance * scale)
+    np.testing.assert_allclose(dots, flat(item, 13) @ flat(directions, 2).T, rtol=0, atol=tolerance * scale)
     expected = flat(without_dropout, 13) @ flat(without_dropout, 13)[:4].T
     np.testing.assert_allclose(products, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
@@ -187,15 +151,15 @@ class Scale(Layer):
         return jnp.sin(inputs * self.scale[...][None])
 
 
-def test_a_layer_without_a_way_of_its_own_uses_the_definition() -> None:
+def test_layer_without_overrides_uses_the_definition() -> None:
     """Scale acts through a sine, so that its gradient is x cos(x s) δ."""
     layer = Scale(4)
-    assert not layer.is_known
-    inputs, cotangent, others = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
-    grads, other = (each * np.cos(each * np.arange(1.0, 5.0)) * cotangent for each in (inputs, others))
-    found = jax.jit(lambda *arrays: layer_metrics(layer, *arrays))(inputs, cotangent, others, cotangent)
-    np.testing.assert_allclose(found["squares"], np.sum(grads**2, axis=1), rtol=1e-5)
-    np.testing.assert_allclose(found["products"], grads @ other.T, rtol=1e-4, atol=1e-6)
+    assert not layer.has_fast_grads
+    inputs, cotangent, other_values = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
+    grads, other = (item * np.cos(item * np.arange(1.0, 5.0)) * cotangent for item in (inputs, other_values))
+    result = jax.jit(lambda *arrays: layer_metrics(layer, *arrays))(inputs, cotangent, other_values, cotangent)
+    np.testing.assert_allclose(result["squares"], np.sum(grads**2, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(result["products"], grads @ other.T, rtol=1e-4, atol=1e-6)
     dots = jax.jit(layer.grad_dots)(inputs, cotangent, {"scale": jnp.eye(4)})
     np.testing.assert_allclose(dots, grads, rtol=1e-5)
 
@@ -209,7 +173,7 @@ def layer_metrics(layer: Layer, *arrays: jax.Array) -> dict[str, jax.Array]:
     }
 
 
-def test_every_layer_of_the_networks_has_a_way_of_its_own() -> None:
+def test_every_layer_of_the_networks_overrides_grads() -> None:
     for network in NETWORKS.values():
         assert norms.unknown_layers(Model(model_config(**network))) == []
 
@@ -225,7 +189,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layers_own_way_gives_what_the_definition_gives(name: str) -> None:
+def test_overrides_equal_the_definition(name: str) -> None:
     """Of a convolution, few pixels and many channels take the ghost norm, many pixels and few channels the gradient."""
     layer, *shapes = LAYERS[name]
     rng = np.random.default_rng(0)
@@ -235,35 +199,7 @@ def test_every_layers_own_way_gives_what_the_definition_gives(name: str) -> None
     def measure(*arrays: jax.Array) -> tuple:
         return layer_metrics(layer, *arrays, *arrays), Layer.grads(layer, *arrays)
 
-    found, expected = jax.tree.map(np.asarray, measure(*arrays))
-    np.testing.assert_allclose(found["grads"], expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found["squares"], np.sum(expected**2, axis=1), rtol=1e-4)
-    np.testing.assert_allclose(found["products"], expected @ expected.T, rtol=1e-4, atol=1e-3)
-
-
-def test_order_does_not_matter() -> None:
-    order = np.random.default_rng(0).permutation(13)
-    score = functools.partial(scores_module.score_batch, MLP, label_smoothing=0.2)
-    shuffled, straight = jax.jit(score)(params_of(MLP), IMAGES[order], LABELS[order]), scores(5)
-    for name in straight:
-        np.testing.assert_allclose(shuffled[name], straight[name][order], rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-def test_the_other_scores_are_those_of_the_losses() -> None:
-    found, logits = scores(5), MLP.apply(params_of(MLP), IMAGES)
-    expected = {
-        "loss": losses.cross_entropy(logits, LABELS, label_smoothing=0.2),
-        "el2n": losses.el2n(logits, LABELS),
-        "margin": losses.margin(logits, LABELS),
-        "predicted": jnp.argmax(logits, axis=1),
-    }
-    for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
-    assert found["predicted"].dtype == np.int32
-
-
-def test_norms_of_low_precision_gradients_accumulate_in_float32() -> None:
-    ones = {"kernel": jnp.ones((2, 100, 100), jnp.float32), "bias": jnp.ones((2, 24), jnp.float32)}
-    np.testing.assert_allclose(norms.per_example_norm(ones), np.full(2, np.sqrt(10_024)), rtol=1e-6)
-    low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), ones)
-    np.testing.assert_allclose(norms.per_example_norm(low), np.full(2, np.sqrt(10_024)), rtol=1e-6)
+    result, expected = jax.tree.map(np.asarray, measure(*arrays))
+    np.testing.assert_allclose(result["grads"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result["squares"], np.sum(expected**2, axis=1), rtol=1e-4)
+    np.testing.assert_allclose(result["products"], expected @ expected.T, rtol=1e-4, atol=1e-3)

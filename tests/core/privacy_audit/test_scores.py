@@ -18,8 +18,8 @@ def products(present: np.ndarray, *, seed: int = 0, noise: float = 1.0) -> Produ
     first = 0.8 * present[:, None] + np.sqrt(0.8) * noise * rng.normal(size=(STEPS, 1, CANARIES))
     second = 100 * rng.normal(size=(STEPS, 1, CANARIES))
     signals = np.broadcast_to(np.array([0.8, 0.2])[None, :, None], (STEPS, 2, CANARIES))
-    found = np.concatenate([first + 30 * of_label, second], axis=1)
-    return Products(products=found.astype(np.float32), signals=signals.astype(np.float32))
+    result = np.concatenate([first + 30 * of_label, second], axis=1)
+    return Products(products=result.astype(np.float32), signals=signals.astype(np.float32))
 
 
 def share_right(scores: np.ndarray, share: float = 1.0) -> float:
@@ -31,34 +31,25 @@ def by_draw(rate: float = RATE, seed: int = 2) -> np.ndarray:
     return (np.random.default_rng(seed).uniform(size=(STEPS, CANARIES)) < rate) & COINS
 
 
-def test_canaries_in_batches_are_told_from_the_others_whatever_labels_and_loud_layers_do() -> None:
-    found = products(by_draw())
-    scores = batch_scores(found, LABELS, RATE)
+def test_scores_separate_canaries_despite_labels_and_loud_layers() -> None:
+    result = products(by_draw())
+    scores = batch_scores(result, LABELS, RATE)
     assert share_right(scores) > 0.7
     assert share_right(scores, 0.1) > share_right(scores)
-    assert share_right(np.sum(found.products, axis=(0, 1))) < 0.6, "the plain sum is lost in what is loud"
+    assert share_right(np.sum(result.products, axis=(0, 1))) < 0.6, "the plain sum is lost in what is loud"
 
 
-def test_where_no_canary_was_in_a_batch_guesses_are_chance() -> None:
-    found = products(np.zeros((STEPS, CANARIES), bool))
-    assert share_right(batch_scores(found, LABELS, RATE)) == pytest.approx(0.5, abs=4 * 0.5 / CANARIES**0.5)
+def test_guesses_are_chance_without_canaries_in_batches() -> None:
+    result = products(np.zeros((STEPS, CANARIES), bool))
+    assert share_right(batch_scores(result, LABELS, RATE)) == pytest.approx(0.5, abs=4 * 0.5 / CANARIES**0.5)
 
 
-def test_a_fixed_order_is_seen_by_its_own_score() -> None:
+def test_fixed_order_score_detects_a_fixed_order() -> None:
     places = np.random.default_rng(3).integers(0, STEPS // EPOCHS, CANARIES)
     fixed = (np.arange(STEPS)[:, None] % (STEPS // EPOCHS) == places) & COINS
-    found = products(fixed)
-    by_place, by_draws = fixed_order_scores(found, LABELS, STEPS // EPOCHS), batch_scores(found, LABELS, RATE)
+    result = products(fixed)
+    by_place, by_draws = fixed_order_scores(result, LABELS, STEPS // EPOCHS), batch_scores(result, LABELS, RATE)
     assert share_right(by_place) > 0.9 > 0.85 > share_right(by_draws)
-
-
-def test_scores_are_finite_and_do_not_depend_on_a_scale_of_the_loud_layer() -> None:
-    loud = products(by_draw())
-    scaled = Products(products=loud.products * np.float32([[[1], [1000]]]), signals=loud.signals)
-    first, second = (batch_scores(one, LABELS, RATE) for one in (loud, scaled))
-    assert np.isfinite(first).all()
-    assert np.isfinite(second).all()
-    assert np.corrcoef(first, second)[0, 1] > 0.99
 
 
 def test_guesses_are_the_extreme_scores() -> None:

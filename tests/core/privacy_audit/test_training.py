@@ -9,14 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from definitions import per_example_grads, per_example_norm
 from factories import NUM_CLASSES, SHAPE, new_compiler, random_split, train_config
 
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.data.canaries import Canaries
 from gradtrail.core.nn.models import Model, Params
-from gradtrail.core.per_example.norms import per_example_grads, per_example_norm, signals
-from gradtrail.core.privacy_audit.training import Watch, Watched, _products, compile_watch, watch, without_absent
+from gradtrail.core.per_example.norms import signals
+from gradtrail.core.privacy_audit.training import (
+    AuditProgram,
+    AuditTrace,
+    _products,
+    compile_audit,
+    drop_absent,
+    run_audited_training,
+)
 from gradtrail.core.train.config import MemberSeeds
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import on_device
@@ -43,58 +51,58 @@ SEEDS = MemberSeeds(initialization=1, order=2, augmentation=3, dropout=4, noise=
 
 
 @functools.cache
-def compiled() -> Watch:
-    return compile_watch(CONFIG, MODEL, len(TRAIN), len(CANARIES), NOISE, compiler=new_compiler())
+def compiled() -> AuditProgram:
+    return compile_audit(CONFIG, MODEL, len(TRAIN), len(CANARIES), NOISE, compiler=new_compiler())
 
 
 @functools.cache
-def watched(*, seed: int = 5) -> Watched:
+def watched(*, seed: int = 5) -> AuditTrace:
     keys = keys_of(dataclasses.replace(SEEDS, noise=seed))
-    return watch(compiled(), TRAIN, CANARIES, COINS, keys=keys)
+    return run_audited_training(compiled(), TRAIN, CANARIES, COINS, keys=keys)
 
 
 def test_absent_examples_are_left_out_and_padding_stays_at_the_end() -> None:
     order = np.array([[0, 2, 3, 5, -1], [1, 3, 4, -1, -1]], np.int32)
     present = np.array([True, True, True, False, True, True])
-    assert without_absent(order, present).tolist() == [[0, 2, 5, -1, -1], [1, 4, -1, -1, -1]]
+    assert drop_absent(order, present).tolist() == [[0, 2, 5, -1, -1], [1, 4, -1, -1, -1]]
 
 
 def test_canaries_whose_coin_is_false_are_in_no_batch_and_the_others_are() -> None:
-    found = watched()
-    visits = np.bincount(found.batches[found.batches != PADDING], minlength=30)
+    result = watched()
+    visits = np.bincount(result.batches[result.batches != PADDING], minlength=30)
     assert (visits[24:] > 0).tolist() == COINS.tolist()
-    assert found.present.tolist() == [True] * 24 + COINS.tolist()
-    assert found.rate == pytest.approx(10 / 30)
-    assert len(found.batches) == 6
+    assert result.present.tolist() == [True] * 24 + COINS.tolist()
+    assert result.rate == pytest.approx(10 / 30)
+    assert len(result.batches) == 6
 
 
 def test_products_and_signals_equal_their_definition() -> None:
     """The sum over all layers of the product with the whole gradient, less that of inputs which all have in common."""
-    found = watched()
+    result = watched()
     images, labels = jnp.asarray(CANARIES.images), jnp.asarray(CANARIES.labels)
     state = compiled().init(keys_of(SEEDS))
-    mechanism = Mechanism.of(CONFIG, MODEL, 30, 6, NOISE)
+    mechanism = Mechanism.for_training(CONFIG, MODEL, 30, 6, NOISE)
     mesh = make_mesh(jax.local_devices()[:1])
     step = jax.jit(make_step(CONFIG, MODEL, 6, mesh, mechanism, lambda _, grads: grads))
     examples = on_device(
         np.concatenate([TRAIN.images, CANARIES.images]), np.concatenate([TRAIN.labels, CANARIES.labels]), mesh
     )
-    for number, indices in enumerate(found.batches[:2]):
+    for number, indices in enumerate(result.batches[:2]):
         params = state.params
         grads = per_example_grads(MODEL, params, images, labels, label_smoothing=CONFIG.label_smoothing)
         factor = np.minimum(1, CLIP / np.asarray(per_example_norm(grads))) / CLIP
         pixels = (CANARIES.images.reshape(6, -1) / 255).astype(np.float32)
-        own = pixels - pixels.mean(axis=0)
+        own_result = pixels - pixels.mean(axis=0)
         (layer,) = MODEL.by_layer(grads).values()
         cotangent = np.asarray(layer["bias"])
-        directions = own[:, :, None] * cotangent[:, None, :] * factor[:, None, None]
+        directions = own_result[:, :, None] * cotangent[:, None, :] * factor[:, None, None]
         state, record = step(state, examples, jnp.asarray(indices))
-        (given,) = MODEL.by_layer(record.observed).values()
-        total = np.asarray(given["kernel"]) * CONFIG.batch_size / CLIP
+        (inputs,) = MODEL.by_layer(record.observed).values()
+        total = np.asarray(inputs["kernel"]) * CONFIG.batch_size / CLIP
         np.testing.assert_allclose(
-            found.products.products[number, 0], np.sum(directions * total, axis=(1, 2)), rtol=2e-4, atol=1e-5
+            result.products.products[number, 0], np.sum(directions * total, axis=(1, 2)), rtol=2e-4, atol=1e-5
         )
-        np.testing.assert_allclose(found.products.signals[number, 0], np.sum(directions**2, axis=(1, 2)), rtol=2e-4)
+        np.testing.assert_allclose(result.products.signals[number, 0], np.sum(directions**2, axis=(1, 2)), rtol=2e-4)
 
 
 @functools.cache
@@ -116,18 +124,20 @@ def test_signals_of_hidden_layers_leave_the_bias_out() -> None:
     norms = np.sqrt(sum(np.sum(rows**2, axis=1) for rows in grads.values()))
     factors = np.minimum(1, CLIP / norms) / CLIP
     for (name, (inputs, cotangent)), signal in zip(parts.items(), products(images, labels)[1], strict=True):
-        own = inputs - jnp.mean(inputs, axis=layers[name].batch_axis, keepdims=True)
-        kernels = np.asarray(layers[name].grads(own, cotangent))[:, layers[name].bias.size :]  # the bias comes first
+        own_result = inputs - jnp.mean(inputs, axis=layers[name].batch_axis, keepdims=True)
+        kernels = np.asarray(layers[name].grads(own_result, cotangent))[
+            :, layers[name].bias.size :
+        ]  # the bias comes first
         np.testing.assert_allclose(signal, np.sum(kernels**2, axis=1) * factors**2, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_equal_canaries_have_no_signal_in_a_tile_that_is_not_full(kind: Literal["mlp", "cnn"]) -> None:
+def test_equal_canaries_have_no_signal_in_a_padded_tile(kind: Literal["mlp", "cnn"]) -> None:
     images, labels = (jnp.repeat(part[:1], 257, axis=0) for part in (CANARIES.images, CANARIES.labels))
     assert float(jnp.max(network(kind)[2](images, labels)[1])) < 1e-5
 
 
-def test_noise_is_that_of_the_first_steps_in_its_own_units() -> None:
+def test_recorded_noise_is_standard_normal() -> None:
     noise = np.concatenate([watched(seed=seed).noise for seed in range(12)])
     assert noise.shape == (12 * 3, 39), "of the first epoch's steps"
     assert noise.std() == pytest.approx(1, abs=4 / (2 * noise.size) ** 0.5)
@@ -135,18 +145,18 @@ def test_noise_is_that_of_the_first_steps_in_its_own_units() -> None:
 
 def test_observing_changes_no_bit_of_a_step() -> None:
     mesh = make_mesh(jax.local_devices()[:1])
-    mechanism = Mechanism.of(CONFIG, MODEL, 24, 3, NOISE)
+    mechanism = Mechanism.for_training(CONFIG, MODEL, 24, 3, NOISE)
     state = jax.jit(make_init(CONFIG, MODEL, 3))(keys_of(SEEDS))
     examples = on_device(TRAIN.images, TRAIN.labels, mesh)
     indices = jnp.where(jnp.arange(mechanism.capacity) < 9, jnp.arange(mechanism.capacity), PADDING)
     plain = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism))(state, examples, indices)
-    seen, record = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism, lambda _, grads: grads))(
+    observed, record = jax.jit(make_step(CONFIG, MODEL, 3, mesh, mechanism, lambda _, grads: grads))(
         state, examples, indices
     )
     assert plain[1].observed is None
-    for one, other in zip(jax.tree.leaves(plain[0].params), jax.tree.leaves(seen.params), strict=True):
+    for one, other in zip(jax.tree.leaves(plain[0].params), jax.tree.leaves(observed.params), strict=True):
         assert np.array_equal(one, other)
-    moved = jax.tree.map(lambda new, old: (old - new) / 0.5, seen.params, state.params)  # plain SGD
+    moved = jax.tree.map(lambda new, old: (old - new) / 0.5, observed.params, state.params)  # plain SGD
     for one, other in zip(jax.tree.leaves(moved), jax.tree.leaves(record.observed), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
@@ -154,7 +164,7 @@ def test_observing_changes_no_bit_of_a_step() -> None:
 def test_a_training_that_diverges_is_one_line() -> None:
     broken = dataclasses.replace(compiled().epoch, call=lambda *arguments: _nan(compiled().epoch(*arguments)))
     with pytest.raises(FloatingPointError, match="infinite or NaN in epoch 1 of an audited training"):
-        watch(dataclasses.replace(compiled(), epoch=broken), TRAIN, CANARIES, COINS, keys=keys_of(SEEDS))
+        run_audited_training(dataclasses.replace(compiled(), epoch=broken), TRAIN, CANARIES, COINS, keys=keys_of(SEEDS))
 
 
 def _nan(result: tuple) -> tuple:

@@ -14,11 +14,11 @@ import pytest
 from factories import NUM_CLASSES, SHAPE, new_compiler, profile_config, random_split, train_config
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_results import step_times
 
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.nn.models import Model
-from gradtrail.core.profile.benchmark import Bench, _order, in_turns, random_state, steps_until_it_pays
+from gradtrail.core.profile import benchmark
+from gradtrail.core.profile.benchmark import Bench, _order, interleaved, random_state, steps_until_it_pays
 from gradtrail.core.profile.variants import CompiledVariant, Variant, compile_variant
 from gradtrail.core.train.loop import make_program, on_device
 from gradtrail.core.train.privacy import NOT_PRIVATE
@@ -42,7 +42,7 @@ def compiled(num_examples: int = 10, *, is_private: bool = False, **differences:
 
 
 def with_calls(variant: CompiledVariant, calls: CallTimes | None) -> CompiledVariant:
-    functions = {name: dataclasses.replace(each, calls=calls) for name, each in variant.functions.items()}
+    functions = {name: dataclasses.replace(item, calls=calls) for name, item in variant.functions.items()}
     return dataclasses.replace(variant, functions=functions)
 
 
@@ -62,28 +62,15 @@ def test_compiling_pays_after_the_first_step_at_which_the_sums_cross(overhead: f
             assert overhead + (steps - 1) * fast > (steps - 1) * slow * (1 - 1e-9) - 1e-9
 
 
-def test_speed_ups_of_given_times() -> None:
-    times = step_times(without_jit=0.5, one_by_one=0.1, scanned=0.05, compile_seconds=2.0)
-    assert times.jit_speedup == pytest.approx(5)
-    assert times.scan_speedup == pytest.approx(2)
-    assert times.steps_until_it_pays == 5
-
-
 @pytest.mark.parametrize(("seconds", "most", "made"), [(5.0, 100, 5), (5.0, 3, 3), (0.5, 100, 2), (9.0, 1, 2)])
-def test_as_many_calls_as_fit_and_the_least_anyway(seconds: float, most: int, made: int) -> None:
+def test_calls_fit_the_budget_and_the_minimum(seconds: float, most: int, made: int) -> None:
     calls: list[int] = []
-    (taken,) = in_turns([lambda: calls.append(1)], ticking(), seconds=seconds, least=2, most=most)
-    assert taken == [1.0] * made
+    (positions,) = interleaved([lambda: calls.append(1)], ticking(), seconds=seconds, least=2, most=most)
+    assert positions == [1.0] * made
     assert len(calls) == made
 
 
-def test_calls_take_turns() -> None:
-    order: list[str] = []
-    in_turns([lambda: order.append("a"), lambda: order.append("b")], ticking(), seconds=9.0, least=2, most=3)
-    assert "".join(order) == "ababab"
-
-
-def test_a_call_is_over_when_its_result_is_ready() -> None:
+def test_timing_waits_for_the_result() -> None:
     events: list[str] = []
 
     class Result:
@@ -95,7 +82,7 @@ def test_a_call_is_over_when_its_result_is_ready() -> None:
         events.append("clock")
         return 0.0
 
-    in_turns([Result], clock, seconds=0.0, least=2, most=2)
+    interleaved([Result], clock, seconds=0.0, least=2, most=2)
     assert events == ["clock", "ready", "clock"] * 2
 
 
@@ -109,48 +96,24 @@ def test_batches_of_a_private_training_have_their_mean_size_and_padding() -> Non
 
 
 @pytest.mark.parametrize(("seconds", "steps", "count"), [(1000.0, 7, 7), (1.0, 7, 1)])
-def test_pace_is_the_time_of_a_round_by_its_steps(seconds: float, steps: int, count: int) -> None:
+def test_time_of_a_step_is_that_of_a_round_over_its_steps(seconds: float, steps: int, count: int) -> None:
     """The clock says one second for a round, whatever is in it."""
     variant = compiled()
     times = bench(steps, seconds).time_functions([variant])
-    assert [each.function for each in times] == ["train_step", "predict", "score"]
-    for each in times:
-        cost = variant.functions[each.function].cost
-        assert each.rounds == pytest.approx((1 / count,) * (9 if seconds > 1 else 6))
-        assert each.seconds == pytest.approx(1 / count)
-        assert each.examples_per_second == pytest.approx(4 * count)
-        assert each.flops_per_second == pytest.approx(cost.flops * count)
-        assert each.bytes_per_second == pytest.approx(cost.touched_bytes * count)
-        assert each.arithmetic_intensity == pytest.approx(cost.flops / cost.touched_bytes)
-
-
-def test_a_slow_first_call_is_no_measure_of_how_many_fit() -> None:
-    variant, now = compiled(64), [0.0]
-    step = variant.functions["train_step"]
-    made: list[int] = []
-
-    def call(*args: Any) -> Any:
-        made.append(int(args[-1]) - int(args[-2]))
-        now[0] += 1e-3 * made[-1] + (100.0 if len(made) == 1 else 0.0)
-        return step.call(*args)
-
-    variant = dataclasses.replace(variant, functions={"train_step": dataclasses.replace(step, call=call)})
-    compiler = new_compiler(lambda: now[0])
-    (time,) = Bench(profile_config(steps=8, seconds=1.0), NUM_CLASSES, compiler).time_functions([variant])
-    assert max(made) == 8
-    assert time.seconds == pytest.approx(1e-3)
-
-
-def test_the_first_calls_count_for_the_function_itself() -> None:
-    calls = CallTimes(clock=ticking())
-    bench(2, 1.0).time_functions([with_calls(compiled(), calls)])
-    assert calls.first == 1.0
-    assert calls.trips[0] == 1, "the first call is of one step"
+    assert [item.function for item in times] == ["train_step", "predict", "score"]
+    for item in times:
+        cost = variant.functions[item.function].cost
+        assert item.rounds == pytest.approx((1 / count,) * (9 if seconds > 1 else 6))
+        assert item.seconds == pytest.approx(1 / count)
+        assert item.examples_per_second == pytest.approx(4 * count)
+        assert item.flops_per_second == pytest.approx(cost.flops * count)
+        assert item.bytes_per_second == pytest.approx(cost.touched_bytes * count)
+        assert item.arithmetic_intensity == pytest.approx(cost.flops / cost.touched_bytes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_examples", [4, 10])
-def test_the_same_steps_in_three_ways(num_examples: int) -> None:
+def test_steps_are_timed_in_three_ways(num_examples: int) -> None:
     """Also where an epoch has fewer steps than are timed."""
     variant = compiled(num_examples)
     step = variant.functions["train_step"]
@@ -172,7 +135,7 @@ def test_the_same_steps_in_three_ways(num_examples: int) -> None:
 
     compiler = Compiler(ticking(), guard)
     times = Bench(profile_config(steps=6, seconds=1e6), NUM_CLASSES, compiler).time_steps(variant)
-    assert [len(each) for each in locked] == [64, 8], "no other process compiles the same operations beside this one"
+    assert [len(item) for item in locked] == [64, 8], "no other process compiles the same operations beside this one"
     assert all(0 <= start < stop <= variant.program.steps_per_epoch for start, stop in bounds)
     assert (times.steps_without_jit, times.steps_with_jit) == (6, 6)
     assert times.without_jit == 1.0
@@ -189,7 +152,7 @@ def test_the_same_steps_in_three_ways(num_examples: int) -> None:
         "schedule_free",
     ],
 )
-def test_what_is_timed_stays_finite(optimizer: str) -> None:
+def test_timed_steps_stay_finite(optimizer: str) -> None:
     """Arithmetic on NaN and infinity may take another time."""
     config = train_config(optimizer=optimizer, precision="float16", batch_size=4)
     model = Model(config.model_config(SHAPE, NUM_CLASSES))
@@ -203,7 +166,7 @@ def test_what_is_timed_stays_finite(optimizer: str) -> None:
     assert not record.skipped
 
 
-def test_functions_are_timed_round_by_round_in_turns() -> None:
+def test_functions_are_timed_interleaved() -> None:
     """A machine that slows down between two rounds slows all functions down alike."""
     now, order = [0.0], []
     variants = [compiled(), compiled(precision="float16")]
@@ -224,8 +187,8 @@ def test_functions_are_timed_round_by_round_in_turns() -> None:
     assert [half / whole for whole, half in zip(times[0].rounds, times[1].rounds, strict=True)] == [3.0] * 6
 
 
-def test_variants_whose_states_differ_are_timed_beside_each_other() -> None:
-    variants = [compiled(), compiled(precision="float16")]
-    times = bench(2, 1.0).time_functions(variants)
-    assert [each.variant for each in times] == [each.variant for each in variants for _ in each.functions]
-    assert np.isfinite([each.examples_per_second for each in times]).all()
+def test_rates_are_the_work_by_the_median_of_the_times() -> None:
+    ticks = itertools.accumulate(itertools.cycle([0.0, 7.0, 0.0, 1.0, 0.0, 3.0, 0.0, 2.0]))  # a call takes 7, 1, 3, 2
+    rates = benchmark.measure_rates(lambda: next(ticks))
+    assert rates.flops_per_second == pytest.approx(2 * benchmark._SIDE**3 / 2)
+    assert rates.bytes_per_second == pytest.approx(2 * benchmark._COPIED_BYTES / 2)

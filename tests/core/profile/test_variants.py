@@ -30,29 +30,29 @@ def compiled(
 @pytest.mark.parametrize("remat", [False, True])
 def test_every_variant_differs_in_one_respect_and_stands_once(remat: bool) -> None:
     config = profile_config(precisions=("float32", "bfloat16"), smallest_batch_size=2, largest_batch_size=16)
-    configured, *others = variants_to_compare(config, train_config(batch_size=4, remat=remat))
+    configured, *other_values = variants_to_compare(config, train_config(batch_size=4, remat=remat))
     assert configured == Variant(precision="float32", batch_size=4, remat=remat)
-    assert set(others) == {
+    assert set(other_values) == {
         Variant(precision="bfloat16", batch_size=4, remat=remat),
         Variant(precision="float32", batch_size=2, remat=remat),
         Variant(precision="float32", batch_size=8, remat=remat),
         Variant(precision="float32", batch_size=16, remat=remat),
         Variant(precision="float32", batch_size=4, remat=not remat),
     }
-    assert len(others) == len(set(others))
+    assert len(other_values) == len(set(other_values))
 
 
-def test_the_configured_variant_need_not_be_among_those_to_compare() -> None:
+def test_configured_variant_may_differ_from_those_to_compare() -> None:
     config = profile_config(precisions=("bfloat16",), smallest_batch_size=2, largest_batch_size=2)
-    found = variants_to_compare(config, train_config(batch_size=3, precision="float16"))
-    assert [(each.precision, each.batch_size) for each in found[:1]] == [("float16", 3)]
-    assert {each.batch_size for each in found} == {2, 3}
+    result = variants_to_compare(config, train_config(batch_size=3, precision="float16"))
+    assert [(item.precision, item.batch_size) for item in result[:1]] == [("float16", 3)]
+    assert {item.batch_size for item in result} == {2, 3}
 
 
 def test_batch_sizes_that_do_not_come_in_parts_are_left_out() -> None:
     config = profile_config(smallest_batch_size=1, largest_batch_size=8)
-    found = variants_to_compare(config, train_config(batch_size=12, accumulation_steps=4))
-    assert {each.batch_size for each in found} == {12, 4, 8}
+    result = variants_to_compare(config, train_config(batch_size=12, accumulation_steps=4))
+    assert {item.batch_size for item in result} == {12, 4, 8}
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,6 @@ def test_batch_sizes_are_the_powers_of_two_between_the_bounds(
     smallest: int, largest: int, sizes: tuple[int, ...]
 ) -> None:
     assert profile_config(smallest_batch_size=smallest, largest_batch_size=largest).batch_sizes == sizes
-
-
-def test_costs_grow_with_the_batch() -> None:
-    few, many = (each.functions["train_step"].cost for each in (compiled(), compiled(batch_size=8)))
-    assert few.flops < many.flops
-    assert few.bytes_accessed < many.bytes_accessed
 
 
 @pytest.mark.parametrize(
@@ -85,38 +79,22 @@ def test_functions_of_each_variant(differences: dict[str, Any], names: list[str]
 
 def test_every_variant_is_in_the_account_and_only_the_configured_functions_are_the_compilers_own() -> None:
     compiler = new_compiler()
-    other, own = compiled(compiler=compiler, batch_size=8), compiled(compiler=compiler)
-    assert compiler.functions == own.functions
-    assert [each.name for each in compiler.compiled] == ["train_step (float32, batch of 8)", *own.functions]
+    other, own_result = compiled(compiler=compiler, batch_size=8), compiled(compiler=compiler)
+    assert compiler.functions == own_result.functions
+    assert [item.name for item in compiler.compiled] == ["train_step (float32, batch of 8)", *own_result.functions]
     assert compiler.compiled[0].cost == other.functions["train_step"].cost
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_step_touches_its_batch_whatever_the_size_of_the_split(parts: int) -> None:
+def test_touched_bytes_do_not_depend_on_the_size_of_the_split(parts: int) -> None:
     small, large = (compiled(num_examples=count, accumulation_steps=parts) for count in (64, 128))
     example = SHAPE[0] * SHAPE[1] + 4  # uint8 pixels and an int32 label
-    accessed = [each.functions["train_step"].cost.bytes_accessed for each in (small, large)]
+    accessed = [item.functions["train_step"].cost.bytes_accessed for item in (small, large)]
     assert jax.default_backend() == "cpu"
     assert accessed[1] - accessed[0] >= 64 * example, "the compiler counts the whole split"
-    touched = [each.functions["train_step"].cost.touched_bytes for each in (small, large)]
+    touched = [item.functions["train_step"].cost.touched_bytes for item in (small, large)]
     assert touched[1] - touched[0] < example, "only the order has more entries"
     if parts == 1:
         assert touched[0] == accessed[0] - 60 * example
     predict = small.functions["predict"].cost
     assert predict.touched_bytes == predict.bytes_accessed
-
-
-@pytest.mark.parametrize(
-    ("wrong", "key"),
-    [
-        ({"precisions": ()}, "precisions"),
-        ({"smallest_batch_size": 0}, "smallest_batch_size"),
-        ({"smallest_batch_size": 8, "largest_batch_size": 4}, "largest_batch_size"),
-        ({"smallest_batch_size": 33, "largest_batch_size": 63}, "largest_batch_size must be at least 64"),
-        ({"steps": 1}, "steps"),
-        ({"seconds": 0.0}, "seconds"),
-    ],
-)
-def test_nothing_to_compare_is_refused_by_name(wrong: dict[str, Any], key: str) -> None:
-    with pytest.raises(ValueError, match=f"^{key}"):
-        profile_config(**wrong)

@@ -28,7 +28,7 @@ def rows(order: np.ndarray, probability: np.ndarray, correct: np.ndarray) -> Row
     arrays.arrays(bool, st.tuples(st.integers(1, 6), st.just(7))),
     st.randoms(use_true_random=False),
 )
-def test_they_are_what_a_walk_through_the_visits_finds(correct: np.ndarray, random: np.random.Generator) -> None:
+def test_dynamics_equal_a_walk_through_the_visits(correct: np.ndarray, random: np.random.Generator) -> None:
     epochs, num_examples = correct.shape
     probability = np.array([[random.random() for _ in range(num_examples)] for _ in range(epochs)], np.float32)
     dynamics = LearningDynamics(num_examples)

@@ -2,21 +2,17 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from devices import run_on_devices
 from factories import (
     NUM_CLASSES,
-    ROOT,
     make_engine,
     new_compiler,
-    private_config,
     random_split,
     seed_keys,
     train_config,
@@ -66,8 +62,8 @@ def streaming(name: str, split_of: str, every: int | None = None) -> Engine:
     split = SPLITS[split_of]
     config = CONFIGS[name]
     model = Model(config.model_config(split.images.shape[1:], NUM_CLASSES))
-    followed = None if every is None else np.arange(0, len(split), every)
-    program = make_program(config, model, len(split), jax.local_devices(), streamed=True, followed=followed)
+    sampled = None if every is None else np.arange(0, len(split), every)
+    program = make_program(config, model, len(split), jax.local_devices(), streamed=True, sampled=sampled)
     return compile_engine(program, compiler=new_compiler())
 
 
@@ -101,7 +97,7 @@ def test_blocks_give_the_bits_of_the_whole_split(name: str, split_of: str) -> No
     assert bits(last(streaming(name, split_of), Read(split))) == bits(last(*make_engine(CONFIGS[name], split)))
 
 
-def test_a_training_goes_on_within_a_block_and_other_cuts_change_no_bit() -> None:
+def test_training_resumes_within_a_block_with_the_same_bits() -> None:
     engine = streaming("mlp", "large")
     assert engine.steps_per_block is not None
     assert 2 < engine.steps_per_block < engine.steps_per_epoch, "there are several blocks of several steps"
@@ -116,36 +112,36 @@ def test_a_training_goes_on_within_a_block_and_other_cuts_change_no_bit() -> Non
 def rows_of(order: Order, split: Split, steps_per_block: int) -> list[np.ndarray]:
     """The images of every step in the order of its rows."""
     mesh = make_mesh(jax.devices()[:1])
-    found = []
+    result = []
     for block in feed.blocks(Read(split), order, mesh, steps_per_block=steps_per_block, first=0):
         for step in range(block.first, block.stop):
             places = feed.positions(jax.numpy.int32(step), order.batch_size, steps_per_block, 1)
-            found.append(np.asarray(block.examples.images[places]))
-    return found
+            result.append(np.asarray(block.examples.images[places]))
+    return result
 
 
 @pytest.mark.parametrize("steps_per_block", [1, 3])
 def test_every_step_finds_its_rows_and_padding_is_example_0(steps_per_block: int) -> None:
     key = jax.random.key(1)
     order = Order(len(LARGE), 30_000, lambda index: shuffled_window(len(LARGE), jax.numpy.int32(index), key=key))
-    found = rows_of(order, LARGE, steps_per_block)
+    result = rows_of(order, LARGE, steps_per_block)
     batches = np.asarray(shuffled_batches(len(LARGE), 30_000, key=key))
     assert batches[-1, -1] == PADDING
-    for step, images in zip(batches, found, strict=True):
+    for step, images in zip(batches, result, strict=True):
         np.testing.assert_array_equal(images, LARGE.images[np.where(step == PADDING, 0, step)])
 
 
-def test_each_block_of_examples_is_read_about_once_an_epoch_in_long_pieces() -> None:
+def test_blocks_are_read_about_once_per_epoch() -> None:
     source = Read(LARGE)
     last(streaming("mlp", "large"), source)
-    pieces = [found for found in source.ranges if found != (0, 1)]
+    pieces = [result for result in source.ranges if result != (0, 1)]
     assert len(pieces) <= len(set(pieces)) + WINDOW // BLOCK, "only where a batch spans two windows, blocks come twice"
     assert sum(stop - start for start, stop in set(pieces)) == len(LARGE)
 
 
-def test_the_records_tell_of_the_followed_examples_alone_and_the_training_is_the_same() -> None:
+def test_sampled_records_do_not_change_the_training() -> None:
     every = 1_000
-    of_all, of_some = (last(streaming("mlp", "large", each), Read(LARGE)) for each in (None, every))
+    of_all, of_some = (last(streaming("mlp", "large", item), Read(LARGE)) for item in (None, every))
     place = np.argsort(np.asarray(of_all.records.rows.indices).ravel())[-len(LARGE) :: every]  # padding is first
     for name in ("correct", "probability"):
         whole, some = (np.asarray(getattr(chunk.records.rows, name)).ravel() for chunk in (of_all, of_some))
@@ -153,32 +149,12 @@ def test_the_records_tell_of_the_followed_examples_alone_and_the_training_is_the
     np.testing.assert_array_equal(of_some.records.rows.indices, np.arange(len(place)))
     assert len(np.unique(of_some.records.rows.probability)) > len(place) // 2
     without = [
-        dataclasses.replace(each, records=dataclasses.replace(each.records, rows=None)) for each in (of_all, of_some)
+        dataclasses.replace(item, records=dataclasses.replace(item.records, rows=None)) for item in (of_all, of_some)
     ]
     assert bits(without[0]) == bits(without[1])
 
 
-def test_a_training_with_followed_examples_goes_on_in_its_second_window() -> None:
-    engine = streaming("mlp", "large", 1_000)
-    for chunk in train(engine, engine.init(seed_keys(0)), Read(LARGE), steps_per_call=1):
-        if chunk.step * 2_000 > WINDOW + 1_000:
-            break
-    assert np.count_nonzero(np.asarray(chunk.records.rows.indices) == PADDING) > 0, "some are still to come"
-    *_, end = train(engine, chunk.state, Read(LARGE), steps_per_call=1000, records=chunk.records)
-    assert bits(end) == bits(last(engine, Read(LARGE)))
-
-
-def test_until_its_visit_a_followed_example_is_padding() -> None:
-    first = next(
-        train(engine := streaming("mlp", "large", 1_000), engine.init(seed_keys(0)), Read(LARGE), steps_per_call=1)
-    )
-    seen = np.asarray(first.records.rows.indices)
-    assert 0 < np.count_nonzero(seen != PADDING) < len(seen) // 10
-    np.testing.assert_array_equal(seen[seen != PADDING], np.flatnonzero(seen != PADDING))
-    assert np.all(first.records.rows.probability[seen == PADDING] == 0)
-
-
-def test_what_a_source_raises_ends_the_training_at_the_block_that_needs_it() -> None:
+def test_error_of_the_source_ends_the_training() -> None:
     def fault(start: int) -> None:
         if start >= WINDOW:
             raise OSError("cut")
@@ -186,12 +162,6 @@ def test_what_a_source_raises_ends_the_training_at_the_block_that_needs_it() -> 
     engine = streaming("mlp", "large")
     with pytest.raises(OSError, match="cut"):
         last(engine, Read(LARGE, fault))
-
-
-def test_a_private_training_is_not_streamed() -> None:
-    config = private_config()
-    with pytest.raises(ValueError, match="private"):
-        make_program(config, Model(config.model_config((2, 3), NUM_CLASSES)), 100, jax.devices(), 1.0, streamed=True)
 
 
 SHARDED = """
@@ -217,9 +187,9 @@ class Source:
         return SPLIT.images[start:stop], SPLIT.labels[start:stop]
 
 
-def bits(config, streamed, followed=None):
+def bits(config, streamed, sampled=None):
     model = Model(config.model_config(SPLIT.images.shape[1:], NUM_CLASSES))
-    program = make_program(config, model, len(SPLIT), jax.devices(), streamed=streamed, followed=followed)
+    program = make_program(config, model, len(SPLIT), jax.devices(), streamed=streamed, sampled=sampled)
     engine = compile_engine(program, compiler=new_compiler())
     examples = Source() if streamed else on_device(SPLIT.images, SPLIT.labels, engine.mesh)
     *_, chunk = train(engine, engine.init(seed_keys(0)), examples, steps_per_call=50)
@@ -237,18 +207,12 @@ for config in (
     assert bits(config, True) == bits(config, False)
 SPLIT = random_split(WINDOW + 5_000, shape=(2, 3))  # two windows
 config = train_config(batch_size=2_000, shards=2, epochs=1)
-followed = np.arange(0, len(SPLIT), 1_000)
-assert bits(config, True, followed) == bits(config, False, followed)
+sampled = np.arange(0, len(SPLIT), 1_000)
+assert bits(config, True, sampled) == bits(config, False, sampled)
 print("same bits")
 """
 
 
 @pytest.mark.slow
-def test_each_of_two_shards_holds_its_rows_alone_and_the_bits_are_those_of_the_whole_split() -> None:
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED], env=environment, check=True, stdout=subprocess.PIPE, text=True
-    )
-    assert done.stdout == "same bits\n"
+def test_two_shards_give_the_bits_of_the_whole_split() -> None:
+    assert run_on_devices(SHARDED, 2) == "same bits\n"

@@ -36,7 +36,7 @@ def run() -> tuple[History, list[np.ndarray]]:
 
 def test_kept_best_and_final_weights_are_those_of_their_epochs(run: tuple[History, list[np.ndarray]]) -> None:
     history, kernels = run
-    assert [kept.epoch for kept in history.kept] == [0, 1, 3]
+    assert [remaining.epoch for remaining in history.kept] == [0, 1, 3]
     assert (history.best.epoch, history.final.epoch) == (2, 4)
     for weights in (*history.kept, history.best, history.final):
         np.testing.assert_array_equal(kernel(weights.params), kernels[weights.epoch])
@@ -59,13 +59,6 @@ def test_records_are_means_over_the_steps_of_their_epoch(run: tuple[History, lis
         assert record.accuracy == pytest.approx(float(np.mean(steps.accuracy)))
     assert [record.validation_accuracy for record in history.epochs] == ACCURACIES
     assert history.best_record.epoch == 2
-
-
-def test_the_description_is_one_line_from_the_beginning_on(run: tuple[History, list[np.ndarray]]) -> None:
-    history, _ = run
-    assert History((), {}).describe() == "first epoch"
-    assert history.describe().startswith("epoch 4 · loss ")
-    assert history.describe().endswith("validation 25.00%")
 
 
 def records(**columns: list[float]) -> StepRecord:
@@ -115,10 +108,10 @@ def test_weights_that_are_not_finite_are_an_error(value: float) -> None:
 
 
 @pytest.mark.parametrize(("column", "what"), [("loss", "loss"), ("grad_norm", "gradient")])
-def test_what_is_not_finite_is_named_with_its_step(column: str, what: str) -> None:
+def test_divergence_names_quantity_and_step(column: str, subject: str) -> None:
     history = History((), {})
     with pytest.raises(
-        FloatingPointError, match=rf"the {what} of step 2 in epoch 1 .* was 1\.5, at learning rate 0\.5"
+        FloatingPointError, match=rf"the {subject} of step 2 in epoch 1 .* was 1\.5, at learning rate 0\.5"
     ):
         added(history, **{column: [1.5, np.nan]})
     assert history.epochs == []

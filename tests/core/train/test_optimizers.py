@@ -1,6 +1,5 @@
 """What each optimizer does to parameters, step by step, against NumPy."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from factories import optimizer_config, train_config
+from factories import optimizer_config
 from optax import contrib
 
 from gradtrail.core.train.muon import orthogonalized
@@ -37,9 +36,6 @@ ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
 PARAMS = {"kernel": jnp.array([[2.0, -1.0], [0.5, 3.0], [1.0, 1.0]]), "bias": jnp.array([2.0, -2.0])}
 DRAWN = np.random.default_rng(0).normal(size=(NUM_STEPS, 8)).astype(np.float32)
 GRADS = [{"kernel": jnp.asarray(row[:6].reshape(3, 2)), "bias": jnp.asarray(row[6:])} for row in DRAWN]
-KINDS = ("sgd", "adam", "adamw", "lion", "muon", "schedule_free")
-RULES = {kind: train_config(optimizer=kind).optimizer_config().rule for kind in KINDS}
-DECAYS = ("momentum", "b1", "b2", "beta", "warmup_fraction")
 
 
 def config_of(rule: RuleConfig, **overrides: Any) -> OptimizerConfig:
@@ -88,38 +84,23 @@ def lion(grads: np.ndarray, *, b1: float, b2: float) -> list[np.ndarray]:
     return directions
 
 
+def sgd_case(momentum: float, *, nesterov: bool) -> tuple:
+    rule = SGDConfig(learning_rate=0.1, momentum=momentum, nesterov=nesterov)
+    return rule, functools.partial(sgd, momentum=momentum, nesterov=nesterov and momentum > 0), 0.0
+
+
 @pytest.mark.parametrize(
     ("rule", "oracle", "weight_decay"),
     [
-        (
-            SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=False),
-            lambda grads: sgd(grads, momentum=0.0, nesterov=False),
-            0.0,
-        ),
-        (
-            SGDConfig(learning_rate=0.1, momentum=0.0, nesterov=True),
-            lambda grads: sgd(grads, momentum=0.0, nesterov=False),
-            0.0,
-        ),
-        (
-            SGDConfig(learning_rate=0.1, momentum=0.9, nesterov=False),
-            lambda grads: sgd(grads, momentum=0.9, nesterov=False),
-            0.0,
-        ),
-        (
-            SGDConfig(learning_rate=0.1, momentum=0.9, nesterov=True),
-            lambda grads: sgd(grads, momentum=0.9, nesterov=True),
-            0.0,
-        ),
-        (AdamConfig(learning_rate=0.1, **ADAM), lambda grads: adam(grads, **ADAM), 0.0),
-        (AdamWConfig(learning_rate=0.1, weight_decay=0.5, **ADAM), lambda grads: adam(grads, **ADAM), 0.5),
-        (
-            LionConfig(learning_rate=0.1, b1=0.5, b2=0.9, weight_decay=0.5),
-            lambda grads: lion(grads, b1=0.5, b2=0.9),
-            0.5,
-        ),
+        sgd_case(0.0, nesterov=False),
+        sgd_case(0.0, nesterov=True),
+        sgd_case(0.9, nesterov=False),
+        sgd_case(0.9, nesterov=True),
+        (AdamConfig(learning_rate=0.1, **ADAM), functools.partial(adam, **ADAM), 0.0),
+        (AdamWConfig(learning_rate=0.1, weight_decay=0.5, **ADAM), functools.partial(adam, **ADAM), 0.5),
+        (LionConfig(learning_rate=0.1, b1=0.5, b2=0.9, weight_decay=0.5), functools.partial(lion, b1=0.5, b2=0.9), 0.5),
     ],
-    ids=["plain", "nesterov_without_momentum", "momentum", "nesterov", "adam", "adamw", "lion"],
+    ids=["plain", "nesterov without momentum", "momentum", "nesterov", "adam", "adamw", "lion"],
 )
 def test_every_step_equals_numpy_and_only_kernels_decay(
     rule: RuleConfig, oracle: Callable[[np.ndarray], list[np.ndarray]], weight_decay: float
@@ -133,20 +114,6 @@ def test_every_step_equals_numpy_and_only_kernels_decay(
             np.testing.assert_allclose(params[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("shape", [(4, 6), (3, 3, 2, 4)])
-def test_muon_makes_the_update_of_a_kernel_orthogonal(shape: tuple[int, ...]) -> None:
-    gradient = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    gradient *= np.logspace(0, -1, shape[-1], dtype=np.float32)  # far from orthogonal
-    rule = MuonConfig(learning_rate=0.1, adam_learning_rate=0.1, beta=0.9, weight_decay=0.0)
-    trail, _ = run(config_of(rule), [{"kernel": jnp.asarray(gradient)}], {"kernel": jnp.zeros(shape)})
-    update = np.asarray(trail[1]["kernel"]).reshape(-1, shape[-1])
-    left, _, right = np.linalg.svd(gradient.reshape(update.shape), full_matrices=False)
-    rotated = left.T @ update @ right.T / (-0.1 * np.sqrt(max(1, update.shape[1] / update.shape[0])))
-    strengths = np.diagonal(rotated)
-    assert np.all((strengths > 0.6) & (strengths < 1.3))
-    np.testing.assert_allclose(rotated, np.diag(strengths), atol=1e-3)
-
-
 def test_muon_makes_the_same_updates_as_that_of_optax() -> None:
     params = {"kernel": jnp.ones((3, 3, 2, 6)), "last": jnp.ones((12, 40)), "bias": jnp.ones(6)}
     rng = np.random.default_rng(0)
@@ -156,11 +123,11 @@ def test_muon_makes_the_same_updates_as_that_of_optax() -> None:
     axes = {"kernel": contrib.MuonDimensionNumbers((0, 1, 2), 3), "last": contrib.MuonDimensionNumbers(), "bias": None}
     theirs = contrib.muon(0.1, beta=0.9, weight_decay=0.5, adam_learning_rate=0.01, muon_weight_dimension_numbers=axes)
     state = theirs.init(params)
-    for grad, found in zip(grads, trail[1:], strict=True):
+    for grad, result in zip(grads, trail[1:], strict=True):
         with jax.numpy_dtype_promotion("standard"):
             updates, state = theirs.update(grad, state, params)
         params = optax.apply_updates(params, updates)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, params)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result, params)
 
 
 def test_a_momentum_of_low_rank_is_made_orthogonal_as_in_float64() -> None:
@@ -168,23 +135,11 @@ def test_a_momentum_of_low_rank_is_made_orthogonal_as_in_float64() -> None:
     left, right = (np.linalg.qr(rng.normal(size=(side, 32)))[0] for side in (196, 64))
     matrix = left @ np.diag(1 / np.arange(1, 33)) @ right.T
     expected = matrix / np.linalg.norm(matrix)
-    found = orthogonalized(jnp.asarray(expected, jnp.float32))
+    result = orthogonalized(jnp.asarray(expected, jnp.float32))
     for _ in range(5):  # the published iteration
         gram = expected @ expected.T
         expected = (3.4445 * np.eye(len(gram)) - 4.775 * gram + 2.0315 * gram @ gram) @ expected
-    assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected)
-
-
-def test_muon_decays_kernels_alone_and_moves_biases_as_nesterov_adam_at_a_rate_of_its_own() -> None:
-    decayed, plain = (
-        run(config_of(MuonConfig(learning_rate=0.1, adam_learning_rate=0.01, beta=0.9, weight_decay=decay)))[0]
-        for decay in (0.5, 0.0)
-    )
-    pull = decayed[1]["kernel"] - plain[1]["kernel"]
-    np.testing.assert_allclose(pull, -0.1 * 0.5 * PARAMS["kernel"], rtol=1e-4)
-    np.testing.assert_array_equal(decayed[-1]["bias"], plain[-1]["bias"])
-    first = plain[1]["bias"] - PARAMS["bias"]
-    np.testing.assert_allclose(first, -0.01 * (0.9 / 1.9 + 1) * np.sign(GRADS[0]["bias"]), rtol=1e-4)
+    assert np.linalg.norm(result - expected) < 2e-3 * np.linalg.norm(expected)
 
 
 def test_schedule_free_is_evaluated_at_the_running_average() -> None:
@@ -221,30 +176,12 @@ def test_schedule_free_warms_up_to_a_constant_rate_whatever_the_schedule() -> No
     assert np.all(trail[2]["bias"] != PARAMS["bias"])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RULES if kind != "schedule_free"])
-def test_parameters_are_evaluated_as_they_are_trained(kind: str) -> None:
-    config = config_of(RULES[kind])
-    assert evaluation_params(config, make_optimizer(config, 1).init(PARAMS), PARAMS) is PARAMS
-
-
-@pytest.mark.parametrize("clip_norm", [1.0, None])
-@pytest.mark.parametrize("kind", RULES)
-def test_a_step_keeps_the_shapes_and_dtypes_of_the_state(kind: str, clip_norm: float | None) -> None:
-    config = config_of(RULES[kind], clip_norm=clip_norm)
-    optimizer = make_optimizer(config, NUM_STEPS)
-    before = jax.eval_shape(optimizer.init, PARAMS)
-    updates, after = jax.eval_shape(optimizer.update, PARAMS, before, PARAMS)
-    assert jax.tree.structure(before) == jax.tree.structure(after)
-    for old, new in zip(jax.tree.leaves((before, PARAMS)), jax.tree.leaves((after, updates)), strict=True):
-        assert (old.shape, old.dtype) == (new.shape, new.dtype)
-
-
 @pytest.mark.parametrize("shape", [(), (7,), (784, 256), (3, 3, 8, 16)])
 def test_the_squared_norm_is_that_of_all_leaves_in_float64(shape: tuple[int, ...]) -> None:
     leaves = [np.random.default_rng(seed).normal(seed, 1, size=shape).astype(np.float32) for seed in (0, 1)]
-    found = jax.jit(squared_norm)({"kernel": jnp.asarray(leaves[0]), "bias": jnp.asarray(leaves[1])})
-    assert found.dtype == jnp.float32
-    assert float(found) == pytest.approx(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in leaves), rel=1e-6)
+    result = jax.jit(squared_norm)({"kernel": jnp.asarray(leaves[0]), "bias": jnp.asarray(leaves[1])})
+    assert result.dtype == jnp.float32
+    assert float(result) == pytest.approx(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in leaves), rel=1e-6)
 
 
 @pytest.mark.parametrize(("clip_norm", "expected"), [(0.5, 0.5), (1e9, None), (None, None)])
@@ -256,14 +193,3 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(clip_norm: float | Non
     for name, initial in PARAMS.items():
         moved = -0.1 * GRADS[0][name] * ((expected or norm) / norm)
         np.testing.assert_allclose(trail[1][name] - initial, moved, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("kind", "key", "value"),
-    [(kind, key, -0.1) for kind, rule in RULES.items() for key in vars(rule) if key != "nesterov"]
-    + [(kind, key, 0.0) for kind, rule in RULES.items() for key in vars(rule) if "learning_rate" in key or key == "eps"]
-    + [(kind, key, 1.0) for kind, rule in RULES.items() for key in vars(rule) if key in DECAYS],
-)
-def test_values_out_of_range_are_refused_by_name(kind: str, key: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"^{key} must be "):
-        dataclasses.replace(RULES[kind], **{key: value})

@@ -58,7 +58,7 @@ def half_cosine(first: float, last: float, num_steps: int) -> np.ndarray:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_every_rate_is_that_of_the_formula(config: ScheduleConfig, shares: np.ndarray) -> None:
+def test_rates_equal_the_formula(config: ScheduleConfig, shares: np.ndarray) -> None:
     np.testing.assert_allclose(rates(config, 100), PEAK * shares, rtol=1e-5, atol=1e-8)
 
 
@@ -81,46 +81,16 @@ def test_every_rate_is_that_of_the_formula(config: ScheduleConfig, shares: np.nd
 def test_a_training_of_any_length_rises_to_the_highest_rate_and_falls_to_no_less_than_0(
     make: Callable[..., ScheduleConfig], values: dict, data: st.DataObject, num_steps: int
 ) -> None:
-    found = rates(make(**data.draw(st.fixed_dictionaries(values))), num_steps)
-    highest = int(np.argmax(found))
-    assert found.shape == (num_steps,)
-    assert np.all(found >= 0)
-    assert found[highest] == pytest.approx(PEAK, rel=1e-5)
-    assert np.all(np.diff(found[: highest + 1]) >= -1e-8)
-    assert np.all(np.diff(found[highest:]) <= 1e-8)
-
-
-@pytest.mark.parametrize("make", [LinearConfig, CosineConfig, ExponentialConfig])
-def test_a_schedule_that_only_falls_begins_at_the_highest_rate(make: Callable[..., ScheduleConfig]) -> None:
-    assert [rates(make(end_fraction=0.1), num_steps)[0] for num_steps in (1, 2, 3)] == pytest.approx([PEAK] * 3)
+    result = rates(make(**data.draw(st.fixed_dictionaries(values))), num_steps)
+    highest = int(np.argmax(result))
+    assert result.shape == (num_steps,)
+    assert np.all(result >= 0)
+    assert result[highest] == pytest.approx(PEAK, rel=1e-5)
+    assert np.all(np.diff(result[: highest + 1]) >= -1e-8)
+    assert np.all(np.diff(result[highest:]) <= 1e-8)
 
 
 def test_drops_in_the_same_step_of_a_short_training_all_count() -> None:
     config = PiecewiseConfig(boundaries=(0.5, 0.75), factor=0.1)
     np.testing.assert_allclose(rates(config, 2), [PEAK, PEAK * 0.01], rtol=1e-5)
     np.testing.assert_allclose(rates(config, 1), [PEAK], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ConstantConfig(warmup_fraction=1.0), "warmup_fraction must be "),
-        (lambda: CosineConfig(end_fraction=-0.1), "end_fraction must be "),
-        (lambda: WarmupCosineConfig(warmup_fraction=1.0, end_fraction=0.0), "warmup_fraction must be "),
-        (lambda: WarmupCosineConfig(warmup_fraction=0.0, end_fraction=1.1), "end_fraction must be "),
-        (lambda: LinearConfig(end_fraction=1.1), "end_fraction must be "),
-        (lambda: ExponentialConfig(end_fraction=0.0), "end_fraction must be "),
-        (lambda: PiecewiseConfig(boundaries=(0.5, 1.0), factor=0.1), "boundaries must be "),
-        (lambda: PiecewiseConfig(boundaries=(0.5, 0.5), factor=0.1), "boundaries must rise"),
-        (lambda: PiecewiseConfig(boundaries=(0.5,), factor=0.0), "factor must be "),
-        (lambda: OneCycleConfig(warmup_fraction=0.0, div_factor=1.0, final_div_factor=1.0), "warmup_fraction must be "),
-        (lambda: OneCycleConfig(warmup_fraction=0.5, div_factor=0.5, final_div_factor=1.0), "div_factor must be "),
-        (
-            lambda: OneCycleConfig(warmup_fraction=0.5, div_factor=1.0, final_div_factor=0.5),
-            "final_div_factor must be ",
-        ),
-    ],
-)
-def test_values_out_of_range_are_refused_by_name(make: Callable[[], ScheduleConfig], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        make()

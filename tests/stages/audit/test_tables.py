@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from factories import NUM_CLASSES, random_split
 
-from gradtrail.core.audit.ensemble import Judgement
+from gradtrail.core.audit.ensemble import OutOfFoldLogits
 from gradtrail.core.audit.findings import Findings, find, find_planted
 from gradtrail.core.audit.planting import KINDS, NoiseKind, Planted
 from gradtrail.stages.audit import figures, tables
@@ -17,25 +17,25 @@ from gradtrail.stages.common.digests import digest
 SPLITS = {"train": random_split(300), "validation": random_split(40), "test": random_split(60)}
 
 
-def judgement(truth: np.ndarray) -> Judgement:
-    """Three judges that are right and sure of it, but for an eighth of the examples."""
+def out_of_fold(truth: np.ndarray) -> OutOfFoldLogits:
+    """Three networks that are right and sure of it, but for an eighth of the examples."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3, len(truth), NUM_CLASSES)).astype(np.float32)
     logits[:, np.arange(len(truth)), truth] += np.where(np.arange(len(truth)) % 8, 8, 1)
-    return Judgement(logits=logits, grad_norm=rng.random(len(truth)).astype(np.float32))
+    return OutOfFoldLogits(logits=logits, grad_norm=rng.random(len(truth)).astype(np.float32))
 
 
 def planted() -> dict[NoiseKind, Planted]:
     train = SPLITS["train"]
     labels = train.labels.copy()
     labels[:30] = (labels[:30] + 1) % NUM_CLASSES
-    one = Planted(labelling=1, labels=labels, is_wrong=labels != train.labels, judgement=judgement(train.labels))
+    one = Planted(label_set=1, labels=labels, is_wrong=labels != train.labels, out_of_fold=out_of_fold(train.labels))
     return dict.fromkeys(KINDS, one)
 
 
 @pytest.fixture(scope="module")
 def findings() -> dict[str, Findings]:
-    judged = {name: judgement(split.labels) for name, split in SPLITS.items()}
+    judged = {name: out_of_fold(split.labels) for name, split in SPLITS.items()}
     return find(judged, {name: split.labels for name, split in SPLITS.items()}, "odds", seed=0)
 
 

@@ -14,7 +14,7 @@ from benchmarks import planted_faults
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.core.nn.models import Model
-from gradtrail.core.privacy_audit.training import compile_watch
+from gradtrail.core.privacy_audit.training import compile_audit
 from gradtrail.core.train.optimizers import SGDConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
@@ -126,7 +126,7 @@ def audited() -> Audit:
     canaries = draw_canaries(settings, train, NUM_CLASSES)
     model = Model(config.model_config((28, 28), NUM_CLASSES))
     noise = 1.75
-    watched = compile_watch(config, model, len(train), len(canaries), noise, compiler=Compiler(time.perf_counter))
+    watched = compile_audit(config, model, len(train), len(canaries), noise, compiler=Compiler(time.perf_counter))
     return audit(settings, watched, train, canaries, CLAIM)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gradtrail.core.common.batching import PADDING
 from gradtrail.core.privacy_audit.scores import Products
-from gradtrail.core.privacy_audit.training import Watched
+from gradtrail.core.privacy_audit.training import AuditTrace
 from gradtrail.stages.privacy_audit.checks import Check, check_training
 
 STEPS, EPOCHS, EXAMPLES, RATE = 100, 10, 2000, 0.1
@@ -30,8 +30,8 @@ def drawn(seed: int = 1) -> np.ndarray:
     return padded([np.flatnonzero(row[:-100]) for row in rng(seed).uniform(size=(STEPS, EXAMPLES)) < RATE])
 
 
-def faultless(**overrides: object) -> Watched:
-    found = Watched(
+def faultless(**overrides: object) -> AuditTrace:
+    found = AuditTrace(
         products=NONE,
         batches=drawn(),
         rate=RATE,
@@ -42,7 +42,7 @@ def faultless(**overrides: object) -> Watched:
     return dataclasses.replace(found, **overrides)
 
 
-def failed(found: Watched) -> list[str]:
+def failed(found: AuditTrace) -> list[str]:
     return [check.name for check in check_training(found) if not check.passes]
 
 

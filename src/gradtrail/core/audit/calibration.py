@@ -1,9 +1,9 @@
 """How many labels of a split are wrong, and the probability that each one is; NumPy on the host.
 
 **How many**: the confident joint of Northcutt, Jiang and Chuang (arXiv 1911.00068, equation 1) counts a label as wrong
-where another class is at least as probable as that class is on the average example that is labelled with it.
+if another class is at least as probable as that class is on the average example that is labelled with it.
 
-**Which**: the same networks, which know no example that they judge, also score wrong labels that are drawn for
+**Which**: the same networks, none of which was trained on the example, also score wrong labels that are drawn for
 comparison. By Bayes' rule a label with score s is wrong with probability π h(s) / f(s), where h is the density of the
 scores of wrong labels and f that of the given ones. Their ratio comes from the training split, by isotonic regression;
 π is scaled so that the probabilities of a split add up to its expected number of wrong labels.
@@ -29,7 +29,7 @@ def confident_rate(
     """Return the share of wrong labels by the confident joint: the score interval of their count, and its centre.
 
     Args:
-        probabilities: of each class by networks that did not train on the example.
+        probabilities: class probabilities by networks that did not train on the example.
         labels: given class of each example.
     """
     rows = np.arange(len(labels))
@@ -40,8 +40,10 @@ def confident_rate(
     is_confident = confident.max(axis=1) >= 0
     num_wrong = int(np.sum(is_confident & (confident.argmax(axis=1) != labels)))
     total = max(int(is_confident.sum()), 1)
-    found = share_interval(num_wrong, total)
-    return Interval(value=(found.low + found.high) / 2, low=found.low if num_wrong else 0.0, high=found.high)
+    interval = share_interval(num_wrong, total)
+    return Interval(
+        value=(interval.low + interval.high) / 2, low=interval.low if num_wrong else 0.0, high=interval.high
+    )
 
 
 def positions(
@@ -69,10 +71,10 @@ def probability_wrong(
     """Return the probability that each label is wrong, float64.
 
     Args:
-        positions: of the scores of the given labels among those of wrong ones.
-        ratio: of the densities, see `density_ratio`; of this or of a larger split.
-        share: of wrong labels; the mean of the probabilities, as far as they reach: where `n` labels are wrong, none of
-            them is taken to be so with more than (n + 1) / (n + 2).
+        positions: positions of the given labels' scores among those of wrong labels.
+        ratio: ratio of the densities of this or of a larger split, see `density_ratio`.
+        share: share of wrong labels, which is the mean of the probabilities unless their bound (n + 1) / (n + 2) for
+            `n` wrong labels prevents it.
     """
     number = share * len(positions)
     largest = (number + 1) / (number + 2)

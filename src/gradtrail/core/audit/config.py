@@ -34,17 +34,17 @@ class AuditConfig:
     """An audit of the labels: `folds` times `rounds` networks for each of three sets of labels.
 
     Attributes:
-        seed: of the folds, the trainings and the planted noise.
-        quick: whether `rounds` is taken as 1, for a first look.
-        folds: parts of the training split; a network is trained on all but one, and judges the one.
-        rounds: how often the split is cut into folds anew: the networks that judge a training example.
+        seed: seed of the folds, the trainings and the planted noise.
+        quick: True if one round is made instead of `rounds`, for a first look.
+        folds: number of parts of the training split; a network is trained on all but one and evaluated on that one.
+        rounds: number of times the split is cut into folds, which is the number of logits per training example.
         epochs: passes of each training.
         batch_size: examples per optimizer step.
         learning_rate: peak of the one-cycle schedule, with AdamW.
         weight_decay: per step, times the learning rate.
-        channels: of each stack of convolutions.
+        channels: channels of each stack of convolutions.
         hidden: width of each hidden dense layer.
-        precision: of matrix products and convolutions in training.
+        precision: precision of matrix products and convolutions in training.
         noise_rate: share of the training labels that are planted wrong, to choose and to test the score.
         num_suspects: images in the gallery of each split.
     """

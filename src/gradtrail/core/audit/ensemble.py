@@ -1,8 +1,8 @@
-"""Networks that judge examples that they did not train on.
+"""Cross-validation: logits of every example by networks that were not trained on it.
 
-The training split is cut into folds; a network is trained on all folds but one and judges that one. Validation and test
-are judged by every network. The cut is repeated with other folds, so that each training example has several judges.
-One compilation serves all trainings. Out of scope: what the logits say about the labels, see `scores`.
+The training split is cut into folds; a network is trained on all folds but one and evaluated on that one. Validation
+and test are evaluated by every network. The cut is repeated with other folds, so that several networks evaluate each
+training example. One compilation serves all trainings. Out of scope: scores of the labels, see `scores`.
 """
 
 import functools
@@ -27,16 +27,16 @@ from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Engine
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
-BATCH_SIZE = 250  # examples that are judged at once: a CPU's caches hold no more
+BATCH_SIZE = 250  # examples per call of a trained network: a CPU's caches hold no more
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judges:
+class CrossValidation:
     """The compiled functions of an audit.
 
     Attributes:
-        num_classes: of the data set.
-        engine: of one training, on all folds but one.
+        num_classes: number of classes of the data set.
+        engine: compiled training of one network, on all folds but one.
         logits: params, images → `logits`, float32 (batch, classes).
         grad_norms: params, images, labels → `grad_norm`, float32 (batch,): ‖∇ℓ‖₂ over all parameters.
     """
@@ -53,15 +53,15 @@ class Judges:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What the networks say of the examples of one split.
+class OutOfFoldLogits:
+    """Logits of each example of a split by networks that were not trained on it.
 
     Attributes:
-        logits: of each judge, float32; none was trained on the example that it judges.
-        grad_norm: of each example with its given label, the mean over the judges of the first round, float32.
+        logits: logits by network, float32.
+        grad_norm: gradient norm with the given label, the mean over the first round's networks, float32.
     """
 
-    logits: Float[np.ndarray, "judges examples classes"]
+    logits: Float[np.ndarray, "networks examples classes"]
     grad_norm: Float[np.ndarray, " examples"]
 
 
@@ -76,8 +76,8 @@ def folds_of(num_examples: int, config: AuditConfig, round_: int) -> Int[np.ndar
     return rng.permutation(num_examples) % config.folds
 
 
-def compile_judges(model: Model, config: AuditConfig, num_examples: int, *, compiler: Compiler) -> Judges:
-    """Compile the training of a network on a part of `num_examples`, and what it judges with.
+def compile_networks(model: Model, config: AuditConfig, num_examples: int, *, compiler: Compiler) -> CrossValidation:
+    """Compile the training of a network on a part of `num_examples`, and its evaluation.
 
     Raises:
         ConfigError: a training cannot be made with these examples; one line that names the key.
@@ -98,7 +98,7 @@ def compile_judges(model: Model, config: AuditConfig, num_examples: int, *, comp
     images = jax.ShapeDtypeStruct((BATCH_SIZE, *model.config.image_shape), jnp.uint8)
     labels = jax.ShapeDtypeStruct((BATCH_SIZE,), jnp.int32)
     params = model.abstract_params()
-    return Judges(
+    return CrossValidation(
         num_classes=model.config.num_classes,
         engine=loop.compile_engine(program, compiler=compiler),
         logits=compiler.compile("logits", logits, params, images),
@@ -106,82 +106,87 @@ def compile_judges(model: Model, config: AuditConfig, num_examples: int, *, comp
     )
 
 
-def num_visits(train: Split, others: Mapping[str, Split], config: AuditConfig) -> int:
-    """Return how many examples the networks of one `judge` train on and judge, in all."""
+def num_visits(train: Split, other_splits: Mapping[str, Split], config: AuditConfig) -> int:
+    """Return the number of examples that the networks of one `cross_validate` train on and evaluate."""
     trained = config.num_networks * config.epochs * training_size(len(train), config.folds)
-    return trained + config.rounds * len(train) + config.num_networks * sum(map(len, others.values()))
+    return trained + config.rounds * len(train) + config.num_networks * sum(map(len, other_splits.values()))
 
 
-def judge(
-    judges: Judges,
+def cross_validate(
+    networks: CrossValidation,
     train: Split,
-    others: Mapping[str, Split],
+    other_splits: Mapping[str, Split],
     config: AuditConfig,
     *,
-    labelling: int,
+    label_set: int,
     steps_per_call: int,
     advance: Callable[..., object],
-) -> dict[str, Judgement]:
-    """Train all networks on the labels of `train` and let them judge every example that they have not seen.
+) -> dict[str, OutOfFoldLogits]:
+    """Train all networks on the labels of `train` and evaluate each on every example that it was not trained on.
 
     Args:
-        judges: compiled for the size of `train`.
+        networks: functions compiled for the size of `train`.
         train: the training split.
-        others: further splits, by name; none of their examples may be in `train`.
-        config: number of networks and the seed.
-        labelling: number of the set of labels; another one gives other initial weights and orders of the examples, and
+        other_splits: further splits by name; none of their examples may be in `train`.
+        config: the audit: number of networks and seed.
+        label_set: number of the set of labels; another one gives other initial weights and orders of the examples, and
             the same folds.
         steps_per_call: steps of a training between two signs of progress; changes no bit of the result.
-        advance: called with the number of examples that a network has trained on or judged, and with 0 and a `message`
+        advance: called with the number of examples that a network trained on or evaluated, and with 0 and a `message`
             after each network.
 
     Returns:
-        For `train` a judgement by `config.rounds` networks, for each other split by all of them.
+        Logits of `train` by `config.rounds` networks, of each other split by all of them.
 
     Raises:
         FloatingPointError: a training diverged; one line.
     """
-    found: dict[str, list[np.ndarray]] = {name: [] for name in ("train", *others)}
-    norms = {name: np.zeros(len(split), np.float32) for name, split in (("train", train), *others.items())}
+    logits_by_split: dict[str, list[np.ndarray]] = {name: [] for name in ("train", *other_splits)}
+    norms = {name: np.zeros(len(split), np.float32) for name, split in (("train", train), *other_splits.items())}
     for round_ in range(config.rounds):
         fold_of = folds_of(len(train), config, round_)
-        of_round = np.zeros((len(train), judges.num_classes), np.float32)
+        round_logits = np.zeros((len(train), networks.num_classes), np.float32)
         for fold in range(config.folds):
-            kept = np.flatnonzero(fold_of != fold)[: training_size(len(train), config.folds)]
-            (seed,) = stream(config.seed, Stream.TRAINING, labelling, round_, fold).generate_state(1)
-            params = _train(judges.engine, train, kept, MemberSeeds.from_one(int(seed)), steps_per_call, advance)
-            own = np.flatnonzero(fold_of == fold)
-            of_round[own] = _rows(judges.logits, params, train.images[own])["logits"]
-            advance(len(own))
-            for name, split in others.items():
-                found[name].append(_rows(judges.logits, params, split.images)["logits"])
+            trained_rows = np.flatnonzero(fold_of != fold)[: training_size(len(train), config.folds)]
+            (seed,) = stream(config.seed, Stream.TRAINING, label_set, round_, fold).generate_state(1)
+            params = _train(
+                networks.engine, train, trained_rows, MemberSeeds.from_one(int(seed)), steps_per_call, advance
+            )
+            fold_rows = np.flatnonzero(fold_of == fold)
+            round_logits[fold_rows] = _rows(networks.logits, params, train.images[fold_rows])["logits"]
+            advance(len(fold_rows))
+            for name, split in other_splits.items():
+                logits_by_split[name].append(_rows(networks.logits, params, split.images)["logits"])
                 advance(len(split))
             if round_ == 0:
-                norms["train"][own] = _rows(judges.grad_norms, params, train.images[own], train.labels[own])[
-                    "grad_norm"
-                ]
-                for name, split in others.items():
-                    rows = _rows(judges.grad_norms, params, split.images, split.labels)
+                norms["train"][fold_rows] = _rows(
+                    networks.grad_norms, params, train.images[fold_rows], train.labels[fold_rows]
+                )["grad_norm"]
+                for name, split in other_splits.items():
+                    rows = _rows(networks.grad_norms, params, split.images, split.labels)
                     norms[name] += rows["grad_norm"] / np.float32(config.folds)
-            which = f", planted labels {labelling}" if labelling else ""
-            advance(0, message=f"network {round_ * config.folds + fold + 1} of {config.num_networks}{which}")
-        found["train"].append(of_round)
-    return {name: Judgement(logits=np.stack(logits), grad_norm=norms[name]) for name, logits in found.items()}
+            note = f", planted labels {label_set}" if label_set else ""
+            advance(0, message=f"network {round_ * config.folds + fold + 1} of {config.num_networks}{note}")
+        logits_by_split["train"].append(round_logits)
+    return {
+        name: OutOfFoldLogits(logits=np.stack(logits), grad_norm=norms[name])
+        for name, logits in logits_by_split.items()
+    }
 
 
 def _train(
     engine: Engine,
     train: Split,
-    kept: Int[np.ndarray, " kept"],
+    rows: Int[np.ndarray, " kept"],
     seeds: MemberSeeds,
     steps_per_call: int,
     advance: Callable[..., object],
 ) -> Params:
     """Train a network on the examples at `kept`; return its parameters."""
-    examples = loop.on_device(train.images[kept], train.labels[kept], engine.mesh)
+    examples = loop.on_device(train.images[rows], train.labels[rows], engine.mesh)
     done = 0
     for chunk in loop.train(engine, engine.init(keys_of(seeds)), examples, steps_per_call=steps_per_call):
-        advance((chunk.step - done) * len(kept) // engine.steps_per_epoch)
+        advance((chunk.step - done) * len(rows) // engine.steps_per_epoch)
         done = chunk.step
         if chunk.ends_epoch and not np.isfinite(np.asarray(chunk.records.loss)).all():
             raise FloatingPointError(

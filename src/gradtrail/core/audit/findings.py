@@ -1,4 +1,4 @@
-"""What an audit finds: a score, a proposal and a probability of being wrong for every label; NumPy on the host."""
+"""Findings of an audit: a score, a proposal and a probability of being wrong for every label; NumPy on the host."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradtrail.core.audit.calibration import confident_rate, density_ratio, positions, probability_wrong
-from gradtrail.core.audit.ensemble import Judgement
+from gradtrail.core.audit.ensemble import OutOfFoldLogits
 from gradtrail.core.audit.noise import Seed, draw_confused, draw_uniform
 from gradtrail.core.audit.planting import NoiseKind, Planted
 from gradtrail.core.audit.scores import fit_temperature, label_scores, probabilities
@@ -17,13 +17,13 @@ from gradtrail.core.common.intervals import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What an audit finds in one split; a row for each example.
+    """Findings of an audit in one split; a row for each example.
 
     Attributes:
-        scores: of each kind, the larger the more suspicious.
+        scores: scores by name; a larger one is more suspicious.
         proposed: the most probable class, int32.
-        proposed_probability: its mean probability, tempered.
-        probability_wrong: that the given label is wrong.
+        proposed_probability: mean probability of that class at the fitted temperature.
+        probability_wrong: probability that the given label is wrong.
         rate: share of wrong labels in the split.
     """
 
@@ -35,56 +35,58 @@ class Findings:
 
 
 def find(
-    judged: Mapping[str, Judgement],
+    judged: Mapping[str, OutOfFoldLogits],
     labels: Mapping[str, Int[np.ndarray, " examples"]],
     chosen: str,
     *,
     seed: int,
-    labelling: int = 0,
+    label_set: int = 0,
 ) -> dict[str, Findings]:
-    """Return what the judgements say of the labels of each split.
+    """Return the findings about the labels of each split.
 
     The temperature, and the ratio of densities behind `probability_wrong`, are those of the training split; of another
     split only the share of wrong labels is estimated.
 
     Args:
-        judged: of `train` first, and any other splits.
+        judged: out-of-fold logits of `train`, which comes first, and of any other splits.
         labels: given class of each example of each split.
-        chosen: the score that `probability_wrong` follows.
-        seed: of the wrong labels that are drawn for comparison.
-        labelling: number of the set of labels: others are drawn for another one.
+        chosen: name of the score that `probability_wrong` follows from.
+        seed: seed of the wrong labels that are drawn for comparison.
+        label_set: number of the set of labels, 0 for the given ones; each set has its own random numbers.
     """
     temperature = fit_temperature(judged["train"].logits, labels["train"])
-    found: dict[str, Findings] = {}
+    findings: dict[str, Findings] = {}
     ratio: np.ndarray | None = None
-    for place, (name, judgement) in enumerate(judged.items()):
-        scores = label_scores(judgement.logits, labels[name], temperature)
-        mean = probabilities(judgement.logits, temperature).mean(axis=0)
-        seeds = [stream(seed, Stream.COMPARED_LABELS, labelling, place, kind) for kind in range(2)]
-        wrong = _wrong_scores(judgement, mean, labels[name], temperature, chosen, seeds)
+    for place, (name, out_of_fold) in enumerate(judged.items()):
+        scores = label_scores(out_of_fold.logits, labels[name], temperature)
+        mean = probabilities(out_of_fold.logits, temperature).mean(axis=0)
+        seeds = [stream(seed, Stream.COMPARED_LABELS, label_set, place, kind) for kind in range(2)]
+        wrong = _wrong_scores(out_of_fold, mean, labels[name], temperature, chosen, seeds)
         places = positions(scores[chosen], wrong)
         ratio = density_ratio(places) if ratio is None else ratio
         rate = confident_rate(mean, labels[name])
-        found[name] = Findings(
-            scores={**scores, "grad_norm": judgement.grad_norm},
+        findings[name] = Findings(
+            scores={**scores, "grad_norm": out_of_fold.grad_norm},
             proposed=np.argmax(mean, axis=1).astype(np.int32),
             proposed_probability=mean.max(axis=1),
             probability_wrong=probability_wrong(places, ratio, rate.value),
             rate=rate,
         )
-    return found
+    return findings
 
 
 def find_planted(planted: Mapping[NoiseKind, Planted], chosen: str, *, seed: int) -> dict[NoiseKind, Findings]:
-    """Return what is found where labels were planted, which is not made use of: to compare it with the truth."""
+    """Return the findings on planted labels, to compare them with the truth, which they do not use."""
     return {
-        kind: find({"train": one.judgement}, {"train": one.labels}, chosen, seed=seed, labelling=one.labelling)["train"]
-        for kind, one in planted.items()
+        kind: find({"train": copy.out_of_fold}, {"train": copy.labels}, chosen, seed=seed, label_set=copy.label_set)[
+            "train"
+        ]
+        for kind, copy in planted.items()
     }
 
 
 def _wrong_scores(
-    judgement: Judgement,
+    out_of_fold: OutOfFoldLogits,
     mean: Float[np.ndarray, "examples classes"],
     labels: Int[np.ndarray, " examples"],
     temperature: float,
@@ -93,7 +95,7 @@ def _wrong_scores(
 ) -> Float[np.ndarray, " planted"]:
     """Return the scores of two wrong labels for each example whose given label is the prediction: one of each kind."""
     agreed = np.flatnonzero(np.argmax(mean, axis=1) == labels)
-    logits, correct = judgement.logits[:, agreed], labels[agreed]
+    logits, correct = out_of_fold.logits[:, agreed], labels[agreed]
     drawn = (
         draw_uniform(correct, mean.shape[1], seed=seeds[0]),
         draw_confused(mean[agreed], correct, seed=seeds[1]),

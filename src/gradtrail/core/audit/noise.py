@@ -1,4 +1,4 @@
-"""Wrong labels that are planted, to measure what finds them; NumPy on the host."""
+"""Draws and plants wrong labels, to measure how well they are found; NumPy on the host."""
 
 from typing import TypeAlias
 
@@ -14,16 +14,16 @@ def draw_confused(
     """Draw a wrong label for each example as a network would confuse it.
 
     Args:
-        probabilities: of each class by networks that did not train on the example.
+        probabilities: class probabilities by networks that did not train on the example.
         labels: the classes that are not drawn, int32.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         int32; class `j` with probability p_j / (1 - p_label).
     """
-    others = np.maximum(probabilities.astype(np.float64), 1e-12)
-    others[np.arange(len(labels)), labels] = 0
-    total = np.cumsum(others, axis=1)
+    weights = np.maximum(probabilities.astype(np.float64), 1e-12)
+    weights[np.arange(len(labels)), labels] = 0
+    total = np.cumsum(weights, axis=1)
     drawn = np.random.default_rng(seed).random(len(labels)) * total[:, -1]
     return np.argmax(total > drawn[:, None], axis=1).astype(np.int32)
 

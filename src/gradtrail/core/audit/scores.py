@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from gradtrail.core.evaluate import calibration
 from gradtrail.core.evaluate.calibration import log_softmax
 
-Logits = Float[np.ndarray, "judges examples classes"]
+Logits = Float[np.ndarray, "networks examples classes"]
 Labels = Int[np.ndarray, " examples"]
 
 # By the choice on planted noise. `grad_norm` is compared too, but a label that nobody was given has none
@@ -18,13 +18,13 @@ _SMALLEST = 1e-9  # probability: logits do not tell less
 _FITTED = 10_000  # examples that a temperature is fitted on, at most
 
 
-def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "judges examples classes"]:
+def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "networks examples classes"]:
     """Return the softmax of the logits over a temperature, float64."""
     return np.exp(log_softmax((logits / temperature).astype(np.float64)))
 
 
 def fit_temperature(logits: Logits, labels: Labels) -> float:
-    """Return the temperature of the judges, fitted on at most 10,000 examples that they did not train on."""
+    """Return the temperature of the networks, fitted on at most 10,000 examples that they were not trained on."""
     every = -(-len(labels) // _FITTED)
     return calibration.fit_temperature(logits[:, ::every], labels[::every])
 
@@ -33,33 +33,33 @@ def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str
     """Return the scores of labels, float64.
 
     Args:
-        logits: of examples that the judges did not train on.
-        labels: class to be judged, of each example; not necessarily the given one.
-        temperature: that the logits are divided by.
+        logits: logits by networks that were not trained on the examples.
+        labels: label of each example to score; not necessarily the given one.
+        temperature: divisor of the logits.
 
     Returns:
         `margin`, the largest mean probability of another class minus that of the label, -1 to 1 (Northcutt et al.,
-        arXiv 1911.00068); `self_confidence`, one minus the label's mean probability; `el2n`, the mean over the judges
-        of ‖p - onehot(label)‖₂ (Paul et al., arXiv 2107.07075); `log_margin`, the mean over the judges of the largest
+        arXiv 1911.00068); `self_confidence`, one minus the label's mean probability; `el2n`, the mean over the networks
+        of ‖p - onehot(label)‖₂ (Paul et al., arXiv 2107.07075); `log_margin`, the mean over the networks of the largest
         other logit minus that of the label (after Pleiss et al., arXiv 2001.10528, who take it over epochs);
-        `disagreement`, the share of judges that predict another class; `odds`, the log of the odds that the label is
-        wrong when half of the errors are uniform and half are the judges' own confusions, up to the error rate: of
+        `disagreement`, the share of networks that predict another class; `odds`, the log of the odds that the label is
+        wrong if half of the errors are uniform and half are the networks' own confusions, up to the error rate: of
         ½ (1 - p_y) / ((k - 1) p_y) + ½ Σ_{j ≠ y} p_j / (1 - p_j) with the mean probabilities p of k classes.
     """
     rows = np.arange(len(labels))
     is_label = np.arange(logits.shape[-1]) == labels[:, None]
-    each = probabilities(logits, temperature)
-    mean = each.mean(axis=0)
+    by_network = probabilities(logits, temperature)
+    mean = by_network.mean(axis=0)
     other_logits = np.where(is_label, -np.inf, logits).max(axis=-1)
     certain = np.clip(mean, _SMALLEST, 1 - _SMALLEST)
-    own, others = certain[rows, labels], np.where(is_label, 0, certain)
-    confused = (others / (1 - others)).sum(axis=-1)
+    label_probability, other_probabilities = certain[rows, labels], np.where(is_label, 0, certain)
+    confused = (other_probabilities / (1 - other_probabilities)).sum(axis=-1)
     margins = (other_logits.astype(np.float64) - logits[:, rows, labels]) / temperature
     return {
         "margin": np.where(is_label, -np.inf, mean).max(axis=-1) - mean[rows, labels],
         "self_confidence": np.where(is_label, 0, mean).sum(axis=-1),
-        "el2n": np.sqrt(((each - is_label) ** 2).sum(axis=-1)).mean(axis=0),
-        "odds": np.log(((1 - own) / own / (mean.shape[-1] - 1) + confused) / 2),
+        "el2n": np.sqrt(((by_network - is_label) ** 2).sum(axis=-1)).mean(axis=0),
+        "odds": np.log(((1 - label_probability) / label_probability / (mean.shape[-1] - 1) + confused) / 2),
         "log_margin": margins.mean(axis=0),
         "disagreement": (margins > 0).mean(axis=0),
     }

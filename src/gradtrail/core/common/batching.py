@@ -1,7 +1,7 @@
 """Batches as index arrays, padded and masked: every example is in exactly one batch, and all batches have one shape.
 
-An epoch visits the examples window by window, so that a split that memory does not hold is read in long pieces. One
-of at most a window is shuffled as a whole.
+An epoch visits the examples window by window, so that a split larger than memory is read in long pieces. A split of
+at most one window is shuffled as a whole.
 """
 
 import collections
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt8
 Started = TypeVar("Started")
 
 PADDING = -1
-WINDOW = 2**17  # examples that are shuffled among each other: 100 MB of 28 x 28 pixels
+WINDOW = 2**17  # examples that are shuffled together: 100 MB of 28 x 28 pixels
 BLOCK = 2**12  # consecutive examples that come into the same window, or into two neighbouring ones
 
 
@@ -43,8 +43,8 @@ def shuffled_batches(
         num_examples: size of the data set; static under `jit`.
         batch_size: static under `jit`.
         key: determines the order.
-        window: examples that are shuffled among each other, a multiple of `block`.
-        block: consecutive examples that stay together, but where a window ends; of the last block there may be fewer.
+        window: number of examples that are shuffled together, a multiple of `block`.
+        block: number of consecutive examples that stay together except at the end of a window.
 
     Returns:
         int32 indices into the data set, each once; the last batch is filled up with `PADDING`, -1.
@@ -67,24 +67,24 @@ def shuffled_batches(
 def shuffled_window(
     num_examples: int, index: Int[Array, ""], *, key: Key[Array, ""], window: int = WINDOW, block: int = BLOCK
 ) -> Int[Array, " window"]:
-    """Draw one window of the order of `shuffled_batches`, whose arguments the others are.
+    """Draw one window of the order of `shuffled_batches`; see there for the other arguments.
 
     Returns:
-        int32 indices; in the last window also `PADDING`, to be left out. Of a smaller split there is one window, of its
-        size.
+        int32 indices, in the last window also `PADDING`, which the caller drops. A smaller split has one window of its
+        own size.
     """
     if num_examples <= window:
         return jax.random.permutation(key, num_examples).astype(jnp.int32)
-    of_blocks, of_windows = jax.random.split(key)
+    block_key, window_key = jax.random.split(key)
     places = index * window + jnp.arange(window, dtype=jnp.int32)
-    drawn = jnp.where(places < num_examples, _in_blocks(num_examples, places, block, key=of_blocks), PADDING)
-    return jax.random.permutation(jax.random.split(of_windows, num_windows(num_examples, window))[index], drawn)
+    drawn = jnp.where(places < num_examples, _in_blocks(num_examples, places, block, key=block_key), PADDING)
+    return jax.random.permutation(jax.random.split(window_key, num_windows(num_examples, window))[index], drawn)
 
 
 def _in_blocks(
     num_examples: int, places: Int[Array, " places"], block: int, *, key: Key[Array, ""]
 ) -> Int[Array, " places"]:
-    """Return what stands at these places of all indices, ascending within each block, the blocks in random order."""
+    """Return the entries at these places of the shuffled blocks: all indices, ascending within a block."""
     count = math.ceil(num_examples / block)
     blocks = jax.random.permutation(key, count).astype(jnp.int32)
     missing = count * block - num_examples  # of the block that is short, wherever it comes
@@ -94,16 +94,16 @@ def _in_blocks(
 
 
 class Order:
-    """The order of one epoch on the host, drawn a window at a time; a window is kept until a later step is asked for.
+    """The order of one epoch on the host, drawn window by window; a window is cached until a later step is requested.
 
     Args:
         num_examples: size of the data set.
-        batch_size: of a step.
+        batch_size: number of examples of a step.
         draw: index of a window → `shuffled_window`.
-        window: see `shuffled_batches`.
+        window: size of a window, see `shuffled_batches`.
 
     Attributes:
-        num_steps: of the epoch.
+        num_steps: number of steps of the epoch.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Order:
     def batches(self, start: int, stop: int) -> Int[np.ndarray, "steps batch"]:
         """Return the indices of the steps in [start, stop); rows after the last example are `PADDING`."""
         low, high = start * self.batch_size, stop * self.batch_size
-        found = np.full(high - low, PADDING, np.int32)
+        rows = np.full(high - low, PADDING, np.int32)
         last = min(high, self._num_examples)
         windows = range(low // self._window, -(-last // self._window))
         self._drawn = {number: self._drawn[number] for number in windows if number in self._drawn}
@@ -134,8 +134,8 @@ class Order:
                 self._drawn[number] = drawn[drawn != PADDING]
             first = number * self._window
             begin, end = max(low, first), min(last, first + self._window)
-            found[begin - low : end - low] = self._drawn[number][begin - first : end - first]
-        return found.reshape(stop - start, self.batch_size)
+            rows[begin - low : end - low] = self._drawn[number][begin - first : end - first]
+        return rows.reshape(stop - start, self.batch_size)
 
 
 def gather(
@@ -165,38 +165,38 @@ def map_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Apply a function compiled for one batch size to arrays of any length on the host, batch by batch.
 
-    While a batch is computed the next one is made ready, and what came before it copied to the host.
+    While a batch is computed, the next one is prepared and the one before is copied to the host.
 
     Args:
-        function: arrays of `batch_size` rows each → dict of arrays with as many rows.
+        function: arrays of `batch_size` rows → dict of arrays with as many rows.
         batch_size: the last batch is filled up with copies of its first row, whose results are dropped.
-        arrays: of equal length.
+        arrays: arrays of equal length.
 
     Yields:
         The results of each batch, without those of the filling.
     """
 
-    def start_each() -> Iterator[tuple[dict[str, Shaped[Array, "batch ..."]], int]]:
+    def dispatch() -> Iterator[tuple[dict[str, Shaped[Array, "batch ..."]], int]]:
         for start in range(0, len(arrays[0]), batch_size):
             parts = [array[start : start + batch_size] for array in arrays]
             count = len(parts[0])
             filled = [np.concatenate([part, np.repeat(part[:1], batch_size - count, axis=0)]) for part in parts]
             yield function(*filled), count
 
-    for found, count in one_ahead(start_each()):
-        yield {name: np.asarray(rows)[:count] for name, rows in found.items()}
+    for results, count in overlapped(dispatch()):
+        yield {name: np.asarray(rows)[:count] for name, rows in results.items()}
 
 
-def one_ahead(started: Iterable[Started]) -> Iterator[Started]:
-    """Yield what an iterator makes after the one behind it is made: JAX' calls return before they have computed."""
+def overlapped(started: Iterable[Started]) -> Iterator[Started]:
+    """Yield item i once item i + 1 was dispatched, so that the host copies while the device computes."""
     waiting = collections.deque[Started]()
-    for each in started:
-        waiting.append(each)
+    for item in started:
+        waiting.append(item)
         if len(waiting) > 1:
             yield waiting.popleft()
     yield from waiting
 
 
 def join(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Concatenate what `map_batches` yields, name by name."""
+    """Concatenate the results of `map_batches` by name."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

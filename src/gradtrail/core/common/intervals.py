@@ -48,7 +48,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     Source: H. David and H. Nagaraja, "Order Statistics", 3rd edition (2003), section 7.1.
 
     Args:
-        values: at least one.
+        values: one value or more.
     """
     ordered, count, rank, missed = sorted(values), len(values), 0, 0.0
     while rank < count and (missed := missed + math.comb(count, rank) / 2**count) <= TAILS[0]:
@@ -58,10 +58,9 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def pivotal_intervals(values: np.ndarray, resampled: np.ndarray, highest: np.ndarray) -> list[Interval]:
-    """Return numbers with their intervals by the pivotal bootstrap, within 0 and what each can be at most.
+    """Return numbers with their intervals by the pivotal bootstrap, between 0 and the largest possible value.
 
-    Of an error that is larger on a resample than on the sample the interval corrects for that; where it would not hold
-    the number itself, it ends at it.
+    The interval corrects for errors that are larger on a resample than on the sample. It always contains the number.
 
     Source: A. Davison and D. Hinkley, "Bootstrap Methods and their Application" (1997), section 2.4.
 

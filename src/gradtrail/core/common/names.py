@@ -9,6 +9,6 @@ def model_name(kind: str, *, channels: Sequence[int] = (), hidden: Sequence[int]
     Channels come before the hidden layers, after a plus: `cnn-16-32-64+128`. Features other than `none` end it: `linear
     on oriented gradients`.
     """
-    widths = "+".join("-".join(map(str, each)) for each in (channels, hidden) if each)
+    widths = "+".join("-".join(map(str, layer_widths)) for layer_widths in (channels, hidden) if layer_widths)
     name = f"{kind}-{widths}" if widths else kind
     return name if features == "none" else f"{name} on {features.replace('_', ' ')}"

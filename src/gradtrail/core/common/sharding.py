@@ -1,7 +1,7 @@
 """Data parallelism: each device works on a part of the batch, and sums over the batch are added in a fixed order.
 
-So the bits of a result depend on the number of shards, and not on how many processes have them: XLA's own all-reduce
-adds in one order within a process, and in others between processes.
+The bits of a result therefore depend on the number of shards, not on the number of processes: XLA's own all-reduce
+adds in one order within a process, and in other orders between processes.
 """
 
 import functools
@@ -35,7 +35,7 @@ def over_batch(mesh: Mesh) -> NamedSharding:
 
 
 def put(tree: PyTree, sharding: Sharding) -> PyTree:
-    """Copy arrays of the host to the devices of a sharding, in each process to its own; all give the same values."""
+    """Copy arrays from the host to the devices of a sharding; every process passes the same values."""
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
 
@@ -58,8 +58,8 @@ def data_parallel(
     Args:
         function: (whole, batch) → (pytree of sums over the batch, pytree of rows in the batch's order); `whole` is
             replicated, every leaf of `batch` has the batch as its leading axis. Called once with each device's part.
-        mesh: with one device, `function` itself is returned.
-        ordered: whether sums are added in the order of the shards, else by XLA's all-reduce.
+        mesh: devices; if it is one, `function` itself is returned.
+        ordered: True if sums are added in the order of the shards, else XLA's all-reduce adds them.
     """
     if mesh.size == 1:
         return function
@@ -72,19 +72,19 @@ def data_parallel(
 
 
 def ordered_sum(parts: PyTree, num_shards: int) -> PyTree:
-    """Add what each shard of `AXIS` has, in the order of the shards; every shard gets the sums.
+    """Add the parts of all shards of `AXIS` in the order of the shards; every shard gets the sums.
 
     Each shard adds the parts of all shards for a slice of the elements, and the slices are gathered: between hosts it
     moves as many bytes as a ring all-reduce, 2 (n - 1) / n times the size.
 
     Args:
-        parts: pytree of arrays, on each shard its own.
-        num_shards: of the axis.
+        parts: pytree of arrays, different on each shard.
+        num_shards: size of the axis.
     """
     if not jax.tree.leaves(parts):
         return parts
     flat, unravel = ravel_pytree(parts)
     slices = jnp.pad(flat, (0, -flat.size % num_shards)).reshape(num_shards, -1)
-    mine = jax.lax.all_to_all(slices, AXIS, split_axis=0, concat_axis=0)
-    total = functools.reduce(jnp.add, [mine[shard] for shard in range(num_shards)])
+    slice_parts = jax.lax.all_to_all(slices, AXIS, split_axis=0, concat_axis=0)
+    total = functools.reduce(jnp.add, [slice_parts[shard] for shard in range(num_shards)])
     return unravel(jax.lax.all_gather(total, AXIS, tiled=True)[: flat.size])

@@ -13,9 +13,9 @@ class Split:
     Attributes:
         images: uint8 pixels, 0 to 255.
         labels: class of each example, int32; training and scoring use these.
-        true_labels: class before label noise was injected, int32; where none was, as far as is known: with corrections.
+        true_labels: class before label noise, int32; without noise, the corrected class.
         given_labels: class before corrections, int32.
-        corrected_labels: class after corrections, int32; `labels` are these, but in the test split the given ones.
+        corrected_labels: class after corrections, int32; equal to `labels` except in the test split.
         example_id: position in the original file, int32.
     """
 

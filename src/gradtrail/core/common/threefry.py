@@ -1,7 +1,7 @@
 """Random bits and normals by Threefry-2x32, the generator of JAX, many times as fast on a CPU.
 
-There JAX compiles the 20 rounds as a loop whose intermediate results pass through memory; written out, they are one
-pass over registers. The blocks are those of `jax.extend.random.threefry_2x32`, the arrays made of them are not those of
+On a CPU, JAX compiles the 20 rounds as a loop whose intermediate results pass through memory; unrolled, they are one
+pass over registers. The blocks are those of `jax.extend.random.threefry_2x32`; the arrays differ from those of
 `jax.random`. Entry i is the same in an array of any length.
 """
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key, UInt32
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # of the rounds, in groups of four
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # bits to rotate by in each round, in groups of four rounds
 _PARITY = 0x1BD11BDA  # the third word of the key schedule is this and the key, by exclusive or
 _GROUPS = 5
 _LENGTH = 1_024  # XLA's CPU backend is slow on arrays that it cannot cut into equal parts: lengths are multiples of it
@@ -26,11 +26,11 @@ Words = UInt32[Array, " count"]
 
 
 def bits(key: Key[Array, ""], count: int) -> Words:
-    """Return words of 32 random bits: of block i of a key, those at 2i and 2i + 1.
+    """Return words of 32 random bits; block i of a key gives those at 2i and 2i + 1.
 
     Args:
-        key: of the implementation `threefry2x32`; to be used for nothing else.
-        count: at most 2³².
+        key: a key of the implementation `threefry2x32`; use it for nothing else.
+        count: number of words, at most 2³².
     """
 
     def drawn(key: Key[Array, ""]) -> Words:
@@ -38,7 +38,7 @@ def bits(key: Key[Array, ""], count: int) -> Words:
         left, right = _blocks(key, index >> np.uint32(1))
         return jnp.where(_bit(index, 0), right, left)[:count]
 
-    return _once(drawn, key)
+    return _unfused(drawn, key)
 
 
 def normals(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
@@ -62,14 +62,14 @@ def normals(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
         swapped = _bit(right, 9) ^ _bit(index, 0)  # by 90°, or for the other one of the pair
         return (distance * jnp.where(swapped, sine, turned))[:count]
 
-    return _once(drawn, key)
+    return _unfused(drawn, key)
 
 
-def _once(draw: Callable[[Key[Array, ""]], Array], key: Key[Array, ""]) -> Array:
-    """Return `draw(key)`, computed once.
+def _unfused(draw: Callable[[Key[Array, ""]], Array], key: Key[Array, ""]) -> Array:
+    """Return `draw(key)`, and keep XLA's CPU backend from computing it again at every use.
 
-    XLA's CPU backend would fuse it with each use, and so compute it for each: across an optimization barrier too, but
-    not across a branch that it cannot decide.
+    It would fuse the draw into each use, across an optimization barrier too, but not across a branch that it cannot
+    decide.
     """
 
     def apart(key: Key[Array, ""]) -> Array:

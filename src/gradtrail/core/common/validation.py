@@ -1,12 +1,12 @@
-"""Bounds on the values of configs, checked where a config is made, with one wording of the errors."""
+"""Bounds on the values of configs, checked when a config is created, with uniform error messages."""
 
 import operator
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 MAX_GALLERY = 400  # images in a gallery
-LARGEST = 10**9  # of any number: JAX counts in int32
-MAX_WIDTH = 2**24  # of a layer: XLA counts the bytes of its weights in int64
+LARGEST = 10**9  # largest number in a config: JAX counts in int32
+MAX_WIDTH = 2**24  # units of a layer: XLA counts the bytes of its weights in int64
 
 Bounds: TypeAlias = Mapping[str, float]  # keyword arguments of `check`
 POSITIVE: Bounds = {"above": 0, "at_most": LARGEST}
@@ -24,15 +24,15 @@ class ConfigError(ValueError):
 def check_fields(config: Any, **bounds: Bounds) -> None:
     """Check fields of a config: `check_fields(self, momentum=SHARE)`.
 
-    A field that is None is not checked; of a tuple every entry is.
+    None is not checked; every entry of a tuple is.
 
     Raises:
         ValueError: one line that begins with the field's name.
     """
-    for name, each in bounds.items():
+    for name, field_bounds in bounds.items():
         value = getattr(config, name)
         for entry in value if isinstance(value, tuple) else () if value is None else (value,):
-            check(name, entry, **each)
+            check(name, entry, **field_bounds)
 
 
 def check(
@@ -55,10 +55,10 @@ def check(
         (at_most, "at most", operator.le),
         (below, "below", operator.lt),
     ]
-    asked = [
+    checks = [
         (f"{word} {bound:{',' if isinstance(bound, int) else 'g'}}", bool(holds(value, bound)))
         for bound, word, holds in bounds
         if bound is not None
     ]
-    if not all(held for _, held in asked):
-        raise ValueError(f"{name} must be {' and '.join(words for words, _ in asked)}, got {value!r}")
+    if not all(is_met for _, is_met in checks):
+        raise ValueError(f"{name} must be {' and '.join(words for words, _ in checks)}, got {value!r}")

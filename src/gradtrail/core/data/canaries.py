@@ -1,4 +1,4 @@
-"""Canaries: examples that are put into a training set, or not, by a coin, to see whether a training tells which."""
+"""Canaries: examples that a fair coin puts into a training set or not; an audit guesses the coins from the training."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +18,7 @@ class Canaries:
 
     Attributes:
         images: uint8 pixels, 0 to 255.
-        labels: class of each, int32.
+        labels: class of each canary, int32.
     """
 
     images: UInt8[np.ndarray, "canaries height width"]
@@ -37,10 +37,10 @@ def make_canaries(
         train: the training split; none of the canaries is one of its examples.
         kind: `dots` have one pixel in twenty white, at random where the training images are darkest, and a label at
             random: gradients that are large, and almost orthogonal to each other and to those of real images.
-            `mislabelled` are training images with another label than theirs, at random.
-        count: at least 1; of `mislabelled` at most as many as `train` has examples.
-        num_classes: at least 2.
-        rng: determines all of it.
+            `mislabelled` are training images with a random wrong label.
+        count: number of canaries, at least 1; `mislabelled` ones are at most as many as the examples of `train`.
+        num_classes: number of classes, at least 2.
+        rng: generator of all random numbers.
 
     Raises:
         ValueError: one line; there are too few examples.
@@ -63,8 +63,8 @@ def make_canaries(
     return Canaries(images=images.reshape(count, *train.images.shape[1:]), labels=labels)
 
 
-def throw_coins(count: int, *, rng: np.random.Generator) -> Bool[np.ndarray, " canaries"]:
-    """Return whether each canary is put into the training set: a fair coin of its own."""
+def draw_membership(count: int, *, rng: np.random.Generator) -> Bool[np.ndarray, " canaries"]:
+    """Return True for the canaries that are put into the training set, by independent fair coins."""
     return rng.integers(0, 2, count) == 1
 
 

@@ -1,4 +1,4 @@
-"""How images are changed; without JAX, which reading params does not need."""
+"""Config of augmentations and deformations; imports no JAX, which reading params does not need."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ class AugmentationConfig:
     """Ranges of the random changes; each is drawn uniformly between the negative and the positive value.
 
     Attributes:
-        shift: of the image, in pixels, along both axes.
+        shift: translation along both axes, in pixels.
         rotation: about the centre, in degrees.
         scale: relative change of size; 0.1 for 90 % to 110 %.
-        shear: of the rows, in degrees.
+        shear: slant of the rows, in degrees.
         cutout: side of a square that is set to 0, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre is
             uniform over the image.
     """

@@ -8,8 +8,8 @@ import numpy as np
 from gradtrail.core.common.split import Split
 from gradtrail.core.data.config import AugmentationConfig
 
-_PART = 4096  # examples that are deformed at a time
-_STREAM = 3  # of random numbers from a seed; `preprocessing` has three, and a training 0
+_PART = 4096  # examples per call
+_STREAM = 3  # stream of random numbers of a seed; `preprocessing` uses 0 to 2, a training 0
 
 
 def versions_of(
@@ -24,15 +24,15 @@ def versions_of(
     """Yield all versions of a split in parts, version by version; the first version is the split itself.
 
     Version v of example i has the `example_id` v · num_ids + i: ids stay unique, and example_id % num_ids is the
-    example that it was made of. Its labels are that example's, true and given ones, and its pixels are a function of
-    its image, `config`, `seed`, v and i alone.
+    source example. All labels are the source's, and the pixels are a function of its image, `config`, `seed`, v and i
+    alone.
 
     Args:
         split: the examples.
         count: number of versions.
         config: ranges of the deformations.
-        seed: of the deformations.
-        num_ids: more than any `example_id` of the split.
+        seed: seed of the deformations.
+        num_ids: a number larger than any `example_id` of the split.
         advance: called with the number of examples of each part.
     """
     stream = np.array([_STREAM, seed], np.uint32)
@@ -42,7 +42,7 @@ def versions_of(
                 **{field.name: getattr(split, field.name)[start : start + _PART] for field in dataclasses.fields(Split)}
             )
             if version:
-                from gradtrail.core.data.augmentation import deform  # with JAX, which one version does not need
+                from gradtrail.core.data.augmentation import deform  # imports JAX, which a single version does not need
 
                 filling = _PART - len(part)
                 images = np.pad(part.images, ((0, filling), (0, 0), (0, 0)))

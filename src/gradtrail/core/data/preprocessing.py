@@ -25,11 +25,11 @@ def stratified_split(
     Args:
         labels: class of each example, 0 or more.
         fraction: share that is held out, in [0, 1).
-        seed: of the choice.
+        seed: seed of the choice.
 
     Returns:
-        Indices that are kept and indices that are held out, each ascending. Of `n` examples round(fraction · n) are
-        held out; of each class a number that differs from `fraction` times its size by less than one.
+        Indices that are kept and indices that are held out, both ascending. round(fraction · n) of `n` examples are
+        held out, and from each class a number that differs from `fraction` times its size by less than one.
     """
     rng = np.random.default_rng(seed)
     counts = np.bincount(labels)
@@ -40,14 +40,14 @@ def stratified_split(
 
 
 def stratified_subset(labels: Integer[np.ndarray, " examples"], size: int, *, seed: Seed) -> Int[np.ndarray, " size"]:
-    """Return ascending indices of `size` random examples with the same class proportions; all where there are fewer."""
+    """Return ascending indices of `size` random examples with the same class proportions; all if there are fewer."""
     if size >= len(labels):
         return np.arange(len(labels))
     return stratified_split(labels, size / len(labels), seed=seed)[1]
 
 
 def _largest_remainders(shares: np.ndarray, total: int) -> np.ndarray:
-    """Round shares to integers with sum `total`: down, then up where the remainders are largest."""
+    """Round shares to integers with sum `total`: down, then up for the largest remainders."""
     quotas = np.floor(shares).astype(np.int64)
     neediest = np.argsort(quotas - shares, kind="stable")
     quotas[neediest[: total - quotas.sum()]] += 1
@@ -62,8 +62,8 @@ def symmetric_noise(
     Args:
         labels: true class of each example.
         rate: share that is replaced, in [0, 1); exactly round(rate · n) labels differ.
-        num_classes: at least 2.
-        seed: of the choice of examples and of their labels.
+        num_classes: number of classes, at least 2.
+        seed: seed of the choice of examples and of their labels.
     """
     rng = np.random.default_rng(seed)
     flipped = rng.permutation(len(labels))[: round(rate * len(labels))]
@@ -78,15 +78,15 @@ class PreprocessConfig:
     """The section `preprocess` of `params.yaml`.
 
     Attributes:
-        seed: of the split, the subset and the noise.
+        seed: seed of the split, the subset and the noise.
         validation_fraction: share of the training set that is held out, stratified by class.
         subset_fraction: share of every split that is used, for quick runs; 1 for all.
         label_noise: share of the training labels that are replaced by wrong ones; validation and test are unchanged.
-        corrections: whether the labels that people corrected are applied, after the noise; `test`: only those of the
-            test split, whose labels stand beside the given ones.
-        deformations: versions of each training example: itself, and deformed ones; see `deformation.versions_of`.
+        corrections: True if labels that people corrected are applied, after the noise; `test` for the test split alone,
+            which has them alongside the given labels.
+        deformations: number of versions of each training example, itself included; see `deformation.versions_of`.
         deformation: ranges of the deformations, drawn once for each version of an example.
-        shard_mib: of a shard of the training split, at most, in MiB; None for whole arrays in one file.
+        shard_mib: largest size of a shard of the training split, in MiB; None for whole arrays in one file.
     """
 
     seed: int
@@ -129,10 +129,10 @@ def prepare(
         test_images: uint8 pixels of the test part.
         test_labels: class of each test image.
         config: fractions, noise and seed.
-        num_classes: of the data set.
+        num_classes: number of classes of the data set.
     """
-    kept, held_out = stratified_split(labels, config.validation_fraction, seed=(config.seed, _SPLIT))
-    train = _take(images, labels, kept, config)
+    train_rows, held_out = stratified_split(labels, config.validation_fraction, seed=(config.seed, _SPLIT))
+    train = _take(images, labels, train_rows, config)
     noisy = symmetric_noise(train.labels, config.label_noise, num_classes, seed=(config.seed, _NOISE))
     return {
         "train": dataclasses.replace(train, labels=noisy, given_labels=noisy, corrected_labels=noisy),
@@ -146,13 +146,13 @@ def correct(
 ) -> Split:
     """Return a split with corrections of its given labels.
 
-    A label that noise was planted in keeps its true label; of any other the correction is the truth.
+    A noisy label keeps its true label; for any other label the correction is the truth.
 
     Args:
         split: without corrections.
-        example_id: of the examples that are corrected, each once; those that the split lacks are left out.
-        new: correct label of each.
-        is_applied: whether `labels` become the corrected ones; they stay as given in a test split.
+        example_id: ids of the corrected examples, without duplicates; those that the split lacks are ignored.
+        new: correct label of each of them.
+        is_applied: True if `labels` become the corrected ones; False for a test split.
     """
     _, rows, chosen = np.intersect1d(split.example_id, example_id, assume_unique=True, return_indices=True)
     corrected, truth = split.given_labels.copy(), split.true_labels.copy()
@@ -169,12 +169,12 @@ def _take(images: np.ndarray, labels: np.ndarray, chosen: np.ndarray, config: Pr
     """Return a stratified subset of the `chosen` examples as a split."""
     size = max(1, round(config.subset_fraction * len(chosen)))
     rows = chosen[stratified_subset(labels[chosen], size, seed=(config.seed, _SUBSET))].astype(np.int32)
-    given = labels[rows].astype(np.int32)
+    chosen_labels = labels[rows].astype(np.int32)
     return Split(
         images=images[rows],
-        labels=given,
-        true_labels=given,
-        given_labels=given,
-        corrected_labels=given,
+        labels=chosen_labels,
+        true_labels=chosen_labels,
+        given_labels=chosen_labels,
+        corrected_labels=chosen_labels,
         example_id=rows,
     )

@@ -16,7 +16,7 @@ from gradtrail.core.common.intervals import Interval, pivotal_intervals
 
 LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature: beyond them a split is separated perfectly, or is noise
 _HALVINGS = 40
-_DRAWS = 1000  # behind each interval
+_DRAWS = 1000  # resamples of an interval
 
 Probabilities = Float[np.ndarray, "examples classes"]
 Labels = Int[np.ndarray, " examples"]
@@ -27,9 +27,9 @@ class Bins:
     """Confidence (the highest probability) against accuracy, in bins.
 
     Attributes:
-        count: examples in the bin.
-        confidence: their mean highest probability; NaN in an empty bin.
-        accuracy: their share of correct predictions; NaN in an empty bin.
+        count: number of examples in the bin.
+        confidence: mean highest probability; NaN in an empty bin.
+        accuracy: share of correct predictions; NaN in an empty bin.
     """
 
     count: Int[np.ndarray, " bins"]
@@ -38,7 +38,7 @@ class Bins:
 
     @property
     def expected_calibration_error(self) -> float:
-        """That of these bins; see `calibration_error`."""
+        """Calibration error of these bins, see `calibration_error`."""
         return calibration_error(np.nan_to_num(self.count * (self.confidence - self.accuracy)), int(self.count.sum()))
 
 
@@ -46,8 +46,8 @@ def calibration_error(gaps: Float[np.ndarray, " bins"], num_examples: int) -> fl
     """Return the mean of |accuracy - confidence| weighted by count (Guo et al., arXiv 1706.04599, equation 3).
 
     Args:
-        gaps: of each bin, the sum of the confidences minus the number of correct predictions.
-        num_examples: in all bins, at least 1.
+        gaps: sum of the confidences minus the number of correct predictions, by bin.
+        num_examples: number of examples in all bins, at least 1.
     """
     return float(np.abs(gaps).sum() / num_examples)
 
@@ -62,11 +62,11 @@ def log_softmax(logits: Any) -> Any:
 def log_mean_softmax(logits: Any) -> Any:
     """Return the logarithm of the mean softmax of several networks, which is also a logit of their ensemble.
 
-    No probability is formed that could underflow: with a temperature above 1 the smallest ones count.
+    Probabilities are not formed, since they could underflow: with a temperature above 1 the smallest ones matter.
     Source: B. Lakshminarayanan, A. Pritzel, C. Blundell, arXiv 1612.01474, section 2.4.
 
     Args:
-        logits: (networks, examples, classes), of NumPy or JAX.
+        logits: array (networks, examples, classes) of NumPy or JAX.
     """
     xp, logs = logits.__array_namespace__(), log_softmax(logits)
     largest = xp.max(logs, axis=0, keepdims=True)
@@ -80,15 +80,15 @@ def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], lab
     logits z, so bisection finds its root.
 
     Args:
-        logits: of examples that the network was not trained on, or of several networks.
-        labels: of the same examples; at least one.
+        logits: logits by one network or several that were not trained on the examples.
+        labels: labels of the same examples, one or more.
     """
     logits = log_softmax(logits.astype(np.float64))
     index = np.broadcast_to(labels, logits.shape[:-1])[..., None]
-    of_label = np.mean(np.take_along_axis(logits, index, axis=-1))
+    label_logit = np.mean(np.take_along_axis(logits, index, axis=-1))
 
     def slope(beta: float) -> float:
-        return float(np.mean(np.sum(np.exp(log_softmax(beta * logits)) * logits, axis=-1)) - of_label)
+        return float(np.mean(np.sum(np.exp(log_softmax(beta * logits)) * logits, axis=-1)) - label_logit)
 
     low, high = 1 / HIGHEST, 1 / LOWEST
     for _ in range(_HALVINGS):
@@ -112,7 +112,7 @@ def bins_of_equal_width(confidence: Float[np.ndarray, " examples"], num_bins: in
 def bins_of_equal_mass(confidence: Float[np.ndarray, " examples"], num_bins: int) -> Int[np.ndarray, " examples"]:
     """Return the bin of each example; each bin has as many examples as any other, or one more.
 
-    Equal confidences are told apart by their position.
+    Equal confidences are ordered by position.
     """
     rank = np.empty(len(confidence), np.int64)
     rank[np.argsort(confidence, kind="stable")] = np.arange(len(confidence))
@@ -131,7 +131,7 @@ def in_bins(bins: Int[np.ndarray, " examples"], confidence: np.ndarray, is_corre
 
 
 def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bins: int) -> Mapping[str, Interval]:
-    """Return how good probabilities are, each number with its pivotal interval over resampled examples.
+    """Return scores of probabilities with their pivotal intervals over resampled examples.
 
     Returns:
         `loss`, the mean cross-entropy in nats; `brier`; `expected_calibration_error` in bins of equal width, and
@@ -143,8 +143,8 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
     bins = [bins_of_equal_width(confidence, num_bins), bins_of_equal_mass(confidence, num_bins)]
 
     def measured(count: np.ndarray) -> list[float]:
-        gaps = [np.bincount(each, weights=gap * count, minlength=num_bins) for each in bins]
-        return [*np.sum(means * count, axis=1) / size, *(calibration_error(each, size) for each in gaps)]
+        gaps = [np.bincount(number, weights=gap * count, minlength=num_bins) for number in bins]
+        return [*np.sum(means * count, axis=1) / size, *(calibration_error(number, size) for number in gaps)]
 
     draw = np.random.default_rng(0)
     values = np.array(measured(np.ones(size)))

@@ -43,10 +43,10 @@ class EvaluateConfig:
     """The section `evaluate` of `params.yaml`.
 
     Attributes:
-        weights: of the last epoch, or of the one with the best validation accuracy.
-        batch_size: examples per call of the model.
-        calibration_bins: bins of the reliability diagram.
-        num_mistakes: images in the gallery of mistakes.
+        weights: weights of the last epoch, or of the one with the best validation accuracy.
+        batch_size: number of examples per call of the model.
+        calibration_bins: number of bins of the reliability diagram.
+        num_mistakes: number of images in the gallery of mistakes.
     """
 
     weights: WeightsKind
@@ -70,15 +70,15 @@ class Evaluation:
     Attributes:
         labels: given class of each example.
         predicted: most probable class of each example.
-        probabilities: calibrated, float32.
+        probabilities: calibrated probabilities, float32.
         example_loss: cross-entropy of the calibrated probabilities in nats, float32.
-        temperature: by which the logits were divided.
+        temperature: divisor of the logits.
         confusion: number of examples of each label (row) that were predicted as each class (column).
         per_class: precision, recall and F1.
         reliability: confidence against accuracy, calibrated.
-        reliability_uncalibrated: the same at temperature 1.
-        scores: of the calibrated probabilities, with intervals.
-        scores_uncalibrated: the same at temperature 1.
+        reliability_uncalibrated: the same bins at temperature 1.
+        scores: loss, Brier score and calibration errors of the calibrated probabilities, with intervals.
+        scores_uncalibrated: the same scores at temperature 1.
     """
 
     labels: Int[np.ndarray, " examples"]
@@ -128,11 +128,11 @@ class Evaluation:
 
 
 def corrected_metrics(predicted: Labels, labels: Labels, corrected: Labels) -> dict[str, float]:
-    """Return the accuracy by corrected labels with Wilson's 95 % interval; nothing where no label was corrected.
+    """Return the accuracy by corrected labels with Wilson's 95 % interval; empty if no label was corrected.
 
     Args:
         predicted: class of each example.
-        labels: given class, by which the first accuracy is.
+        labels: given class, for the first accuracy.
         corrected: class after corrections.
     """
     if np.array_equal(labels, corrected):
@@ -157,17 +157,17 @@ def evaluate(
     Args:
         logits: logits of each example in the order of the split.
         labels: class of each example.
-        temperature: from another split.
+        temperature: temperature fitted on another split.
         calibration_bins: number of bins of the reliability diagrams.
     """
     predicted = np.argmax(logits, axis=1)  # rounding may make two calibrated probabilities equal
     confusion = confusion_matrix(labels, predicted, logits.shape[1])
     logs = [calibration.log_softmax(logits.astype(np.float64) / divisor) for divisor in (temperature, 1.0)]
-    loss, loss_uncalibrated = (-each[np.arange(len(labels)), labels] for each in logs)
-    calibrated, uncalibrated = (np.exp(each).astype(np.float32) for each in logs)
+    loss, loss_uncalibrated = (-log_probabilities[np.arange(len(labels)), labels] for log_probabilities in logs)
+    calibrated, uncalibrated = (np.exp(log_probabilities).astype(np.float32) for log_probabilities in logs)
 
-    def reliability(given: Float[np.ndarray, "examples classes"]) -> Bins:
-        confidence = np.max(given, axis=1)
+    def reliability(probabilities: Float[np.ndarray, "examples classes"]) -> Bins:
+        confidence = np.max(probabilities, axis=1)
         bins = calibration.bins_of_equal_width(confidence, calibration_bins)
         return calibration.in_bins(bins, confidence, predicted == labels, calibration_bins)
 

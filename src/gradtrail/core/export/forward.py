@@ -1,7 +1,7 @@
-"""The forward pass with calibrated probabilities as a program that stands by itself: StableHLO, by `jax.export`.
+"""The forward pass with calibrated probabilities as a standalone StableHLO program, by `jax.export`.
 
-Its arguments are a dict of tensors, as safetensors reads one, and images; the weights are no part of it, so that
-networks of one architecture have one program, and its compilation is cached for all of them.
+Its arguments are a dict of tensors, as safetensors loads one, and images; the program contains no weights, so networks
+of one architecture share a program and its cached compilation.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from gradtrail.core.evaluate.calibration import log_mean_softmax, log_softmax
 from gradtrail.core.nn.models import HostParams, Model, Params
 
 Platform = Literal["cpu", "cuda"]
-TEMPERATURE = "temperature"  # the name of its tensor, a scalar
+TEMPERATURE = "temperature"  # name of its scalar tensor
 
 Tensors = Mapping[str, np.ndarray]
 Images = UInt8[Array, "batch height width"]
@@ -32,8 +32,8 @@ class ExportConfig:
     """The section `export` of `params.yaml`.
 
     Attributes:
-        name: of the model, in MLflow's registry, and in the paths of a server's endpoints.
-        batch_sizes: that a server compiles before it answers; ascending.
+        name: name of the model in MLflow's registry and in the paths of a server's endpoints.
+        batch_sizes: batch sizes that a server compiles before it answers, ascending.
     """
 
     name: str
@@ -49,28 +49,28 @@ class ExportConfig:
 
 
 def tensors(members: Sequence[Params | HostParams], temperature: float) -> dict[str, np.ndarray]:
-    """Return the tensors that the program takes, float32.
+    """Return the tensors that are arguments of the program, float32.
 
     Args:
         members: the parameters of a network, or of each network of an ensemble.
-        temperature: that calibrates the probabilities.
+        temperature: temperature that calibrates the probabilities.
 
     Returns:
-        Each parameter by its path, such as `layers/0/kernel`, with a leading axis of members where there are several;
-        and `temperature`, a scalar.
+        Each parameter by its path, such as `layers/0/kernel`, with a leading axis of members if there are several; and
+        the scalar `temperature`.
     """
-    of_each = [jax.tree.leaves_with_path(params) for params in members]
-    named = {}
-    for leaves in zip(*of_each, strict=True):
+    leaves_by_member = [jax.tree.leaves_with_path(params) for params in members]
+    by_path = {}
+    for leaves in zip(*leaves_by_member, strict=True):
         arrays = [np.asarray(leaf) for _, leaf in leaves]
-        named["/".join(str(part.key) for part in leaves[0][0])] = np.stack(arrays) if len(arrays) > 1 else arrays[0]
-    return named | {TEMPERATURE: np.asarray(temperature, np.float32)}
+        by_path["/".join(str(part.key) for part in leaves[0][0])] = np.stack(arrays) if len(arrays) > 1 else arrays[0]
+    return by_path | {TEMPERATURE: np.asarray(temperature, np.float32)}
 
 
 def forward(model: Model, num_members: int) -> Callable[[Mapping[str, Array], Images], Float[Array, "batch classes"]]:
     """Return the function tensors, images → probabilities, float32.
 
-    Of one network they are softmax(logits / temperature); of several, softmax(log p / temperature) with their mean
+    For one network these are softmax(logits / temperature); for several, softmax(log p / temperature) with their mean
     probabilities p, as in `evaluate`.
     """
     names = ["/".join(str(part.key) for part in path) for path, _ in jax.tree.leaves_with_path(model.abstract_params())]
@@ -87,7 +87,7 @@ def forward(model: Model, num_members: int) -> Callable[[Mapping[str, Array], Im
     return calibrated
 
 
-def export_forward(model: Model, named: Tensors, num_members: int, platform: Platform) -> export.Exported:
+def export_forward(model: Model, tensors: Tensors, num_members: int, platform: Platform) -> export.Exported:
     """Export the forward pass for one platform, with any number of images, at least one.
 
     The bytes of `serialize()`, which needs flatbuffers, depend on the network and the versions of JAX and Flax alone:
@@ -95,7 +95,7 @@ def export_forward(model: Model, named: Tensors, num_members: int, platform: Pla
     """
     (batch,) = export.symbolic_shape("batch")
     images = jax.ShapeDtypeStruct((batch, *model.config.image_shape), jnp.uint8)
-    abstract = {name: jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for name, tensor in sorted(named.items())}
+    abstract = {name: jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for name, tensor in sorted(tensors.items())}
     with _no_source_locations():
         return export.export(jax.jit(forward(model, num_members)), platforms=(platform,))(abstract, images)
 

@@ -19,9 +19,9 @@ from gradtrail.core.nn.models import HostParams, Params
 from gradtrail.core.per_example.noise_scale import NoiseScale, from_chunks
 
 Scores = dict[str, np.ndarray]
-FOLLOWED = ("grad_norm", "el2n", "loss", "probability", "margin")  # scores reported for every kept epoch
-MEAN = "_mean"  # suffix of a score: its mean over the kept epochs after training began
-_SEED = 0  # of the bootstrap and of the power iteration
+EPOCH_SCORES = ("grad_norm", "el2n", "loss", "probability", "margin")  # scores reported for every kept epoch
+MEAN = "_mean"  # suffix of a score's mean over the kept epochs after training began
+_SEED = 0  # seed of the bootstrap and of the power iteration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class Trajectory:
 
     Attributes:
         params: epoch → parameters; 0 is before training.
-        scored: epoch for which all scores are reported; one of `params`.
-        learning_rates: of every step.
+        scored: epoch whose scores are all reported, one of `params`.
+        learning_rates: learning rate of every step.
         steps_per_epoch: number of steps in each epoch.
-        batch_size: of each step but the last of an epoch.
+        batch_size: number of examples of each step but the last of an epoch.
     """
 
     params: Mapping[int, Params | HostParams]
@@ -46,8 +46,8 @@ class Trajectory:
     def weights(self) -> dict[int, float]:
         """Weight of each kept epoch in sums over the training, see `checkpoint_weights`."""
         epochs = sorted(self.params)
-        found = checkpoint_weights(epochs, self.learning_rates, self.steps_per_epoch)
-        return dict(zip(epochs, found.tolist(), strict=True))
+        weights = checkpoint_weights(epochs, self.learning_rates, self.steps_per_epoch)
+        return dict(zip(epochs, weights.tolist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +56,12 @@ class GradientAnalysis:
 
     Attributes:
         scores: split → score → a value for each example, float32.
-        noise_scales: epoch → gradient noise scale of the training split; none where that has no example.
+        noise_scales: epoch → gradient noise scale of the training split; empty if that has no example.
         classes: similarity of the classes' gradients on the training split, at the scored epoch.
         influenced: positions in the test split of the examples whose influences were computed.
-        influence: of each training example on each of those, float32; positive where it lowered the loss.
-        curvature: largest eigenvalue of the Hessian of the mean training loss at the scored epoch; None where it was
-            not asked for.
+        influence: influence of each training example on each of those, float32; positive if it lowered the loss.
+        curvature: largest eigenvalue of the Hessian of the mean training loss at the scored epoch; None if it is not
+            configured.
     """
 
     scores: dict[str, Scores]
@@ -93,14 +93,14 @@ def analyze(
 ) -> GradientAnalysis:
     """Run all passes over the splits at each kept epoch.
 
-    Where the training split has no example there are no noise scales, no influences, no classes and no cosines.
+    Without a training example there are no noise scales, influences, classes and cosines.
 
     Args:
-        passes: compiled for the model, and for `num_influenced` examples.
-        trajectory: of the training.
-        splits: `train` and `test` among them.
-        config: which test examples, how many bootstrap samples and iterations.
-        num_classes: of the labels.
+        passes: passes compiled for the model and for `num_influenced` examples.
+        trajectory: kept weights of the training.
+        splits: splits by name, with `train` and `test`.
+        config: chosen test examples, number of bootstrap samples and of iterations.
+        num_classes: number of classes.
         advance: called with the number of examples that a pass has processed, `num_visits` in all, and with 0 and a
             `message` after each epoch.
 
@@ -114,13 +114,13 @@ def analyze(
 
     def score(epoch: int) -> dict[str, Scores]:
         params = passes.place(trajectory.params[epoch])
-        found = {
+        by_split = {
             name: passes.score(params, part.images, part.labels, advance=advance)
             for name, part in splits.items()
             if len(part)
         }
-        empty = {name: values[:0] for name, values in next(iter(found.values())).items()}
-        return {name: found.get(name, empty) for name in splits}
+        empty = {name: values[:0] for name, values in next(iter(by_split.values())).items()}
+        return {name: by_split.get(name, empty) for name in splits}
 
     classes = ClassStructure.unknown(num_classes)
     aligned = {name: _cosines(np.full((len(part), 2), np.nan, np.float32)) for name, part in splits.items()}
@@ -138,14 +138,16 @@ def analyze(
         noise_scales[epoch] = from_chunks(
             products, squares, chunks.sizes, chunks.classes, samples=config.bootstrap_samples, seed=_SEED
         )
-        others = passes.signals(params, test.images[influenced], test.labels[influenced])
-        found = passes.products((params, others), train.images, train.labels, advance=advance)["products"]
-        influence += trajectory.weights[epoch] * found.astype(np.float64)
+        test_signals = passes.signals(params, test.images[influenced], test.labels[influenced])
+        products_with_test = passes.products((params, test_signals), train.images, train.labels, advance=advance)[
+            "products"
+        ]
+        influence += trajectory.weights[epoch] * products_with_test.astype(np.float64)
         if epoch == trajectory.scored:
             classes = _class_structure(chunks, products, squares, num_classes)
             aligned = _align(passes, params, splits, chunks, by_epoch[epoch], num_classes, advance)
         advance(0, message=f"epoch {epoch}")
-    scores = {name: _followed(by_epoch, trajectory, name) | aligned[name] for name in splits}
+    scores = {name: _split_scores(by_epoch, trajectory, name) | aligned[name] for name in splits}
     return GradientAnalysis(
         scores=scores,
         noise_scales=noise_scales,
@@ -179,17 +181,18 @@ def _choose(config: GradientsConfig, test: Split, scores: Scores) -> Int[np.ndar
     return np.array([positions[name] for name in config.test_examples])
 
 
-def _followed(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Trajectory, split: str) -> Scores:
-    """Return all scores at the scored epoch, `FOLLOWED` at every epoch with their means, and self-influence."""
-    found = {epoch: scores[split] for epoch, scores in sorted(by_epoch.items())}
-    trained = [epoch for epoch in found if epoch > 0] or list(found)
-    columns = dict(found[trajectory.scored])
-    for name in FOLLOWED:
-        columns |= {epoch_column(name, epoch): scores[name] for epoch, scores in found.items()}
-        total = np.sum([found[epoch][name] for epoch in trained], axis=0, dtype=np.float64)
+def _split_scores(by_epoch: Mapping[int, Mapping[str, Scores]], trajectory: Trajectory, split: str) -> Scores:
+    """Return all scores of the scored epoch, `EPOCH_SCORES` of every epoch with their means, and self-influence."""
+    split_by_epoch = {epoch: scores[split] for epoch, scores in sorted(by_epoch.items())}
+    trained = [epoch for epoch in split_by_epoch if epoch > 0] or list(split_by_epoch)
+    columns = dict(split_by_epoch[trajectory.scored])
+    for name in EPOCH_SCORES:
+        columns |= {epoch_column(name, epoch): scores[name] for epoch, scores in split_by_epoch.items()}
+        total = np.sum([split_by_epoch[epoch][name] for epoch in trained], axis=0, dtype=np.float64)
         columns[f"{name}{MEAN}"] = np.asarray(total / len(trained), np.float32)
     squares = [
-        trajectory.weights[epoch] * scores["grad_norm"].astype(np.float64) ** 2 for epoch, scores in found.items()
+        trajectory.weights[epoch] * scores["grad_norm"].astype(np.float64) ** 2
+        for epoch, scores in split_by_epoch.items()
     ]
     columns["self_influence"] = np.sum(squares, axis=0).astype(np.float32)
     return columns
@@ -206,8 +209,8 @@ def _class_structure(
     chunks: ChunkGradients, products: np.ndarray, squares: np.ndarray, num_classes: int
 ) -> ClassStructure:
     member = np.equal.outer(np.arange(num_classes), chunks.classes).astype(np.float64)
-    of_classes = np.einsum("ak,kl->al", member, products)  # no `@`: a BLAS adds in an order of its own
-    between = np.einsum("al,bl->ab", of_classes, member)
+    class_products = np.einsum("ak,kl->al", member, products)  # no `@`: the order of a BLAS varies
+    between = np.einsum("al,bl->ab", class_products, member)
     squares, sizes = (np.einsum("ak,k->a", member, values) for values in (squares, chunks.sizes))
     return class_structure(between, squares, sizes.astype(np.int64))
 
@@ -222,7 +225,7 @@ def _align(
     advance: Callable[..., object],
 ) -> dict[str, Scores]:
     """Return the cosine of each example's gradient with the mean training gradient, of all and of its class."""
-    found = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
+    dots_by_split = {name: np.zeros((len(split), 2), np.float32) for name, split in splits.items()}
     total = _unit(chunks.total())
     for label in range(num_classes):
         directions = passes.place(_unraveled(np.stack([total, _unit(chunks.of_class(label))]), params))
@@ -230,10 +233,14 @@ def _align(
             rows = np.flatnonzero(split.labels == label)
             if len(rows):
                 whole = (params, directions)
-                found[name][rows] = passes.dots(whole, split.images[rows], split.labels[rows], advance=advance)["dots"]
+                dots_by_split[name][rows] = passes.dots(whole, split.images[rows], split.labels[rows], advance=advance)[
+                    "dots"
+                ]
     tiny = np.finfo(np.float32).tiny
-    cosines = {name: dots / np.maximum(scores[name]["grad_norm"], tiny)[:, None] for name, dots in found.items()}
-    return {name: _cosines(each) for name, each in cosines.items()}
+    cosines = {
+        name: dots / np.maximum(scores[name]["grad_norm"], tiny)[:, None] for name, dots in dots_by_split.items()
+    }
+    return {name: _cosines(values) for name, values in cosines.items()}
 
 
 def _cosines(values: Float[np.ndarray, "examples 2"]) -> Scores:

@@ -1,6 +1,6 @@
-"""Gradients of a split, summed over chunks of examples of one class each: what noise scales and classes are made from.
+"""Per-class chunk sums of gradients, from which noise scale and class similarity follow.
 
-The sums lie on the host, see `chunk_bytes`.
+The sums are on the host, see `chunk_bytes`.
 """
 
 import os
@@ -19,8 +19,8 @@ from gradtrail.core.gradients.passes import GradientPasses, Pass, masked_batch
 from gradtrail.core.nn.models import HostParams, Params, num_parameters
 
 _CHUNKS_PER_CLASS = 10
-_PRODUCT_COLUMNS = 2**10  # of the summed gradients that are multiplied at once: 100 rows of them fit into a cache
-_CHUNK_FLOATS = 2**27  # 512 MiB for the summed gradients of all chunks, where two chunks per class fit into that
+_PRODUCT_COLUMNS = 2**10  # columns of the summed gradients per product: 100 rows of them fit into a cache
+_CHUNK_FLOATS = 2**27  # 512 MiB for the summed gradients of all chunks, if two chunks per class fit into that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class ChunkGradients:
     Attributes:
         sums: flat gradient of each chunk, float32, on the host.
         classes: class of each chunk.
-        sizes: examples in each chunk.
+        sizes: number of examples in each chunk.
         chunk_of: chunk of each example of the split.
     """
 
@@ -40,23 +40,20 @@ class ChunkGradients:
     chunk_of: Int[np.ndarray, " examples"]
 
     def products(self) -> Float[np.ndarray, "chunks chunks"]:
-        """Return the inner products of the chunks' sums, float64, added in an order that no number of threads changes.
-
-        So not by a BLAS.
-        """
-        found = np.zeros((len(self.sums), len(self.sums)))
+        """Return the inner products of the chunks' sums, float64, in an order independent of threads, unlike a BLAS."""
+        total = np.zeros((len(self.sums), len(self.sums)))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for part in pool.map(self._products_from, range(0, self.sums.shape[1], _PRODUCT_COLUMNS)):
-                found += part
-        return found + np.triu(found, 1).T
+                total += part
+        return total + np.triu(total, 1).T
 
     def _products_from(self, start: int) -> Float[np.ndarray, "chunks chunks"]:
         """Return the upper triangle of the inner products over some of the parameters."""
         part = self.sums[:, start : start + _PRODUCT_COLUMNS].astype(np.float64)
-        found = np.zeros((len(part), len(part)))
+        triangle = np.zeros((len(part), len(part)))
         for row in range(len(part)):
-            found[row, row:] = np.einsum("jk,k->j", part[row:], part[row])
-        return found
+            triangle[row, row:] = np.einsum("jk,k->j", part[row:], part[row])
+        return triangle
 
     def squares(self, grad_norm: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " chunks"]:
         """Return for each chunk the sum of its examples' squared gradient norms, float64."""
@@ -93,7 +90,7 @@ def chunk_gradients(
         if not len(members):
             continue
         parts = np.split(members, range(passes.sums.batch_size, len(members), passes.sums.batch_size))
-        if len(parts) < per_class:  # a bootstrap over one chunk, or a few, would tell of no spread
+        if len(parts) < per_class:  # a bootstrap over few chunks would underestimate the spread
             parts = np.array_split(members, min(per_class, len(members)))
         for group in np.array_split(np.arange(len(parts)), min(per_class, len(parts))):
             batches = [parts[part] for part in group]
@@ -109,16 +106,16 @@ def chunk_gradients(
 def _sum_into(total: np.ndarray, sums: Pass, params: Any, split: Split, parts: list[np.ndarray]) -> None:
     """Write the summed gradient of batches of rows, flat, added in their order."""
     started = (sums.function(params, masked_batch(sums, split, rows)) for rows in parts)
-    for number, (found, _) in enumerate(batching.one_ahead(started)):
-        flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(found)])
+    for number, (part_sum, _) in enumerate(batching.overlapped(started)):
+        flat = np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(part_sum)])
         total[:] = total + flat if number else flat
 
 
 def chunks_per_class(num_parameters: int, num_classes: int) -> int:
-    """Return the number of chunks that each class is summed in: 10, or as many as fit into 512 MiB, but 2 at least."""
+    """Return the number of chunks per class: 10, or as many as fit into 512 MiB, but 2 at least."""
     return int(np.clip(_CHUNK_FLOATS // (num_parameters * num_classes), 2, _CHUNKS_PER_CLASS))
 
 
 def chunk_bytes(num_parameters: int, num_classes: int) -> int:
-    """Return the bytes of `ChunkGradients.sums`, which are held on the host; above 512 MiB with 2 chunks a class."""
+    """Return the bytes of `ChunkGradients.sums` on the host; they exceed 512 MiB only with 2 chunks a class."""
     return 4 * num_parameters * num_classes * chunks_per_class(num_parameters, num_classes)

@@ -11,13 +11,13 @@ class GradientsConfig:
     """The section `gradients`.
 
     Attributes:
-        weights: of the last epoch, or of the one with the best validation accuracy.
+        weights: weights of the last epoch, or of the one with the best validation accuracy.
         top_fraction: share of a split that counts as the largest gradients.
-        num_largest: images in the gallery of the largest gradients.
-        num_suspects: images in each gallery of suspected label errors.
-        num_influenced: number of test examples whose influences are computed, where `test_examples` is empty.
-        bootstrap_samples: for the interval of the noise scale.
-        curvature_iterations: of the power iteration for the largest eigenvalue of the Hessian; 0 not to compute it.
+        num_largest: number of images in the gallery of the largest gradients.
+        num_suspects: number of images in each gallery of suspected label errors.
+        num_influenced: number of test examples whose influences are computed if `test_examples` is empty.
+        bootstrap_samples: number of bootstrap samples for the interval of the noise scale.
+        curvature_iterations: number of power iterations for the largest eigenvalue of the Hessian; 0 to skip it.
         test_examples: `example_id` of the test examples whose influences are computed; empty for those with the
             largest loss.
     """

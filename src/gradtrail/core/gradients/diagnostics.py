@@ -20,15 +20,15 @@ _TINY = 1e-30  # below every norm but 0
 
 @dataclass(frozen=True, kw_only=True)
 class ClassStructure:
-    """Similarity of the classes' gradients, float64; NaN where a class has no example, or no pair of examples.
+    """Similarity of the classes' gradients, float64; NaN if a class has no example, or no pair of examples.
 
     Attributes:
-        cosine: between the mean gradients of two classes.
+        cosine: cosine between the mean gradients of two classes.
         coherence: mean inner product of the gradients of two distinct examples, one of each class, over the product of
-            the classes' root mean square norms: 1 where all are parallel, 0 where they are orthogonal on average.
+            the classes' root mean square norms: 1 if all are parallel, 0 if they are orthogonal on average.
         share: ⟨Gc, G⟩ / ‖G‖² of the summed gradients of a class and of all examples: to first order, the share of the
             class in the decrease of the summed loss by a gradient step. The shares sum to 1; that of a class whose
-            gradient opposes the others, so that its own loss increases, is negative.
+            gradient opposes the sum, so that its own loss increases, is negative.
     """
 
     cosine: Classes
@@ -37,18 +37,18 @@ class ClassStructure:
 
     @classmethod
     def unknown(cls, num_classes: int) -> "ClassStructure":
-        """Return that of no example."""
+        """Return the structure of an empty split: all NaN."""
         nothing = np.full((num_classes, num_classes), np.nan)
         return cls(cosine=nothing, coherence=nothing, share=nothing[0])
 
     @property
     def within(self) -> float:
-        """Mean coherence of a class with itself; NaN where no class has two examples."""
+        """Mean coherence of a class with itself; NaN if no class has two examples."""
         return _mean_of_finite(np.diag(self.coherence))
 
     @property
     def across(self) -> float:
-        """Mean coherence of two distinct classes; NaN where there is only one."""
+        """Mean coherence of two distinct classes; NaN if there is only one."""
         return _mean_of_finite(self.coherence[~np.eye(len(self.coherence), dtype=bool)])
 
 
@@ -59,14 +59,14 @@ def class_structure(
 
     Args:
         products: inner products of the classes' summed gradients, float64.
-        squares: for each class, the sum of its examples' squared gradient norms, float64.
-        sizes: examples of each class.
+        squares: sum of the examples' squared gradient norms by class, float64.
+        sizes: number of examples of each class.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         norms = np.sqrt(np.diag(products))
         cosine = products / np.outer(norms, norms)
         pairs = np.outer(sizes, sizes) - np.diag(sizes)
-        pairs = np.where(pairs > 0, pairs, np.nan)  # 0 / 0 would be infinite where the sums were rounded
+        pairs = np.where(pairs > 0, pairs, np.nan)  # 0 / 0 would be infinite after rounding of the sums
         root_mean_square = np.sqrt(squares / sizes)
         coherence = (products - np.diag(squares)) / pairs / np.outer(root_mean_square, root_mean_square)
         share = np.sum(products, axis=1) / np.sum(products)
@@ -93,9 +93,9 @@ def largest_eigenvalue(
 
     Args:
         product: direction, float32 → Hessian times direction.
-        params: give the shapes of the direction.
+        params: parameters with the shapes of the direction.
         iterations: number of products; each reduces the error by the ratio of the two largest eigenvalues.
-        seed: of the first direction, drawn from a normal distribution.
+        seed: seed of the first direction, which is drawn from a normal distribution.
     """
     rng = np.random.default_rng(seed)
     direction = _unit(jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), params))
@@ -124,10 +124,10 @@ def checkpoint_weights(
     """Return the weight of each kept epoch: the sum of the learning rates of the steps nearest to it.
 
     Args:
-        epochs: of the kept weights, ascending; 0 is before training.
-        learning_rates: of every step of the training.
+        epochs: epochs of the kept weights, ascending; 0 is before training.
+        learning_rates: learning rate of every step of the training.
         steps_per_epoch: number of steps in each epoch.
     """
-    after = (np.arange(len(learning_rates)) + 0.5) / steps_per_epoch  # middle of each step, in epochs
-    nearest = np.argmin(np.abs(after[:, None] - np.asarray(epochs, float)[None]), axis=1)
+    middle = (np.arange(len(learning_rates)) + 0.5) / steps_per_epoch  # middle of each step, in epochs
+    nearest = np.argmin(np.abs(middle[:, None] - np.asarray(epochs, float)[None]), axis=1)
     return np.bincount(nearest, weights=learning_rates.astype(np.float64), minlength=len(epochs))

@@ -1,7 +1,7 @@
-"""Scores of a sample of examples in float64, by their definitions, and how far those of the passes are from them.
+"""Scores of a sample of examples in float64, by their definitions, and the errors of the passes' scores.
 
-One gradient after the other by `jax.grad` of the loss, with float64 copies of the weights and every operation in
-float64: nothing is taken from the fast passes. JAX's float64 is switched on for these calls alone, in their thread.
+Gradients are computed one after the other by `jax.grad` of the loss, with float64 weights and operations: nothing is
+shared with the fast passes. JAX's float64 is switched on for these calls alone, in their thread.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 NUM_EXAMPLES = 200
 ERROR = "float64_error/"  # prefix of an error among metrics
-LIMITS: Mapping[Precision, float] = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}  # larger errors are warned of
+LIMITS: Mapping[Precision, float] = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}  # larger errors cause a warning
 _BY_LAYER = "grad_norm_by_layer"  # the largest error of all layers
 
 
 def sample_size(splits: Mapping[str, Split]) -> int:
-    """Return the number of examples that are computed again."""
+    """Return the number of examples that are computed in float64."""
     return min(NUM_EXAMPLES, sum(map(len, splits.values())))
 
 
@@ -39,13 +39,13 @@ def compile_exact(model: Model, label_smoothing: float, num_examples: int, *, co
         return -jnp.sum((target + label_smoothing / len(logits)) * jax.nn.log_softmax(logits)), logits
 
     def score(params: Params, images: Array, labels: Array) -> dict[str, Array]:
-        def one(example: tuple[Array, Array]) -> dict[str, Array]:
+        def score_example(example: tuple[Array, Array]) -> dict[str, Array]:
             grads, logits = jax.grad(loss, has_aux=True)(params, *example)
             layers = exact.by_layer(grads)
             squares = {name: jax.tree.map(lambda leaf: jnp.sum(leaf**2), part) for name, part in layers.items()}
-            return {"logits": logits, **{name: sum(jax.tree.leaves(each)) for name, each in squares.items()}}
+            return {"logits": logits, **{name: sum(jax.tree.leaves(leaves)) for name, leaves in squares.items()}}
 
-        return jax.lax.map(one, (images, labels))  # `vmap` would need the memory of many gradients
+        return jax.lax.map(score_example, (images, labels))  # `vmap` would need the memory of many gradients
 
     shapes = model.abstract_params()
     with jax.enable_x64(True):
@@ -66,11 +66,11 @@ def exact_scores(
     """Return the scores, float64, named as by `scores.score_batch`, of as many examples as `function` takes."""
     wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     with jax.enable_x64(True):
-        found = {name: np.asarray(rows) for name, rows in function(wide, images / 255.0, labels).items()}
-    logits = found.pop("logits")
-    by_layer = {f"{LAYER}{name}": np.sqrt(squares) for name, squares in found.items()}
-    norm = np.sqrt(np.sum(list(found.values()), axis=0))
-    return {"grad_norm": norm, **by_layer, **_of_logits(logits, labels, label_smoothing)}
+        results = {name: np.asarray(rows) for name, rows in function(wide, images / 255.0, labels).items()}
+    logits = results.pop("logits")
+    by_layer = {f"{LAYER}{name}": np.sqrt(squares) for name, squares in results.items()}
+    norm = np.sqrt(np.sum(list(results.values()), axis=0))
+    return {"grad_norm": norm, **by_layer, **_logit_scores(logits, labels, label_smoothing)}
 
 
 def float64_errors(
@@ -84,15 +84,15 @@ def float64_errors(
     """Return the largest error of each score on a sample, as metrics, rounded to two digits.
 
     Other examples may have larger errors. The error of an example is relative to its float64 score, or to the root mean
-    square of that score over the sample where that is larger: a score near zero has few right digits in any precision,
-    and matters as little.
+    square of that score over the sample if that is larger: a score near zero has few correct digits in any precision,
+    and matters little.
 
     Args:
-        function: compiled for the model and for `sample_size` examples.
-        params: that the scores were computed with.
-        splits: the examples; those of the sample are evenly spaced over all.
+        function: result of `compile_exact` for `sample_size` examples.
+        params: parameters that the scores were computed with.
+        splits: all examples; the sample is evenly spaced over them.
         scores: split → score → a value for each example.
-        label_smoothing: of the loss.
+        label_smoothing: label smoothing of the loss.
     """
     count = sample_size(splits)
     rows = np.linspace(0, sum(map(len, splits.values())) - 1, count).round().astype(np.int64)
@@ -101,15 +101,15 @@ def float64_errors(
     )
     errors: dict[str, float] = {}
     for key, wide in exact_scores(function, params, images, labels, label_smoothing=label_smoothing).items():
-        found = np.concatenate([scores[name][key] for name in splits])[rows]
+        values = np.concatenate([scores[name][key] for name in splits])[rows]
         scale = np.maximum(np.abs(wide), np.sqrt(np.mean(wide**2)))
-        error = float(np.max(np.abs(found - wide) / np.maximum(scale, np.finfo(np.float64).tiny)))
+        error = float(np.max(np.abs(values - wide) / np.maximum(scale, np.finfo(np.float64).tiny)))
         name = ERROR + (_BY_LAYER if key.startswith(LAYER) else key)
         errors[name] = max(errors.get(name, 0.0), float(f"{error:.2g}"))
     return errors
 
 
-def _of_logits(logits: np.ndarray, labels: np.ndarray, label_smoothing: float) -> dict[str, np.ndarray]:
+def _logit_scores(logits: np.ndarray, labels: np.ndarray, label_smoothing: float) -> dict[str, np.ndarray]:
     """Return the scores that follow from the logits, by their definitions."""
     rows, num_classes = np.arange(len(logits)), logits.shape[1]
     highest = logits.max(axis=1, keepdims=True)

@@ -25,8 +25,8 @@ from gradtrail.core.per_example import norms
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler, compile_within
 
 _LARGEST_BATCH = 512  # examples per device: larger batches are no faster
-_TEMPORARY_BYTES = 24 * 2**20  # of a microbatch: on a CPU more than fits into its caches is slower
-_FEWEST_SUMMED = 8  # examples in a microbatch of a sum, whatever they take
+_TEMPORARY_BYTES = 24 * 2**20  # temporary arrays of a microbatch: more than fits into a CPU's caches is slower
+_FEWEST_SUMMED = 8  # smallest microbatch of a sum, whatever its memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Pass:
     """A function compiled for one batch size, applied to splits of any size.
 
     Attributes:
-        function: (whole, batch) → (sums over the batch, dict of arrays with a row per example), all pytrees; `whole` is
-            what every example needs, such as the parameters.
-        batch_size: examples, over all devices.
+        function: (whole, batch) → (sums over the batch, dict of arrays with a row per example), all pytrees; `whole`
+            has the inputs that all examples share, such as the parameters.
+        batch_size: number of examples over all devices.
     """
 
     function: CompiledFunction
@@ -68,7 +68,7 @@ class GradientPasses:
         signals: params, images, labels → signals, of as many examples as `products` takes.
         sums: whole = params, batch = (images, labels, mask); sum = the summed gradient.
         hessian: whole = (params, direction), batch likewise; sum = the Hessian of the summed loss times the direction.
-            None where no curvature is asked for.
+            None without curvature.
     """
 
     mesh: Mesh
@@ -87,7 +87,7 @@ class GradientPasses:
     def functions(self) -> list[CompiledFunction]:
         """All compiled functions."""
         passes = (self.score, self.dots, self.products, self.sums, self.hessian)
-        return [*(each.function for each in passes if each), self.signals]
+        return [*(compiled.function for compiled in passes if compiled), self.signals]
 
 
 def compile_passes(
@@ -105,15 +105,15 @@ def compile_passes(
 
     Args:
         model: the network.
-        label_smoothing: of the loss.
-        num_others: examples whose gradients `products` compares with.
-        curvature: whether to compile the product with the Hessian too.
-        compiler: compiles them.
+        label_smoothing: label smoothing of the loss.
+        num_others: number of examples whose gradients `products` compares with.
+        curvature: True to compile the product with the Hessian too.
+        compiler: compiler of all passes.
         mesh: the devices that each batch is split over.
     """
     params = model.abstract_params()
-    signals_of = functools.partial(norms.signals, model, label_smoothing=label_smoothing)
-    others = _abstract_rows(model, num_others)
+    compute_signals = functools.partial(norms.signals, model, label_smoothing=label_smoothing)
+    test_signals = _abstract_rows(model, num_others)
     compile_rows = functools.partial(_compile_pass, model, mesh, compiler)
     compile_sums = functools.partial(compile_rows, masked=True)
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), params)
@@ -123,13 +123,13 @@ def compile_passes(
 
     def dots(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
         params, directions = whole
-        found = norms.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)
-        return (), {"dots": found}
+        rows = norms.grad_dots(model, params, *batch, directions, label_smoothing=label_smoothing)
+        return (), {"dots": rows}
 
     def products(whole: Any, batch: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
-        params, others = whole
-        found = norms.grad_products(model, params, *batch, others, label_smoothing=label_smoothing)
-        return (), {"products": found}
+        params, test_signals = whole
+        rows = norms.grad_products(model, params, *batch, test_signals, label_smoothing=label_smoothing)
+        return (), {"products": rows}
 
     def sums(params: Any, batch: tuple[Array, Array, Array]) -> tuple[PyTree, PyTree]:
         return norms.summed_grad(model, params, *batch, label_smoothing=label_smoothing), ()
@@ -144,11 +144,13 @@ def compile_passes(
         mesh=mesh,
         score=compile_rows("score", score, params),
         dots=compile_rows("grad_dots", dots, (params, two)),
-        products=compile_rows("grad_products", products, (params, jax.eval_shape(signals_of, params, *others))),
+        products=compile_rows(
+            "grad_products", products, (params, jax.eval_shape(compute_signals, params, *test_signals))
+        ),
         signals=compiler.compile(
             "signals",
-            signals_of,
-            *with_sharding((params, *others), replicated(mesh)),
+            compute_signals,
+            *with_sharding((params, *test_signals), replicated(mesh)),
             out_shardings=replicated(mesh),
         ),
         sums=compile_sums("sum_grads", sums, params),
@@ -157,7 +159,7 @@ def compile_passes(
 
 
 def masked_batch(sums: Pass, split: Split, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a batch of these rows, padded with some of them again; its mask is false for the padding."""
+    """Return a batch of these rows, padded with repeated rows, whose mask is false."""
     filled = np.resize(rows, sums.batch_size)
     return split.images[filled], split.labels[filled], np.arange(sums.batch_size) < len(rows)
 
@@ -193,8 +195,8 @@ def _compile_pass(
         return compiler.compile(name, data_parallel(function, mesh), with_sharding(whole, replicated(mesh)), batch)
 
     at_least = _FEWEST_SUMMED if masked else 1
-    function_at, rows = compile_within(_TEMPORARY_BYTES, _LARGEST_BATCH, compile_at, at_least=at_least)
-    return Pass(function=function_at, batch_size=rows * mesh.size)
+    compiled, rows = compile_within(_TEMPORARY_BYTES, _LARGEST_BATCH, compile_at, at_least=at_least)
+    return Pass(function=compiled, batch_size=rows * mesh.size)
 
 
 def _abstract_rows(model: Model, count: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

@@ -24,7 +24,7 @@ def ranks(values: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " example
 
 
 def rank_correlation(left: Float[np.ndarray, " examples"], right: Float[np.ndarray, " examples"]) -> float:
-    """Return Spearman's rank correlation ρ, -1 to 1; 0 where one side is constant."""
+    """Return Spearman's rank correlation ρ, -1 to 1; 0 if one side is constant."""
     a, b = (ranks(values) - (len(values) + 1) / 2 for values in (left, right))
     scale = np.sqrt(np.sum(a**2) * np.sum(b**2))
     return float(np.sum(a * b) / scale) if scale > 0 else 0.0
@@ -75,7 +75,7 @@ def compile_score(model: Model, label_smoothing: float, batch_size: int, *, comp
 
 
 def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[str, float]:
-    """Summarize which examples of a split have the largest gradients, and what goes with it.
+    """Summarize the gradient norms of a split and their relation to other scores.
 
     Args:
         scores: `grad_norm`, `el2n`, `loss`, `margin`, `input_norm` and `correct` of each example.
@@ -87,12 +87,12 @@ def summarize(scores: Mapping[str, np.ndarray], *, top_fraction: float) -> dict[
     """
     norm, wrong = scores["grad_norm"].astype(np.float64), ~scores["correct"]
     top = largest(norm, max(1, round(top_fraction * len(norm))))
-    others = ("loss", "margin", "input_norm", "el2n")
+    compared = ("loss", "margin", "input_norm", "el2n")
     return {
         "grad_norm_median": float(np.median(norm)),
         "grad_norm_mean": float(np.mean(norm)),
         "grad_norm_max": float(np.max(norm)),
-        **{f"rank_correlation_{name}": rank_correlation(norm, scores[name]) for name in others},
+        **{f"rank_correlation_{name}": rank_correlation(norm, scores[name]) for name in compared},
         "misclassified_among_largest": float(np.mean(wrong[top])),
         "misclassified_overall": float(np.mean(wrong)),
         "norm_held_by_largest": float(np.sum(norm[top]) / max(np.sum(norm), np.finfo(np.float64).tiny)),

@@ -1,4 +1,4 @@
-"""What the stacks of a convolutional network consist of."""
+"""Blocks of a convolutional network: convolution, norm, activation, pooling."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -33,14 +33,14 @@ class Block(nnx.Module):
 
 
 def make_norm(kind: NormKind, num_channels: int, groups: int) -> GroupNorm | LayerNorm | None:
-    """Return the normalization of a block, if it has one."""
+    """Return the norm of a block; None for none."""
     if kind == "group":
         return GroupNorm(num_channels, groups)
     return LayerNorm(num_channels) if kind == "layer" else None
 
 
 def rematerialized_block(block: Block) -> Callable[[Array], Array]:
-    """Return a block's function, whose backward pass computes its activations again."""
+    """Return the function of a block whose backward pass recomputes its activations."""
     graphdef, state = nnx.split(block)
     function = rematerialized(lambda state, inputs: nnx.merge(graphdef, state)(inputs, identity_tap))
     return lambda inputs: function(state, inputs)

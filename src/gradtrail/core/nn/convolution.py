@@ -21,8 +21,8 @@ def convolve(
 ) -> Float[Array, "features height width batch"]:
     """Convolve with stride 1 and zero padding; float32, operands rounded to `precision`, sums in float32.
 
-    The same holds for the backward pass. It has reverse-mode derivatives only, in float32 forward-mode ones of those
-    too.
+    The same holds for the backward pass. It has reverse-mode derivatives only; in float32 these also have forward-mode
+    derivatives.
     """
     return _convolve(inputs, kernel, precision)
 
@@ -46,7 +46,7 @@ def by_example(
     """Return patches and cotangents of each example, whose product is its gradient of the kernel.
 
     The rows of an image are stored one after the other with `size` - 1 pixels of padding between them, where the
-    cotangent is zero: so each shift of the image is contiguous memory, and the copies are cheap beside the product.
+    cotangent is zero: each shift of the image is contiguous memory, and the copies are cheap compared to the product.
     """
     edge = size // 2
     inputs, cotangent = jax.lax.optimization_barrier((inputs, cotangent))
@@ -67,8 +67,8 @@ def max_pool(
 ) -> Float[Array, "channels height//2 width//2 batch"]:
     """Return the maximum of each window of 2 × 2; an odd last row or column is left out.
 
-    Equal maxima share the gradient equally, as for `jnp.max`. It has reverse-mode derivatives, and forward-mode ones of
-    those, only.
+    Equal maxima share the gradient equally, as for `jnp.max`. It has reverse-mode derivatives only; these also have
+    forward-mode derivatives.
     """
     height, width = inputs.shape[1] // 2 * 2, inputs.shape[2] // 2 * 2
     return _max_pool(inputs[:, :height, :width])
@@ -119,16 +119,16 @@ def _convolve_backward(precision: Precision, residuals: tuple[Array, Array], cot
     inputs, kernel = residuals
     size = len(kernel)
     cotangent = _operand(cotangent, precision).reshape(kernel.shape[-1], -1)
-    of_kernel = contract(_fast_patches(inputs, size), cotangent, 1, 1).reshape(kernel.shape)
-    of_patches = contract(_as_matrix(kernel), cotangent, 1, 0)
-    return _sum_patches(of_patches, inputs.shape, size), of_kernel
+    kernel_grad = contract(_fast_patches(inputs, size), cotangent, 1, 1).reshape(kernel.shape)
+    patches_grad = contract(_as_matrix(kernel), cotangent, 1, 0)
+    return _sum_patches(patches_grad, inputs.shape, size), kernel_grad
 
 
 _convolve.defvjp(_convolve_forward, _convolve_backward)
 
 
 def _operand(array: Array, precision: Precision) -> Array:
-    """Round to a low precision; float64, of exact gradients, stays as it is in place of float32."""
+    """Round to a low precision; with precision float32, the float64 of exact gradients stays unchanged."""
     return array if precision == "float32" else array.astype(precision)
 
 

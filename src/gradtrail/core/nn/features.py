@@ -1,4 +1,4 @@
-"""Fixed features of an image, in front of the network: no parameters, nothing learned, each image by itself.
+"""Fixed features of images, computed in front of the network: they have no parameters and look at one image alone.
 
 In a private training they cost no privacy, and a linear layer on them needs few noised gradients (Tramèr and Boneh,
 arXiv 2011.11660).
@@ -13,22 +13,22 @@ import numpy as np
 from jaxtyping import Array, Float
 
 FeaturesKind = Literal["none", "straightened_pixels", "oriented_gradients"]
-CELLS = 8  # along each side of an image, whatever its size
-ORIENTATIONS = 8  # in a whole turn
+CELLS = 8  # cells along each side of an image, whatever its size
+ORIENTATIONS = 8  # directions of a whole turn
 NUM_FEATURES = CELLS**2 * (ORIENTATIONS + ORIENTATIONS * (ORIENTATIONS + 1) // 2)
-NORM = 12.0  # of the features of an image; with `example_clip_norm: 1`, a linear layer learns best at about this norm
+NORM = 12.0  # L2 norm of the features of an image, about the best for a linear layer with `example_clip_norm: 1`
 _WIDTH = 1 / 7  # standard deviation of the columns of a straightened image, in widths of the image
-_STRETCH = 1.5  # by which it is made wider or narrower, at most
+_STRETCH = 1.5  # largest factor by which an image is made wider or narrower
 _SHARPNESS = 4  # power of the cosine between a gradient and a direction
-_REACH = 0.7  # of a cell: standard deviation of its window, in distances between cells
-_NEIGHBORHOOD = 1.5  # of a cell, by whose energy it is divided: likewise
+_REACH = 0.7  # standard deviation of a cell's window, in distances between cells
+_NEIGHBORHOOD = 1.5  # standard deviation of the neighborhood whose energy a cell is divided by, likewise
 _FLOOR = 0.1  # added to that energy, as share of the mean over the image: nearly empty cells stay small
 _FAINT = 1e-6  # added to ‖h‖², before products are divided by it
 _TINY = 1e-9  # added to squares before a root or a quotient, so that an image of one gray level has no NaN
 
 
 def num_features(kind: FeaturesKind, image_shape: tuple[int, int]) -> int:
-    """Return the number of features of an image; its pixels, but for `oriented_gradients`."""
+    """Return the number of features of an image, which is that of its pixels except for `oriented_gradients`."""
     return NUM_FEATURES if kind == "oriented_gradients" else math.prod(image_shape)
 
 
@@ -42,7 +42,7 @@ def require_pixels(model: str, features: FeaturesKind) -> None:
 
 
 def pixels_of(images: Float[Array, "batch height width"], kind: FeaturesKind) -> Float[Array, "batch height width"]:
-    """Return the images that a network sees."""
+    """Return the images as the network gets them."""
     return straightened(images) if kind == "straightened_pixels" else images
 
 
@@ -65,36 +65,35 @@ def straightened(images: Float[Array, "batch height width"]) -> Float[Array, "ba
        interpolated; beyond its edges the image is 0.
 
     Args:
-        images: no pixel is negative; an image without any brightness stays as it is.
+        images: non-negative pixels; an image without any brightness is unchanged.
     """
-    height, width = images.shape[1:]
     height, width = images.shape[1:]
     rows, columns = (np.arange(size, dtype=np.float32)[None] for size in (height, width))
     mass = jnp.sum(images, axis=(1, 2))[:, None] + _TINY
     by_row, by_column = jnp.sum(images, axis=2) / mass, jnp.sum(images, axis=1) / mass
     middle = jnp.sum(by_column * columns, axis=1, keepdims=True)
-    below, beside = rows - jnp.sum(by_row * rows, axis=1, keepdims=True), columns - middle
-    covariance = jnp.einsum("bhw,bh,bw->b", images, below, beside)[:, None] / mass
-    slant = covariance / (jnp.sum(by_row * below**2, axis=1, keepdims=True) + _TINY)
-    variance = jnp.sum(by_column * beside**2, axis=1, keepdims=True) - slant * covariance
+    below_mean, right_of_mean = rows - jnp.sum(by_row * rows, axis=1, keepdims=True), columns - middle
+    covariance = jnp.einsum("bhw,bh,bw->b", images, below_mean, right_of_mean)[:, None] / mass
+    slant = covariance / (jnp.sum(by_row * below_mean**2, axis=1, keepdims=True) + _TINY)
+    variance = jnp.sum(by_column * right_of_mean**2, axis=1, keepdims=True) - slant * covariance
     narrowing = jnp.sqrt(jnp.maximum(variance, _TINY)) / (_WIDTH * width)
     narrowing = jnp.clip(narrowing, 1 / _STRETCH, _STRETCH)
-    of_column = middle + narrowing * (columns - (width - 1) / 2)
-    source = of_column[:, None] + (slant * below)[..., None]
+    source_offsets = middle + narrowing * (columns - (width - 1) / 2)
+    source = source_offsets[:, None] + (slant * below_mean)[..., None]
     left = jnp.floor(source)
     share = source - left
-    return (1 - share) * _at(images, left) + share * _at(images, left + 1)
+    return (1 - share) * _pixels_at(images, left) + share * _pixels_at(images, left + 1)
 
 
-def _at(images: Array, columns: Float[Array, "batch height width"]) -> Float[Array, "batch height width"]:
-    """Return the pixel of the row at each whole column, beyond the edges 0."""
+def _pixels_at(images: Array, columns: Float[Array, "batch height width"]) -> Float[Array, "batch height width"]:
+    """Return the pixel of the row at each integer column; 0 beyond the edges."""
     last = images.shape[2] - 1
-    found = jnp.take_along_axis(images, jnp.clip(columns, 0, last).astype(jnp.int32), axis=2)
-    return jnp.where((columns >= 0) & (columns <= last), found, 0.0)
+    pixels = jnp.take_along_axis(images, jnp.clip(columns, 0, last).astype(jnp.int32), axis=2)
+    return jnp.where((columns >= 0) & (columns <= last), pixels, 0.0)
 
 
 def gradient_features(images: Float[Array, "batch height width"]) -> Float[Array, "batch features"]:
-    """Return what directions the contrast of each part of an image has, and which pairs of directions meet there.
+    """Return histograms of the contrast's directions in each part of an image, and products of pairs of directions.
 
     After histograms of oriented gradients (Dalal and Triggs, CVPR 2005, doi 10.1109/CVPR.2005.177) with smooth bins
     and windows, and their products within a cell in the place of those between cells (Watanabe et al., PSIVT 2009,
@@ -108,8 +107,8 @@ def gradient_features(images: Float[Array, "batch height width"]) -> Float[Array
     5. The products of h with itself in each cell, divided by ‖h‖, 36 for 8: √2 h_i h_j / ‖h‖ for i < j and h_i² / ‖h‖.
     6. All h of an image, and all products, each scaled to the L2 norm 12 / √2.
 
-    So every image has features of the L2 norm 12, or 0 where it has one gray level and no edge. An image with a
-    multiple of the contrast has the same features, and one with added brightness but for its edges.
+    Every image therefore has features of the L2 norm 12, or 0 if it has one gray level and no edge. Multiplied contrast
+    leaves the features unchanged; added brightness changes them at the edges alone.
 
     Args:
         images: pixels of any size from 1 × 1; a cell is an eighth of the height and of the width.

@@ -1,4 +1,4 @@
-"""Layers as Flax NNX modules, each with its precision and with its own way to per-example gradient metrics.
+"""Layers as Flax NNX modules, each with its precision and its own per-example gradient metrics.
 
 Dense layers have the batch as the first axis, convolutions as the last (see `convolution`).
 """
@@ -26,8 +26,8 @@ class Layer(nnx.Module):
     """A module with parameters whose outputs for an example depend on that example alone.
 
     The methods below compute float32 metrics of each example's gradient with respect to the layer's parameters, from
-    the inputs of the layer and the cotangent of its outputs, where each loss depends on its own example alone. A layer
-    overrides those that it can compute faster; the others form the gradients of `grads`, whose default is their
+    the inputs of the layer and the cotangent of its outputs; each loss depends on its own example alone. A layer
+    overrides those that it can compute faster. The defaults form the gradients by `grads`, whose own default is the
     definition by `jax.vjp`.
 
     Attributes:
@@ -37,18 +37,18 @@ class Layer(nnx.Module):
     batch_axis = 0
 
     @property
-    def is_known(self) -> bool:
-        """Whether the layer computes its gradients in a way of its own."""
+    def has_fast_grads(self) -> bool:
+        """Whether the layer overrides `grads`."""
         return type(self).grads is not Layer.grads
 
     def grads(self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."]) -> Float[Array, "batch parameters"]:
         """Return the gradient of each example with respect to the parameters, in the order of `flattened`."""
         graphdef, state = nnx.split(self)
 
-        def grad(one: Array, of_one: Array) -> Array:
-            batch = jnp.expand_dims(one, self.batch_axis)
+        def grad(example: Array, example_cotangent: Array) -> Array:
+            batch = jnp.expand_dims(example, self.batch_axis)
             _, pull_back = jax.vjp(lambda state: nnx.merge(graphdef, state)(batch), state)
-            return flattened(pull_back(jnp.expand_dims(of_one, self.batch_axis))[0])
+            return flattened(pull_back(jnp.expand_dims(example_cotangent, self.batch_axis))[0])
 
         return jax.vmap(grad, in_axes=self.batch_axis)(inputs, cotangent)
 
@@ -78,10 +78,10 @@ class Layer(nnx.Module):
     def clip_terms(
         self, inputs: Float[Array, "..."], cotangent: Float[Array, "..."], copies: int
     ) -> tuple[Float[Array, " examples"], PyTree[Float[Array, "..."]]]:
-        """Return an upper bound of the squared L2 norm of each example's gradient, and what `weighted_grad` adds up.
+        """Return an upper bound of the squared L2 norm of each example's gradient, and the terms of `weighted_grad`.
 
-        The gradient of an example is the sum of those of `copies` adjacent rows of the batch. The bound holds for what
-        `weighted_grad` adds for the example, with the rounding of all operations in whatever order sums are taken.
+        The gradient of an example is the sum of those of `copies` adjacent rows of the batch. The bound holds for
+        the term that `weighted_grad` adds, with the rounding of all operations, in any order of summation.
         """
         grads = _sum_copies(self.grads(inputs, cotangent), copies)
         return _squared_norm_bound(grads), grads
@@ -108,7 +108,7 @@ Tap: TypeAlias = Callable[[Layer, Array], Array]
 
 
 def identity_tap(layer: Layer, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Apply a layer; other taps also record its inputs, or replace it."""
+    """Apply a layer; other taps also record its inputs or replace it."""
     outputs: Array = layer(inputs)
     return outputs
 
@@ -127,13 +127,15 @@ class Dense(Layer):
     def grads(self, inputs: Array, cotangent: Array) -> Array:
         """Return a δᵀ for each example, after the gradient of its bias, δ."""
         low_inputs, low = rounded(inputs, self.precision), rounded(cotangent, self.precision)
-        of_kernel = low_inputs[:, :, None] * low[:, None, :]
-        return jnp.concatenate([cotangent, of_kernel.reshape(len(inputs), -1)], axis=1)
+        kernel_grads = low_inputs[:, :, None] * low[:, None, :]
+        return jnp.concatenate([cotangent, kernel_grads.reshape(len(inputs), -1)], axis=1)
 
     def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
         """Return (‖a‖² + 1) ‖δ‖² for each example (Goodfellow, arXiv 1510.01799): its gradient is the product a δᵀ."""
-        of_kernel = _squared_norm(rounded(inputs, self.precision)) * _squared_norm(rounded(cotangent, self.precision))
-        return of_kernel + _squared_norm(cotangent)
+        kernel_norms = _squared_norm(rounded(inputs, self.precision)) * _squared_norm(
+            rounded(cotangent, self.precision)
+        )
+        return kernel_norms + _squared_norm(cotangent)
 
     def grad_dots(self, inputs: Array, cotangent: Array, directions: PyTree) -> Array:
         """Return aᵀ V δ for each example and direction V, without forming the gradient a δᵀ."""
@@ -146,12 +148,12 @@ class Dense(Layer):
 
     def grad_products(self, inputs: Array, cotangent: Array, other_inputs: Array, other_cotangent: Array) -> Array:
         """Return (A A'ᵀ) ∘ (Δ Δ'ᵀ), and ΔΔ'ᵀ for the biases."""
-        of_inputs = rounded(inputs, self.precision) @ rounded(other_inputs, self.precision).T
-        of_outputs = rounded(cotangent, self.precision) @ rounded(other_cotangent, self.precision).T
-        return of_inputs * of_outputs + cotangent @ other_cotangent.T
+        input_products = rounded(inputs, self.precision) @ rounded(other_inputs, self.precision).T
+        output_products = rounded(cotangent, self.precision) @ rounded(other_cotangent, self.precision).T
+        return input_products * output_products + cotangent @ other_cotangent.T
 
     def clip_terms(self, inputs: Array, cotangent: Array, copies: int) -> tuple[Array, PyTree]:
-        """Return inputs and cotangents as terms, and norms that are found without forming gradients.
+        """Return inputs and cotangents as terms, and norms that are computed without forming gradients.
 
         The gradient of a row is the product of its cotangent and of its inputs, to which the bias adds a 1. Gradients
         of several rows may cancel; the errors are relative to the sum of their norms, and added to the norm.
@@ -185,11 +187,11 @@ class Convolution(Layer):
 
     def grads(self, inputs: Array, cotangent: Array) -> Array:
         """Return the sum over pixels of patch times cotangent, for each example."""
-        bias, kernel = self._grads_of_each(inputs, cotangent)
+        bias, kernel = self._bias_and_kernel_grads(inputs, cotangent)
         return jnp.concatenate([bias, kernel.reshape(len(kernel), -1)], axis=1)
 
     def squared_grad_norms(self, inputs: Array, cotangent: Array) -> Array:
-        """Return the squared norms by whichever needs fewer FLOPs: the gradients, or all pairs of pixels.
+        """Return the squared norms, from gradients or from all pairs of pixels, whichever needs fewer FLOPs.
 
         With patches A and cotangents Δ of all pixels of an example, the gradient is A Δᵀ, and its squared norm also the
         sum of (AᵀA) ∘ (ΔᵀΔ): the ghost norm of Bu et al. (arXiv 2205.10683).
@@ -203,8 +205,8 @@ class Convolution(Layer):
         return jnp.sum(pairs, axis=(1, 2)) + jnp.sum(jnp.square(jnp.sum(cotangent, axis=(1, 2))), axis=0)
 
     def clip_terms(self, inputs: Array, cotangent: Array, copies: int) -> tuple[Array, PyTree]:
-        """Return the gradients as terms: norms from pairs of pixels may cancel, and save little time here."""
-        bias, kernel = (_sum_copies(grads, copies) for grads in self._grads_of_each(inputs, cotangent))
+        """Return the gradients as terms: norms from pairs of pixels may cancel and save little time here."""
+        bias, kernel = (_sum_copies(grads, copies) for grads in self._bias_and_kernel_grads(inputs, cotangent))
         return _squared_norm_bound(bias) + _squared_norm_bound(kernel), {"bias": bias, "kernel": kernel}
 
     def weighted_grad(self, terms: dict[str, Array], weights: Array) -> PyTree:
@@ -212,7 +214,7 @@ class Convolution(Layer):
         kernel = terms["kernel"].reshape(len(weights), -1)
         return {"bias": weights @ terms["bias"], "kernel": (weights @ kernel).reshape(self.kernel.shape)}
 
-    def _grads_of_each(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
+    def _bias_and_kernel_grads(self, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
         """Return the gradients of bias and kernel, the latter as a matrix, for each example."""
         columns, deltas = self._by_example(inputs, cotangent)
         return jnp.sum(cotangent, axis=(1, 2)).T, jnp.einsum("bip,bpo->bio", columns, deltas)
@@ -274,12 +276,12 @@ def dropout(
     Args:
         inputs: activations.
         rate: share that is set to zero, in [0, 1).
-        key: one for each example, so that its dropout depends on no other example; None for no dropout.
+        key: one key per example, so that its dropout depends on no other example; None for no dropout.
     """
     if key is None or not rate:
         return inputs
-    kept = jax.vmap(lambda one: jax.random.bernoulli(one, 1.0 - rate, inputs.shape[1:]))(key)
-    return jnp.where(kept, inputs / (1.0 - rate), 0.0)
+    mask = jax.vmap(lambda one: jax.random.bernoulli(one, 1.0 - rate, inputs.shape[1:]))(key)
+    return jnp.where(mask, inputs / (1.0 - rate), 0.0)
 
 
 def flattened(state: PyTree[Float[Array, "..."]]) -> Float[Array, " parameters"]:

@@ -18,13 +18,13 @@ def cross_entropy(
     Args:
         logits: float32.
         labels: class of each example, 0 to classes - 1.
-        label_smoothing: in [0, 1).
+        label_smoothing: share of the target that is spread over all classes, in [0, 1).
     """
     log_probabilities = jax.nn.log_softmax(logits)
-    of_label = jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
+    label_log_probability = jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
     if not label_smoothing:
-        return -of_label
-    return -(1.0 - label_smoothing) * of_label - label_smoothing * jnp.mean(log_probabilities, axis=1)
+        return -label_log_probability
+    return -(1.0 - label_smoothing) * label_log_probability - label_smoothing * jnp.mean(log_probabilities, axis=1)
 
 
 def correct(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Bool[Array, " batch"]:
@@ -50,7 +50,7 @@ def el2n(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) ->
 
 
 def margin(logits: Float[Array, "batch classes"], labels: Int[Array, " batch"]) -> Float[Array, " batch"]:
-    """Return the label's logit minus the largest other logit: negative where the prediction is wrong."""
+    """Return the label's logit minus the largest other logit: negative if the prediction is wrong."""
     is_label = jax.nn.one_hot(labels, logits.shape[1], dtype=bool)
-    of_label = jnp.sum(jnp.where(is_label, logits, 0.0), axis=1)
-    return of_label - jnp.max(jnp.where(is_label, -jnp.inf, logits), axis=1)
+    label_logit = jnp.sum(jnp.where(is_label, logits, 0.0), axis=1)
+    return label_logit - jnp.max(jnp.where(is_label, -jnp.inf, logits), axis=1)

@@ -38,9 +38,9 @@ HostParams: TypeAlias = PyTree[Float[np.ndarray, "..."]]
 AbstractParams: TypeAlias = PyTree[Float[jax.ShapeDtypeStruct, "..."]]
 ModelKind = Literal["linear", "mlp", "cnn"]
 WeightsKind = Literal["final", "best"]
-_PATCHES_BYTES = 8 * 2**20  # of a tile's largest convolution; half and twice as much take longer or no less
+_PATCHES_BYTES = 8 * 2**20  # patches of a tile's largest convolution; half and twice as much take as long or longer
 _MAX_LAYERS = 256  # more would compile for minutes
-_MAX_KERNEL = 31  # likewise: a program has one copy for each of its pixels
+_MAX_KERNEL = 31  # pixels of a kernel's side; the program copies the image once per pixel of the kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class MLPConfig:
 
     Attributes:
         hidden: width of each hidden layer, from the input on.
-        activation: of the hidden layers; bounded ones lose less to the clipping of a private training (Papernot et al.,
+        activation: activation of the hidden layers; a bounded one loses less to private clipping (Papernot et al.,
             arXiv 2007.14191).
-        dropout: probability with which a training step sets a hidden unit to zero.
+        dropout: probability that a training step sets a hidden unit to zero.
     """
 
     hidden: tuple[int, ...]
@@ -68,13 +68,13 @@ class CNNConfig:
     """Stacks of convolution, normalization and activation, each ended by max pooling of 2 × 2; then dense layers.
 
     Attributes:
-        channels: of each stack, from the input on.
+        channels: channels of each stack, from the input on.
         convolutions: number in each stack.
-        kernel_size: of each convolution, odd, in pixels.
+        kernel_size: side of each kernel in pixels, odd.
         norm: normalization after each convolution.
         groups: number of channel groups, for `norm: group`.
         hidden: width of each hidden dense layer.
-        activation: of convolutions and hidden dense layers.
+        activation: activation of convolutions and hidden dense layers.
         dropout: probability with which a training step sets an input of a dense layer to zero.
     """
 
@@ -172,12 +172,12 @@ class ModelConfig:
         """Return the number of scalars in one example's patches of the convolution that has the most; 0 without any."""
         if not self.cnn:
             return 0
-        found, num_inputs, (height, width) = 0, 1, self.image_shape
+        largest, num_inputs, (height, width) = 0, 1, self.image_shape
         for num_outputs in self.cnn.channels:
             widest = num_inputs if self.cnn.convolutions == 1 else max(num_inputs, num_outputs)
-            found = max(found, self.cnn.kernel_size**2 * widest * height * width)
+            largest = max(largest, self.cnn.kernel_size**2 * widest * height * width)
             num_inputs, height, width = num_outputs, height // 2, width // 2
-        return found
+        return largest
 
     @property
     def _hidden(self) -> tuple[int, ...]:
@@ -219,7 +219,7 @@ class ConvolutionalNetwork(Head):
     """Stacks of convolutions, then dense layers.
 
     Args:
-        remat: whether the backward pass recomputes the activations of each block.
+        remat: True if the backward pass recomputes the activations of each block.
     """
 
     def __init__(self, config: ModelConfig, cnn: CNNConfig, *, remat: bool, rngs: nnx.Rngs):
@@ -240,8 +240,8 @@ class ConvolutionalNetwork(Head):
     def __call__(self, images: Float[Array, "batch height width"], key: Key[Array, " batch"] | None, tap: Tap) -> Array:
         activations = jnp.moveaxis(pixels_of(images, self.features), 0, -1)[None]
         for block in self.blocks:
-            again = self.remat and tap is identity_tap
-            activations = rematerialized_block(block)(activations) if again else block(activations, tap)
+            recomputes = self.remat and tap is identity_tap
+            activations = rematerialized_block(block)(activations) if recomputes else block(activations, tap)
         features = activations.reshape(-1, images.shape[0]).T
         return self.classify(dropout(features, self.dropout, folded(key, len(self.layers))), key, tap)
 
@@ -251,7 +251,7 @@ class Model:
 
     Args:
         config: the network.
-        remat: whether the backward pass recomputes the activations of convolutional blocks instead of storing them:
+        remat: True if the backward pass recomputes the activations of convolutional blocks instead of storing them:
             less memory, more FLOPs. Dense layers always store theirs, which are small.
     """
 
@@ -278,7 +278,7 @@ class Model:
         Args:
             params: a pytree like that of `init`.
             images: uint8 pixels, or float32 in 0..1.
-            key: for dropout, one for each example; None for no dropout, as in evaluation.
+            key: one key per example for dropout; None for no dropout, as in evaluation.
             tap: (name of a layer, layer, inputs) → outputs; called in place of every layer that has parameters.
                 Switches rematerialization off.
         """
@@ -290,10 +290,10 @@ class Model:
         return network(pixels, key, lambda layer, inputs: tap(names[id(layer)], layer, inputs))
 
     def tile_size(self, num_rows: int) -> int:
-        """Return how many of a batch's examples a CPU had best work at a time, so that patches stay in its cache.
+        """Return the number of examples per tile whose im2col patches fit in the CPU cache.
 
-        The largest divisor of `num_rows` whose patches, as float32, take no more than 8 MiB; the whole batch where
-        only tiles below a quarter of that would divide it, or nothing is convolved. It depends on shapes alone.
+        This is the largest divisor of `num_rows` whose patches, as float32, take no more than 8 MiB; the whole batch if
+        only tiles below a quarter of that divide it, or if nothing is convolved. It depends on shapes alone.
         """
         most = _PATCHES_BYTES // (4 * max(1, self.config.largest_patches()))
         tile = max(size for size in range(1, max(1, min(num_rows, most)) + 1) if num_rows % size == 0)
@@ -304,7 +304,7 @@ class Model:
         return _layers(nnx.eval_shape(lambda: self._make_network(nnx.Rngs(0))))
 
     def by_layer(self, params: Params) -> dict[str, Params]:
-        """Return for each layer its part of a pytree like the parameters."""
+        """Split a pytree like the parameters by layer."""
         parts = {}
         for name in self.layers():
             part = params
@@ -314,7 +314,7 @@ class Model:
         return parts
 
     def from_layers(self, parts: Mapping[str, Params]) -> Params:
-        """Return a pytree like the parameters from its parts for each layer: the inverse of `by_layer`."""
+        """Join the parts of `by_layer` to a pytree like the parameters."""
         params: dict[Any, Any] = {}
         for name, part in parts.items():
             *path, last = [int(step) if step.isdigit() else step for step in name.split("/")]

@@ -13,7 +13,7 @@ def rematerialized(
     """Return `function` with a reverse-mode derivative that stores only its parameters and inputs.
 
     This is the purpose of `jax.checkpoint`, which has no effect on CPU: XLA removes its barriers before it merges equal
-    computations, and FLOPs and memory come out the same (jaxlib 0.10.2). Here the recomputation depends on the
+    computations, so FLOPs and memory stay the same (jaxlib 0.10.2). Here the recomputation depends on the
     cotangent through a zero that the compiler cannot prove to be one, so it is neither merged nor moved forward.
     """
 
@@ -26,9 +26,8 @@ def rematerialized(
 
     def backward(residuals: tuple[PyTree, Array], cotangent: Array) -> Any:
         params, inputs = residuals
-        zero = (
-            0.0 * cotangent[(0,) * cotangent.ndim]
-        )  # NaN where the cotangent is not finite, as the gradient is anyway
+        # NaN if the cotangent is not finite, and then the gradient is not finite either
+        zero = 0.0 * cotangent[(0,) * cotangent.ndim]
         _, pull_back = jax.vjp(function, params, inputs + zero)
         return pull_back(cotangent)
 

@@ -29,7 +29,7 @@ class ClippedSum:
     Attributes:
         grads: like the parameters, float32.
         norms: upper bound of the L2 norm of each example's gradient before clipping, float32.
-        logits: of each row.
+        logits: logits of each row.
     """
 
     grads: Params
@@ -45,7 +45,7 @@ class Clipping:
         norm: L2 norm to which larger gradients are scaled down.
         copies: rows of each example, such as augmentations of it, whose mean gradient is clipped (De et al., arXiv
             2204.13650).
-        label_smoothing: of the loss.
+        label_smoothing: label smoothing of the loss.
     """
 
     norm: float
@@ -70,12 +70,12 @@ def clipped_grad_sum(
 
     Args:
         model: the network.
-        params: where the gradients are taken.
+        params: parameters at which the gradients are taken.
         images: float32 in 0..1, or uint8 pixels; `copies` adjacent rows for each example.
         labels: class of each row, int32.
-        mask: of the examples.
+        mask: mask of the examples that count.
         clipping: C, the copies, and the loss.
-        key: for dropout, one for each row; None for no dropout.
+        key: one key per row for dropout; None for no dropout.
     """
     full_precision = jax.default_matmul_precision("highest")  # for accelerators, which may round operands further
 
@@ -96,7 +96,7 @@ def clipped_grad_sum(
 def bounded_forward(forward: Forward) -> Forward:
     """Return a forward pass in which an example whose values overflow has finite gradients.
 
-    Inputs, outputs and cotangents of every layer are limited to an absolute value of 2¹⁶, NaN becomes 0. So no example
+    Inputs, outputs and cotangents of every layer are limited to an absolute value of 2¹⁶, and NaN becomes 0: no example
     can make a sum of gradients infinite or NaN, and none has to be left out.
     """
     return lambda tap: forward(lambda name, layer, inputs: _bounded(tap(name, layer, _bounded(inputs))))

@@ -21,9 +21,9 @@ class NoiseScale:
 
     Attributes:
         trace: estimate of tr(Σ).
-        squared_norm: estimate of ‖G‖²; may be negative where noise dominates.
+        squared_norm: estimate of ‖G‖²; may be negative if noise dominates.
         low: lower end of the 95 % interval of the noise scale, in examples.
-        high: upper end; infinite where the interval of ‖G‖² includes 0.
+        high: upper end; infinite if the interval of ‖G‖² includes 0.
     """
 
     trace: float
@@ -33,7 +33,7 @@ class NoiseScale:
 
     @property
     def value(self) -> float:
-        """tr(Σ) / ‖G‖², in examples; infinite where the estimate of ‖G‖² is not positive."""
+        """tr(Σ) / ‖G‖², in examples; infinite if the estimate of ‖G‖² is not positive."""
         return _ratio(self.trace, self.squared_norm)
 
 
@@ -53,18 +53,18 @@ def from_chunks(
 
     Args:
         products: inner products of the chunks' summed gradients, float64.
-        squares: for each chunk, the sum of its examples' squared gradient norms, float64.
-        sizes: examples in each chunk, at least one.
+        squares: sum of the examples' squared gradient norms by chunk, float64.
+        sizes: number of examples in each chunk, at least one.
         strata: class of each chunk; the bootstrap resamples chunks within each class.
         samples: number of bootstrap samples.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
     """
     rng = np.random.default_rng(seed)
     weights = np.zeros((samples, len(sizes)))
     for stratum in np.unique(strata):
         members = np.flatnonzero(strata == stratum)
         weights[:, members] = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), samples)
-    # A chunk that is drawn twice is paired with itself: as the mean product of distinct examples within it
+    # A chunk that is drawn twice is paired with itself, by the mean product of distinct examples within it
     within = (np.diag(products) - squares) * sizes / np.maximum(sizes - 1, 1)
     pairs = products - np.diag(np.diag(products)) + np.diag(within)
     # `einsum` adds in a fixed order; `@` calls a BLAS, whose order depends on the number of threads
@@ -105,7 +105,7 @@ def from_two_batch_sizes(
 def over_training(trace: Steps, squared_norm: Steps, *, windows: int) -> Float[np.ndarray, " parts"]:
     """Return the ratio of the means of tr(Σ) and ‖G‖² in each of `windows` equal parts of a training.
 
-    It is NaN where the mean estimate of ‖G‖² is not positive.
+    The ratio is NaN if the mean estimate of ‖G‖² is not positive.
     """
     means = [
         [float(np.mean(part)) for part in np.array_split(estimates, min(windows, len(estimates)))]

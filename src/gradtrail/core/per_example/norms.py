@@ -1,8 +1,7 @@
 """Exact norms and inner products of per-example gradients, without forming the gradients.
 
 One backward pass gives the cotangents of all layers' outputs; from these and its inputs each layer computes norms and
-inner products of its own gradients (`nn.layers.Layer`). Tests compare all of it with the definition,
-`per_example_grads`.
+inner products of its own gradients (`nn.layers.Layer`). Tests compare all of it with the definition, `vmap(grad)`.
 """
 
 import functools
@@ -27,30 +26,8 @@ Forward: TypeAlias = Callable[[Callable[[str, Layer, Array], Array]], tuple[Arra
 Signals: TypeAlias = dict[str, tuple[Array, Array]]
 
 
-def example_loss(
-    model: Model, params: Params, image: UInt8[Array, "height width"], label: Int[Array, ""], *, label_smoothing: float
-) -> Float[Array, ""]:
-    """Return the training loss of one example, in nats."""
-    logits = model.apply(params, image[None])
-    return losses.cross_entropy(logits, label[None], label_smoothing=label_smoothing)[0]
-
-
-def per_example_grads(
-    model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float
-) -> Params:
-    """Return the gradient of each example's loss, by `vmap(grad)`: like `params`, with a leading axis of examples.
-
-    The result takes `batch` times the memory of the parameters.
-    """
-
-    def loss(params: Params, image: Array, label: Array) -> Array:
-        return example_loss(model, params, image, label, label_smoothing=label_smoothing)
-
-    return jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(params, images, labels)
-
-
 def layer_metrics(
-    model: Model, forward: Forward, measure: Measure, given: Mapping[str, PyTree] | None = None
+    model: Model, forward: Forward, measure: Measure, extra: Mapping[str, PyTree] | None = None
 ) -> tuple[dict[str, PyTree], Float[Array, "batch classes"]]:
     """Evaluate `measure` on each layer's inputs and the cotangents of its outputs, in one backward pass.
 
@@ -59,26 +36,26 @@ def layer_metrics(
     Args:
         model: the network.
         forward: tap → (sum of the losses of a batch, logits), see `forward_of`.
-        measure: (layer, what is given for it, inputs, cotangent) → pytree of float32 arrays.
-        given: name of a layer → pytree of arrays for `measure`.
+        measure: (layer, its entry of `extra`, inputs, cotangent) → pytree of float32 arrays.
+        extra: name of a layer → pytree of arrays for `measure`.
 
     Returns:
         Name of a layer → result of `measure`; the logits.
     """
-    given = given or dict.fromkeys(model.layers(), ())
+    extra = extra or dict.fromkeys(model.layers(), ())
     probes: dict[str, PyTree] = {}
 
     def abstract_tap(name: str, layer: Layer, inputs: Array) -> Array:
         outputs: Array = layer(inputs)  # the cotangent has the same shape
-        probes[name] = jax.eval_shape(functools.partial(measure, layer), given[name], inputs, outputs)
+        probes[name] = jax.eval_shape(functools.partial(measure, layer), extra[name], inputs, outputs)
         return outputs
 
     def tap(name: str, layer: Layer, inputs: Array) -> Array:
         graphdef, state = nnx.split(layer)
-        return _probe(graphdef, measure, state, given[name], inputs, probes[name])
+        return _probe(graphdef, measure, state, extra[name], inputs, probes[name])
 
-    def total_loss(found: dict[str, PyTree]) -> tuple[Array, Array]:
-        probes.update(found)
+    def total_loss(perturbed: dict[str, PyTree]) -> tuple[Array, Array]:
+        probes.update(perturbed)
         return forward(tap)
 
     jax.eval_shape(lambda: forward(abstract_tap))
@@ -105,11 +82,11 @@ def squared_grad_norms(
 
     Args:
         model: the network.
-        params: where the gradients are taken.
-        images: of the examples.
+        params: parameters at which the gradients are taken.
+        images: images of the examples.
         labels: class of each example, int32.
-        label_smoothing: of the loss.
-        key: for dropout, one for each example; None for no dropout.
+        label_smoothing: label smoothing of the loss.
+        key: one key per example for dropout; None for no dropout.
     """
 
     def measure(layer: Layer, _: PyTree, inputs: Array, cotangent: Array) -> Array:
@@ -130,7 +107,7 @@ def grad_dots(
 ) -> Float[Array, "batch directions"]:
     """Return the inner product of each example's gradient with each direction, such as the mean gradient, float32.
 
-    Args are those of `squared_grad_norms`; `directions` is a pytree like `params`, with a leading axis of directions.
+    Arguments are those of `squared_grad_norms`; `directions` is like `params` with a leading axis of directions.
     """
 
     def measure(layer: Layer, directions: PyTree, inputs: Array, cotangent: Array) -> Array:
@@ -142,7 +119,7 @@ def grad_dots(
 
 
 def signals(model: Model, params: Params, images: Images, labels: Labels, *, label_smoothing: float) -> Signals:
-    """Return the inputs of each layer and the cotangents of its outputs, by name: its gradients follow from these."""
+    """Return the inputs of each layer and the cotangents of its outputs by name; its gradients follow from these."""
 
     def measure(_: Layer, __: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array]:
         return inputs, cotangent
@@ -151,17 +128,19 @@ def signals(model: Model, params: Params, images: Images, labels: Labels, *, lab
 
 
 def grad_products(
-    model: Model, params: Params, images: Images, labels: Labels, others: Signals, *, label_smoothing: float
+    model: Model, params: Params, images: Images, labels: Labels, other_signals: Signals, *, label_smoothing: float
 ) -> Float[Array, "batch others"]:
     """Return the inner products of each example's gradient with those of other examples, float32.
 
-    Args are those of `squared_grad_norms`; `others` are the `signals` of the other examples.
+    Arguments are those of `squared_grad_norms`; `other_signals` are the `signals` of the other examples.
     """
 
     def measure(layer: Layer, other: tuple[Array, Array], inputs: Array, cotangent: Array) -> Array:
         return layer.grad_products(inputs, cotangent, *other)
 
-    by_layer, _ = layer_metrics(model, forward_of(model, params, images, labels, label_smoothing), measure, others)
+    by_layer, _ = layer_metrics(
+        model, forward_of(model, params, images, labels, label_smoothing), measure, other_signals
+    )
     return sum(by_layer.values(), start=jnp.float32(0))
 
 
@@ -171,47 +150,38 @@ def summed_grad(
     """Return the sum of the gradients of the examples where `mask` is true; like `params`, float32."""
 
     def loss(params: Params) -> Array:
-        each = losses.cross_entropy(model.apply(params, images), labels, label_smoothing=label_smoothing)
-        return batching.masked_sum(each, mask)
+        example_losses = losses.cross_entropy(model.apply(params, images), labels, label_smoothing=label_smoothing)
+        return batching.masked_sum(example_losses, mask)
 
     return jax.grad(loss)(params)
 
 
 def unknown_layers(model: Model) -> list[str]:
-    """Return the names of the layers that compute their gradients by the definition only, which is slow."""
-    return [name for name, layer in model.layers().items() if not layer.is_known]
-
-
-def per_example_norm(grads: Params) -> Float[Array, " batch"]:
-    """Return the L2 norm over all leaves of each entry of the leading axis, accumulated in float32."""
-
-    def squared(leaf: Array) -> Array:
-        return jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=tuple(range(1, leaf.ndim)))
-
-    return jnp.sqrt(sum((squared(leaf) for leaf in jax.tree.leaves(grads)), start=jnp.float32(0)))
+    """Return the names of the layers whose gradients are computed by the slow definition."""
+    return [name for name, layer in model.layers().items() if not layer.has_fast_grads]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _probe(graphdef: Any, measure: Measure, state: PyTree, given: PyTree, inputs: Array, probe: PyTree) -> Array:
+def _probe(graphdef: Any, measure: Measure, state: PyTree, extra: PyTree, inputs: Array, probe: PyTree) -> Array:
     """Apply a layer; the cotangent of `probe`, which the outputs do not depend on, is the result of `measure`."""
-    return _probe_forward(graphdef, measure, state, given, inputs, probe)[0]
+    return _probe_forward(graphdef, measure, state, extra, inputs, probe)[0]
 
 
 def _probe_forward(
-    graphdef: Any, _: Measure, state: PyTree, given: PyTree, inputs: Array, __: PyTree
+    graphdef: Any, _: Measure, state: PyTree, extra: PyTree, inputs: Array, __: PyTree
 ) -> tuple[Array, tuple[PyTree, PyTree, Array]]:
-    return nnx.merge(graphdef, state)(inputs), (state, given, inputs)
+    return nnx.merge(graphdef, state)(inputs), (state, extra, inputs)
 
 
 def _probe_backward(
     graphdef: Any, measure: Measure, residuals: tuple[PyTree, PyTree, Array], cotangent: Array
 ) -> tuple[PyTree, PyTree, Array, PyTree]:
     """Return the inputs' cotangent and the result of `measure`; that of the parameters is not computed."""
-    state, given, inputs = residuals
+    state, extra, inputs = residuals
     layer = nnx.merge(graphdef, state)
     _, pull_back = jax.vjp(layer, inputs)
-    none = jax.tree.map(jnp.zeros_like, (state, given))
-    return *none, pull_back(cotangent)[0], measure(layer, given, inputs, cotangent)
+    zeros = jax.tree.map(jnp.zeros_like, (state, extra))
+    return *zeros, pull_back(cotangent)[0], measure(layer, extra, inputs, cotangent)
 
 
 _probe.defvjp(_probe_forward, _probe_backward)

@@ -11,12 +11,12 @@ class PrivacyAuditConfig:
     """An audit of the private training of the section `train`.
 
     Attributes:
-        seed: of canaries, coins and trainings.
+        seed: seed of canaries, coins and trainings.
         trainings: each with coins of its own.
         canaries: kind of them; see `make_canaries`.
         num_canaries: about half of which are in each training set.
         guess_share: share of the canaries whose coins are guessed, the surest ones; fixed before any of it is known.
-        confidence: of the lower bound of epsilon.
+        confidence: confidence level of the lower bound of epsilon.
     """
 
     seed: int

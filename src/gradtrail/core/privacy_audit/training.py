@@ -1,9 +1,9 @@
-"""A private training that is watched: what each step tells of each canary, and the noise of the first steps.
+"""A private training that records inner products with every canary in each step, and the noise of the first steps.
 
-The steps are those of `train`, drawn, clipped, noised and applied by the same functions; what is added is an `observe`
-that takes inner products. Batches are drawn from the training split and all canaries, and those whose coin is false are
-left out of them: as each example is drawn by itself, this is Poisson sampling, at the same rate, from a training set
-that lacks them. So one compilation serves all coins. Out of scope: what follows from the products, see `scores`.
+The steps are those of `train`, drawn, clipped, noised and applied by the same functions, with an `observe` that takes
+inner products. Batches are drawn from the training split and all canaries; canaries whose coin is false are then left
+out: as examples are drawn independently, this is Poisson sampling, at the same rate, from a training set that lacks
+them. One compilation therefore serves all coins. Out of scope: scores from the products, see `scores`.
 """
 
 import functools
@@ -32,22 +32,22 @@ from gradtrail.core.train.private import Mechanism, refuse_overflow
 from gradtrail.core.train.step import StepRecord, TrainState, make_step
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
-NOISY_STEPS = 8  # whose noise is looked at
-_TILE = 256  # canaries that are worked at a time
+NOISY_STEPS = 8  # steps whose noise is recorded
+_TILE = 256  # canaries that are processed together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
-    """What was seen of a training.
+class AuditTrace:
+    """Record of an audited training.
 
     Attributes:
-        products: of every step and canary.
+        products: products of every step and canary.
         batches: indices of the examples of every step, int32, padded.
-        rate: chance of an example to be in a batch.
-        present: whether each example is in the training set: all of the split, and the canaries whose coin is true.
-        noise: of the first steps, in units of its stated standard deviation, float32: the leaves of the parameters one
+        rate: probability that an example is in a batch.
+        present: True for the examples of the training set: the split, and the canaries whose coin is true.
+        noise: noise of the first steps over its stated standard deviation, float32: the leaves of the parameters one
             after the other.
-        accuracy: over the batches of the last epoch.
+        accuracy: mean accuracy over the batches of the last epoch.
     """
 
     products: Products
@@ -59,17 +59,17 @@ class Watched:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
-    """The compiled functions of a watched training.
+class AuditProgram:
+    """The compiled functions of an audited training.
 
     Attributes:
-        program: of the training.
+        program: functions of the training.
         init: keys → state.
         order: (the state's keys, epoch) → the batches of the epoch.
         epoch: (state, examples, batches, images and labels of the canaries) → state, records with products and norms.
-        noise: (state, examples, batches of a few steps) → what the optimizer got without and with noise, by step.
-        rate: chance of an example to be in a batch.
-        deviation: standard deviation of the noise in what the optimizer gets.
+        noise: (state, examples, batches of a few steps) → gradients without and with noise, by step.
+        rate: probability that an example is in a batch.
+        deviation: standard deviation of the noise in the optimizer's gradient.
     """
 
     program: loop.Program
@@ -91,7 +91,7 @@ class Watch:
         return self.program.epochs * self.program.steps_per_epoch
 
 
-def compile_watch(
+def compile_audit(
     config: TrainConfig,
     model: Model,
     num_examples: int,
@@ -99,8 +99,8 @@ def compile_watch(
     noise_multiplier: float,
     *,
     compiler: Compiler,
-) -> Watch:
-    """Compile a training on a split of `num_examples` and canaries, and what watches it.
+) -> AuditProgram:
+    """Compile an audited training on a split of `num_examples` and canaries.
 
     Raises:
         ConfigError: a training cannot be made with these examples; one line that names the key.
@@ -108,13 +108,13 @@ def compile_watch(
     slots = num_examples + num_canaries
     program = loop.make_program(config, model, slots, jax.local_devices(), noise_multiplier)
     num_steps = program.epochs * program.steps_per_epoch
-    of = functools.partial(Mechanism.of, config, model, slots, num_steps)
+    mechanism_of = functools.partial(Mechanism.for_training, config, model, slots, num_steps)
     step_of = functools.partial(make_step, config, model, num_steps, program.mesh)
 
     def epoch(
         state: TrainState, examples: Examples, order: Array, images: Array, labels: Array
     ) -> tuple[TrainState, StepRecord]:
-        step = step_of(of(noise_multiplier), functools.partial(_products, config, model, images, labels))
+        step = step_of(mechanism_of(noise_multiplier), functools.partial(_products, config, model, images, labels))
 
         def body(state: TrainState, indices: Array) -> tuple[TrainState, StepRecord]:
             return step(state, examples, indices)
@@ -123,7 +123,7 @@ def compile_watch(
 
     def noise(state: TrainState, examples: Examples, order: Array) -> PyTree:
         plain, noised = (
-            step_of(of(multiplier), lambda _, grads: _flat(grads)) for multiplier in (0.0, noise_multiplier)
+            step_of(mechanism_of(multiplier), lambda _, grads: _flat(grads)) for multiplier in (0.0, noise_multiplier)
         )
 
         def body(state: TrainState, indices: Array) -> tuple[TrainState, PyTree]:
@@ -144,7 +144,7 @@ def compile_watch(
     def compiled(name: str, function: Callable[..., Any], *arguments: Any) -> CompiledFunction:
         return compiler.compile(name, function, *with_sharding(arguments, everywhere), out_shardings=everywhere)
 
-    return Watch(
+    return AuditProgram(
         program=program,
         rate=config.batch_size / slots,
         deviation=noise_multiplier * config.privacy.example_clip_norm / config.batch_size,
@@ -155,49 +155,48 @@ def compile_watch(
     )
 
 
-def watch(
-    watched: Watch,
+def run_audited_training(
+    program: AuditProgram,
     train: Split,
     canaries: Canaries,
     coins: Bool[np.ndarray, " canaries"],
     *,
     keys: Key[Array, " purposes"],
     advance: Callable[[int], object] = lambda _: None,
-) -> Watched:
+) -> AuditTrace:
     """Train on `train` and the canaries whose coin is true.
 
     Args:
-        watched: compiled for so many examples and canaries.
+        program: functions compiled for this number of examples and canaries.
         train: the training split.
-        canaries: whose gradients are followed, all of them.
-        coins: which of them are trained on.
-        keys: of the training, see `keys_of`.
+        canaries: canaries whose products are recorded, absent ones included.
+        coins: True for the canaries to train on.
+        keys: keys of the training, see `keys_of`.
         advance: called with the number of steps after each epoch.
 
     Raises:
-        ConfigError: a batch has more examples than there is room for; one line.
+        ConfigError: a batch exceeds the capacity; one line.
         FloatingPointError: the training diverged; one line.
     """
-    program = watched.program
-    examples = loop.on_device(*with_canaries(train, canaries), program.mesh)
+    examples = loop.on_device(*with_canaries(train, canaries), program.program.mesh)
     present = np.concatenate([np.ones(len(train), bool), coins])
-    everywhere = replicated(program.mesh)
-    followed = jax.device_put((canaries.images, canaries.labels), everywhere)
-    state = watched.init(keys)
+    everywhere = replicated(program.program.mesh)
+    placed_canaries = jax.device_put((canaries.images, canaries.labels), everywhere)
+    state = program.init(keys)
     batches: list[np.ndarray] = []
     observed: list[tuple[np.ndarray, np.ndarray]] = []
     accuracy = 0.0
     noise = np.zeros((0, 0), np.float32)
-    for epoch in range(program.epochs):
-        drawn = watched.order(state.keys, np.int32(epoch))
+    for epoch in range(program.program.epochs):
+        drawn = program.order(state.keys, np.int32(epoch))
         refuse_overflow(drawn, epoch)
-        batches.append(without_absent(np.asarray(drawn), present))
+        batches.append(drop_absent(np.asarray(drawn), present))
         order = jax.device_put(batches[-1], everywhere)
-        if not epoch and watched.deviation:
+        if not epoch and program.deviation:
             few = jax.device_put(batches[-1][:NOISY_STEPS], everywhere)
-            without, noised = watched.noise(state, examples, few)
-            noise = (np.asarray(noised) - np.asarray(without)) / np.float32(watched.deviation)
-        state, record = watched.epoch(state, examples, order, *followed)
+            without, noised = program.noise(state, examples, few)
+            noise = (np.asarray(noised) - np.asarray(without)) / np.float32(program.deviation)
+        state, record = program.epoch(state, examples, order, *placed_canaries)
         observed.append(jax.device_get(record.observed))
         accuracy = float(np.mean(np.asarray(record.accuracy)))
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state.params))):
@@ -205,54 +204,54 @@ def watch(
                 f"a weight became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning rate "
                 f"of train.optimizer"
             )
-        advance(program.steps_per_epoch)
+        advance(program.program.steps_per_epoch)
     products, signals = (np.concatenate([one[number] for one in observed]) for number in range(2))
-    return Watched(
+    return AuditTrace(
         products=Products(products=products, signals=signals),
         batches=np.concatenate(batches),
-        rate=watched.rate,
+        rate=program.rate,
         present=present,
         noise=noise,
         accuracy=accuracy,
     )
 
 
-def without_absent(
+def drop_absent(
     order: Int[np.ndarray, "steps rows"], present: Bool[np.ndarray, " examples"]
 ) -> Int[np.ndarray, "steps rows"]:
     """Return batches without the examples that are absent, in the same order, with padding at their end."""
-    kept = (order != batching.PADDING) & present[order]
-    places = np.argsort(~kept, axis=1, kind="stable")
-    return np.take_along_axis(np.where(kept, order, np.int32(batching.PADDING)), places, axis=1)
+    stays = (order != batching.PADDING) & present[order]
+    places = np.argsort(~stays, axis=1, kind="stable")
+    return np.take_along_axis(np.where(stays, order, np.int32(batching.PADDING)), places, axis=1)
 
 
 def _products(
     config: TrainConfig, model: Model, images: Array, labels: Array, params: Params, grads: Params
 ) -> tuple[Float[Array, "layers canaries"], Float[Array, "layers canaries"]]:
-    """Return products and signals of `Products` for each layer and canary; `grads` is what the optimizer gets."""
+    """Return products and signals of `Products` for each layer and canary; `grads` goes to the optimizer."""
     clip = config.privacy.example_clip_norm
     directions = model.by_layer(jax.tree.map(lambda leaf: leaf[None] * (config.batch_size / clip), grads))
 
     def measure(layer: Layer, direction: PyTree, inputs: Array, cotangent: Array) -> tuple[Array, Array, Array]:
-        own = inputs - jnp.mean(inputs, axis=layer.batch_axis, keepdims=True)
-        own_direction = {**direction, "bias": jnp.zeros_like(direction["bias"])}
-        dots = layer.grad_dots(own, cotangent, own_direction)[:, 0]
-        of_bias = layer.squared_grad_norms(jnp.zeros_like(inputs), cotangent)  # the gradient's only other part is 0
-        signals = jnp.maximum(0.0, layer.squared_grad_norms(own, cotangent) - of_bias)
+        centred = inputs - jnp.mean(inputs, axis=layer.batch_axis, keepdims=True)
+        kernel_direction = {**direction, "bias": jnp.zeros_like(direction["bias"])}
+        dots = layer.grad_dots(centred, cotangent, kernel_direction)[:, 0]
+        bias_norms = layer.squared_grad_norms(jnp.zeros_like(inputs), cotangent)  # the gradient's only other part is 0
+        signals = jnp.maximum(0.0, layer.squared_grad_norms(centred, cotangent) - bias_norms)
         return layer.squared_grad_norms(inputs, cotangent), signals, dots
 
-    def of_tile(images: Array, labels: Array) -> tuple[Array, Array]:
+    def tile_products(images: Array, labels: Array) -> tuple[Array, Array]:
         forward = bounded_forward(forward_of(model, params, images, labels, config.label_smoothing))
         by_layer, _ = layer_metrics(model, forward, measure, directions)
         squared, signals, dots = (jnp.stack(parts) for parts in zip(*by_layer.values(), strict=True))
-        kept = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(jnp.sum(squared, axis=0), 1e-30))) / clip
-        return dots * kept[None], signals * kept[None] ** 2
+        factors = jnp.minimum(1.0, clip / jnp.sqrt(jnp.maximum(jnp.sum(squared, axis=0), 1e-30))) / clip
+        return dots * factors[None], signals * factors[None] ** 2
 
     tiles = -(-len(labels) // _TILE)
     size = -(-len(labels) // tiles)
-    rows = jnp.arange(tiles * size).reshape(tiles, size) % len(labels)  # filled up with real canaries: means count them
-    found = jax.lax.map(lambda tile: of_tile(images[tile], labels[tile]), rows)
-    products, signals = (jnp.moveaxis(part, 1, 0).reshape(part.shape[1], -1)[:, : len(labels)] for part in found)
+    rows = jnp.arange(tiles * size).reshape(tiles, size) % len(labels)  # means count the padding
+    by_tile = jax.lax.map(lambda tile: tile_products(images[tile], labels[tile]), rows)
+    products, signals = (jnp.moveaxis(part, 1, 0).reshape(part.shape[1], -1)[:, : len(labels)] for part in by_tile)
     return products, signals
 
 

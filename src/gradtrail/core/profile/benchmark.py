@@ -1,8 +1,8 @@
-"""Times of the functions of a variant, and the rates of the machine to compare them with.
+"""Times of the functions of variants, and reference rates of the machine.
 
 Training steps are timed without jit, one call each, and in one loop on the device; the other functions call by call.
 Times are medians after a warm-up, from ready arguments to ready results, on random examples of the data set's shapes.
-The clock is the caller's. Whether a variant fits into memory is checked elsewhere.
+The caller passes the clock. Out of scope: whether a variant fits into memory.
 """
 
 import functools
@@ -26,8 +26,8 @@ from gradtrail.core.train.loop import Program, abstract_state
 from gradtrail.core.train.step import TrainState
 from gradtrail.core.xla.compiler import Compiler
 
-_SIDE = 768  # of the matrices
-_COPIED_BYTES = 32 * 2**20  # beyond the caches of most processors
+_SIDE = 768  # rows of the matrices
+_COPIED_BYTES = 32 * 2**20  # more than the caches of most processors
 _ROUNDS = 3
 
 
@@ -36,8 +36,8 @@ class MachineRates:
     """Highest rates of the first local device, or of all cores of a CPU, at this moment.
 
     Attributes:
-        flops_per_second: of a product of two float32 matrices of 768 × 768, counted as 2 n³ FLOPs.
-        bytes_per_second: of negating 32 MiB in place, bytes read plus bytes written.
+        flops_per_second: rate of multiplying two float32 matrices of 768 × 768, counted as 2 n³ FLOPs.
+        bytes_per_second: rate of negating 32 MiB in place, bytes read plus bytes written.
     """
 
     flops_per_second: float
@@ -74,9 +74,9 @@ def _median_seconds(function: Callable[[jax.Array], jax.Array], array: jax.Array
 
 
 ROUNDS = 9  # timings of each loop or call, for a median and its interval
-_LEAST_ROUNDS = 6  # of a slow one
-_LEAST_STEPS = 2  # without jit
-_WITHOUT_JIT = hashlib.sha256(b"a step without jit").hexdigest()  # for the guard of a compiler
+_LEAST_ROUNDS = 6  # timings of a slow loop or call
+_LEAST_STEPS = 2  # timed steps without jit
+_WITHOUT_JIT = hashlib.sha256(b"a step without jit").hexdigest()  # program digest for the guard of a compiler
 Clock = Callable[[], float]
 
 
@@ -85,8 +85,8 @@ class FunctionTime:
     """Time and rates of a function of a variant.
 
     Attributes:
-        rounds: seconds of a call in each round; of `train_step`, of a step in the loop. Round by round all functions
-            are timed in turns.
+        rounds: seconds of a call in each round, or of a step in the loop of `train_step`; each round times all
+            functions, interleaved.
         seconds: the median of the rounds.
         examples_per_second: batch size over `seconds`.
         flops_per_second: static FLOPs of a call or step over `seconds`.
@@ -109,12 +109,12 @@ class StepTimes:
     """The same steps of the configured training run in three ways, in seconds per step.
 
     Attributes:
-        without_jit: each operation dispatched by itself.
-        steps_without_jit: steps timed without jit.
-        steps_with_jit: steps in each timing of the other two ways.
-        one_by_one: one call of the compiled function per step, from a Python loop.
-        scanned: one call for all steps, a loop on the device.
-        compile_seconds: of tracing, lowering and compiling the step.
+        without_jit: seconds with each operation dispatched by itself.
+        steps_without_jit: number of steps timed without jit.
+        steps_with_jit: number of steps in each timing of the other two ways.
+        one_by_one: seconds with one call of the compiled function per step, from a Python loop.
+        scanned: seconds with one call for all steps, a loop on the device.
+        compile_seconds: seconds of tracing, lowering and compiling the step.
     """
 
     without_jit: float
@@ -126,45 +126,45 @@ class StepTimes:
 
     @property
     def jit_speedup(self) -> float:
-        """How many times faster a step is with jit, called one by one."""
+        """Speedup of a step by jit, called one by one."""
         return self.without_jit / self.one_by_one
 
     @property
     def scan_speedup(self) -> float:
-        """How many times faster a step is in the loop than called by itself."""
+        """Speedup of a step in the loop over single calls."""
         return self.one_by_one / self.scanned
 
     @property
     def steps_until_it_pays(self) -> float:
-        """Number of steps from which on compiling saves time in all; infinity where it never does."""
+        """Number of steps from which on compiling saves time; infinity if it never does."""
         return steps_until_it_pays(self.compile_seconds, slow=self.without_jit, fast=self.one_by_one)
 
 
 def steps_until_it_pays(overhead: float, *, slow: float, fast: float) -> float:
-    """Return the least n of at least 1 with overhead + n · fast ≤ n · slow; infinity where there is none."""
+    """Return the least n ≥ 1 with overhead + n · fast ≤ n · slow; infinity if there is none."""
     if slow <= fast:
         return 1.0 if overhead <= 0 and slow == fast else math.inf
     return max(1.0, math.ceil(overhead / (slow - fast)))
 
 
-def in_turns(
+def interleaved(
     calls: Sequence[Callable[[], Any]], clock: Clock, *, seconds: float, least: int, most: int
 ) -> list[list[float]]:
-    """Return the seconds of repeated calls, taken in turns so that other load on the machine affects all alike.
+    """Return the seconds of repeated calls, interleaved so that other load on the machine affects all alike.
 
     Args:
-        calls: each returns arrays; it is over when they are ready.
+        calls: functions that return arrays; a call ends when they are ready.
         clock: returns seconds.
-        seconds: that the repetitions of a call take at most, the least ones aside.
-        least: repetitions of each that are made anyway.
-        most: repetitions of each.
+        seconds: time budget of the repetitions of a call, the least ones aside.
+        least: smallest number of repetitions, whatever the budget.
+        most: largest number of repetitions.
     """
-    taken: list[list[float]] = [[] for _ in calls]
+    timings: list[list[float]] = [[] for _ in calls]
     for turn in range(max(most, least)):
-        for call, mine in zip(calls, taken, strict=True):
-            if turn < least or sum(mine) < seconds:
-                mine.append(_timed(call, clock))
-    return taken
+        for call, call_timings in zip(calls, timings, strict=True):
+            if turn < least or sum(call_timings) < seconds:
+                call_timings.append(_timed(call, clock))
+    return timings
 
 
 def _timed(call: Callable[[], Any], clock: Clock) -> float:
@@ -174,12 +174,12 @@ def _timed(call: Callable[[], Any], clock: Clock) -> float:
 
 
 class Bench:
-    """Times compiled variants on random examples, from random states; compiles nothing for it.
+    """Times compiled variants on random examples, from random states, without compiling anything.
 
     Args:
-        config: how long to time.
-        num_classes: of the labels.
-        compiler: its clock returns seconds; its guard lets no other process compile the operations of the same step.
+        config: time budgets.
+        num_classes: number of classes.
+        compiler: compiler whose clock returns seconds and whose guard locks the compilation of a step's operations.
     """
 
     def __init__(self, config: ProfileConfig, num_classes: int, compiler: Compiler):
@@ -190,13 +190,13 @@ class Bench:
         self._examples: Examples | None = None
 
     def time_functions(self, variants: Sequence[CompiledVariant]) -> list[FunctionTime]:
-        """Time each function of each variant, all in turns."""
-        works = [(each, name, self._work(each, name)) for each in variants for name in each.functions]
+        """Time each function of each variant, interleaved."""
+        works = [(variant, name, self._work(variant, name)) for variant in variants for name in variant.functions]
         counts = [self._fitting(work) for *_, work in works]
         rounds = [functools.partial(work, count) for (*_, work), count in zip(works, counts, strict=True)]
         return [
-            _function_time(each, name, tuple(seconds / count for seconds in taken))
-            for (each, name, _), taken, count in zip(works, self._in_turns(rounds), counts, strict=True)
+            _function_time(variant, name, tuple(seconds / count for seconds in round_seconds))
+            for (variant, name, _), round_seconds, count in zip(works, self._interleaved(rounds), counts, strict=True)
         ]
 
     def time_steps(self, compiled: CompiledVariant) -> StepTimes:
@@ -205,7 +205,7 @@ class Bench:
         loop = self._loop(compiled)
         count = self._fitting(loop.scanned)
         ways = (functools.partial(loop.one_by_one, count), functools.partial(loop.scanned, count))
-        one_by_one, scanned = map(statistics.median, self._in_turns(ways))
+        one_by_one, scanned = map(statistics.median, self._interleaved(ways))
         return StepTimes(
             without_jit=statistics.median(without_jit),
             steps_without_jit=len(without_jit),
@@ -216,29 +216,29 @@ class Bench:
         )
 
     def _work(self, compiled: CompiledVariant, name: str) -> Callable[[int], Any]:
-        """Return a function of a count, which makes that many calls of a function, or steps of the loop."""
+        """Return a function of a count that makes this number of calls, or of steps of the loop."""
         loop = self._loop(compiled)
         if name == "train_step":
             return loop.scanned
-        arguments = jax.device_put((loop.state.params, *loop.batch()), jax.local_devices()[0])  # compiled for that one
+        arguments = jax.device_put((loop.state.params, *loop.batch()), jax.local_devices()[0])  # compiled for it
         return lambda count: [jax.block_until_ready(compiled.functions[name](*arguments)) for _ in range(count)][-1]
 
     def _fitting(self, work: Callable[[int], Any]) -> int:
-        """Warm up; return how many calls or steps one timing may have."""
+        """Warm up; return the number of calls or steps of one timing."""
         work(1)
         count = 1
         while True:  # a few calls predict the time of many better than one does
-            taken = _timed(functools.partial(work, count), self._clock)
-            fitting = int(count * self._config.seconds / ROUNDS / taken) if taken > 0 else self._config.steps
+            elapsed = _timed(functools.partial(work, count), self._clock)
+            fitting = int(count * self._config.seconds / ROUNDS / elapsed) if elapsed > 0 else self._config.steps
             fitting = max(1, min(self._config.steps, fitting))
             if fitting <= 4 * count:
                 return fitting
             count *= 4
 
-    def _in_turns(
+    def _interleaved(
         self, calls: Sequence[Callable[[], Any]], *, least: int = _LEAST_ROUNDS, most: int = ROUNDS
     ) -> list[list[float]]:
-        return in_turns(calls, self._clock, seconds=self._config.seconds, least=least, most=most)
+        return interleaved(calls, self._clock, seconds=self._config.seconds, least=least, most=most)
 
     def _time_without_jit(self, compiled: CompiledVariant) -> list[float]:
         """Return the seconds of each step after the first one."""
@@ -246,8 +246,8 @@ class Bench:
         with jax.disable_jit():
             with self._compiler.guard(_WITHOUT_JIT):
                 loop.step_without_jit()  # compiles each operation by itself, or reads it from the cache
-            (taken,) = self._in_turns([loop.step_without_jit], least=_LEAST_STEPS, most=self._config.steps)
-        return taken
+            (step_seconds,) = self._interleaved([loop.step_without_jit], least=_LEAST_STEPS, most=self._config.steps)
+        return step_seconds
 
     def _loop(self, compiled: CompiledVariant) -> "_Loop":
         program = compiled.program
@@ -265,7 +265,7 @@ class Bench:
 
 
 class _Loop:
-    """An endless training over one order of random examples; every call continues from the state of the last one."""
+    """An endless training over one order of random examples; every call continues from the last state."""
 
     def __init__(self, compiled: CompiledVariant, state: TrainState, examples: Examples, order: Array):
         self.program = compiled.program
@@ -283,14 +283,14 @@ class _Loop:
         return jax.block_until_ready((self._examples.images[rows], self._examples.labels[rows]))
 
     def scanned(self, count: int) -> Array:
-        """Make steps in one call per epoch; return an array that is ready when they are done."""
+        """Make steps in one call per epoch; return an array that becomes ready with the last step."""
         length = self.program.steps_per_epoch
         for start in range(0, count, length):
             self._call(self._run, 0, min(length, count - start))
         return self.state.step
 
     def one_by_one(self, count: int) -> Array:
-        """Make the same steps in one call each; no call waits for the one before."""
+        """Make the same steps in one call each, without waiting in between."""
         for index in range(count):
             start = index % self.program.steps_per_epoch
             self._call(self._run.call, start, start + 1)
@@ -309,7 +309,7 @@ class _Loop:
 
 
 def random_state(program: Program) -> TrainState:
-    """Return a state of small positive numbers, whose roots and logarithms are finite: NaN may take another time."""
+    """Return a state of small positive numbers with finite roots and logarithms: NaN may change the time."""
     rng = np.random.default_rng(0)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> Any:
@@ -340,7 +340,7 @@ def _function_time(compiled: CompiledVariant, name: str, rounds: tuple[float, ..
 def _order(num_examples: int, compiled: CompiledVariant) -> np.ndarray:
     """Return the batches of an epoch in random order; the last one is filled up, so that all take the same time.
 
-    Those of a private training have its mean size, and after it the padding that its batches have room for.
+    Batches of a private training have its mean size, padded to its capacity.
     """
     program, batch_size = compiled.program, compiled.variant.batch_size
     shuffled = np.random.default_rng(0).permutation(num_examples).astype(np.int32)

@@ -13,7 +13,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.loop import Program, compile_run_steps, make_program
-from gradtrail.core.train.privacy import noise_of_measurements
+from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 
 _LARGEST_BATCH_SIZE = 2**30
@@ -24,12 +24,12 @@ class ProfileConfig:
     """The section `profile` of `params.yaml`.
 
     Attributes:
-        precisions: compared with the configured one.
+        precisions: precisions to compare with the configured one.
         smallest_batch_size: lower bound of the powers of two that are compared.
         largest_batch_size: upper bound, included.
-        steps: training steps that are timed in each way of running them, at most.
-        seconds: longest that a timing may take; it has six rounds at least, without jit two steps, and fewer of `steps`
-            where they do not fit.
+        steps: largest number of training steps per timing.
+        seconds: time budget of a timing, which has at least six rounds, or two steps without jit, and fewer steps than
+            `steps` if they do not fit.
     """
 
     precisions: tuple[Precision, ...]
@@ -61,7 +61,7 @@ class Variant:
     """A training step in one precision, with one batch size.
 
     Attributes:
-        remat: whether the backward pass recomputes activations instead of storing them.
+        remat: True if the backward pass recomputes activations instead of storing them.
     """
 
     precision: Precision
@@ -69,13 +69,13 @@ class Variant:
     remat: bool
 
     @classmethod
-    def of(cls, config: TrainConfig) -> "Variant":
+    def from_config(cls, config: TrainConfig) -> "Variant":
         """Return the variant that a training is configured for."""
         return cls(precision=config.precision, batch_size=config.batch_size, remat=config.remat)
 
     @property
     def label(self) -> str:
-        """A name to read, such as `float32, batch of 128, remat`."""
+        """Readable name, such as `float32, batch of 128, remat`."""
         return f"{self.precision}, batch of {self.batch_size}{', remat' if self.remat else ''}"
 
 
@@ -85,7 +85,7 @@ class CompiledVariant:
 
     Attributes:
         program: the training, over `shards` devices; its cost is that of one of them.
-        functions: `train_step`; also `predict` and `score` where batch size and remat are the configured ones.
+        functions: `train_step`; also `predict` and `score` if batch size and remat are the configured ones.
     """
 
     variant: Variant
@@ -99,16 +99,16 @@ def variants_to_compare(config: ProfileConfig, train_config: TrainConfig) -> lis
     Batch sizes that are no multiple of `accumulation_steps` times `shards` are left out.
     A private training has neither rematerialization nor float16 to compare with.
     """
-    configured = Variant.of(train_config)
+    configured = Variant.from_config(train_config)
     parts = train_config.accumulation_steps * train_config.shards
     sizes = [size for size in config.batch_sizes if size % parts == 0]
     is_private = train_config.privacy.enabled
-    precisions = [each for each in config.precisions if not (is_private and each == "float16")]
-    others = {dataclasses.replace(configured, precision=precision) for precision in precisions}
-    others |= {dataclasses.replace(configured, batch_size=size) for size in sizes}
+    precisions = [kind for kind in config.precisions if not (is_private and kind == "float16")]
+    alternatives = {dataclasses.replace(configured, precision=precision) for precision in precisions}
+    alternatives |= {dataclasses.replace(configured, batch_size=size) for size in sizes}
     if not is_private:
-        others |= {dataclasses.replace(configured, remat=not configured.remat)}
-    return [configured, *sorted(others - {configured})]
+        alternatives |= {dataclasses.replace(configured, remat=not configured.remat)}
+    return [configured, *sorted(alternatives - {configured})]
 
 
 def compile_variant(
@@ -127,23 +127,23 @@ def compile_variant(
     only.
 
     Args:
-        config: the training; the fields of `variant` replace its own.
-        variant: the configured one, or another.
+        config: the training, whose fields `variant` replaces.
+        variant: the variant to compile.
         image_shape: height and width in pixels.
-        num_classes: of the labels.
+        num_classes: number of classes.
         num_examples: size of the training split.
-        devices: at least `config.shards`; see `make_program`.
-        compiler: `functions` gets those of the configured variant only, `compiled` those of every variant.
+        devices: `config.shards` devices or more, see `make_program`.
+        compiler: compiler whose `functions` get those of the configured variant only.
     """
     only_the_step = (variant.batch_size, variant.remat) != (config.batch_size, config.remat)
-    if variant != Variant.of(config):
+    if variant != Variant.from_config(config):
         compiler = compiler.for_variant(variant.label)
     config = dataclasses.replace(config, **dataclasses.asdict(variant))
     model = Model(config.model_config(image_shape, num_classes), remat=config.remat)
-    program = make_program(config, model, num_examples, devices, noise_of_measurements(config.privacy))
+    program = make_program(config, model, num_examples, devices, placeholder_noise(config.privacy))
     functions = [compile_run_steps(program, compiler=compiler)]
     if not only_the_step:
         functions.append(compile_predict(model, config.batch_size, compiler=compiler))
         functions.append(compile_score(model, config.label_smoothing, config.batch_size, compiler=compiler))
-    named = {function.name: function for function in functions}
-    return CompiledVariant(variant=variant, program=program, functions=named)
+    by_name = {function.name: function for function in functions}
+    return CompiledVariant(variant=variant, program=program, functions=by_name)

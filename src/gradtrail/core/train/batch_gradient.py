@@ -33,12 +33,12 @@ class Examples:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What the gradient of every row of a batch needs, replicated over the devices.
+    """Inputs of the gradient that all rows of a batch share, replicated over the devices.
 
     Attributes:
-        params: where the gradient is taken.
+        params: parameters at which the gradient is taken.
         scale: factor of the loss; None for none.
-        count: rows of the whole batch that are not padding, float32.
+        count: number of rows of the whole batch that are not padding, float32.
         examples: the training split, or the device's part of a block of it.
     """
 
@@ -54,10 +54,10 @@ class Rows:
     """A batch, or a part of one.
 
     Attributes:
-        indices: of the examples, int32, or `batching.PADDING`.
+        indices: indices of the examples, int32, or `batching.PADDING`.
         augmentation: key of each row; None without augmentation.
         dropout: key of each row; None without dropout.
-        positions: of the examples in a block, int32; None where they are `indices`, in the split.
+        positions: positions of the examples in a block, int32; None if `indices` are positions in the split.
     """
 
     indices: Int[Array, " batch"]
@@ -69,14 +69,13 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class RowRecord:
-    """Predictions for each row of a step's batch, before the update; or in an epoch for each followed example.
+    """Predictions for each row of a step's batch before the update; in an epoch, for each sampled example.
 
     Attributes:
-        indices: of the examples in the training split, int32, or `batching.PADDING`. Where some examples alone are
-            followed, each has one row in the records of an epoch, with its place among them, or `PADDING` until its
-            visit.
-        probability: of the label, float32.
-        correct: whether the label had the largest logit.
+        indices: indices of the examples in the training split, int32, or `batching.PADDING`. If dynamics are sampled,
+            an epoch has one row per sampled example, with its place among them, or `PADDING` before its visit.
+        probability: probability of the label, float32.
+        correct: True if the label had the largest logit.
     """
 
     indices: Int[Array, "*steps rows"]
@@ -90,8 +89,8 @@ class BatchGradient:
     """Sums over rows, divided by the number of examples in the whole batch.
 
     Attributes:
-        loss: in nats, not scaled.
-        cross_entropy: likewise, without label smoothing.
+        loss: training loss in nats, not scaled.
+        cross_entropy: cross-entropy in nats, without label smoothing.
         accuracy: share of correct predictions.
         grads: gradient of the scaled loss.
         squared_norms: sum of the squared norms of the gradients of the batch's parts; None for a single part.
@@ -108,7 +107,7 @@ Gradient = Callable[[Shared, Rows], tuple[BatchGradient, RowRecord]]
 
 
 def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradient:
-    """Return the gradient of a batch, or of a device's share, in `accumulation_steps` parts, maybe each in tiles."""
+    """Return the gradient of a batch, or of a device's share, in `accumulation_steps` parts, optionally in tiles."""
 
     def tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         def loss_fn(params: Params) -> tuple[Array, tuple[dict[str, Array], RowRecord]]:
@@ -123,9 +122,9 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
 
     def part(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         num_rows = len(rows.indices)
-        found, record = _summed(tile, num_rows // model.tile_size(num_rows) if in_tiles else 1)(shared, rows)
-        squared_norms = squared_norm(found.grads) if config.accumulation_steps > 1 else None
-        return dataclasses.replace(found, squared_norms=squared_norms), record
+        gradient, record = _summed(tile, num_rows // model.tile_size(num_rows) if in_tiles else 1)(shared, rows)
+        squared_norms = squared_norm(gradient.grads) if config.accumulation_steps > 1 else None
+        return dataclasses.replace(gradient, squared_norms=squared_norms), record
 
     return _summed(part, config.accumulation_steps)
 
@@ -133,15 +132,15 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
 def inputs_of(
     config: TrainConfig, examples: Examples, rows: Rows
 ) -> tuple[Array, Int[Array, " batch"], Bool[Array, " batch"], Key[Array, " batch"] | None]:
-    """Return images of the rows, augmented where that is configured, labels, mask, and the keys for dropout."""
+    """Return images of the rows, augmented if configured, labels, mask, and the keys for dropout."""
     if rows.positions is None:
         (images, labels), mask = batching.gather((examples.images, examples.labels), rows.indices)
     else:
         images, labels = examples.images[rows.positions], examples.labels[rows.positions]
         mask = rows.indices != batching.PADDING
     if rows.augmentation is not None:
-        images = augment(batching.normalize(images), config.augmentation, key=_of_purpose(rows.augmentation, 0))
-    return images, labels, mask, None if rows.dropout is None else _of_purpose(rows.dropout, 1)
+        images = augment(batching.normalize(images), config.augmentation, key=_purpose_keys(rows.augmentation, 0))
+    return images, labels, mask, None if rows.dropout is None else _purpose_keys(rows.dropout, 1)
 
 
 def measured(
@@ -168,8 +167,8 @@ def _summed(gradient: Gradient, num_parts: int) -> Gradient:
 
     def summed(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         def add(total: BatchGradient, rows: Rows) -> tuple[BatchGradient, RowRecord]:
-            found, record = gradient(shared, rows)
-            return jax.tree.map(jnp.add, total, found), record
+            part_gradient, record = gradient(shared, rows)
+            return jax.tree.map(jnp.add, total, part_gradient), record
 
         parts = jax.tree.map(lambda leaf: leaf.reshape(num_parts, -1), rows)
         one, _ = jax.eval_shape(gradient, shared, jax.tree.map(lambda leaf: leaf[0], parts))
@@ -179,5 +178,5 @@ def _summed(gradient: Gradient, num_parts: int) -> Gradient:
     return summed
 
 
-def _of_purpose(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]:
+def _purpose_keys(key: Key[Array, " batch"], purpose: int) -> Key[Array, " batch"]:
     return jax.vmap(jax.random.fold_in, (0, None))(key, purpose)

@@ -1,4 +1,4 @@
-"""The section `train` of `params.yaml`. All kinds stand side by side, so one override switches a kind."""
+"""The section `train` of `params.yaml`. The blocks of all kinds are listed, so one override switches the kind."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -43,13 +43,13 @@ from gradtrail.core.train.schedules import (
 )
 
 ReductionKind = Literal["ordered", "fastest"]
-Varied = Literal["initialization", "order", "augmentation", "dropout"]  # what draws random numbers, in `MemberSeeds`
+Varied = Literal["initialization", "order", "augmentation", "dropout"]  # purposes, as in `MemberSeeds`
 VARIED: tuple[Varied, ...] = get_args(Varied)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemberSeeds:
-    """What the random numbers of one network come from: a seed for each purpose; `noise` is of private trainings."""
+    """Seeds of the random numbers of one network, by purpose; private trainings have `noise`."""
 
     initialization: int
     order: int
@@ -68,26 +68,27 @@ class TrainConfig:
     """A training: network, optimizer, schedule and everything else that determines its result.
 
     Attributes:
-        seed: determines the initial weights, the order of the examples, dropout and augmentation.
-        members: networks that are trained, with the seeds `seed`, `seed + 1` and so on.
-        vary: what the seed of a member determines; everything else is the same in all members, by `seed`.
-        epochs: passes over the training split, at most.
-        batch_size: examples per optimizer step; the last batch of an epoch may be smaller.
-        accumulation_steps: parts of each batch, computed one after the other; the gradient is that of the whole
-            batch, the memory that of one part.
-        shards: parts that each batch is split into over devices, one device each; their sums are added up. Another
-            number gives the same values but for rounding.
-        reduction: how the sums of several shards are added up: in the order of the shards, with the same bits on any
-            number of processes, or as XLA does it, which is faster within one process.
-        loss_scaling: used with `precision: float16` only.
-        remat: whether the backward pass recomputes activations instead of storing them.
+        seed: seed of the initial weights, the order of the examples, dropout and augmentation.
+        members: number of networks, with the seeds `seed`, `seed + 1` and so on.
+        vary: purposes that use the seed of the member; all others use `seed` in every member.
+        epochs: largest number of passes over the training split.
+        batch_size: number of examples per optimizer step; the last batch of an epoch may be smaller.
+        accumulation_steps: number of parts of each batch, computed one after the other; the gradient is that of the
+            whole batch, the memory that of one part.
+        shards: number of devices that each batch is split over; their sums are added up. Another number changes
+            rounding alone.
+        reduction: order of the sums over shards: that of the shards, with the same bits on any number of processes, or
+            that of XLA, which is faster within one process.
+        loss_scaling: config of the loss scale, for `precision: float16` only.
+        remat: True if the backward pass recomputes activations instead of storing them.
         clip_norm: global norm to which larger gradients are scaled down; None for no clipping.
-        average_decay: of the exponential moving average of the weights, which is then evaluated and kept instead of
+        average_decay: decay of the moving average of the weights, which is then evaluated and kept instead of
             them; None for none.
         label_smoothing: share of the target that is spread evenly over all classes.
-        keep_epochs: epochs after which the weights are kept for analyses; 0 are the initial weights, and epochs that
-            the training does not reach are ignored.
-        patience: epochs without a better validation accuracy after which the training ends; None for no early end.
+        keep_epochs: epochs whose weights are kept for analyses; 0 is before training, and epochs that the training does
+            not reach are ignored.
+        patience: number of epochs without a better validation accuracy after which the training ends; None for no
+            early stopping.
     """
 
     seed: int
@@ -174,9 +175,9 @@ class TrainConfig:
         return range(self.seed, self.seed + self.members)
 
     def seeds_of(self, member: int) -> MemberSeeds:
-        """Return what the random numbers of the member with this seed come from.
+        """Return the seeds of the member with this seed.
 
-        Batches and noise of private members never have a seed in common: accounting takes them for independent.
+        Batches and noise of private members never share a seed: accounting assumes that they are independent.
         """
         seeds = MemberSeeds(**{name: member if name in self.vary else self.seed for name in VARIED})
         return dataclasses.replace(seeds, order=member, noise=member) if self.privacy.enabled else seeds
@@ -204,11 +205,11 @@ class TrainConfig:
 
     @property
     def measures_parts(self) -> bool:
-        """Whether the norms of the gradients of a batch's parts are recorded; they would tell of single examples."""
+        """Whether the norms of a batch's parts are recorded; if private, they would reveal single examples."""
         return self.accumulation_steps > 1 and not self.privacy.enabled
 
     def _check_privacy(self) -> None:
-        """Refuse what a private training cannot do."""
+        """Raise ValueError for settings that a private training does not support."""
         if self.remat:
             raise ValueError(
                 "remat must be false with privacy.enabled, whose backward pass holds a few examples at a time, got true"
@@ -227,11 +228,11 @@ class TrainConfig:
 
     @property
     def _random(self) -> set[Varied]:
-        """What draws random numbers under these params."""
-        found: set[Varied] = {"initialization", "order"}
-        found |= {"augmentation"} if self.augmentation.enabled else set()
+        """Purposes that draw random numbers under these params."""
+        purposes: set[Varied] = {"initialization", "order"}
+        purposes |= {"augmentation"} if self.augmentation.enabled else set()
         dropout = {"mlp": self.mlp.dropout, "cnn": self.cnn.dropout}.get(self.model, 0.0)
-        return found | ({"dropout"} if dropout else set())
+        return purposes | ({"dropout"} if dropout else set())
 
     def _rule(self) -> RuleConfig:
         rules: dict[OptimizerKind, RuleConfig] = {

@@ -1,4 +1,4 @@
-"""Learning dynamics: statistics of each training example over the epochs, as training visits it; NumPy on the host."""
+"""Learning dynamics: statistics of training examples over the visits of all epochs; NumPy on the host."""
 
 from collections.abc import Mapping
 
@@ -10,17 +10,17 @@ from gradtrail.core.train.batch_gradient import RowRecord
 
 
 class LearningDynamics:
-    """Statistics of examples of a training split, of all or of those followed; each epoch visits each example once.
+    """Statistics of all or of sampled examples of a training split; each epoch visits each example once.
 
     In a private training an epoch may leave examples out, or visit them again: the last visit of an epoch counts.
 
     Args:
-        num_examples: of which there are statistics.
+        num_examples: number of examples with statistics.
 
     Attributes:
         epochs: number of epochs added.
-        forgetting_events: visits at which an example was misclassified after a correct visit before, int32 (Toneva et
-            al., arXiv 1812.05159).
+        forgetting_events: number of misclassified visits right after a correct one, int32 (Toneva et al., arXiv
+            1812.05159).
         first_correct: first epoch that classified the example correctly, from 1; 0 for none yet, int32.
     """
 
@@ -64,15 +64,15 @@ class LearningDynamics:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "LearningDynamics":
         """Return the object that `as_arrays` described."""
-        found = cls(len(arrays["sum"]))
-        found.epochs = int(arrays["epochs"])
-        found.forgetting_events = np.array(arrays["forgetting_events"])
-        found.first_correct = np.array(arrays["first_correct"])
-        found._was_correct = np.array(arrays["was_correct"])
-        found._visits = np.array(arrays["visits"])
-        found._sum = np.array(arrays["sum"])
-        found._sum_of_squares = np.array(arrays["sum_of_squares"])
-        return found
+        dynamics = cls(len(arrays["sum"]))
+        dynamics.epochs = int(arrays["epochs"])
+        dynamics.forgetting_events = np.array(arrays["forgetting_events"])
+        dynamics.first_correct = np.array(arrays["first_correct"])
+        dynamics._was_correct = np.array(arrays["was_correct"])
+        dynamics._visits = np.array(arrays["visits"])
+        dynamics._sum = np.array(arrays["sum"])
+        dynamics._sum_of_squares = np.array(arrays["sum_of_squares"])
+        return dynamics
 
     @property
     def mean_probability(self) -> Float[np.ndarray, " examples"]:

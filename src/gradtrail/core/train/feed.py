@@ -1,9 +1,9 @@
-"""Examples as a training takes them: a whole split on the device, or blocks with the rows of the next steps.
+"""Feeds a training: the split on the device, or prefetched blocks of the next steps.
 
-A split that memory does not hold is a `Source`. Its rows are read in the order of the epoch, ahead of the computation,
-by one thread; memory holds the windows of the order, see `batching`, that the next steps are in, the blocks of examples
-in these, and a few blocks of steps. Blocks are global arrays over the mesh: a process reads the windows, and makes the
-rows of its own devices alone.
+A split that is larger than memory is a `Source`. One thread reads its rows in the order of the epoch, ahead of the
+computation. Memory holds the windows of the order (see `batching`) of the next steps, the blocks of examples in these
+windows, and a few blocks of steps. Blocks are global arrays over the mesh: a process reads the windows and makes the
+rows of its own devices only.
 """
 
 import collections
@@ -23,13 +23,13 @@ from gradtrail.core.common.batching import BLOCK, PADDING, WINDOW, Order
 from gradtrail.core.common.sharding import over_batch
 from gradtrail.core.train.batch_gradient import Examples
 
-_ROWS = 2**15  # of a block of steps: 26 MB of 28 x 28 pixels
-_AHEAD = 2  # blocks of steps that are ready or under way while one is computed
+_ROWS = 2**15  # rows of a block of steps: 26 MB of 28 x 28 pixels
+_AHEAD = 2  # blocks of steps that are read ahead while one is computed
 
 
 @runtime_checkable
 class Source(Protocol):
-    """A split whose examples are read in parts."""
+    """A split that is read in parts."""
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -45,37 +45,37 @@ class Block:
     """Examples of the steps in [first, stop) of an epoch.
 
     Attributes:
-        order: int32 indices of these steps in a block, and of all steps of the epoch where `examples` is the split.
+        order: int32 indices of these steps in a block; of all steps of the epoch if `examples` is the split.
     """
 
     first: int
     stop: int
     examples: Examples
-    order: Int[Array | np.ndarray, "*members steps batch"]
+    order: Int[Array | np.ndarray, "steps batch"]
 
 
 def steps_in_block(batch_size: int, steps_per_epoch: int) -> int:
-    """Return the number of steps whose rows are a block, of the last block of an epoch there may be fewer."""
+    """Return the number of steps of a block; the last block of an epoch may have fewer."""
     return min(steps_per_epoch, max(1, _ROWS // batch_size))
 
 
 def positions(step: Int[Array, ""], batch_size: int, steps_per_block: int, num_shards: int) -> Int[Array, " batch"]:
-    """Return where the rows of a step are in each shard's part of a block, int32."""
-    of_shard = batch_size // num_shards
-    return step % steps_per_block * of_shard + jax.numpy.arange(batch_size, dtype=np.int32) % of_shard
+    """Return the positions of a step's rows in each shard's part of a block, int32."""
+    rows_per_shard = batch_size // num_shards
+    return step % steps_per_block * rows_per_shard + jax.numpy.arange(batch_size, dtype=np.int32) % rows_per_shard
 
 
 def unread_bytes(examples: Any, rows: int) -> int:
-    """Return the size of the examples on a device that a step does not gather, where XLA's cost analysis counts them.
+    """Return the bytes of the examples on a device that a step does not gather, if XLA's cost analysis counts them.
 
     Args:
-        examples: abstract arrays with shardings, an `Examples`.
+        examples: `Examples` of abstract arrays with shardings.
         rows: number of examples that a step gathers on a device.
     """
     if jax.default_backend() != "cpu":
         return 0
     shapes = [(leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize) for leaf in jax.tree.leaves(examples)]
-    return sum(max(0, held - rows) * math.prod(shape) * itemsize for (held, *shape), itemsize in shapes)
+    return sum(max(0, size - rows) * math.prod(shape) * itemsize for (size, *shape), itemsize in shapes)
 
 
 def blocks(
@@ -86,20 +86,20 @@ def blocks(
     steps_per_block: int,
     first: int,
 ) -> Iterator[Block]:
-    """Yield the blocks of an epoch from that with the step `first` on, all of one shape.
+    """Yield the blocks of an epoch, starting with the one that contains step `first`; all have one shape.
 
-    Each shard of a block's arrays has the rows of its part of each batch, batch after batch, in the order of the steps;
-    `positions` tells where. Padding has the data of example 0, as `batching.gather` gives it.
+    Each shard of a block's arrays has the rows of its part of each batch, batch after batch, in the order of the steps,
+    at `positions`. Padding has the data of example 0, as in `batching.gather`.
 
     Args:
         source: the split.
-        order: of the epoch.
+        order: order of the epoch.
         mesh: the devices that each batch is split over.
-        steps_per_block: see `steps_in_block`.
+        steps_per_block: number of steps of a block, see `steps_in_block`.
         first: step of the epoch.
 
     Raises:
-        Whatever `source` raises, when the block is requested that needs what could not be read.
+        Exceptions of `source`, when the block is requested that needs the failed read.
     """
     reader = _Reader(source, steps_per_block * order.batch_size)
     waiting: collections.deque[tuple[int, np.ndarray, Future[Examples]]] = collections.deque()
@@ -123,11 +123,11 @@ def blocks(
 
 
 class _Reader:
-    """Reads blocks of consecutive examples, and keeps those that the last call needed.
+    """Reads blocks of consecutive examples and caches those of the last call.
 
     Args:
         source: the split.
-        num_rows: of a call, at most.
+        num_rows: largest number of rows of a call.
     """
 
     def __init__(self, source: Source, num_rows: int):
@@ -145,31 +145,31 @@ class _Reader:
         self._load(np.unique(part[part != PADDING] // BLOCK).tolist())
         slots = np.zeros(-(-len(self._source) // BLOCK), np.int64)
         slots[[*self._slot_of]] = [*self._slot_of.values()]
-        of_shard = part.size // mesh.size
-        by_shard = part.reshape(len(part), mesh.size, -1).swapaxes(0, 1).reshape(mesh.size, of_shard)
+        rows_per_shard = part.size // mesh.size
+        by_shard = part.reshape(len(part), mesh.size, -1).swapaxes(0, 1).reshape(mesh.size, rows_per_shard)
 
         @functools.cache
         def rows_of(shard: int) -> tuple[np.ndarray, np.ndarray]:
-            wanted = by_shard[shard]
-            places = np.where(wanted == PADDING, 0, slots[wanted // BLOCK] * BLOCK + wanted % BLOCK)
+            indices = by_shard[shard]
+            places = np.where(indices == PADDING, 0, slots[indices // BLOCK] * BLOCK + indices % BLOCK)
             images, labels = self._images.take(places, axis=0), self._labels.take(places)
-            images[wanted == PADDING], labels[wanted == PADDING] = self._padding_image, self._padding_label
+            images[indices == PADDING], labels[indices == PADDING] = self._padding_image, self._padding_label
             return images, labels
 
         def array(column: int, shape: tuple[int, ...]) -> Array:
             def make(index: Any) -> np.ndarray:
-                return rows_of((index[0].start or 0) // of_shard)[column]
+                return rows_of((index[0].start or 0) // rows_per_shard)[column]
 
             return jax.make_array_from_callback((part.size, *shape), over_batch(mesh), make)
 
         return Examples(images=array(0, self._padding_image.shape), labels=array(1, ()))
 
-    def _load(self, wanted: list[int]) -> None:
-        """Read the blocks that are not here; others make room."""
-        for block in self._slot_of.keys() - set(wanted):
+    def _load(self, needed: list[int]) -> None:
+        """Read the needed blocks that are not cached, in place of blocks that are no longer needed."""
+        for block in self._slot_of.keys() - set(needed):
             del self._slot_of[block]
         free = iter(sorted(set(range(len(self._labels) // BLOCK)) - set(self._slot_of.values())))
-        for block in wanted:
+        for block in needed:
             if block not in self._slot_of:
                 stop = min((block + 1) * BLOCK, len(self._source))
                 slot = next(free)

@@ -1,4 +1,4 @@
-"""The history of a training on the host: records of its steps and epochs, and the weights that are kept."""
+"""The history of a training on the host: records of its steps and epochs, and kept weights."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -23,12 +23,12 @@ class EpochRecord:
     """Metrics of one epoch.
 
     Attributes:
-        epoch: from 1.
+        epoch: number of the epoch, from 1.
         loss: mean training loss over the steps that were not skipped, in nats, label smoothing included.
-        cross_entropy: the same without label smoothing.
+        cross_entropy: the same loss without label smoothing.
         accuracy: mean training accuracy over the same steps, with dropout and augmentation.
-        validation_loss: after the epoch, in nats, without label smoothing.
-        validation_accuracy: after the epoch.
+        validation_loss: validation loss after the epoch, in nats, without label smoothing.
+        validation_accuracy: validation accuracy after the epoch.
     """
 
     epoch: int
@@ -53,13 +53,13 @@ class History:
     Args:
         keep_epochs: epochs whose weights are kept; 0 is before training.
         params: the initial weights, on the host.
-        precision: of the training, for error messages.
-        num_followed: examples that the records of rows tell of; None where each epoch visits all of them.
+        precision: precision of the training, for error messages.
+        num_sampled: number of examples in the records of rows; None if each epoch visits all of them.
 
     Attributes:
-        epochs: a record for each epoch.
-        steps: for each epoch, the records of its steps.
-        dynamics: statistics of each example that is followed; None before the first epoch.
+        epochs: records of the epochs.
+        steps: records of the steps of each epoch.
+        dynamics: statistics of the sampled examples; None before the first epoch.
         kept: weights of the epochs in `keep_epochs`.
         final: weights after the last epoch.
         best: weights of the epoch with the highest validation accuracy, the first of equals.
@@ -71,10 +71,10 @@ class History:
         params: HostParams,
         *,
         precision: Precision = "float32",
-        num_followed: int | None = None,
+        num_sampled: int | None = None,
     ):
         self._precision = precision
-        self._num_followed = num_followed
+        self._num_sampled = num_sampled
         self._keep_epochs = frozenset(keep_epochs)
         self.epochs: list[EpochRecord] = []
         self.steps: list[StepRecord] = []
@@ -86,9 +86,9 @@ class History:
         """Add an epoch.
 
         Args:
-            chunk: the last one of the epoch.
+            chunk: the last chunk of the epoch.
             params: the weights after it, to keep.
-            validation: `loss` and `accuracy` of `params`.
+            validation: validation `loss` and `accuracy` of `params`.
 
         Raises:
             FloatingPointError: one line; a loss, gradient or weight is not finite. Under loss scaling such a step is
@@ -119,7 +119,7 @@ class History:
             self.kept.append(self.final)
         self.epochs.append(record)
         self.steps.append(dataclasses.replace(records, rows=None))
-        self._follow(records.rows)
+        self._add_dynamics(records.rows)
         return record
 
     def check(self, chunk: Chunk) -> None:
@@ -131,12 +131,12 @@ class History:
             records = jax.device_get(chunk.records)
             raise FloatingPointError(_describe_divergence(chunk.epoch, records, done, self._precision))
 
-    def _follow(self, rows: RowRecord | None) -> None:
+    def _add_dynamics(self, rows: RowRecord | None) -> None:
         if rows is None:
             return
         if self.dynamics is None:
             visited = int(np.count_nonzero(rows.indices != PADDING))
-            self.dynamics = LearningDynamics(visited if self._num_followed is None else self._num_followed)
+            self.dynamics = LearningDynamics(visited if self._num_sampled is None else self._num_sampled)
         self.dynamics.add(rows)
 
     def as_arrays(self) -> dict[str, np.ndarray]:
@@ -193,7 +193,7 @@ class History:
         return self
 
     def has_stalled(self, patience: int | None) -> bool:
-        """Return whether the best epoch was `patience` epochs ago; False where `patience` is None."""
+        """Return whether the best epoch was `patience` epochs ago; False if `patience` is None."""
         return patience is not None and self.final.epoch - self.best.epoch >= patience
 
     def describe(self) -> str:
@@ -218,8 +218,8 @@ def _describe_divergence(epoch: int, records: StepRecord, done: np.ndarray, prec
     """Describe in one line the first step that is not finite."""
     step = int(np.argmin(done))
     last = f"the last finite loss was {records.loss[step - 1]:.4g}" if step else "and so are all after it"
-    what = "loss" if not np.isfinite(records.loss[step]) else "gradient"
+    quantity = "loss" if not np.isfinite(records.loss[step]) else "gradient"
     return (
-        f"training diverged: the {what} of step {step + 1} in epoch {epoch} is not finite, {last}, at learning rate "
-        f"{records.learning_rate[step]:.4g} in {precision}; try a lower learning rate, or train.clip_norm"
+        f"training diverged: the {quantity} of step {step + 1} in epoch {epoch} is not finite, {last}, at learning "
+        f"rate {records.learning_rate[step]:.4g} in {precision}; try a lower learning rate, or train.clip_norm"
     )

@@ -54,15 +54,15 @@ class Program:
     Attributes:
         mesh: the devices that each batch is split over.
         records: () → empty records of an epoch.
-        step: see `make_step`.
-        step_at: (state, examples, order, index) → state and record after the step `index` of an epoch.
-        put: (records, record, index) → the records of an epoch with that of the step `index`.
-        averages: whether `evaluation_params` computes anything.
-        num_keys: that `init` takes.
-        examples: the training split, or a block of it, with abstract arrays, an `Examples`.
-        batch_size: examples of a step.
-        steps_per_block: steps whose rows are a block; None where the training split is on the device.
-        num_followed: examples that are in the records of an epoch.
+        step: function of one step, see `make_step`.
+        step_at: (state, examples, order, index) → state and record after step `index` of an epoch.
+        put: (records, record, index) → the records of an epoch with that of step `index`.
+        averages: True if `evaluation_params` computes an average.
+        num_keys: number of keys that `init` takes.
+        examples: `Examples` of abstract arrays: the training split, or a block of it.
+        batch_size: number of examples of a step.
+        steps_per_block: number of steps of a block; None if the training split is on the device.
+        num_sampled: number of examples in the records of an epoch.
     """
 
     epochs: int
@@ -81,7 +81,7 @@ class Program:
     examples: Any
     batch_size: int
     steps_per_block: int | None
-    num_followed: int
+    num_sampled: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +92,12 @@ class Engine:
         mesh: the devices that each batch is split over.
         init: keys → state; see `keys_of`.
         order: (the state's keys, epoch) → the batches of the epoch, int32 indices of shape (steps, batch); for blocks
-            (keys, epoch, index) → that window of them, see `batching.shuffled_window`.
+            (keys, epoch, index) → one window of them, see `batching.shuffled_window`.
         run_steps: (state, records, examples, order, start, stop) → state and records after the steps in [start, stop);
-            `order` and `examples` as a `Block` has them. Donates state and records.
+            `order` and `examples` as in a `Block`. Donates state and records.
         evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
         records: () → empty records of an epoch.
-        batch_size, steps_per_block, num_followed: see `Program`.
+        batch_size, steps_per_block, num_sampled: sizes as in `Program`.
     """
 
     epochs: int
@@ -110,7 +110,7 @@ class Engine:
     records: Callable[[], StepRecord]
     batch_size: int
     steps_per_block: int | None
-    num_followed: int
+    num_sampled: int
 
     @property
     def num_steps(self) -> int:
@@ -130,10 +130,10 @@ class Chunk:
 
     Attributes:
         epoch: the epoch of these steps, from 1.
-        ends_epoch: whether they are its last ones.
+        ends_epoch: True if they are the last ones of the epoch.
         step: number of optimizer steps since the beginning.
-        state: after these steps; valid until the next chunk is requested, which reuses its memory.
-        records: of the epoch so far; entries of later steps are 0.
+        state: state after these steps; valid until the next chunk is requested, which reuses its memory.
+        records: records of the epoch so far; entries of later steps are 0.
     """
 
     epoch: int
@@ -151,7 +151,7 @@ def make_program(
     noise_multiplier: float | None = None,
     *,
     streamed: bool = False,
-    followed: Int[np.ndarray, " followed"] | None = None,
+    sampled: Int[np.ndarray, " sampled"] | None = None,
 ) -> Program:
     """Return the functions of a training, not yet compiled.
 
@@ -159,13 +159,13 @@ def make_program(
         config: the training.
         model: the network.
         num_examples: size of the training split.
-        devices: at least `config.shards`; each batch is split over the first of them, and the others stay unused.
-        noise_multiplier: of a private training: standard deviation of the noise in units of the clip norm.
-        streamed: whether the examples come in blocks, see `feed`, and not as a whole; changes no bit of the result.
-        followed: ascending indices of the examples that the records of an epoch tell of; None for all.
+        devices: `config.shards` devices or more; each batch is split over the first ones, the rest stays unused.
+        noise_multiplier: standard deviation of a private training's noise, in units of the clip norm.
+        streamed: True if the examples come in blocks, see `feed`, not as a whole; changes no bit of the result.
+        sampled: ascending indices of the examples in the records of an epoch; None for all.
 
     Raises:
-        ConfigError: there are fewer devices or examples than it needs, or too many steps; one line that names the key.
+        ConfigError: too few devices or examples, or too many steps; one line that names the key.
     """
     if len(devices) < config.shards:
         raise ConfigError(f"train.shards must be at most the number of devices, {len(devices)}, got {config.shards}")
@@ -186,7 +186,7 @@ def make_program(
     if config.privacy.enabled:
         if noise_multiplier is None or streamed:
             raise ValueError("a private training needs a noise multiplier, and a split on the device")
-        mechanism = Mechanism.of(config, model, num_examples, num_steps, noise_multiplier)
+        mechanism = Mechanism.for_training(config, model, num_examples, num_steps, noise_multiplier)
     step = make_step(config, model, num_steps, mesh, mechanism)
     steps_per_block = feed.steps_in_block(config.batch_size, steps_per_epoch) if streamed else None
 
@@ -199,14 +199,14 @@ def make_program(
         return poisson_batches(mechanism, config.batch_size, steps_per_epoch, key=key)
 
     step_at = stepping.at_index(step, config.batch_size, steps_per_block, mesh.size)
-    put_record = stepping.put_all if followed is None else stepping.put_followed(followed)
+    put_record = stepping.put_all if sampled is None else stepping.put_sampled(sampled)
     num_rows = mechanism.capacity if mechanism else config.batch_size
-    by_row = (steps_per_epoch, num_rows) if followed is None else (len(followed),)
+    by_row = (steps_per_epoch, num_rows) if sampled is None else (len(sampled),)
 
     def examples() -> Examples:
-        held = steps_per_block * config.batch_size if steps_per_block else num_examples
-        images = jnp.zeros((held, *model.config.image_shape), jnp.uint8)
-        return Examples(images=images, labels=jnp.zeros(held, jnp.int32))
+        size = steps_per_block * config.batch_size if steps_per_block else num_examples
+        images = jnp.zeros((size, *model.config.image_shape), jnp.uint8)
+        return Examples(images=images, labels=jnp.zeros(size, jnp.int32))
 
     return Program(
         epochs=config.epochs,
@@ -225,7 +225,7 @@ def make_program(
         examples=with_sharding(jax.eval_shape(examples), over_batch(mesh) if streamed else replicated(mesh)),
         batch_size=config.batch_size,
         steps_per_block=steps_per_block,
-        num_followed=num_examples if followed is None else len(followed),
+        num_sampled=num_examples if sampled is None else len(sampled),
     )
 
 
@@ -250,7 +250,7 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
         records=lambda: put(program.records(), everywhere),
         batch_size=program.batch_size,
         steps_per_block=program.steps_per_block,
-        num_followed=program.num_followed,
+        num_sampled=program.num_sampled,
     )
 
 
@@ -263,15 +263,15 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
     everywhere = replicated(program.mesh)
     _, index, state = _abstract_arguments(program)
     records = with_sharding(jax.eval_shape(program.records), everywhere)
-    of_block = jax.ShapeDtypeStruct((program.steps_per_block or 0, program.batch_size), jnp.int32)
-    order = of_block if program.steps_per_block else jax.eval_shape(program.order, state.keys, index)
+    block_order = jax.ShapeDtypeStruct((program.steps_per_block or 0, program.batch_size), jnp.int32)
+    order = block_order if program.steps_per_block else jax.eval_shape(program.order, state.keys, index)
     arguments = (state, records, program.examples, with_sharding(order, everywhere), index, index)
     return compiler.compile(
         "train_step",
         program.run_steps,
         *arguments,
         donate_argnums=(0, 1),
-        must_reuse=(0, 1),  # else the state would take its memory twice
+        expect_donated=(0, 1),  # else the state would take twice the memory
         out_shardings=everywhere,
         trips_of=lambda *called: int(called[-1]) - int(called[-2]),
         unread_bytes=feed.unread_bytes(program.examples, program.batch_size // program.mesh.size),
@@ -289,14 +289,14 @@ def train(
     """Train to the end; yield a chunk after every `steps_per_call` steps and at the end of each epoch.
 
     Args:
-        engine: compiled for these shapes.
-        state: the first one, `engine.init(keys)` or that of an earlier chunk; its memory is reused.
-        examples: the training split; a source where the engine is compiled for blocks.
-        steps_per_call: steps per chunk, or fewer at the end of a block; does not change a bit of the result.
-        records: of the epoch so far where `state` is within an epoch, else None.
+        engine: functions compiled for these shapes.
+        state: initial state, `engine.init(keys)` or that of an earlier chunk; its memory is reused.
+        examples: the training split; a source if the engine is compiled for blocks.
+        steps_per_call: number of steps per chunk, fewer at the end of a block; changes no bit of the result.
+        records: records of the epoch so far if `state` is within an epoch, else None.
 
     Raises:
-        ConfigError: a Poisson-sampled batch of the next epoch has more examples than there is room for; one line.
+        ConfigError: a Poisson-sampled batch of the next epoch exceeds the capacity; one line.
     """
     done = int(state.step)
     while done < engine.num_steps:
@@ -324,8 +324,8 @@ def _blocks(engine: Engine, examples: Examples | Source, keys: RunKeys, epoch: i
     if engine.steps_per_block is None:
         raise ValueError("the training was compiled for a split on the device")
     bits = jax.tree.map(lambda key: np.array(jax.random.key_data(key)), keys)  # a copy: the steps reuse the memory
-    kept = jax.tree.map(keys_from_bits, put(bits, replicated(engine.mesh)))
-    order = batching.Order(len(examples), engine.batch_size, functools.partial(engine.order, kept, np.int32(epoch)))
+    run_keys = jax.tree.map(keys_from_bits, put(bits, replicated(engine.mesh)))
+    order = batching.Order(len(examples), engine.batch_size, functools.partial(engine.order, run_keys, np.int32(epoch)))
     return feed.blocks(examples, order, engine.mesh, steps_per_block=engine.steps_per_block, first=first)
 
 

@@ -19,9 +19,9 @@ class LossScalingConfig:
 
     Attributes:
         initial: scale of the first step.
-        growth_factor: multiplies the scale after `growth_interval` finite steps in a row.
-        backoff_factor: multiplies the scale after a step that is not finite.
-        growth_interval: number of steps.
+        growth_factor: factor of the scale after `growth_interval` finite steps in a row.
+        backoff_factor: factor of the scale after a step that is not finite.
+        growth_interval: number of finite steps after which the scale grows.
         minimum: lower bound of the scale.
     """
 
@@ -48,9 +48,9 @@ class LossScale:
     """The scale, and the counters that decide its next value.
 
     Attributes:
-        scale: float32.
-        finite_steps: in a row, since the scale last changed; int32.
-        skipped_steps: since the beginning; int32.
+        scale: factor of the loss, float32.
+        finite_steps: number of finite steps in a row since the scale last changed, int32.
+        skipped_steps: number of skipped steps since the beginning, int32.
     """
 
     scale: Float[Array, ""]

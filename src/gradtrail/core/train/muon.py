@@ -15,13 +15,13 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of σ, σ³ and σ⁵ in an iterati
 def muon(
     rate: optax.Schedule, adam_rate: optax.Schedule, *, beta: float, weight_decay: float
 ) -> optax.GradientTransformation:
-    """Return Muon for a pytree of parameters; the same update as `optax.contrib.muon`, sooner.
+    """Return Muon for a pytree of parameters: the update of `optax.contrib.muon`, faster.
 
     Args:
-        rate: of kernels, which are the parameters with at least two axes, the last one that of the outputs.
-        adam_rate: of all others.
+        rate: learning rate of kernels: parameters with at least two axes, the last one that of the outputs.
+        adam_rate: learning rate of all other parameters.
         beta: decay of the momentum.
-        weight_decay: of kernels, per step, times the rate.
+        weight_decay: decay of kernels per step, times the rate.
     """
     kernels = optax.chain(
         contrib.scale_by_muon(beta=beta, ns_steps=0, weight_dimension_numbers=_kernel_axes),  # momentum of norm 1
@@ -29,9 +29,9 @@ def muon(
         optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(rate),
     )
-    others = optax.adam(adam_rate, nesterov=True)
+    adam = optax.adam(adam_rate, nesterov=True)
     labels = functools.partial(jax.tree.map, lambda leaf: "kernels" if leaf.ndim > 1 else "others")
-    return optax.partition({"kernels": kernels, "others": others}, labels)
+    return optax.partition({"kernels": kernels, "others": adam}, labels)
 
 
 def orthogonalized(matrix: Float[Array, "rows columns"]) -> Float[Array, "rows columns"]:
@@ -40,7 +40,7 @@ def orthogonalized(matrix: Float[Array, "rows columns"]) -> Float[Array, "rows c
     An iteration multiplies the matrix by a polynomial of its Gram matrix G. The iterations are made on G and on the
     product of the polynomials alone, which are squares of the smaller side; the matrix itself is multiplied once at the
     end. In exact arithmetic that is the published X ← aX + bGX + cG²X; for 784 × 256 it has two thirds of the FLOPs.
-    Squares amplify rounding, so that products are float32 also where a processor would round their operands.
+    Squares amplify rounding, so products are float32 even if a processor would round their operands.
     """
     with jax.default_matmul_precision("highest"):
         return _orthogonalized(matrix)
@@ -67,7 +67,7 @@ def _scaled_orthogonal(kernel: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def _kernel_axes(params: PyTree[Array]) -> PyTree:
-    """Return for Optax which axes make a kernel a matrix."""
+    """Return the axes by which Optax makes a kernel a matrix."""
 
     def axes(leaf: Array) -> contrib.MuonDimensionNumbers:
         return contrib.MuonDimensionNumbers(reduction_axis=tuple(range(leaf.ndim - 1)), output_axis=leaf.ndim - 1)

@@ -1,4 +1,4 @@
-"""From gradients to updates: clipping and the optimizers of Optax, each with its own peak learning rate."""
+"""From gradients to updates: clipping, then an optimizer of Optax with its own peak learning rate."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -24,7 +24,7 @@ class SGDConfig:
     Attributes:
         learning_rate: peak of the schedule.
         momentum: decay of the running sum of gradients; 0 for none.
-        nesterov: look ahead by one step of momentum.
+        nesterov: True to look ahead by one step of momentum.
     """
 
     learning_rate: float
@@ -43,7 +43,7 @@ class AdamConfig:
         learning_rate: peak of the schedule.
         b1: decay of the first moment.
         b2: decay of the second moment.
-        eps: added to the root of the second moment.
+        eps: constant added to the root of the second moment.
     """
 
     learning_rate: float
@@ -60,7 +60,7 @@ class AdamWConfig(AdamConfig):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
 
     Attributes:
-        weight_decay: per step, times the learning rate; biases and norms are exempt.
+        weight_decay: decay per step, times the learning rate; biases and norms are exempt.
     """
 
     weight_decay: float
@@ -78,7 +78,7 @@ class LionConfig:
         learning_rate: peak of the schedule.
         b1: weight of the momentum in the update, whose sign is taken.
         b2: decay of the momentum.
-        weight_decay: per step, times the learning rate; biases and norms are exempt.
+        weight_decay: decay per step, times the learning rate; biases and norms are exempt.
     """
 
     learning_rate: float
@@ -98,7 +98,7 @@ class MuonConfig:
         learning_rate: peak of the schedule for kernels.
         adam_learning_rate: peak of the schedule for biases and norms.
         beta: decay of the momentum.
-        weight_decay: per step, times the learning rate; biases and norms are exempt.
+        weight_decay: decay per step, times the learning rate; biases and norms are exempt.
     """
 
     learning_rate: float
@@ -117,12 +117,12 @@ class ScheduleFreeConfig:
     `schedule` is ignored. Gradients are taken at one point and the average is evaluated, see `evaluation_params`.
 
     Attributes:
-        learning_rate: constant after the warm-up.
+        learning_rate: constant rate after the warm-up.
         warmup_fraction: share of all steps in which the rate rises linearly from 0.
         b1: weight of the average in the point where gradients are taken.
         b2: decay of the second moment.
-        eps: added to the root of the second moment.
-        weight_decay: per step, times the learning rate; biases and norms are exempt.
+        eps: constant added to the root of the second moment.
+        weight_decay: decay per step, times the learning rate; biases and norms are exempt.
     """
 
     learning_rate: float
@@ -153,7 +153,7 @@ class OptimizerConfig:
 
     Attributes:
         rule: config of the optimizer; its class is the kind.
-        schedule: of the learning rate; ignored by schedule-free.
+        schedule: schedule of the learning rate; ignored by schedule-free.
         clip_norm: global norm to which larger gradients are scaled down; None for no clipping.
     """
 
@@ -184,8 +184,8 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
 def squared_norm(tree: PyTree[Float[Array, "..."]]) -> Float[Array, ""]:
     """Return the squared global L2 norm, float32.
 
-    XLA's CPU backend sums a vector's squares in one pass. Those of a matrix, or without the barrier, it first writes to
-    memory and then adds window by window: ten times as slow, and an eighth of a small network's step.
+    XLA's CPU backend sums the squares of a vector in one pass. It writes those of a matrix, or without the barrier, to
+    memory and then adds window by window: ten times slower, and an eighth of a small network's step.
     """
     vectors = jax.lax.optimization_barrier([leaf.ravel() for leaf in jax.tree.leaves(tree)])
     wide = (vector.astype(jnp.float32) for vector in vectors)

@@ -1,4 +1,4 @@
-"""The section `train.privacy` of `params.yaml`, and how many examples a step of a private training has room for."""
+"""The section `train.privacy` of `params.yaml`, and the capacity of Poisson-sampled batches."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Literal
 
 from gradtrail.core.common.validation import AT_LEAST_ONE, LARGEST, POSITIVE, POSITIVE_SHARE, check_fields
 
-OVERFLOW_SHARE = 1e-6  # of delta: the chance that any batch of a training is larger than there is room for
+OVERFLOW_SHARE = 1e-6  # chance that any batch of a training exceeds the capacity, as share of delta
 _SHA256_DIGITS = 64
 
 
@@ -18,18 +18,18 @@ class PrivacyConfig:
     noise, and the optimizer sees the sum divided by `batch_size`, which is the mean size of a batch.
 
     Attributes:
-        enabled: whether the training is private; the other fields count only where it is.
-        epsilon: of the whole training, from which the noise is found; None where `noise_multiplier` is given.
-        noise_multiplier: standard deviation of the noise over `example_clip_norm`; None where `epsilon` is given.
+        enabled: True if the training is private; else the other fields have no effect.
+        epsilon: epsilon of the whole training, which determines the noise; None if `noise_multiplier` is a number.
+        noise_multiplier: standard deviation of the noise over `example_clip_norm`; None if `epsilon` is a number.
         delta: chance that epsilon does not hold; below one over the number of examples.
         example_clip_norm: L2 norm to which larger gradients of an example are scaled down.
-        sampling: each example is in each batch by a draw of its own, with probability `batch_size` over the number of
-            examples.
-        augmentation_multiplicity: augmentations of an example whose mean gradient is clipped (De et al., arXiv
-            2204.13650).
+        sampling: kind of sampling; `poisson` draws each example for each batch independently, with probability
+            `batch_size` over the number of examples.
+        augmentation_multiplicity: number of augmentations of an example, whose mean gradient is clipped (De et al.,
+            arXiv 2204.13650).
         secret_sha256: digest, in hex, of a secret that the random numbers of batches and noise come from; None to draw
             them from the seed, which anybody can repeat.
-        release: whether outs that tell of single training examples are left empty.
+        release: True if outputs about single training examples are left empty.
     """
 
     enabled: bool
@@ -79,33 +79,33 @@ NOT_PRIVATE = PrivacyConfig(
 )
 
 
-def noise_of_measurements(privacy: PrivacyConfig) -> float | None:
-    """Return a noise multiplier for a program whose costs are measured, which do not depend on it; None for none."""
+def placeholder_noise(privacy: PrivacyConfig) -> float | None:
+    """Return any noise multiplier for measuring static costs, which do not depend on it; None if not private."""
     return 1.0 if privacy.enabled else None
 
 
 def batch_capacity(num_examples: int, batch_size: int, num_steps: int, *, delta: float) -> int:
-    """Return the rows that every Poisson-sampled batch of a training has room for.
+    """Return the number of rows of every Poisson-sampled batch of a training.
 
     The chance that any of `num_steps` batches is larger is at most `OVERFLOW_SHARE` times `delta`: by the union bound
     and Chernoff's, P(X ≥ k) ≤ exp(-n KL(k/n ‖ q)) for X of Binomial(n, q) (Hoeffding, JASA 58, 1963, theorem 1).
 
     Args:
-        num_examples: n, of the training split.
+        num_examples: size n of the training split.
         batch_size: mean size of a batch, q n.
-        num_steps: batches of the whole training.
-        delta: of the privacy guarantee.
+        num_steps: number of batches of the whole training.
+        delta: delta of the privacy guarantee.
     """
     rate = batch_size / num_examples
-    wanted = math.log(num_steps / (OVERFLOW_SHARE * delta)) / num_examples
+    needed_divergence = math.log(num_steps / (OVERFLOW_SHARE * delta)) / num_examples
     low, high = batch_size, num_examples  # the bound is too weak at the first, holds for sizes above the second
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _divergence(middle / num_examples, rate) >= wanted else (middle, high)
+        low, high = (low, middle) if _divergence(middle / num_examples, rate) >= needed_divergence else (middle, high)
     return high if rate < 1 else num_examples
 
 
 def _divergence(share: float, rate: float) -> float:
     """Return the Kullback-Leibler divergence of two Bernoulli distributions, in nats."""
-    found = share * math.log(share / rate)
-    return found + (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else found
+    first_term = share * math.log(share / rate)
+    return first_term + (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else first_term

@@ -1,7 +1,6 @@
-"""What a private training does otherwise: Poisson-sampled batches, clipped sums and noise.
+"""DP-SGD: Poisson sampling, per-example clipping and Gaussian noise (Abadi et al., arXiv 1607.00133).
 
-This is DP-SGD (Abadi et al., arXiv 1607.00133) with any optimizer after it. Accounting is out of scope: the caller
-brings the noise multiplier.
+The noised gradient goes to any optimizer. Accounting is out of scope: the caller passes the noise multiplier.
 """
 
 import itertools
@@ -30,24 +29,24 @@ from gradtrail.core.train.batch_gradient import (
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
 
-OVERFLOW = -2  # the indices of a batch that is larger than there is room for
-_DENSE_ROWS = 1_088  # of a tile without convolutions, at most
-_LARGEST_SHARE = 0.57  # of a mean batch, at most: one tile for the batch takes longer than two, measured
-_ALIGNED = 8  # rows of a tile without convolutions are a multiple of it: others take a tenth longer
-_TILE_COST = 32  # rows that take as long as a tile takes besides its rows, without convolutions
-_ROWS = 16  # of a tile with convolutions, at most: more do not fit into a CPU's caches with their gradients
+OVERFLOW = -2  # all indices of a batch that exceeds the capacity
+_DENSE_ROWS = 1_088  # largest tile without convolutions
+_LARGEST_SHARE = 0.57  # largest tile, as share of a mean batch: one tile for the batch takes longer than two, measured
+_ALIGNED = 8  # divisor of the rows of a tile without convolutions: other tiles take a tenth longer
+_TILE_COST = 32  # fixed cost of a tile without convolutions, in rows
+_ROWS = 16  # largest tile with convolutions: more rows do not fit into a CPU's caches with their gradients
 _WORD = 32  # bits of the words in which `_indices_of` finds the examples drawn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """What a private training needs besides its config.
+    """Sizes and noise of a private training, derived from its config.
 
     Attributes:
         noise_multiplier: standard deviation of the noise in units of the clip norm; 0 for none, in tests.
-        num_examples: of the training split.
-        capacity: rows of every batch, a multiple of `tile` times the shards.
-        tile: examples that are worked at a time.
+        num_examples: number of examples of the training split.
+        capacity: number of rows of every batch, a multiple of `tile` times the shards.
+        tile: number of examples that are processed together.
     """
 
     noise_multiplier: float
@@ -56,10 +55,10 @@ class Mechanism:
     tile: int
 
     @classmethod
-    def of(
+    def for_training(
         cls, config: TrainConfig, model: Model, num_examples: int, num_steps: int, noise_multiplier: float
     ) -> "Mechanism":
-        """Return the mechanism of a training of `num_steps`, with batches as large as their tiles and shards want."""
+        """Return the mechanism of a training of `num_steps`; its capacity is a multiple of tiles and shards."""
         room = batch_capacity(num_examples, config.batch_size, num_steps, delta=config.privacy.delta)
         copies, share = config.privacy.augmentation_multiplicity, config.batch_size // config.accumulation_steps
         most = _ROWS // copies if model.config.cnn else _dense_tile(num_examples, config.batch_size, copies)
@@ -73,13 +72,13 @@ class Mechanism:
 def poisson_batches(
     mechanism: Mechanism, batch_size: int, num_batches: int, *, key: Key[Array, ""]
 ) -> Int[Array, "batches rows"]:
-    """Draw batches that have each example with probability `batch_size / num_examples`, all draws independent.
+    """Draw batches by Poisson sampling: each example with probability `batch_size / num_examples`, independently.
 
     A draw compares 32 random bits with the rate, so that the rate is at most 2⁻³² too small.
 
     Returns:
-        int32 indices, ascending, with `batching.PADDING` after them. A batch that is larger than `capacity` is
-        `OVERFLOW` throughout.
+        int32 indices, ascending, with `batching.PADDING` after them. All indices of a batch that exceeds `capacity` are
+        `OVERFLOW`.
     """
     count, capacity = mechanism.num_examples, mechanism.capacity
     threshold = int(batch_size / count * 2**32)
@@ -93,17 +92,17 @@ def poisson_batches(
 
 
 def _dense_tile(num_examples: int, batch_size: int, copies: int) -> int:
-    """Return the examples of a tile with which a batch takes least time, on average over the sizes of batches.
+    """Return the number of examples of a tile that minimizes the mean time of a batch over the sizes of batches.
 
-    Large products are fast, but the last tile of a batch is worked whole: the mean batch best fills its tiles and
-    leaves room for the somewhat larger ones. The sizes are taken to be normal.
+    Large products are fast, but the last tile of a batch is processed whole: the mean batch should fill its tiles and
+    leave room for somewhat larger ones. The sizes are assumed to be normal.
     """
     deviation = math.sqrt(batch_size * (1 - batch_size / num_examples))
 
     def cost(tile: int) -> float:
-        """Return the expected rows of a batch's tiles, and what their number costs, in rows."""
+        """Return the expected cost of a batch's tiles, in rows."""
         below = (((tile * full + 0.5) - batch_size) / max(deviation, 1e-9) for full in itertools.count())
-        chances = (0.5 * math.erfc(limit / math.sqrt(2.0)) for limit in below)  # that there is another tile
+        chances = (0.5 * math.erfc(limit / math.sqrt(2.0)) for limit in below)  # of another tile
         return sum(itertools.takewhile(lambda chance: chance > 1e-9, chances)) * (tile * copies + _TILE_COST)
 
     most = max(1, min(_DENSE_ROWS // copies, math.ceil(_LARGEST_SHARE * batch_size)))
@@ -112,23 +111,23 @@ def _dense_tile(num_examples: int, batch_size: int, copies: int) -> int:
 
 
 def _indices_of(drawn: Bool[Array, " examples"], capacity: int) -> Int[Array, " capacity"]:
-    """Return the indices of the first `capacity` that are true, ascending, then padding: `jnp.nonzero`, but fast.
+    """Return the ascending indices of the first `capacity` true entries, then padding: a fast `jnp.nonzero`.
 
-    The examples are bits of words. The rank of an index among the set bits tells its word, by the words' counts, and
-    its place in the word: running sums over all examples take a CPU longer than to draw them.
+    The examples are bits of words. The rank of an index among the set bits determines its word, by the words' counts,
+    and its place in the word: on a CPU, running sums over all examples take longer than drawing them.
     """
     flags = jnp.pad(drawn, (0, -len(drawn) % _WORD)).reshape(-1, _WORD).astype(jnp.uint32)
     words = jnp.sum(flags << jnp.arange(_WORD, dtype=jnp.uint32)[None], axis=1, dtype=jnp.uint32)
     counts = jax.lax.population_count(words).astype(jnp.int32)
     ends = jnp.cumsum(counts)
     ranks = jnp.arange(capacity)
-    of_rank = jnp.minimum(jnp.searchsorted(ends, ranks, side="right"), len(words) - 1)
-    place = _place_of_bit(words[of_rank], ranks - (ends - counts)[of_rank])
-    return jnp.where(ranks < ends[-1], of_rank * _WORD + place, batching.PADDING).astype(jnp.int32)
+    word_of_rank = jnp.minimum(jnp.searchsorted(ends, ranks, side="right"), len(words) - 1)
+    place = _place_of_bit(words[word_of_rank], ranks - (ends - counts)[word_of_rank])
+    return jnp.where(ranks < ends[-1], word_of_rank * _WORD + place, batching.PADDING).astype(jnp.int32)
 
 
 def _place_of_bit(words: UInt32[Array, " count"], ranks: Int[Array, " count"]) -> Int[Array, " count"]:
-    """Return where in each word the set bit is that has so many set bits below it, by bisection."""
+    """Return the position of the set bit of each word with this many set bits below it, by bisection."""
     place = jnp.zeros_like(ranks)
     for half in (16, 8, 4, 2, 1):
         lower = words & jnp.uint32(2**half - 1)
@@ -140,7 +139,7 @@ def _place_of_bit(words: UInt32[Array, " count"], ranks: Int[Array, " count"]) -
 
 
 def refuse_overflow(order: Int[Array, "steps rows"], epoch: int) -> None:
-    """Raise ConfigError if a batch of an epoch, from 0, is larger than there is room for."""
+    """Raise ConfigError if a batch of an epoch, from 0, exceeds the capacity."""
     batches = np.asarray(order)
     if (over := np.flatnonzero(batches[:, 0] == OVERFLOW)).size:
         raise ConfigError(
@@ -151,10 +150,10 @@ def refuse_overflow(order: Int[Array, "steps rows"], epoch: int) -> None:
 
 
 def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanism) -> Gradient:
-    """Return the sum of the clipped gradients of a batch, or of a device's share; not divided by anything.
+    """Return the function that sums the clipped gradients of a batch, or of a device's share, without dividing the sum.
 
-    Rows that are all padding are not worked: the number of tiles is that of the examples, which precede the padding.
-    The loop also states the largest number of tiles, which the static cost counts with.
+    Tiles of padding alone are skipped: examples precede the padding, and determine the number of tiles. The condition
+    of the loop also states the largest number of tiles, with which the static cost is counted.
     """
     privacy, tile = config.privacy, mechanism.tile
     copies = privacy.augmentation_multiplicity
@@ -162,28 +161,28 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
 
     def gradient_of_tile(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         images, labels, mask, key = inputs_of(config, shared.examples, _copied(rows, copies))
-        found = clipped_grad_sum(model, shared.params, images, labels, mask[::copies], clipping, key=key)
-        logits, of_rows = found.logits[::copies], labels[::copies]  # of the first copy
-        loss = losses.cross_entropy(logits, of_rows, label_smoothing=config.label_smoothing)
-        metrics, record = measured(rows, loss, logits, of_rows, mask[::copies], shared.count)
-        return BatchGradient(**metrics, grads=found.grads, squared_norms=None), record
+        clipped = clipped_grad_sum(model, shared.params, images, labels, mask[::copies], clipping, key=key)
+        logits, example_labels = clipped.logits[::copies], labels[::copies]  # those of the first copy
+        loss = losses.cross_entropy(logits, example_labels, label_smoothing=config.label_smoothing)
+        metrics, record = measured(rows, loss, logits, example_labels, mask[::copies], shared.count)
+        return BatchGradient(**metrics, grads=clipped.grads, squared_norms=None), record
 
     def gradient(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:
         slices = jax.tree.map(lambda leaf: leaf.reshape(-1, tile), rows)
-        one, none = jax.eval_shape(gradient_of_tile, shared, jax.tree.map(lambda leaf: leaf[0], slices))
+        tile_shape, record_shape = jax.eval_shape(gradient_of_tile, shared, jax.tree.map(lambda leaf: leaf[0], slices))
         most = len(rows.indices) // tile
         used = -(-jnp.sum(rows.indices != batching.PADDING) // tile)
-        records = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), none)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
+        records = jax.tree.map(lambda leaf: jnp.zeros((most, *leaf.shape), leaf.dtype), record_shape)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tile_shape)
 
         def has_tile(carry: tuple[Array, BatchGradient, RowRecord]) -> Array:
             return (carry[0] < used) & (carry[0] < most)
 
         def add(carry: tuple[Array, BatchGradient, RowRecord]) -> tuple[Array, BatchGradient, RowRecord]:
             index, total, records = carry
-            found, record = gradient_of_tile(shared, jax.tree.map(lambda leaf: leaf[index], slices))
-            kept = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)
-            return index + 1, jax.tree.map(jnp.add, total, found), kept
+            tile_gradient, record = gradient_of_tile(shared, jax.tree.map(lambda leaf: leaf[index], slices))
+            updated = jax.tree.map(lambda column, value: column.at[index].set(value), records, record)
+            return index + 1, jax.tree.map(jnp.add, total, tile_gradient), updated
 
         _, total, records = jax.lax.while_loop(has_tile, add, (jnp.int32(0), zeros, records))
         probability, correct = records.probability.ravel(), records.correct.ravel()
@@ -195,7 +194,7 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
 def noised_mean(grads: Params, config: TrainConfig, mechanism: Mechanism, *, key: Key[Array, ""]) -> Params:
     """Return (sum + σ C z) / batch size for a sum of clipped gradients, with z standard normal and float32.
 
-    σ is the noise multiplier, C the clip norm; the batch size is the mean one, whatever the batch has.
+    σ is the noise multiplier, C the clip norm; the batch size is the mean one, whatever the size of the batch.
     """
     scale = mechanism.noise_multiplier * config.privacy.example_clip_norm
     if not scale:
@@ -209,12 +208,12 @@ def noised_mean(grads: Params, config: TrainConfig, mechanism: Mechanism, *, key
 
 
 def _copied(rows: Rows, copies: int) -> Rows:
-    """Return each row `copies` times, each with keys of its own."""
+    """Repeat each row `copies` times, with different keys."""
     if copies == 1:
         return rows
 
-    def keys(of_rows: Key[Array, " batch"] | None) -> Key[Array, " rows"] | None:
-        return None if of_rows is None else jax.vmap(lambda key: jax.random.split(key, copies))(of_rows).reshape(-1)
+    def keys(row_keys: Key[Array, " batch"] | None) -> Key[Array, " rows"] | None:
+        return None if row_keys is None else jax.vmap(lambda key: jax.random.split(key, copies))(row_keys).reshape(-1)
 
     return Rows(
         indices=jnp.repeat(rows.indices, copies),

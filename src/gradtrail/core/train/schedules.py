@@ -90,8 +90,8 @@ class PiecewiseConfig:
     """Piecewise constant decay from the peak.
 
     Attributes:
-        boundaries: of the pieces, as shares of all steps, ascending.
-        factor: multiplies the rate at each boundary.
+        boundaries: ends of the pieces, as shares of all steps, ascending.
+        factor: factor of the rate at each boundary.
     """
 
     boundaries: tuple[float, ...]
@@ -139,7 +139,7 @@ def make_schedule(config: ScheduleConfig, peak: float, num_steps: int) -> optax.
     Optax mixes integers and floats, so it runs under standard dtype promotion whatever the caller has set.
 
     Args:
-        config: its class is the kind of schedule.
+        config: config of the schedule; its class is the kind.
         peak: highest rate.
         num_steps: length of the whole training.
     """

@@ -26,11 +26,11 @@ from gradtrail.core.train.private import Mechanism, make_private_gradient, noise
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class RunKeys:
-    """Keys of a whole training; never consumed, only folded with the epoch or the step. One seed gives equal ones.
+    """Keys of a whole training; never consumed, only folded with the epoch or the step.
 
     Attributes:
-        order: of the examples, or of the draws of Poisson-sampled batches.
-        noise: of a private training; else None.
+        order: key of the order of the examples, or of the draws of Poisson-sampled batches.
+        noise: key of a private training's noise; else None.
     """
 
     order: Key[Array, ""]
@@ -48,9 +48,9 @@ class TrainState:
         step: number of steps done, skipped ones included, int32.
         params: the trained parameters; see `params_to_evaluate` for those to evaluate.
         opt_state: state of the Optax optimizer.
-        keys: of the whole training.
-        average: moving average of the parameters; None where none is configured.
-        loss_scale: None where the loss is not scaled.
+        keys: keys of the whole training.
+        average: moving average of the parameters; None if none is configured.
+        loss_scale: state of the loss scale; None if the loss is not scaled.
     """
 
     step: Int[Array, ""]
@@ -67,19 +67,19 @@ class StepRecord:
     """Metrics of a step, float32 unless stated otherwise; for several steps, with a leading axis.
 
     Attributes:
-        num_examples: in the batch, int32.
+        num_examples: number of examples in the batch, int32.
         loss: mean over the batch, in nats, label smoothing included.
         cross_entropy: mean over the batch, in nats, without label smoothing.
-        accuracy: over the batch, before the update.
+        accuracy: share of correct predictions in the batch, before the update.
         grad_norm: global L2 norm of the mean gradient, before clipping; in a private training with its noise.
-        learning_rate: of this step.
+        learning_rate: learning rate of this step.
         part_grad_norm: root mean square of the norms of the mean gradients of the batch's parts; with `grad_norm` it
             gives the gradient noise scale. Each device has parts of its own. None without `accumulation_steps`, and in
             a private training.
-        loss_scale: factor of this step's loss; None where the loss is not scaled.
-        skipped: whether the step changed nothing because its gradients were not finite, bool; None likewise.
-        rows: of the batch, or of the followed examples, see `RowRecord`; None in a `History`, which summarizes them.
-        observed: what `observe` of `make_step` returned; None without it.
+        loss_scale: factor of this step's loss; None if the loss is not scaled.
+        skipped: True if the step changed nothing because its gradients were not finite; None if the loss is not scaled.
+        rows: records of the batch's rows, or of the sampled examples, see `RowRecord`; None in a `History`.
+        observed: result of `observe` of `make_step`; None without it.
     """
 
     num_examples: Int[Array, "*steps"]
@@ -136,10 +136,10 @@ def make_step(
     """Return the pure function that makes one step of a training of `num_steps`.
 
     It takes the state, the training split, and the int32 indices of the batch's examples in it, which may be
-    `batching.PADDING`; or, in place of the split, a block of it that is split over the devices, and then also the
+    `batching.PADDING`; or, instead of the split, a block of it that is split over the devices, and then also the
     positions of the examples in each device's part, see `feed`. The batch is split over the devices of `mesh`. Private
-    training has a `mechanism`. `observe` is given the parameters before the step and the gradient that the optimizer
-    gets; what it returns is in the record.
+    training has a `mechanism`. `observe` gets the parameters before the step and the gradient for the optimizer; its
+    result is in the record.
     """
     optimizer = make_optimizer(config.optimizer_config(), num_steps)
     rate = learning_rate(config.optimizer_config(), num_steps)
@@ -149,13 +149,13 @@ def make_step(
     else:
         gradient = make_private_gradient(config, model, mechanism)
     ordered = config.reduction == "ordered"
-    of_split = data_parallel(gradient, mesh, ordered=ordered)
+    split_gradient = data_parallel(gradient, mesh, ordered=ordered)
 
-    def of_part(shared: dict[str, Any], batch: tuple[Examples, Rows]) -> tuple[BatchGradient, RowRecord]:
+    def part_gradient(shared: dict[str, Any], batch: tuple[Examples, Rows]) -> tuple[BatchGradient, RowRecord]:
         examples, rows = batch
         return gradient(Shared(**shared, examples=examples), rows)
 
-    of_block = data_parallel(of_part, mesh, ordered=ordered)
+    block_gradient = data_parallel(part_gradient, mesh, ordered=ordered)
     num_parts = config.accumulation_steps * mesh.size
     augments = config.augmentation.enabled
     keys_of_rows = _row_keys if mechanism is None else _example_keys
@@ -171,10 +171,10 @@ def make_step(
         dropout = keys_of_rows(state.keys.dropout, state.step, indices) if model.config.dropout else None
         rows = Rows(indices=indices, augmentation=augmentation, dropout=dropout, positions=positions)
         if positions is None:
-            found, record_of_rows = of_split(Shared(**shared, examples=examples), rows)
+            gradient_sums, record_of_rows = split_gradient(Shared(**shared, examples=examples), rows)
         else:
-            found, record_of_rows = of_block(shared, (examples, rows))
-        grads = found.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, found.grads)
+            gradient_sums, record_of_rows = block_gradient(shared, (examples, rows))
+        grads = gradient_sums.grads if scale is None else jax.tree.map(lambda leaf: leaf / scale, gradient_sums.grads)
         if mechanism is not None and state.keys.noise is not None:
             grads = noised_mean(grads, config, mechanism, key=jax.random.fold_in(state.keys.noise, state.step))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -184,12 +184,12 @@ def make_step(
         moved = dataclasses.replace(state, params=params, opt_state=opt_state, average=average)
         record = StepRecord(
             num_examples=count.astype(jnp.int32),
-            loss=found.loss,
-            cross_entropy=found.cross_entropy,
-            accuracy=found.accuracy,
+            loss=gradient_sums.loss,
+            cross_entropy=gradient_sums.cross_entropy,
+            accuracy=gradient_sums.accuracy,
             grad_norm=jnp.sqrt(squared_norm(grads)),
             learning_rate=jnp.asarray(rate(applied), jnp.float32),
-            part_grad_norm=_root_mean_square(found.squared_norms, num_parts, scale),
+            part_grad_norm=_root_mean_square(gradient_sums.squared_norms, num_parts, scale),
             loss_scale=None,
             skipped=None,
             rows=record_of_rows,
@@ -207,16 +207,16 @@ def make_step(
 
 
 def params_to_evaluate(config: TrainConfig, state: TrainState) -> Params:
-    """Return the parameters to evaluate: the moving average, or that of schedule-free, where there is one."""
+    """Return the parameters to evaluate: the moving average or that of schedule-free, if any, else the trained ones."""
     if state.average is not None:
         return state.average
     return evaluation_params(config.optimizer_config(), state.opt_state, state.params)
 
 
 def empty_records(config: TrainConfig, num_steps: int, by_row: tuple[int, ...]) -> StepRecord:
-    """Return records of `num_steps` steps, on the host: all 0, but indices `batching.PADDING`.
+    """Return records of `num_steps` steps, on the host: all 0 except indices, which are `batching.PADDING`.
 
-    The records of rows have the shape `by_row`: (steps, rows of a step), or (examples,) where some alone are followed.
+    The records of rows have the shape `by_row`: (steps, rows of a step), or (examples,) if examples are sampled.
     """
 
     def zeros(dtype: type = np.float32, shape: tuple[int, ...] = (num_steps,)) -> Any:
@@ -249,9 +249,9 @@ def _row_keys(key: Key[Array, ""], step: Int[Array, ""], indices: Int[Array, " b
 
 
 def _example_keys(key: Key[Array, ""], step: Int[Array, ""], indices: Int[Array, " batch"]) -> Key[Array, " batch"]:
-    """Return a key for each example of a step's batch that does not depend on which other examples are in it."""
-    of_step = jax.random.fold_in(jax.random.fold_in(key, _NOISE), step)
-    return jax.vmap(jax.random.fold_in, (None, 0))(of_step, indices)
+    """Return a key for each example of a step's batch, independent of the other examples in it."""
+    step_key = jax.random.fold_in(jax.random.fold_in(key, _NOISE), step)
+    return jax.vmap(jax.random.fold_in, (None, 0))(step_key, indices)
 
 
 def _averaged(config: TrainConfig, average: Params | None, params: Params, step: Int[Array, ""]) -> Params | None:

@@ -1,4 +1,4 @@
-"""Consecutive steps of an epoch: one loop on the device, or one call after the other to find a fault."""
+"""Consecutive steps of an epoch: fused into one device loop, or step by step for `jax.debug_nans`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,7 +21,7 @@ RecordedStepAt: TypeAlias = Callable[[TrainState, StepRecord, Examples, Array, A
 
 
 def at_index(step: Step, batch_size: int, steps_per_block: int | None, num_shards: int) -> StepAt:
-    """Return the step `index` of an epoch, with examples and order as a `Block` has them; without blocks, of all."""
+    """Return a function that makes the step `index` of an epoch, with examples and order as in a `Block`."""
     if steps_per_block is None:
         return lambda state, examples, order, index: step(state, examples, order[index])
 
@@ -37,22 +37,22 @@ def put_all(records: StepRecord, record: StepRecord, index: Int[Array, ""]) -> S
     return _put(records, record, index)
 
 
-def put_followed(followed: Int[np.ndarray, " followed"]) -> Put:
-    """Return `put_all` for records with a row for each followed example, see `loop.make_program`, in place of all."""
+def put_sampled(sampled: Int[np.ndarray, " sampled"]) -> Put:
+    """Return a `put_all` that records the rows of the sampled examples only, see `loop.make_program`."""
 
     def put(records: StepRecord, record: StepRecord, index: Int[Array, ""]) -> StepRecord:
         if record.rows is None:
             raise ValueError("a step records its rows")
-        place = _places(record.rows.indices, jnp.asarray(followed, jnp.int32))
+        place = _places(record.rows.indices, jnp.asarray(sampled, jnp.int32))
         rows = _put(records.rows, dataclasses.replace(record.rows, indices=place), place)
-        without = put_all(dataclasses.replace(records, rows=None), dataclasses.replace(record, rows=None), index)
-        return dataclasses.replace(without, rows=rows)
+        updated = put_all(dataclasses.replace(records, rows=None), dataclasses.replace(record, rows=None), index)
+        return dataclasses.replace(updated, rows=rows)
 
     return put
 
 
 def recorded(step_at: StepAt, put: Put) -> RecordedStepAt:
-    """Return the step `index` of an epoch, which also puts its record into those of the epoch."""
+    """Return a function that makes the step `index` of an epoch and puts its record into those of the epoch."""
 
     def recorded_step_at(
         state: TrainState, records: StepRecord, examples: Examples, order: Array, index: Array
@@ -64,15 +64,15 @@ def recorded(step_at: StepAt, put: Put) -> RecordedStepAt:
 
 
 def _put(columns: _Tree, values: _Tree, index: Int[Array, "..."]) -> _Tree:
-    """Put values into each column at `index`; those whose index is out of bounds are dropped."""
+    """Put values into each column at `index`; values with an index out of bounds are dropped."""
     return jax.tree.map(lambda column, value: column.at[index].set(value), columns, values)
 
 
-def _places(indices: Int[Array, " batch"], followed: Int[Array, " followed"]) -> Int[Array, " batch"]:
-    """Return the place of each example among those followed, and their number for one that is not."""
-    place = jnp.searchsorted(followed, indices, method="scan_unrolled").astype(jnp.int32)
-    is_followed = followed[jnp.minimum(place, len(followed) - 1)] == indices
-    return jnp.where(is_followed, place, len(followed))
+def _places(indices: Int[Array, " batch"], sampled: Int[Array, " sampled"]) -> Int[Array, " batch"]:
+    """Return the place of each example among the sampled ones, or their number if it is not sampled."""
+    place = jnp.searchsorted(sampled, indices, method="scan_unrolled").astype(jnp.int32)
+    is_sampled = sampled[jnp.minimum(place, len(sampled) - 1)] == indices
+    return jnp.where(is_sampled, place, len(sampled))
 
 
 def run_steps(
@@ -106,7 +106,7 @@ def run_steps_one_by_one(
     start: SupportsIndex,
     stop: SupportsIndex,
 ) -> tuple[TrainState, StepRecord]:
-    """Make the same steps from Python, for `jax.debug_nans`, which finds the operation in a step, but not in a loop."""
+    """Make the same steps from Python, for `jax.debug_nans`, which locates an operation in a step but not in a loop."""
     step_at = jax.jit(step_at)
     for index in range(start, stop):
         state, records = step_at(state, records, examples, order, index)

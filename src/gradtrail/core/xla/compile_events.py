@@ -1,9 +1,9 @@
-"""Records what JAX compiles while a block runs: how much, for how long, and what of it was not planned.
+"""Records what JAX compiles while a block runs: how often, for how long, and which compilations were unplanned.
 
 Counts, durations and names of functions are the public events of `jax.monitoring`. JAX sends them from the thread that
 compiles, below the call that causes it, so the Python stack has the line of the project. Events carry no shapes: those
-are read from JAX's log record "Compiling <function> with global shapes and types"; where a version of JAX words that
-record otherwise, shapes are unknown and nothing else changes.
+are read from JAX's log record "Compiling <function> with global shapes and types"; if a version of JAX changes that
+record, shapes are unknown and nothing else changes.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ class Compilation:
     """A compilation that a call caused.
 
     Attributes:
-        function: its name in Python.
+        function: name of the function in Python.
         signature: shapes and dtypes of its arguments.
-        line: of the project's Python from which it was called, such as `src/gradtrail/core/train/loop.py:264`.
+        line: line of the project that called it, such as `src/gradtrail/core/train/loop.py:264`.
     """
 
     function: str
@@ -52,26 +52,26 @@ class Compilation:
 
 
 class CompileLog:
-    """What JAX compiles, in all threads, while this context manager is open.
+    """Log of what JAX compiles, in all threads, while this context manager is open.
 
     It owns its listeners and its log handler: they are registered when the block is entered and removed when it ends.
 
     Attributes:
-        unplanned: the compilations that calls caused, in order: all but those under `planned`. A program that comes
-            from the persistent cache counts as well. None where `jax_disable_jit` or `jax_debug_nans` was on when the
-            block was entered: nothing is compiled ahead of time then.
-        compilations: programs made ready, compiled or read from the persistent cache.
-        requests: look-ups in the persistent compilation cache.
-        hits: look-ups that found a program.
-        misses: look-ups that did not.
-        seconds: spent on tracing, lowering and compiling, cache retrieval included.
+        unplanned: compilations that calls caused, in order: all except those under `planned`. A program from the
+            persistent cache counts too. Empty if `jax_disable_jit` or `jax_debug_nans` was on when the block was
+            entered: nothing is compiled ahead of time then.
+        compilations: number of programs that were compiled or read from the persistent cache.
+        requests: number of look-ups in the persistent compilation cache.
+        hits: number of look-ups that found a program.
+        misses: number of look-ups that did not.
+        seconds: time spent on tracing, lowering and compiling, cache retrieval included.
     """
 
     def __init__(self) -> None:
         self.unplanned: list[Compilation] = []
         self.compilations = self.requests = self.hits = self.misses = 0
         self.seconds = 0.0
-        self._lock = threading.Lock()  # threads may compile side by side
+        self._lock = threading.Lock()  # threads may compile concurrently
         self._thread = threading.local()
         self._handler = logging.Handler()
         self._handler.emit = self._take_signature  # type: ignore[method-assign]
@@ -98,7 +98,7 @@ class CompileLog:
 
     @contextlib.contextmanager
     def planned(self) -> Iterator[None]:
-        """Mark what this thread compiles in the block as compiled on purpose: it is counted, but is not unplanned."""
+        """Count what this thread compiles in the block as planned."""
         before = self._is_planned
         self._thread.is_planned = True
         try:
@@ -116,9 +116,9 @@ class CompileLog:
         return self._thread.__dict__.setdefault("lowered", {})
 
     def _take_signature(self, record: logging.LogRecord) -> None:
-        """Keep the shapes of what this thread is about to compile."""
-        if found := _RECORD.match(record.getMessage()):
-            self._lowered[found[1]] = re.sub(r"ShapedArray\(([^()]*)\)", r"\1", found[2]) or "no arguments"
+        """Record the shapes of what this thread is about to compile."""
+        if match := _RECORD.match(record.getMessage()):
+            self._lowered[match[1]] = re.sub(r"ShapedArray\(([^()]*)\)", r"\1", match[2]) or "no arguments"
 
     def _count(self, event: str, **_: Any) -> None:
         if name := _COUNTED.get(event):
@@ -139,23 +139,23 @@ class CompileLog:
         if self._is_planned or self._is_debugging:
             return
         function = re.sub(r"^\w+\((.*)\)$", r"\1", name)  # of `jit(f)`
-        found = Compilation(function=function, signature=signature, line=project_line())
+        compilation = Compilation(function=function, signature=signature, line=project_line())
         with self._lock:
-            self.unplanned.append(found)
+            self.unplanned.append(compilation)
 
 
 @contextlib.contextmanager
 def cache_hits() -> Iterator[list[str]]:
     """Yield a list that gets an entry for each program that this thread reads from the persistent compilation cache."""
-    found, thread = [], threading.get_ident()
+    hits, thread = [], threading.get_ident()
 
     def listen(event: str, **_: Any) -> None:
         if event == _HIT and threading.get_ident() == thread:
-            found.append(event)
+            hits.append(event)
 
     jax.monitoring.register_event_listener(listen)
     try:
-        yield found
+        yield hits
     finally:
         jax.monitoring.unregister_event_listener(listen)
 
@@ -163,20 +163,20 @@ def cache_hits() -> Iterator[list[str]]:
 def describe(compilations: Sequence[Compilation]) -> list[str]:
     """Describe unplanned compilations in a line per function and place, 20 at most and one for the rest."""
     by_place: dict[tuple[str, str], list[str]] = {}
-    for each in compilations:
-        by_place.setdefault((each.function, each.line), []).append(each.signature)
+    for compilation in compilations:
+        by_place.setdefault((compilation.function, compilation.line), []).append(compilation.signature)
     lines = []
     for (function, line), signatures in by_place.items():
         times = "once" if len(signatures) == 1 else f"{len(signatures)} times"
-        found = differences(list(dict.fromkeys(signatures)))
-        lines.append(f"{function} was compiled {times} by a call at {line}; {found[:LONGEST_LINE]}")
+        shapes = differences(list(dict.fromkeys(signatures)))
+        lines.append(f"{function} was compiled {times} by a call at {line}; {shapes[:LONGEST_LINE]}")
     left_out = lines[_MOST_LINES:]
     return lines[:_MOST_LINES] + [f"{len(left_out)} more functions were compiled by calls"] * bool(left_out)
 
 
 def differences(signatures: list[str]) -> str:
-    """Describe where signatures of one function differ: `argument 6: uint8[32,28,28], uint8[128,28,28]`."""
-    columns = zip(*(re.findall(r"[^,\s]+?\[[^\]]*\]|[^,\s]+", each) for each in signatures), strict=False)
+    """Describe the arguments in which signatures differ: `argument 6: uint8[32,28,28], uint8[128,28,28]`."""
+    columns = zip(*(re.findall(r"[^,\s]+?\[[^\]]*\]|[^,\s]+", signature) for signature in signatures), strict=False)
     differing = [
         f"argument {place}: {', '.join(dict.fromkeys(column))}"
         for place, column in enumerate(columns, start=1)
@@ -186,18 +186,18 @@ def differences(signatures: list[str]) -> str:
 
 
 def project_line() -> str:
-    """Return the innermost line on this thread's stack that is neither of a library nor of this package."""
+    """Return the innermost line on this thread's stack that is neither in a library nor in this package."""
     for frame, number in traceback.walk_stack(None):
         path = Path(frame.f_code.co_filename)
-        if not _is_of_library(path):
+        if not _is_library(path):
             with contextlib.suppress(ValueError):
                 path = path.relative_to(Path.cwd())
             return f"{path}:{number}"
     return "an unknown line"
 
 
-def _is_of_library(path: Path) -> bool:
-    """Return whether code is of an installed package, the standard library, this package, or made at run time."""
+def _is_library(path: Path) -> bool:
+    """Return whether code belongs to an installed package, the standard library or this package, or is generated."""
     above = {str(folder) for folder in path.parents}
     is_generated = path.name.startswith("<") or str(path).startswith("<")
     return is_generated or not _INSTALLED.isdisjoint(path.parts) or bool(above & {*_STANDARD_LIBRARY, _HERE})

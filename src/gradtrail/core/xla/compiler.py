@@ -18,7 +18,7 @@ import jax
 from gradtrail.core.xla.compile_events import LONGEST_LINE, CompileLog, cache_hits, describe, project_line
 from gradtrail.core.xla.static_costs import NO_COST, StaticCost, lost_donations, shape, static_cost
 
-TIMED_CALLS = 12  # of each function: the first, and enough others for a median
+TIMED_CALLS = 12  # timed calls of each function: the first, and enough others for a median
 Guard = Callable[[str], contextlib.AbstractContextManager[object]]
 Wrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
@@ -51,7 +51,7 @@ class CallTimes:
 
     Attributes:
         clock: returns seconds.
-        seconds: of each timed call.
+        seconds: seconds of each timed call.
         trips: iterations of the function's outermost loop in each of them.
     """
 
@@ -75,15 +75,15 @@ class CallTimes:
 class CompiledFunction:
     """A function compiled ahead of time for one set of shapes and dtypes.
 
-    A call with others raises TypeError; it never compiles again.
+    A call with other shapes or dtypes raises TypeError; nothing is compiled again.
 
     Attributes:
         call: the executable.
         signature: shapes and dtypes of the arguments.
-        lost_donations: shapes and dtypes of the arguments whose memory the results were to reuse, and do not.
-        line: of the project's Python that had it compiled.
+        lost_donations: shapes and dtypes of the arguments whose memory the results should reuse, and do not.
+        line: line of the project that compiled it.
         calls: times of its first calls; None to time none.
-        trips_of: arguments → iterations of the outermost loop, where `cost` is that of one iteration.
+        trips_of: arguments → iterations of the outermost loop, if `cost` is that of one iteration.
         texts: returns the program as `jaxpr`, `stablehlo` and optimized `hlo`.
     """
 
@@ -129,9 +129,9 @@ class Compiler:
 
     Args:
         clock: returns seconds, such as `time.perf_counter`.
-        guard: digest of a program → a context in which to compile it, such as a lock of a shared cache.
-        log: the open log, for which these compilations are planned.
-        wrapper: name and executable → what is called in its place, such as one that records the calls.
+        guard: digest of a program → a context to compile it in, such as a lock of a shared cache.
+        log: open log that counts these compilations as planned.
+        wrapper: name, executable → a callable to use instead, such as one that records the calls.
 
     Attributes:
         functions: the last function of each name, in the order of their first compilation.
@@ -154,7 +154,7 @@ class Compiler:
         self.compiled: list[CompiledFunction] = []
 
     def for_variant(self, label: str) -> "Compiler":
-        """Return a compiler with the same account, and `functions` of its own, for a variant of the same functions."""
+        """Return a compiler for a variant of the same functions: `compiled` is shared, `functions` is not."""
         variant = Compiler(self.clock, self.guard, self._log, self._wrapper)
         variant._suffix, variant.compiled = f" ({label})", self.compiled
         return variant
@@ -163,10 +163,10 @@ class Compiler:
     def warnings(self) -> list[str]:
         """A line for each function that calls compiled, unplanned, and for each that lost a donation."""
         return describe(self._log.unplanned) + [
-            f"{each.name}, compiled at {each.line}, does not reuse the memory of {len(each.lost_donations)} arguments: "
-            f"{', '.join(each.lost_donations)[:LONGEST_LINE]}"
-            for each in self.compiled
-            if each.lost_donations
+            f"{function.name}, compiled at {function.line}, does not reuse the memory of "
+            f"{len(function.lost_donations)} arguments: {', '.join(function.lost_donations)[:LONGEST_LINE]}"
+            for function in self.compiled
+            if function.lost_donations
         ]
 
     def planned(self) -> contextlib.AbstractContextManager[None]:
@@ -176,7 +176,7 @@ class Compiler:
     @property
     def compilations(self) -> Counter[str]:
         """How often each name was compiled."""
-        return Counter(each.name for each in self.compiled)
+        return Counter(function.name for function in self.compiled)
 
     def compile(
         self,
@@ -184,7 +184,7 @@ class Compiler:
         function: Callable[..., Any],
         *args: Any,
         donate_argnums: tuple[int, ...] = (),
-        must_reuse: tuple[int, ...] = (),
+        expect_donated: tuple[int, ...] = (),
         out_shardings: jax.sharding.Sharding | None = None,
         trips_of: Callable[..., int] | None = None,
         unread_bytes: int = 0,
@@ -192,17 +192,17 @@ class Compiler:
         """Compile `function` for the shapes and dtypes of `args`.
 
         Under `jax.disable_jit` and `jax.debug_nans` nothing is compiled ahead of time: the result runs by `jax.jit`,
-        takes any shape, and costs nothing in the account.
+        takes any shape, and its costs are reported as zero.
 
         Args:
-            name: under which its costs and times are reported.
+            name: name of its costs and times in reports.
             function: pure; takes and returns pytrees of arrays.
             args: arrays, or `jax.ShapeDtypeStruct` in their place.
             donate_argnums: arguments whose memory the results may reuse; the caller's arrays become invalid.
-            must_reuse: further arguments whose memory the results are to reuse; where it is lost, or that of a donated
-                one, `lost_donations` says so. Two lists, so that a forgotten donation is told.
-            out_shardings: of the results; None leaves them to the compiler.
-            trips_of: of a loop whose bounds are arguments, the number of iterations, see `CompiledFunction`.
+            expect_donated: arguments whose memory the results must reuse; `lost_donations` lists those that XLA did not
+                alias, like those of `donate_argnums`. A separate list, so that a forgotten donation is reported.
+            out_shardings: shardings of the results; None leaves them to the compiler.
+            trips_of: number of iterations of a loop whose bounds are arguments, see `CompiledFunction`.
             unread_bytes: size of the rows of an argument that the program does not gather; XLA's cost analysis on CPU
                 counts the whole argument as read.
         """
@@ -214,13 +214,13 @@ class Compiler:
         placing: dict[str, Any] = {} if out_shardings is None else {"out_shardings": out_shardings}
         with self._log.planned():
             jitted = jax.jit(function, donate_argnums=donate_argnums, keep_unused=bool(donate_argnums), **placing)
-            made = self._compile(name, jitted, args, unread_bytes)
-        lost = lost_donations(made.call, args, {*donate_argnums, *must_reuse})
-        call = self._wrapper(name, made.call)
-        made = dataclasses.replace(made, call=call, trips_of=trips_of, lost_donations=lost, line=project_line())
-        self.functions[name] = made
-        self.compiled.append(dataclasses.replace(made, name=name + self._suffix, call=_no_executable, texts=dict))
-        return made
+            compiled = self._compile(name, jitted, args, unread_bytes)
+        lost = lost_donations(compiled.call, args, {*donate_argnums, *expect_donated})
+        call = self._wrapper(name, compiled.call)
+        compiled = dataclasses.replace(compiled, call=call, trips_of=trips_of, lost_donations=lost, line=project_line())
+        self.functions[name] = compiled
+        self.compiled.append(dataclasses.replace(compiled, name=name + self._suffix, call=_no_executable, texts=dict))
+        return compiled
 
     def _compile(self, name: str, function: Any, args: Sequence[Any], unread_bytes: int) -> CompiledFunction:
         started = self.clock()
@@ -230,9 +230,9 @@ class Compiler:
         lowered_at = self.clock()
         stablehlo = lowered.as_text()
         with self.guard(hashlib.sha256(stablehlo.encode()).hexdigest()), cache_hits() as hits:
-            begun = self.clock()
+            compile_started = self.clock()
             compiled = lowered.compile()
-            ended = self.clock()
+            compile_ended = self.clock()
         return CompiledFunction(
             name=name,
             call=compiled,
@@ -240,7 +240,7 @@ class Compiler:
             times=CompileTimes(
                 trace_seconds=traced_at - started,
                 lower_seconds=lowered_at - traced_at,
-                compile_seconds=ended - begun,
+                compile_seconds=compile_ended - compile_started,
                 cached=bool(hits),
             ),
             signature=_signature(args),
@@ -258,7 +258,7 @@ def compile_within(
         budget: bytes.
         largest: the first size to try; it is halved until the function fits.
         compile_at: size → the function.
-        at_least: the size that is taken whatever it needs.
+        at_least: smallest size, which is accepted whatever it needs.
     """
     size = largest
     while True:
@@ -272,11 +272,11 @@ def compile_within(
 
 def static_costs(functions: Iterable[CompiledFunction]) -> dict[str, dict[str, int]]:
     """Return function → cost → value, see `StaticCost`."""
-    return {each.name: dataclasses.asdict(each.cost) for each in functions}
+    return {function.name: dataclasses.asdict(function.cost) for function in functions}
 
 
 def _no_executable(*_: Any) -> Any:
-    raise TypeError("an entry of the account of compilations cannot be called")
+    raise TypeError("this entry has no executable; it only records the compilation")
 
 
 def _signature(args: Sequence[Any]) -> str:

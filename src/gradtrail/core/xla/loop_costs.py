@@ -53,7 +53,7 @@ def repeated_costs(jaxpr: Any) -> LoopCost:
             total += within
         else:
             body = equation.params["jaxpr" if is_scan else "body_jaxpr"]
-            total += within.times(length) + _once(body).times(length - 1)
+            total += within.times(length) + _iteration_cost(body).times(length - 1)
     return total
 
 
@@ -83,8 +83,8 @@ def count_equations(jaxpr: Any) -> int:
     return sum(1 + sum(map(count_equations, _inner_programs(equation))) for equation in _open(jaxpr).eqns)
 
 
-def _once(body: Any) -> LoopCost:
-    """Return the cost of a loop's body, each inner loop counted for one iteration."""
+def _iteration_cost(body: Any) -> LoopCost:
+    """Return the cost of a loop's body, with one iteration of each inner loop."""
     arguments = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in body.in_avals]
     cost = jax.jit(jax_core.jaxpr_as_fun(body)).lower(*arguments).cost_analysis() or {}
     return LoopCost(

@@ -1,4 +1,4 @@
-"""What a compiled program costs by XLA's own analysis, and which donated arguments it makes no use of."""
+"""Costs of a compiled program by XLA's own analysis, and the donated arguments that it does not reuse."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ _ALIAS = re.compile(r"\((\d+), \{[^}]*\}, (?:may|must)-alias\)")  # in a program
 
 @dataclass(frozen=True, kw_only=True)
 class StaticCost:
-    """What one call costs, by the compiler's cost and memory analysis.
+    """Cost of one call by the compiler's cost and memory analysis.
 
     The body of a loop of known length counts once per iteration. If the length depends on data, it counts with the
     largest length that the loop's condition states, and FLOPs, transcendentals and bytes are upper bounds; without such
@@ -59,11 +59,11 @@ class StaticCost:
 
     @property
     def arithmetic_intensity(self) -> float:
-        """FLOPs per touched byte; NaN where no byte is."""
+        """FLOPs per touched byte; NaN without any."""
         return self.flops / self.touched_bytes if self.touched_bytes else float("nan")
 
 
-NO_COST = StaticCost(**{each.name: 0 for each in dataclasses.fields(StaticCost)})
+NO_COST = StaticCost(**{field.name: 0 for field in dataclasses.fields(StaticCost)})
 
 
 def static_cost(traced: Any, lowered: Any, compiled: Any, stablehlo_bytes: int, unread_bytes: int = 0) -> StaticCost:
@@ -74,7 +74,7 @@ def static_cost(traced: Any, lowered: Any, compiled: Any, stablehlo_bytes: int, 
         lowered: the program before optimization.
         compiled: the optimized program.
         stablehlo_bytes: length of its StableHLO text.
-        unread_bytes: see `Compiler.compile`.
+        unread_bytes: size of arguments that are not read, see `Compiler.compile`.
     """
     cost: dict[str, float] = compiled.cost_analysis() or {}
     repeated = repeated_costs(traced.jaxpr)
@@ -112,7 +112,7 @@ def static_cost(traced: Any, lowered: Any, compiled: Any, stablehlo_bytes: int, 
 
 
 def lost_donations(compiled: Any, args: Sequence[Any], argnums: Collection[int]) -> tuple[str, ...]:
-    """Return the leaves of some arguments whose memory no result reuses; the program has every leaf as a parameter."""
+    """Return the leaves of these arguments whose memory no result reuses; every leaf is a parameter of the program."""
     if not argnums:
         return ()
     header = (compiled.as_text() or "").partition("\n")[0]
@@ -124,5 +124,5 @@ def lost_donations(compiled: Any, args: Sequence[Any], argnums: Collection[int])
 
 
 def shape(leaf: Any) -> str:
-    """Return shape and dtype of an array or what stands for one, such as `float32[8,8]`."""
+    """Return shape and dtype of an array, concrete or abstract, such as `float32[8,8]`."""
     return jax.core.ShapedArray(leaf.shape, leaf.dtype).str_short()

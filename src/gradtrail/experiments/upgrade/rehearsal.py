@@ -17,7 +17,7 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.train import loop
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.keys import keys_of
-from gradtrail.core.train.privacy import noise_of_measurements
+from gradtrail.core.train.privacy import placeholder_noise
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.experiments.cost_gate import measure
 from gradtrail.stages.artifacts.splits import read_split
@@ -54,7 +54,7 @@ def train(folder: Path, seeds: list[int]) -> list[float]:
     training, validation = (read_split(DATA / f"{name}.npz", info) for name in ("train", "validation"))
     model = Model(config.model_config(info.image_shape, info.num_classes), remat=config.remat)
     compiler = Compiler(time.perf_counter)
-    noise = noise_of_measurements(config.privacy)
+    noise = placeholder_noise(config.privacy)
     program = loop.make_program(config, model, len(training), jax.local_devices(), noise)
     engine = loop.compile_engine(program, compiler=compiler)
     predict = inference.compile_predict(model, inference.VALIDATION_BATCH_SIZE, compiler=compiler)

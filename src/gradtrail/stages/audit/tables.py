@@ -27,9 +27,9 @@ def detection_table(planted: Mapping[NoiseKind, Planted]) -> pd.DataFrame:
 
     rows = []
     for kind, one in planted.items():
-        logits = one.judgement.logits
+        logits = one.out_of_fold.logits
         scores = label_scores(logits, one.labels, fit_temperature(logits, one.labels))
-        for name, values in {**scores, "grad_norm": one.judgement.grad_norm}.items():
+        for name, values in {**scores, "grad_norm": one.out_of_fold.grad_norm}.items():
             rows.append(
                 (kind, name, roc_auc_score(one.is_wrong, values), average_precision_score(one.is_wrong, values))
             )

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.gradients.analysis import FOLLOWED, MEAN, GradientAnalysis, epoch_column
+from gradtrail.core.gradients.analysis import EPOCH_SCORES, MEAN, GradientAnalysis, epoch_column
 from gradtrail.core.gradients.config import GradientsConfig
 from gradtrail.core.gradients.exact import ERROR
 from gradtrail.core.gradients.scores import largest, rank_correlation, summarize
@@ -71,7 +71,7 @@ def detection_table(train: pd.DataFrame) -> pd.DataFrame:
 def _candidates(train: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield the name, epoch and values of each score that may indicate a wrong label."""
     for column in train.columns:
-        followed = re.fullmatch(rf"({'|'.join(FOLLOWED)})(?:_epoch_(\d+)|{MEAN})", column)
+        followed = re.fullmatch(rf"({'|'.join(EPOCH_SCORES)})(?:_epoch_(\d+)|{MEAN})", column)
         if followed:
             epoch = "mean" if followed[2] is None else str(int(followed[2]))
             yield followed[1], epoch, train[column].to_numpy(np.float64)

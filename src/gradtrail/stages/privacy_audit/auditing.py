@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import ConfigError
-from gradtrail.core.data.canaries import Canaries, make_canaries, throw_coins
+from gradtrail.core.data.canaries import Canaries, draw_membership, make_canaries
 from gradtrail.core.privacy_audit.config import PrivacyAuditConfig
 from gradtrail.core.privacy_audit.scores import batch_scores, fixed_order_scores, guess
-from gradtrail.core.privacy_audit.training import Watch, Watched, watch
+from gradtrail.core.privacy_audit.training import AuditProgram, AuditTrace, run_audited_training
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.train.keys import keys_of
 from gradtrail.stages.privacy_audit.bounds import (
@@ -86,7 +86,7 @@ def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) ->
 
 def audit(
     config: PrivacyAuditConfig,
-    watched: Watch,
+    watched: AuditProgram,
     train: Split,
     canaries: Canaries,
     claim: Claim,
@@ -105,10 +105,10 @@ def audit(
     coins, scores, fixed, checks, accuracies = [], [], [], [], []
     for number in range(config.trainings):
         of_coins, of_training = np.random.SeedSequence(config.seed, spawn_key=(1, number)).spawn(2)
-        coins.append(throw_coins(len(canaries), rng=np.random.default_rng(of_coins)))
+        coins.append(draw_membership(len(canaries), rng=np.random.default_rng(of_coins)))
         seeds = zip(_PURPOSES, map(int, of_training.generate_state(len(_PURPOSES))), strict=True)
         keys = keys_of(MemberSeeds(**dict(seeds)))
-        found: Watched = watch(watched, train, canaries, coins[-1], keys=keys, advance=advance)
+        found: AuditTrace = run_audited_training(watched, train, canaries, coins[-1], keys=keys, advance=advance)
         scores.append(batch_scores(found.products, canaries.labels, found.rate))
         fixed.append(fixed_order_scores(found.products, canaries.labels, watched.program.steps_per_epoch))
         checks.append(check_training(found))

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from gradtrail.core.common.batching import PADDING
-from gradtrail.core.privacy_audit.training import Watched
+from gradtrail.core.privacy_audit.training import AuditTrace
 
 _SIGMAS = 6.0
 _CHANCE = 1e-8
@@ -40,12 +40,12 @@ class Check:
         return self.low <= self.value <= self.high
 
 
-def check_training(found: Watched) -> list[Check]:
+def check_training(found: AuditTrace) -> list[Check]:
     """Check the noise of the first steps and the batches of all; a training without noise fails the first check."""
     return [check(found) for check in _CHECKS]
 
 
-def _noise_scale(found: Watched) -> Check:
+def _noise_scale(found: AuditTrace) -> Check:
     """Check the standard deviation of the noise, over that which is accounted for."""
     noise = found.noise
     value = float(np.sqrt(np.mean(np.square(noise, dtype=np.float64)))) if noise.size else 0.0
@@ -53,7 +53,7 @@ def _noise_scale(found: Watched) -> Check:
     return Check(name="noise_scale", value=value, low=1 - margin, high=1 + margin)
 
 
-def _noise_between_steps(found: Watched) -> Check:
+def _noise_between_steps(found: AuditTrace) -> Check:
     """Check the largest correlation between the noise of two steps, either sign."""
     noise = found.noise.astype(np.float64)
     if len(noise) < 2 or not noise.any():
@@ -65,7 +65,7 @@ def _noise_between_steps(found: Watched) -> Check:
     return Check(name="noise_between_steps", value=value, low=0.0, high=high)
 
 
-def _noise_and_draws(found: Watched) -> Check:
+def _noise_and_draws(found: AuditTrace) -> Check:
     """Check whether the noise tells what was drawn, as it does where one key makes the bits of both.
 
     The draw of an example and the number of the noise at the same place are then functions of the same bits. The value
@@ -78,7 +78,7 @@ def _noise_and_draws(found: Watched) -> Check:
     return Check(name="noise_and_draws", value=value, low=-_SIGMAS, high=_SIGMAS)
 
 
-def _batch_sizes(found: Watched) -> Check:
+def _batch_sizes(found: AuditTrace) -> Check:
     """Check the variance of the batches' sizes, over that of the binomial distribution."""
     sizes = np.sum(found.batches != PADDING, axis=1)
     mean = found.rate * found.present.sum()
@@ -87,7 +87,7 @@ def _batch_sizes(found: Watched) -> Check:
     return Check(name="batch_sizes", value=value, low=low, high=high)
 
 
-def _visits(found: Watched) -> Check:
+def _visits(found: AuditTrace) -> Check:
     """Check the variance of how often an example was in a batch, over that of the binomial distribution.
 
     It is 0 where every epoch has each example once, and the number of epochs where all epochs are the same.
@@ -105,7 +105,7 @@ def _visits(found: Watched) -> Check:
     return Check(name="visits", value=value, low=1 - margin, high=1 + margin)
 
 
-_CHECKS: tuple[Callable[[Watched], Check], ...] = (
+_CHECKS: tuple[Callable[[AuditTrace], Check], ...] = (
     _noise_scale,
     _noise_between_steps,
     _noise_and_draws,

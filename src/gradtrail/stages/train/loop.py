@@ -170,7 +170,7 @@ def run(
         config.keep_epochs,
         on_host(state.params),
         precision=config.precision,
-        num_followed=engine.num_followed,
+        num_sampled=engine.num_sampled,
     )
     before = checkpoints.load(state, engine.records(), lambda arrays: new_history().restored(arrays))
     history = before.history if before else new_history()

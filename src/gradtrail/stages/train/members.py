@@ -57,7 +57,7 @@ def _write_member(
     return WrittenMember(folder=folder, epochs=epochs, metrics=metrics, seconds=done.seconds)
 
 
-def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_followed: int) -> None:
+def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_sampled: int) -> None:
     """Refuse more members than the disk has room for, before the first is trained.
 
     Memory is no limit to their number: one member is trained at a time, and written before the next.
@@ -66,13 +66,13 @@ def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_f
         scratch: a folder on the disk that gets them.
         config: of the training.
         num_parameters: of a network, float32.
-        num_followed: examples for whose statistics room is left.
+        num_sampled: examples for whose statistics room is left.
 
     Raises:
         UserError: how many would fit; one line.
     """
     kept = 2 + sum(epoch <= config.epochs for epoch in config.keep_epochs)
-    each = (_STATE_COPIES + kept) * 4 * num_parameters + _EXAMPLE_BYTES * num_followed
+    each = (_STATE_COPIES + kept) * 4 * num_parameters + _EXAMPLE_BYTES * num_sampled
     free = shutil.disk_usage(scratch).free
     if config.members > 1 and config.members * each > free:
         raise UserError(

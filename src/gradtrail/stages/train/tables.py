@@ -58,7 +58,7 @@ def parameter_table(params: HostParams) -> pd.DataFrame:
 
 
 def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " examples"]) -> pd.DataFrame:
-    """Return a row for each training example that was followed: its learning dynamics over the epochs."""
+    """Return a row for each training example that was sampled: its learning dynamics over the epochs."""
     return pd.DataFrame(
         {
             "example_id": example_id,
@@ -79,8 +79,8 @@ def write_tables(
     parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)
     step_table(history.steps).to_parquet(folder / "steps.parquet", index=False)
     if history.dynamics is not None:
-        followed = example_id[: len(history.dynamics.forgetting_events)]  # none of a training to publish
-        dynamics_table(history.dynamics, followed).to_parquet(folder / "dynamics.parquet", index=False)
+        sampled = example_id[: len(history.dynamics.forgetting_events)]  # none of a training to publish
+        dynamics_table(history.dynamics, sampled).to_parquet(folder / "dynamics.parquet", index=False)
 
 
 def write_epochs(folder: Path, epochs: pd.DataFrame) -> None:

@@ -68,16 +68,16 @@ class Training:
         return self.spending.epsilons if self.spending else ()
 
     @property
-    def followed(self) -> Int[np.ndarray, " followed"]:
+    def sampled(self) -> Int[np.ndarray, " sampled"]:
         """Positions of the training examples whose learning dynamics are recorded: of a large split a sample."""
         return splits.sample_of(len(self.train))
 
     @property
-    def followed_id(self) -> Int[np.ndarray, " followed"]:
+    def sampled_id(self) -> Int[np.ndarray, " sampled"]:
         """The `example_id` of each of these."""
         if isinstance(self.train, ShardedSplit):
-            return self.train.take_column("example_id", self.followed)
-        return self.train.example_id[self.followed]
+            return self.train.take_column("example_id", self.sampled)
+        return self.train.example_id[self.sampled]
 
     def compile(self, compiler: Compiler) -> Engine:
         """Compile the functions of the training.
@@ -94,7 +94,7 @@ class Training:
             self.devices,
             noise_multiplier=noise,
             streamed=streamed,
-            followed=self.followed if len(self.followed) < len(self.train) else None,
+            sampled=self.sampled if len(self.sampled) < len(self.train) else None,
         )
         return loop.compile_engine(program, compiler=compiler)
 

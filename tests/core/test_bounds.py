@@ -1,0 +1,116 @@
+"""Params out of their bounds are refused in one line, which names the key and the value."""
+
+import dataclasses
+import math
+from typing import Any, get_args
+
+import pytest
+from factories import CNN, gradients_config, preprocess_config, profile_config, train_config
+
+from gradtrail.core.common.validation import check
+from gradtrail.core.evaluate.metrics import EvaluateConfig
+from gradtrail.core.export.forward import ExportConfig
+from gradtrail.core.train.optimizers import OptimizerKind
+
+TRAIN = train_config()
+EXPORT = ExportConfig(name="digits", batch_sizes=(1, 8))
+EVALUATE = EvaluateConfig(weights="final", batch_size=1, calibration_bins=1, num_mistakes=1)
+WRONG: list[tuple[Any, dict[str, tuple]]] = [
+    (
+        TRAIN,
+        {
+            "seed": (-1, 2**32),
+            "epochs": (0,),
+            "batch_size": (0,),
+            "accumulation_steps": (0,),
+            "label_smoothing": (1.0, -0.1),
+            "clip_norm": (0.0,),
+            "average_decay": (0.0, 1.0),
+            "patience": (0,),
+            "keep_epochs": ((0, -1),),
+        },
+    ),
+    (
+        TRAIN.loss_scaling,
+        {
+            "minimum": (0.0,),
+            "initial": (0.5,),
+            "growth_factor": (1.0,),
+            "backoff_factor": (0.0, 1.0),
+            "growth_interval": (0,),
+        },
+    ),
+    (TRAIN.constant, {"warmup_fraction": (1.0,)}),
+    (TRAIN.cosine, {"end_fraction": (-0.1,)}),
+    (TRAIN.warmup_cosine, {"warmup_fraction": (1.0,), "end_fraction": (1.1,)}),
+    (TRAIN.linear, {"end_fraction": (1.1,)}),
+    (TRAIN.exponential, {"end_fraction": (0.0,)}),
+    (TRAIN.piecewise, {"boundaries": ((0.5, 1.0), (0.5, 0.5)), "factor": (0.0,)}),
+    (TRAIN.one_cycle, {"warmup_fraction": (0.0,), "div_factor": (0.5,), "final_div_factor": (0.5,)}),
+    (TRAIN.augmentation, {"shift": (-1.0,), "rotation": (181.0,), "scale": (1.0,), "shear": (90.0,), "cutout": (-1,)}),
+    (TRAIN.mlp, {"hidden": ((), (5, -1)), "dropout": (-0.1, 1.0)}),
+    (
+        dataclasses.replace(CNN, channels=(4, 6)),
+        {
+            "channels": ((), (4, 0)),
+            "hidden": ((0,),),
+            "convolutions": (0,),
+            "kernel_size": (0, 4),
+            "groups": (0,),
+            "dropout": (1.0,),
+        },
+    ),
+    (preprocess_config(), {"validation_fraction": (0.0, 1.0), "subset_fraction": (0.0,), "label_noise": (1.0,)}),
+    (EVALUATE, {"batch_size": (0,), "calibration_bins": (0,), "num_mistakes": (0,)}),
+    (EXPORT, {"batch_sizes": ((), (8, 1), (0, 8), (65537,)), "name": ("", "a/b", "@a", "a b", "a" * 101)}),
+    (
+        gradients_config(),
+        {
+            "top_fraction": (0.0, 1.1),
+            "num_largest": (0,),
+            "bootstrap_samples": (99,),
+            "curvature_iterations": (-1,),
+            "test_examples": ((-1,), tuple(range(41))),
+        },
+    ),
+    (
+        profile_config(smallest_batch_size=33, largest_batch_size=64),
+        {"precisions": ((),), "smallest_batch_size": (0,), "largest_batch_size": (4, 63), "steps": (1,)},
+    ),
+    *(
+        (getattr(TRAIN, kind), {key: (-0.1,) for key in vars(getattr(TRAIN, kind)) if key != "nesterov"})
+        for kind in get_args(OptimizerKind)
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "value"),
+    [(config, key, value) for config, keys in WRONG for key, values in keys.items() for value in values],
+    ids=lambda value: type(value).__name__ if dataclasses.is_dataclass(value) else str(value)[:20],
+)
+def test_values_out_of_range_are_refused_by_name(config: Any, key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{key}[^\n]*$"):
+        dataclasses.replace(config, **{key: value})
+
+
+def test_groups_divide_channels_if_groups_are_normalized() -> None:
+    cnn = dataclasses.replace(CNN, channels=(4, 6), groups=4, norm="layer")
+    with pytest.raises(ValueError, match=r"^groups must divide every one of channels \[4, 6\], got 4"):
+        dataclasses.replace(cnn, norm="group")
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "message"),
+    [
+        (-1, {"at_least": 0}, "share must be at least 0, got -1"),
+        (0, {"above": 0}, "share must be above 0, got 0"),
+        (1.5, {"at_most": 1}, "share must be at most 1, got 1.5"),
+        (1.0, {"at_least": 0, "below": 1}, "share must be at least 0 and below 1, got 1.0"),
+        (math.nan, {"above": 0}, "share must be above 0, got nan"),
+    ],
+)
+def test_message_names_every_bound(value: float, bounds: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
+        check("share", value, **bounds)
+    assert str(caught.value) == message
