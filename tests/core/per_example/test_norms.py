@@ -128,19 +128,6 @@ def flat(tree: dict, rows: int) -> np.ndarray:
     return np.concatenate([np.asarray(leaf, np.float64).reshape(rows, -1) for leaf in jax.tree.leaves(tree)], axis=1)
 
 
-def test_no_gradient_of_a_dense_layer_is_formed() -> None:
-    """Of the MLP, the scores take less than twice the work of a prediction's two passes, whatever the batch."""
-    model = Model(
-        model_config(
-            image_shape=(28, 28), mlp=MLPConfig(hidden=(64, 32), activation="relu", dropout=0.0), num_classes=10
-        )
-    )
-    score = scores_module.compile_score(model, 0.1, 64, compiler=new_compiler())
-    forward = 2 * 64 * (784 * 64 + 64 * 32 + 32 * 10)
-    backward = 2 * 64 * (64 * 32 + 32 * 10)
-    assert score.cost.flops < 1.2 * (forward + backward)
-
-
 class Scale(Layer):
     """A layer that tells nothing of its gradients."""
 

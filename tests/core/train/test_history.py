@@ -63,31 +63,16 @@ def test_records_are_means_over_the_steps_of_their_epoch(run: tuple[History, lis
 
 def records(**columns: list[float]) -> StepRecord:
     """The records of two steps."""
-    plain = {
-        "loss": [1.5, 1.0],
-        "cross_entropy": [1, 0],
-        "accuracy": [1, 1],
-        "grad_norm": [1, 1],
-        "learning_rate": [0.5, 0.5],
-    }
-    arrays = {name: jnp.array(column, jnp.float32) for name, column in (plain | columns).items()}
+    defaults = {"loss": [1.5, 1.0], "cross_entropy": [1, 0], "accuracy": [1, 1], "grad_norm": [1, 1]}
+    empty = dict.fromkeys(("part_grad_norm", "loss_scale", "skipped"))
+    values = defaults | {"learning_rate": [0.5, 0.5]} | columns
+    arrays = {name: jnp.array(column, jnp.float32) for name, column in values.items()}
     rows = RowRecord(
         indices=jnp.array([[2, 1], [0, -1]]),
         probability=jnp.array([[0.5, 0.25], [1.0, 0.125]]),
         correct=jnp.array([[True, False], [True, False]]),
     )
-    return StepRecord(
-        **(
-            {
-                "num_examples": jnp.array([2, 1]),
-                "part_grad_norm": None,
-                "loss_scale": None,
-                "skipped": None,
-                "rows": rows,
-            }
-            | arrays
-        )
-    )
+    return StepRecord(num_examples=jnp.array([2, 1]), rows=rows, **(empty | arrays))
 
 
 def added(history: History, params: HostParams | None = None, **columns: list[float]) -> None:
@@ -107,7 +92,7 @@ def test_weights_that_are_not_finite_are_an_error(value: float) -> None:
         added(History((), {}), {"bias": np.array([0.0, value])})
 
 
-@pytest.mark.parametrize(("column", "what"), [("loss", "loss"), ("grad_norm", "gradient")])
+@pytest.mark.parametrize(("column", "subject"), [("loss", "loss"), ("grad_norm", "gradient")])
 def test_divergence_names_quantity_and_step(column: str, subject: str) -> None:
     history = History((), {})
     with pytest.raises(

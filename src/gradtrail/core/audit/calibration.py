@@ -1,4 +1,4 @@
-"""How many labels of a split are wrong, and the probability that each one is; NumPy on the host.
+"""Number of wrong labels of a split, and the probability of each label to be wrong; NumPy on the host.
 
 **How many**: the confident joint of Northcutt, Jiang and Chuang (arXiv 1911.00068, equation 1) counts a label as wrong
 if another class is at least as probable as that class is on the average example that is labelled with it.
@@ -19,7 +19,7 @@ from gradtrail.core.common.intervals import Interval, share_interval
 
 # Bins of the share of planted labels with a lower score: fine where correct labels begin, 2 % each above
 _EDGES = np.concatenate([[0.0], np.geomspace(1e-4, 0.02, 12), np.linspace(0.04, 1.0, 49)])
-_HALVINGS = 100  # of the interval that the scale of the probabilities is searched in
+_HALVINGS = 100  # bisections for the scale of the probabilities
 _LARGEST_SCALE = 1e12
 
 
@@ -49,7 +49,7 @@ def confident_rate(
 def positions(
     scores: Float[np.ndarray, " examples"], wrong: Float[np.ndarray, " wrong"]
 ) -> Float[np.ndarray, " examples"]:
-    """Return the share of the wrong labels with a lower score, 0 to 1; of equal scores, half count."""
+    """Return the share of the wrong labels with a lower score, 0 to 1; equal scores count half."""
     ordered = np.sort(wrong)
     below, up_to = (np.searchsorted(ordered, scores, side=side) for side in ("left", "right"))
     return (below + up_to) / (2 * len(ordered))
@@ -58,7 +58,7 @@ def positions(
 def density_ratio(positions: Float[np.ndarray, " examples"]) -> Float[np.ndarray, " bins"]:
     """Return h / f in bins of positions, not decreasing; see `probability_wrong`.
 
-    Half an example is added to the last bin, so that the ratio is finite.
+    Half an example is added to the last bin to keep the ratio finite.
     """
     counts = np.bincount(_bins(positions), minlength=len(_EDGES) - 1).astype(np.float64)
     counts[-1] += 0.5

@@ -88,7 +88,7 @@ class AuditConfig:
     def train_config(self) -> TrainConfig:
         """Return the training of one network: a small CNN, with AdamW and the one-cycle schedule.
 
-        Kinds that are not chosen stand as they must, and are not read.
+        The blocks of kinds that are not chosen are required but have no effect.
         """
         rate = self.learning_rate
         moments = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}

@@ -182,7 +182,7 @@ def _train(
     steps_per_call: int,
     advance: Callable[..., object],
 ) -> Params:
-    """Train a network on the examples at `kept`; return its parameters."""
+    """Train a network on the examples at `rows`; return its parameters."""
     examples = loop.on_device(train.images[rows], train.labels[rows], engine.mesh)
     done = 0
     for chunk in loop.train(engine, engine.init(keys_of(seeds)), examples, steps_per_call=steps_per_call):

@@ -48,7 +48,7 @@ def find(
     split only the share of wrong labels is estimated.
 
     Args:
-        judged: out-of-fold logits of `train`, which comes first, and of any other splits.
+        judged: out-of-fold logits by split; `train` is the first.
         labels: given class of each example of each split.
         chosen: name of the score that `probability_wrong` follows from.
         seed: seed of the wrong labels that are drawn for comparison.
@@ -93,7 +93,7 @@ def _wrong_scores(
     chosen: str,
     seeds: Sequence[Seed],
 ) -> Float[np.ndarray, " planted"]:
-    """Return the scores of two wrong labels for each example whose given label is the prediction: one of each kind."""
+    """Return the scores of two wrong labels for each example whose given label is the prediction, one of each kind."""
     agreed = np.flatnonzero(np.argmax(mean, axis=1) == labels)
     logits, correct = out_of_fold.logits[:, agreed], labels[agreed]
     drawn = (

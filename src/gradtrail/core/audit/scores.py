@@ -1,4 +1,4 @@
-"""How suspicious each label is, from the logits of networks that did not train on the example; NumPy on the host.
+"""Suspicion scores of labels, from logits of networks that were not trained on the example; NumPy on the host.
 
 Every score is larger for a more suspicious label.
 """
@@ -12,10 +12,10 @@ from gradtrail.core.evaluate.calibration import log_softmax
 Logits = Float[np.ndarray, "networks examples classes"]
 Labels = Int[np.ndarray, " examples"]
 
-# By the choice on planted noise. `grad_norm` is compared too, but a label that nobody was given has none
+# Scores to choose from on planted noise; `grad_norm` is compared too, but exists for the given labels only
 CANDIDATES = ("margin", "self_confidence", "el2n", "odds", "log_margin", "disagreement")
-_SMALLEST = 1e-9  # probability: logits do not tell less
-_FITTED = 10_000  # examples that a temperature is fitted on, at most
+_SMALLEST = 1e-9  # probability below which logits are meaningless
+_FITTED = 10_000  # most examples to fit a temperature on
 
 
 def probabilities(logits: Logits, temperature: float) -> Float[np.ndarray, "networks examples classes"]:

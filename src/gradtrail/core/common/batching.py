@@ -34,7 +34,7 @@ def num_windows(num_examples: int, window: int = WINDOW) -> int:
 def shuffled_batches(
     num_examples: int, batch_size: int, *, key: Key[Array, ""], window: int = WINDOW, block: int = BLOCK
 ) -> Int[Array, "steps batch"]:
-    """Draw the order of the examples in one epoch: a function of its arguments alone, wherever the examples lie.
+    """Draw the order of the examples in one epoch, as a function of the arguments alone.
 
     Blocks of consecutive examples are shuffled, the blocks' examples are cut into windows, and each window is shuffled.
     A split of at most one window is in uniformly random order.
@@ -169,11 +169,11 @@ def map_batches(
 
     Args:
         function: arrays of `batch_size` rows → dict of arrays with as many rows.
-        batch_size: the last batch is filled up with copies of its first row, whose results are dropped.
+        batch_size: number of rows of a call; the last batch is padded with copies of its first row.
         arrays: arrays of equal length.
 
     Yields:
-        The results of each batch, without those of the filling.
+        The results of each batch without those of the padding.
     """
 
     def dispatch() -> Iterator[tuple[dict[str, Shaped[Array, "batch ..."]], int]]:

@@ -1,4 +1,4 @@
-"""Random changes to images that preserve their class; drawn inside the compiled step, anew in every step."""
+"""Random changes to images that preserve their class; drawn again in every compiled step."""
 
 import functools
 import math

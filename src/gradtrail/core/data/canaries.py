@@ -9,12 +9,12 @@ from jaxtyping import Bool, Int, UInt8
 from gradtrail.core.common.split import Split
 
 CanaryKind = Literal["dots", "mislabelled"]
-_DARK, _DOTS = 2 / 5, 1 / 20  # shares of the pixels
+_DARK, _DOTS = 2 / 5, 1 / 20  # shares of all pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """Examples whose presence in a training set is to be guessed.
+    """Examples that an audit guesses to be in a training set or not.
 
     Attributes:
         images: uint8 pixels, 0 to 255.

@@ -17,7 +17,7 @@ Labels = Int[np.ndarray, " examples"]
 
 @dataclass(frozen=True, kw_only=True)
 class PerClass:
-    """Precision, recall and F1 of each class, float64; 0 where the denominator is 0."""
+    """Precision, recall and F1 of each class, float64; 0 if the denominator is 0."""
 
     precision: Float[np.ndarray, " classes"]
     recall: Float[np.ndarray, " classes"]

@@ -67,8 +67,8 @@ class GradientPasses:
             example's gradient with theirs.
         signals: params, images, labels → signals, of as many examples as `products` takes.
         sums: whole = params, batch = (images, labels, mask); sum = the summed gradient.
-        hessian: whole = (params, direction), batch likewise; sum = the Hessian of the summed loss times the direction.
-            None without curvature.
+        hessian: whole = (params, direction), batch as for `sums`; sum = the Hessian of the summed loss times the
+            direction. None without curvature.
     """
 
     mesh: Mesh

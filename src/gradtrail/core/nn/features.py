@@ -21,7 +21,7 @@ _WIDTH = 1 / 7  # standard deviation of the columns of a straightened image, in 
 _STRETCH = 1.5  # largest factor by which an image is made wider or narrower
 _SHARPNESS = 4  # power of the cosine between a gradient and a direction
 _REACH = 0.7  # standard deviation of a cell's window, in distances between cells
-_NEIGHBORHOOD = 1.5  # standard deviation of the neighborhood whose energy a cell is divided by, likewise
+_NEIGHBORHOOD = 1.5  # standard deviation of the neighborhood whose energy a cell is divided by, in the same unit
 _FLOOR = 0.1  # added to that energy, as share of the mean over the image: nearly empty cells stay small
 _FAINT = 1e-6  # added to ‖h‖², before products are divided by it
 _TINY = 1e-9  # added to squares before a root or a quotient, so that an image of one gray level has no NaN
@@ -54,8 +54,8 @@ def oriented_gradients(images: Float[Array, "batch height width"]) -> Float[Arra
 def straightened(images: Float[Array, "batch height width"]) -> Float[Array, "batch height width"]:
     """Return the images sheared to stand upright, stretched to one width, and moved to the middle of their columns.
 
-    The slant of handwriting and its width tell more of the hand than of the character (LeCun et al., Proceedings of the
-    IEEE 86(11), 1998, section III-A, use deslanted digits). With the brightness of a pixel as its mass, x its column, y
+    The slant and the width of handwriting depend more on the writer than on the character (LeCun et al., Proceedings of
+    the IEEE 86(11), 1998, section III-A, use deslanted digits). With the brightness of a pixel as its mass, x its column, y
     its row, and x̄, ȳ the means over an image:
 
     1. The slant is cov(x, y) / var(y), the slope of the regression of columns on rows.
@@ -96,7 +96,7 @@ def gradient_features(images: Float[Array, "batch height width"]) -> Float[Array
     """Return histograms of the contrast's directions in each part of an image, and products of pairs of directions.
 
     After histograms of oriented gradients (Dalal and Triggs, CVPR 2005, doi 10.1109/CVPR.2005.177) with smooth bins
-    and windows, and their products within a cell in the place of those between cells (Watanabe et al., PSIVT 2009,
+    and windows, and products within a cell instead of between cells (Watanabe et al., PSIVT 2009,
     doi 10.1007/978-3-540-92957-4_4):
 
     1. The gradient g of each pixel by central differences; beyond its edges the image is 0.

@@ -315,8 +315,8 @@ def _norm_of_sum(
 ) -> Float[Array, " examples"]:
     """Return an upper bound of the norm of the sum of an example's gradients, from pairs of its rows.
 
-    With rows a (and a 1) and cotangents δ, the squared norm is the sum of (a·a' + 1)(δ·δ') over all pairs; what
-    rounding takes from it is relative to the sum of absolute terms, which the square of `totals` bounds.
+    With rows a (and a 1) and cotangents δ, the squared norm is the sum of (a·a' + 1)(δ·δ') over all pairs. The
+    rounding error is relative to the sum of absolute terms, which the square of `totals` bounds.
     """
     inputs, deltas = (part.reshape(len(totals), -1, part.shape[1]) for part in (inputs, deltas))
     products = (jnp.einsum("bpi,bqi->bpq", inputs, inputs) + 1.0) * jnp.einsum("bpo,bqo->bpq", deltas, deltas)
@@ -334,5 +334,5 @@ def _affine_grads(standardized: Array, cotangent: Array) -> Array:
 
 
 def folded(key: Key[Array, " batch"] | None, index: int) -> Key[Array, " batch"] | None:
-    """Return keys of their own for one of several uses of `key`."""
+    """Return the keys for one of several uses of `key`."""
     return None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, index)

@@ -279,7 +279,7 @@ class Model:
             params: a pytree like that of `init`.
             images: uint8 pixels, or float32 in 0..1.
             key: one key per example for dropout; None for no dropout, as in evaluation.
-            tap: (name of a layer, layer, inputs) → outputs; called in place of every layer that has parameters.
+            tap: (name of a layer, layer, inputs) → outputs; called instead of every layer with parameters.
                 Switches rematerialization off.
         """
         pixels = normalize(images) if images.dtype == jnp.uint8 else images

@@ -12,10 +12,10 @@ class PrivacyAuditConfig:
 
     Attributes:
         seed: seed of canaries, coins and trainings.
-        trainings: each with coins of its own.
-        canaries: kind of them; see `make_canaries`.
-        num_canaries: about half of which are in each training set.
-        guess_share: share of the canaries whose coins are guessed, the surest ones; fixed before any of it is known.
+        trainings: number of trainings, with different coins.
+        canaries: kind of canaries; see `make_canaries`.
+        num_canaries: number of canaries; about half of them are in each training set.
+        guess_share: share of the canaries whose coins are guessed, the most extreme scores; fixed in advance.
         confidence: confidence level of the lower bound of epsilon.
     """
 

@@ -10,10 +10,10 @@ _MOST = 60.0  # of an exponent
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """What each step tells of each canary, layer by layer, in units of the clip norm C.
+    """Inner products of each step with each canary, layer by layer, in units of the clip norm C.
 
     A canary's direction d in a layer is its clipped gradient, made of the layer's inputs less their mean over the
-    canaries of its tile, and without the bias: what images have in common would say nothing of a canary, and is loud.
+    canaries of its tile, and without the bias: what all images share is large and irrelevant.
 
     Attributes:
         products: inner products ⟨d, Σ + σ C z⟩ / C² of the direction with the sum for the optimizer, float32.
@@ -31,7 +31,7 @@ def batch_scores(
 
     Σ over steps of ln(1 - q + q exp(Σ over layers of (x a - a²/2) / s²)): a product x is a more, its signal, where the
     canary is in the batch, and is taken as normal with the standard deviation s that the layer's products have in this
-    step. What canaries of a label have in common says nothing of a coin, and is subtracted.
+    step. What canaries of a label share carries no information about a coin, and is subtracted.
     """
     ratios = _log_ratios(observed, labels)
     return np.sum(np.log1p(rate * np.expm1(ratios)), axis=0)

@@ -63,7 +63,7 @@ class AuditProgram:
     """The compiled functions of an audited training.
 
     Attributes:
-        program: functions of the training.
+        training: functions of the training.
         init: keys → state.
         order: (the state's keys, epoch) → the batches of the epoch.
         epoch: (state, examples, batches, images and labels of the canaries) → state, records with products and norms.
@@ -72,7 +72,7 @@ class AuditProgram:
         deviation: standard deviation of the noise in the optimizer's gradient.
     """
 
-    program: loop.Program
+    training: loop.Program
     rate: float
     deviation: float
     init: CompiledFunction
@@ -88,7 +88,7 @@ class AuditProgram:
     @property
     def num_steps(self) -> int:
         """Number of optimizer steps of a training."""
-        return self.program.epochs * self.program.steps_per_epoch
+        return self.training.epochs * self.training.steps_per_epoch
 
 
 def compile_audit(
@@ -145,7 +145,7 @@ def compile_audit(
         return compiler.compile(name, function, *with_sharding(arguments, everywhere), out_shardings=everywhere)
 
     return AuditProgram(
-        program=program,
+        training=program,
         rate=config.batch_size / slots,
         deviation=noise_multiplier * config.privacy.example_clip_norm / config.batch_size,
         init=compiled("init", program.init, keys),
@@ -178,16 +178,16 @@ def run_audited_training(
         ConfigError: a batch exceeds the capacity; one line.
         FloatingPointError: the training diverged; one line.
     """
-    examples = loop.on_device(*with_canaries(train, canaries), program.program.mesh)
+    examples = loop.on_device(*with_canaries(train, canaries), program.training.mesh)
     present = np.concatenate([np.ones(len(train), bool), coins])
-    everywhere = replicated(program.program.mesh)
+    everywhere = replicated(program.training.mesh)
     placed_canaries = jax.device_put((canaries.images, canaries.labels), everywhere)
     state = program.init(keys)
     batches: list[np.ndarray] = []
     observed: list[tuple[np.ndarray, np.ndarray]] = []
     accuracy = 0.0
     noise = np.zeros((0, 0), np.float32)
-    for epoch in range(program.program.epochs):
+    for epoch in range(program.training.epochs):
         drawn = program.order(state.keys, np.int32(epoch))
         refuse_overflow(drawn, epoch)
         batches.append(drop_absent(np.asarray(drawn), present))
@@ -204,7 +204,7 @@ def run_audited_training(
                 f"a weight became infinite or NaN in epoch {epoch + 1} of an audited training; lower the learning rate "
                 f"of train.optimizer"
             )
-        advance(program.program.steps_per_epoch)
+        advance(program.training.steps_per_epoch)
     products, signals = (np.concatenate([one[number] for one in observed]) for number in range(2))
     return AuditTrace(
         products=Products(products=products, signals=signals),

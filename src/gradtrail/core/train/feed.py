@@ -165,7 +165,7 @@ class _Reader:
         return Examples(images=array(0, self._padding_image.shape), labels=array(1, ()))
 
     def _load(self, needed: list[int]) -> None:
-        """Read the needed blocks that are not cached, in place of blocks that are no longer needed."""
+        """Read the needed blocks that are not cached, into the slots of blocks that are no longer needed."""
         for block in self._slot_of.keys() - set(needed):
             del self._slot_of[block]
         free = iter(sorted(set(range(len(self._labels) // BLOCK)) - set(self._slot_of.values())))

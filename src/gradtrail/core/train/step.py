@@ -74,7 +74,7 @@ class StepRecord:
         grad_norm: global L2 norm of the mean gradient, before clipping; in a private training with its noise.
         learning_rate: learning rate of this step.
         part_grad_norm: root mean square of the norms of the mean gradients of the batch's parts; with `grad_norm` it
-            gives the gradient noise scale. Each device has parts of its own. None without `accumulation_steps`, and in
+            gives the gradient noise scale. Each device has its parts. None without `accumulation_steps`, and in
             a private training.
         loss_scale: factor of this step's loss; None if the loss is not scaled.
         skipped: True if the step changed nothing because its gradients were not finite; None if the loss is not scaled.

@@ -100,12 +100,12 @@ class CompiledFunction:
 
     @property
     def flops_per_second(self) -> float:
-        """Static FLOPs over the time of a steady call; NaN where none was timed."""
+        """Static FLOPs over the time of a steady call; NaN if none was timed."""
         return self._by_time(self.cost.flops)
 
     @property
     def bytes_per_second(self) -> float:
-        """Touched bytes over the time of a steady call; NaN where none was timed."""
+        """Touched bytes over the time of a steady call; NaN if none was timed."""
         return self._by_time(self.cost.touched_bytes)
 
     def _by_time(self, work: int) -> float:
@@ -125,7 +125,7 @@ class CompiledFunction:
 
 
 class Compiler:
-    """Compiles functions ahead of time and keeps an account of every compilation.
+    """Compiles functions ahead of time and records every compilation.
 
     Args:
         clock: returns seconds, such as `time.perf_counter`.
@@ -170,12 +170,12 @@ class Compiler:
         ]
 
     def planned(self) -> contextlib.AbstractContextManager[None]:
-        """Mark what this thread compiles in the block by calls as planned, see `CompileLog.planned`."""
+        """Count what this thread compiles in the block as planned, see `CompileLog.planned`."""
         return self._log.planned()
 
     @property
     def compilations(self) -> Counter[str]:
-        """How often each name was compiled."""
+        """Number of compilations by name."""
         return Counter(function.name for function in self.compiled)
 
     def compile(

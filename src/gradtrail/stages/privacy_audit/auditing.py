@@ -110,7 +110,7 @@ def audit(
         keys = keys_of(MemberSeeds(**dict(seeds)))
         found: AuditTrace = run_audited_training(watched, train, canaries, coins[-1], keys=keys, advance=advance)
         scores.append(batch_scores(found.products, canaries.labels, found.rate))
-        fixed.append(fixed_order_scores(found.products, canaries.labels, watched.program.steps_per_epoch))
+        fixed.append(fixed_order_scores(found.products, canaries.labels, watched.training.steps_per_epoch))
         checks.append(check_training(found))
         accuracies.append(found.accuracy)
     every_coin, every_score = np.concatenate(coins), np.concatenate(scores)
