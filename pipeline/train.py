@@ -37,7 +37,7 @@ def member_checkpoints(
 ) -> Iterator[ResumeFolder]:
     """Yield the checkpoints of a member; those of one of several stay, for trainings with other members."""
     stage, state = run.stage, run.stage.member_state(dataclasses.asdict(seeds))
-    with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
+    with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # its lock is held already
         checkpoints = training.checkpoints(state, user=stage.state, inputs_changed=inputs_changed)
         is_kept = training.config.members > 1 or checkpoints.is_complete
         if checkpoints.is_begun:

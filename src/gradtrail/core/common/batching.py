@@ -87,7 +87,7 @@ def _in_blocks(
     """Return the entries at these places of the shuffled blocks: all indices, ascending within a block."""
     count = math.ceil(num_examples / block)
     blocks = jax.random.permutation(key, count).astype(jnp.int32)
-    missing = count * block - num_examples  # of the block that is short, wherever it comes
+    missing = count * block - num_examples  # entries that the short block lacks
     end_of_short = (jnp.argmax(blocks == count - 1).astype(jnp.int32) + 1) * block - missing
     in_whole_blocks = jnp.where(places < end_of_short, places, places + missing)
     return blocks[in_whole_blocks // block] * block + in_whole_blocks % block

@@ -58,8 +58,8 @@ def normals(key: Key[Array, ""], count: int) -> Float[Array, " count"]:
         square = angle * angle
         sine = angle + angle * square * _polynomial(_SINE, square)
         cosine = 1.0 - 0.5 * square + square * square * _polynomial(_COSINE, square)
-        turned = jnp.where(_bit(right, 8), -cosine, cosine)  # by 180°, as the sine has either sign
-        swapped = _bit(right, 9) ^ _bit(index, 0)  # by 90°, or for the other one of the pair
+        turned = jnp.where(_bit(right, 8), -cosine, cosine)  # by 180°: the sine has either sign already
+        swapped = _bit(right, 9) ^ _bit(index, 0)  # by 90°, or the second of the pair
         return (distance * jnp.where(swapped, sine, turned))[:count]
 
     return _unfused(drawn, key)
@@ -74,7 +74,7 @@ def _unfused(draw: Callable[[Key[Array, ""]], Array], key: Key[Array, ""]) -> Ar
 
     def apart(key: Key[Array, ""]) -> Array:
         word, _ = jax.random.key_data(key)
-        even = word * (word + np.uint32(1)) & np.uint32(1) == 0  # as is the product of any number and the next
+        even = word * (word + np.uint32(1)) & np.uint32(1) == 0  # always true, which XLA does not see
         drawn = jax.eval_shape(draw, key)
         return jax.lax.cond(even, draw, lambda _: jnp.zeros(drawn.shape, drawn.dtype), key)
 

@@ -31,7 +31,7 @@ def sample_size(splits: Mapping[str, Split]) -> int:
 
 def compile_exact(model: Model, label_smoothing: float, num_examples: int, *, compiler: Compiler) -> CompiledFunction:
     """Compile the float64 gradients: params, images in 0..1, labels → `logits`, and each layer's squared norms."""
-    exact = Model(dataclasses.replace(model.config, precision="float32"))  # in which no operand is rounded
+    exact = Model(dataclasses.replace(model.config, precision="float32"))  # rounds no operand
 
     def loss(params: Params, image: Array, label: Array) -> tuple[Array, Array]:
         logits = exact.apply(params, image[None])[0]

@@ -55,8 +55,8 @@ def straightened(images: Float[Array, "batch height width"]) -> Float[Array, "ba
     """Return the images sheared to stand upright, stretched to one width, and moved to the middle of their columns.
 
     The slant and the width of handwriting depend more on the writer than on the character (LeCun et al., Proceedings of
-    the IEEE 86(11), 1998, section III-A, use deslanted digits). With the brightness of a pixel as its mass, x its column, y
-    its row, and x̄, ȳ the means over an image:
+    the IEEE 86(11), 1998, section III-A, use deslanted digits). With the brightness of a pixel as its mass, x its
+    column, y its row, and x̄, ȳ the means over an image:
 
     1. The slant is cov(x, y) / var(y), the slope of the regression of columns on rows.
     2. The width is the standard deviation that remains, √(var(x) - cov(x, y)² / var(y)). The stretch is a seventh of

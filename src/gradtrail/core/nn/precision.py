@@ -39,7 +39,7 @@ def matmul_transposed(
 ) -> Matrix:
     """Return lhsᵀ rhs, with operands rounded to `precision`; it has no derivative."""
     if precision == "float32":
-        return contract(lhs, rhs, 0, 0)  # of a dense layer, where this is faster than with a copy
+        return contract(lhs, rhs, 0, 0)  # for dense layers, this is faster than with a copy
     return contract(transposed(lhs.astype(precision)), rhs.astype(precision), 1, 0)
 
 

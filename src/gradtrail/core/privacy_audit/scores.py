@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-_MOST = 60.0  # of an exponent
+_MOST = 60.0  # largest exponent
 
 
 @dataclass(frozen=True, kw_only=True)

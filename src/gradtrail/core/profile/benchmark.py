@@ -46,7 +46,7 @@ class MachineRates:
 
 def measure_rates(clock: Callable[[], float]) -> MachineRates:
     """Measure both rates as medians of three calls after a warm-up; `clock` returns seconds."""
-    matrix = jnp.full((_SIDE, _SIDE), 1 / _SIDE, jnp.float32)  # its own square
+    matrix = jnp.full((_SIDE, _SIDE), 1 / _SIDE, jnp.float32)  # equal to its square
     vector = jnp.ones(_COPIED_BYTES // 4, jnp.float32)
     return MachineRates(
         flops_per_second=2 * _SIDE**3 / _median_seconds(_square, matrix, clock),

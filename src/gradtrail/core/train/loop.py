@@ -256,7 +256,7 @@ def compile_engine(program: Program, *, compiler: Compiler) -> Engine:
 
 def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFunction:
     """Compile the loop of optimizer steps, under the name `train_step`: its static cost is that of one step."""
-    debugging: Any = jax.config  # whose switches mypy does not know
+    debugging: Any = jax.config  # mypy does not know its switches
     if debugging.jax_debug_nans:
         one_by_one = functools.partial(stepping.run_steps_one_by_one, stepping.recorded(program.step_at, program.put))
         return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree
 from optax import contrib
 
 _ITERATIONS = 5
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of σ, σ³ and σ⁵ in an iteration, as published
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # coefficients of σ, σ³ and σ⁵, as published
 
 
 def muon(

@@ -102,7 +102,7 @@ def _dense_tile(num_examples: int, batch_size: int, copies: int) -> int:
     def cost(tile: int) -> float:
         """Return the expected cost of a batch's tiles, in rows."""
         below = (((tile * full + 0.5) - batch_size) / max(deviation, 1e-9) for full in itertools.count())
-        chances = (0.5 * math.erfc(limit / math.sqrt(2.0)) for limit in below)  # of another tile
+        chances = (0.5 * math.erfc(limit / math.sqrt(2.0)) for limit in below)  # of one more tile
         return sum(itertools.takewhile(lambda chance: chance > 1e-9, chances)) * (tile * copies + _TILE_COST)
 
     most = max(1, min(_DENSE_ROWS // copies, math.ceil(_LARGEST_SHARE * batch_size)))

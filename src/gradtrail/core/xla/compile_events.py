@@ -77,7 +77,7 @@ class CompileLog:
         self._handler.emit = self._take_signature  # type: ignore[method-assign]
 
     def __enter__(self) -> "CompileLog":
-        config: Any = jax.config  # whose switches mypy does not know
+        config: Any = jax.config  # mypy does not know its switches
         self._is_debugging = config.jax_disable_jit or config.jax_debug_nans
         logger = logging.getLogger(_LOGGER)
         self._before = logger.level, logger.propagate
@@ -138,7 +138,7 @@ class CompileLog:
         signature = self._lowered.pop(name, "unknown shapes")
         if self._is_planned or self._is_debugging:
             return
-        function = re.sub(r"^\w+\((.*)\)$", r"\1", name)  # of `jit(f)`
+        function = re.sub(r"^\w+\((.*)\)$", r"\1", name)  # f of `jit(f)`
         compilation = Compilation(function=function, signature=signature, line=project_line())
         with self._lock:
             self.unplanned.append(compilation)

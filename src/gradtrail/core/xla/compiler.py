@@ -206,7 +206,7 @@ class Compiler:
             unread_bytes: size of the rows of an argument that the program does not gather; XLA's cost analysis on CPU
                 counts the whole argument as read.
         """
-        config: Any = jax.config  # whose switches mypy does not know
+        config: Any = jax.config  # mypy does not know its switches
         if config.jax_disable_jit or config.jax_debug_nans:
             return CompiledFunction(
                 name=name, call=self._wrapper(name, jax.jit(function)), cost=NO_COST, times=NO_TIMES
