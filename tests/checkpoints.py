@@ -65,7 +65,7 @@ def save(folder: ResumeFolder, *steps: int) -> None:
 def load(folder: Path) -> Progress | None:
     like = make_chunk(1)
     new_history = History((0, 1), weights(0))
-    return ResumeFolder(folder, 0.0, lambda: 0.0).load(like.state, like.records, new_history.restored)
+    return ResumeFolder(folder, 0.0, lambda: 0.0).load(like.state, like.records, new_history.restore)
 
 
 def bits(tree: object) -> list[bytes]:

@@ -13,8 +13,6 @@ from gradtrail.core.audit.ensemble import (
     OutOfFoldLogits,
     compile_networks,
     cross_validate,
-    folds_of,
-    training_size,
 )
 from gradtrail.core.common.split import Split
 from gradtrail.core.common.validation import ConfigError
@@ -64,13 +62,6 @@ def test_steps_per_call_change_no_bit_and_another_set_of_labels_does() -> None:
     assert np.array_equal(once["test"].logits, again["test"].logits)
     assert np.array_equal(once["train"].grad_norm, again["train"].grad_norm)
     assert not np.array_equal(once["train"].logits, other["train"].logits)
-
-
-def test_folds_have_equal_size_and_differ_between_rounds() -> None:
-    first, second = (folds_of(100, CONFIG, round_) for round_ in range(2))
-    assert sorted(np.bincount(first)) == [33, 33, 34]
-    assert training_size(100, 3) == 66
-    assert not np.array_equal(first, second)
 
 
 def test_too_large_batch_is_one_line_with_the_key() -> None:

@@ -83,16 +83,6 @@ def test_a_split_of_one_window_is_in_the_order_of_a_plain_permutation() -> None:
     np.testing.assert_array_equal(np.asarray(result).ravel(), jax.random.permutation(key, 16))
 
 
-def test_gather_takes_rows_and_masks_padding() -> None:
-    left, right = np.arange(12.0).reshape(4, 3), np.arange(4)
-    (rows, numbers), mask = batching.gather(
-        (jnp.asarray(left), jnp.asarray(right)), jnp.array([3, 0, batching.PADDING])
-    )
-    np.testing.assert_array_equal(mask, [True, True, False])
-    np.testing.assert_array_equal(rows[:2], left[[3, 0]])
-    np.testing.assert_array_equal(numbers[:2], [3, 0])
-
-
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_masked_values_have_no_effect_even_if_not_finite(poison: float) -> None:
     values, mask = jnp.array([1.0, poison, 3.0]), jnp.array([True, False, True])

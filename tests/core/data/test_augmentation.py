@@ -66,13 +66,6 @@ def monkeypatched(
     return np.asarray(run(image[None], KEYS[:1]))[0]
 
 
-@pytest.mark.parametrize("key", ["shift", "rotation", "scale", "shear", "cutout"])
-def test_one_kind_of_change_is_enough_to_be_enabled(key: str) -> None:
-    settings = config(**{key: 1 if key == "cutout" else 0.5})
-    assert settings.enabled
-    assert settings.moves is (key != "cutout")
-
-
 def test_all_changes_together_are_a_turn_a_change_of_size_a_shear_and_a_shift() -> None:
     """A position is turned and scaled, then sheared along its row: row two of the matrix has a share of row one."""
     matrices, offsets = maps(ALL)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from factories import random_split
 
-from gradtrail.core.data.canaries import draw_membership, make_canaries, with_canaries
+from gradtrail.core.data.canaries import draw_membership, make_canaries
 
 TRAIN = random_split(50, shape=(20, 10))
 
@@ -39,19 +39,5 @@ def test_more_mislabelled_canaries_than_examples_are_refused() -> None:
         make_canaries(TRAIN, "mislabelled", 51, 3, rng=rng())
 
 
-def test_one_seed_gives_the_same_and_another_gives_others() -> None:
-    one, same, other = (make_canaries(TRAIN, "dots", 9, 3, rng=rng(seed)).images for seed in (0, 0, 1))
-    assert np.array_equal(one, same)
-    assert not np.array_equal(one, other)
-
-
 def test_coins_are_fair() -> None:
     assert draw_membership(10_000, rng=rng()).mean() == pytest.approx(0.5, abs=4 * 0.005)
-
-
-def test_canaries_come_after_the_split() -> None:
-    canaries = make_canaries(TRAIN, "dots", 4, 3, rng=rng())
-    images, labels = with_canaries(TRAIN, canaries)
-    assert np.array_equal(images[:50], TRAIN.images)
-    assert np.array_equal(images[50:], canaries.images)
-    assert labels.tolist() == [*TRAIN.labels, *canaries.labels]

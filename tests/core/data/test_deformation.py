@@ -45,13 +45,3 @@ def test_version_is_a_function_of_its_source_and_seed(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(
         np.concatenate([part.images for part in cut]), np.concatenate([p.images for p in whole])
     )
-
-
-def test_a_seed_may_be_any_that_the_params_take() -> None:
-    assert np.any(versions(seed=2**32 - 1)[1].images != versions()[1].images)
-
-
-def test_deforming_by_nothing_is_exact() -> None:
-    nothing = AugmentationConfig(shift=0.0, rotation=0.0, scale=0.0, shear=0.0, cutout=0)
-    for part in versions(config=nothing):
-        np.testing.assert_array_equal(part.images, DIGITS.images)

@@ -54,12 +54,6 @@ def test_calibrating_changes_no_prediction() -> None:
     assert len(result.mistakes) == 0
 
 
-def test_equal_mistakes_stand_in_order() -> None:
-    same = np.tile(np.array([[1, 0]], np.float32), (6, 1))
-    result = evaluate(same, np.array([1, 0, 1, 1, 0, 1]), temperature=1.0, calibration_bins=3)
-    np.testing.assert_array_equal(result.mistakes, [0, 2, 3, 5])
-
-
 PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
 CONFIDENCES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30)
 

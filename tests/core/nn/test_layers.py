@@ -86,9 +86,3 @@ def test_dropout_drops_its_share_and_keeps_the_mean(rate: float) -> None:
     of_each = np.mean(result == 0, axis=1)
     assert np.all(np.abs(of_each - rate) < 5 * deviation / np.sqrt(300)), "each example loses its share"
     assert len(np.unique(result, axis=0)) == 200, "each loses units of its own"
-
-
-def test_dropout_without_a_key_or_a_rate_changes_nothing() -> None:
-    inputs = jnp.ones((200, 300))
-    assert dropout(inputs, 0.5, None) is inputs
-    assert dropout(inputs, 0.0, KEYS) is inputs

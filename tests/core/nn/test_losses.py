@@ -44,11 +44,6 @@ def test_large_logits_do_not_overflow() -> None:
     np.testing.assert_allclose(losses.cross_entropy(logits, jnp.array([1, 0])), [1000.0, 1000.0])
 
 
-def test_correct_compares_the_largest_logit_with_the_label() -> None:
-    logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
-    np.testing.assert_array_equal(losses.correct(logits, jnp.array([1, 2])), [True, False])
-
-
 def test_el2n_equals_its_formula() -> None:
     expected = np.linalg.norm(scipy.special.softmax(LOGITS, axis=1) - ONEHOT, axis=1)
     np.testing.assert_allclose(losses.el2n(jnp.asarray(LOGITS), jnp.asarray(LABELS)), expected, rtol=1e-5)

@@ -170,14 +170,6 @@ def test_loss_scaling_skips_some_steps() -> None:
     assert np.sum(rates[~skipped] > 0) >= 2
 
 
-def test_each_epoch_has_its_own_order() -> None:
-    engine, _ = compiled("plain")
-    keys = engine.init(seed_keys(0)).keys
-    orders = [np.asarray(engine.order(keys, jnp.int32(epoch))) for epoch in (0, 0, 1)]
-    np.testing.assert_array_equal(orders[0], orders[1])
-    assert np.any(orders[0] != orders[2])
-
-
 def test_records_stand_at_their_steps_and_the_rest_is_empty() -> None:
     chunks = run_training(*compiled("plain"), steps_per_call=2)
     assert [(chunk.epoch, chunk.step, chunk.ends_epoch) for chunk in chunks] == [

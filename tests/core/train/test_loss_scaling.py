@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.core.train.loss_scaling import LossScale, LossScalingConfig, adjusted, all_finite, initial_scale
+from gradtrail.core.train.loss_scaling import LossScale, LossScalingConfig, all_finite, initial_scale, next_scale
 
 LENGTH = 40
 HIGHEST = 2.0**127  # of the powers of 2 that float32 can hold
@@ -34,7 +34,7 @@ CONFIGS = [
 @functools.cache
 def compiled(config: LossScalingConfig) -> Callable[[jax.Array], LossScale]:
     def step(state: LossScale, finite: jax.Array) -> tuple[LossScale, LossScale]:
-        state = adjusted(config, state, finite)
+        state = next_scale(config, state, finite)
         return state, state
 
     return jax.jit(lambda finite: jax.lax.scan(step, initial_scale(config), finite)[1])

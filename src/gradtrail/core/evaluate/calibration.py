@@ -142,13 +142,13 @@ def score(probabilities: Probabilities, loss: np.ndarray, labels: Labels, num_bi
     means = np.stack([loss.astype(np.float64), brier_score(probabilities, labels)])
     bins = [bins_of_equal_width(confidence, num_bins), bins_of_equal_mass(confidence, num_bins)]
 
-    def measured(count: np.ndarray) -> list[float]:
+    def resampled_scores(count: np.ndarray) -> list[float]:
         gaps = [np.bincount(number, weights=gap * count, minlength=num_bins) for number in bins]
         return [*np.sum(means * count, axis=1) / size, *(calibration_error(number, size) for number in gaps)]
 
     draw = np.random.default_rng(0)
-    values = np.array(measured(np.ones(size)))
-    drawn = [measured(np.bincount(draw.integers(size, size=size), minlength=size)) for _ in range(_DRAWS)]
+    values = np.array(resampled_scores(np.ones(size)))
+    drawn = [resampled_scores(np.bincount(draw.integers(size, size=size), minlength=size)) for _ in range(_DRAWS)]
     names = ("loss", "brier", "expected_calibration_error", "expected_calibration_error_equal_mass")
     highest = np.array([np.inf, 2, 1, 1])
     return dict(zip(names, pivotal_intervals(values, np.array(drawn), highest), strict=True))

@@ -114,7 +114,7 @@ def make_gradient(config: TrainConfig, model: Model, *, in_tiles: bool) -> Gradi
             images, labels, mask, key = inputs_of(config, shared.examples, rows)
             logits = model.apply(params, images, key=key)
             loss = losses.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
-            metrics, record = measured(rows, loss, logits, labels, mask, shared.count)
+            metrics, record = batch_metrics(rows, loss, logits, labels, mask, shared.count)
             return metrics["loss"] if shared.scale is None else metrics["loss"] * shared.scale, (metrics, record)
 
         grads, (metrics, record) = jax.grad(loss_fn, has_aux=True)(shared.params)
@@ -143,7 +143,7 @@ def inputs_of(
     return images, labels, mask, None if rows.dropout is None else _purpose_keys(rows.dropout, 1)
 
 
-def measured(
+def batch_metrics(
     rows: Rows,
     loss: Float[Array, " batch"],
     logits: Float[Array, "batch classes"],

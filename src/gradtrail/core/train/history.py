@@ -140,7 +140,7 @@ class History:
         self.dynamics.add(rows)
 
     def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return the history as named arrays, for `restored`."""
+        """Return the history as named arrays, for `restore`."""
         arrays = {"epochs": np.array([dataclasses.astuple(record) for record in self.epochs], np.float64)}
         for field in dataclasses.fields(StepRecord):
             columns = [getattr(part, field.name) for part in self.steps]
@@ -157,7 +157,7 @@ class History:
             arrays |= add_prefix(name, {"epoch": np.array(weights.epoch), **params})
         return arrays
 
-    def restored(self, arrays: Mapping[str, np.ndarray]) -> "History":
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> "History":
         """Fill a new history of the same training from the result of `as_arrays`, and return it.
 
         Raises:

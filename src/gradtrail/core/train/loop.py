@@ -218,7 +218,7 @@ def make_program(
         evaluation_params=functools.partial(params_to_evaluate, config),
         averages=config.optimizer == "schedule_free",
         order=order,
-        run_steps=functools.partial(stepping.run_steps, stepping.recorded(step_at, put_record)),
+        run_steps=functools.partial(stepping.run_steps, stepping.with_record(step_at, put_record)),
         step=step,
         step_at=step_at,
         put=put_record,
@@ -258,7 +258,9 @@ def compile_run_steps(program: Program, *, compiler: Compiler) -> CompiledFuncti
     """Compile the loop of optimizer steps, under the name `train_step`: its static cost is that of one step."""
     debugging: Any = jax.config  # mypy does not know its switches
     if debugging.jax_debug_nans:
-        one_by_one = functools.partial(stepping.run_steps_one_by_one, stepping.recorded(program.step_at, program.put))
+        one_by_one = functools.partial(
+            stepping.run_steps_one_by_one, stepping.with_record(program.step_at, program.put)
+        )
         return CompiledFunction(name="train_step", call=one_by_one, cost=NO_COST, times=NO_TIMES)
     everywhere = replicated(program.mesh)
     _, index, state = _abstract_arguments(program)

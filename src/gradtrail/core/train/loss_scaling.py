@@ -68,7 +68,7 @@ def all_finite(tree: PyTree[Float[Array, "..."]]) -> Bool[Array, ""]:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
-def adjusted(config: LossScalingConfig, state: LossScale, finite: Bool[Array, ""]) -> LossScale:
+def next_scale(config: LossScalingConfig, state: LossScale, finite: Bool[Array, ""]) -> LossScale:
     """Return the scale after a step.
 
     It grows on exactly the `growth_interval`-th finite step in a row, unless it would overflow.

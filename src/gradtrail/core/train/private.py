@@ -23,8 +23,8 @@ from gradtrail.core.train.batch_gradient import (
     RowRecord,
     Rows,
     Shared,
+    batch_metrics,
     inputs_of,
-    measured,
 )
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.core.train.privacy import OVERFLOW_SHARE, batch_capacity
@@ -164,7 +164,7 @@ def make_private_gradient(config: TrainConfig, model: Model, mechanism: Mechanis
         clipped = clipped_grad_sum(model, shared.params, images, labels, mask[::copies], clipping, key=key)
         logits, example_labels = clipped.logits[::copies], labels[::copies]  # those of the first copy
         loss = losses.cross_entropy(logits, example_labels, label_smoothing=config.label_smoothing)
-        metrics, record = measured(rows, loss, logits, example_labels, mask[::copies], shared.count)
+        metrics, record = batch_metrics(rows, loss, logits, example_labels, mask[::copies], shared.count)
         return BatchGradient(**metrics, grads=clipped.grads, squared_norms=None), record
 
     def gradient(shared: Shared, rows: Rows) -> tuple[BatchGradient, RowRecord]:

@@ -18,7 +18,7 @@ from gradtrail.core.common.sharding import data_parallel
 from gradtrail.core.nn.models import Model, Params
 from gradtrail.core.train.batch_gradient import BatchGradient, Examples, RowRecord, Rows, Shared, make_gradient
 from gradtrail.core.train.config import TrainConfig
-from gradtrail.core.train.loss_scaling import LossScale, adjusted, all_finite, initial_scale
+from gradtrail.core.train.loss_scaling import LossScale, all_finite, initial_scale, next_scale
 from gradtrail.core.train.optimizers import evaluation_params, learning_rate, make_optimizer, squared_norm
 from gradtrail.core.train.private import Mechanism, make_private_gradient, noised_mean
 
@@ -198,7 +198,7 @@ def make_step(
         if state.loss_scale is not None:
             finite = all_finite(grads)
             moved = jax.tree.map(functools.partial(jnp.where, finite), moved, state)
-            loss_scale = adjusted(config.loss_scaling, state.loss_scale, finite)
+            loss_scale = next_scale(config.loss_scaling, state.loss_scale, finite)
             moved = dataclasses.replace(moved, loss_scale=loss_scale)
             record = dataclasses.replace(record, loss_scale=scale, skipped=~finite)
         return dataclasses.replace(moved, step=state.step + 1), record

@@ -51,7 +51,7 @@ def put_sampled(sampled: Int[np.ndarray, " sampled"]) -> Put:
     return put
 
 
-def recorded(step_at: StepAt, put: Put) -> RecordedStepAt:
+def with_record(step_at: StepAt, put: Put) -> RecordedStepAt:
     """Return a function that makes the step `index` of an epoch and puts its record into those of the epoch."""
 
     def recorded_step_at(

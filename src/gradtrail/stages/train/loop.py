@@ -172,7 +172,7 @@ def run(
         precision=config.precision,
         num_sampled=engine.num_sampled,
     )
-    before = checkpoints.load(state, engine.records(), lambda arrays: new_history().restored(arrays))
+    before = checkpoints.load(state, engine.records(), lambda arrays: new_history().restore(arrays))
     history = before.history if before else new_history()
     records, seconds_before = (before.records, before.seconds) if before else (None, 0.0)
     state = with_secret(before.state) if before else state
