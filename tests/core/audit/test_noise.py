@@ -1,4 +1,4 @@
-"""Planted labels: always another class, as many as asked, drawn as they should be."""
+"""Planted labels, and the streams of random numbers of an audit."""
 
 import numpy as np
 

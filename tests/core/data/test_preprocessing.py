@@ -1,4 +1,4 @@
-"""From raw data to splits: nobody lost, nobody twice, noise in the training labels alone."""
+"""Splits, subsets and label noise: complete, stratified, and a function of the seed."""
 
 import numpy as np
 from factories import preprocess_config

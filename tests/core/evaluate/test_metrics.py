@@ -1,4 +1,4 @@
-"""An evaluation sums up predictions as scikit-learn does, and lists the mistakes, the worst first."""
+"""Metrics of an evaluation against scikit-learn and plain loops."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Class structure against the gradients themselves, pair by pair."""
+"""Class structure, curvature and weights of checkpoints against their definitions."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The summary on data made by hand; limits of the section `gradients`."""
+"""Ranks and the summary of scores, against SciPy and by hand."""
 
 import numpy as np
 import pytest

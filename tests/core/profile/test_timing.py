@@ -1,4 +1,4 @@
-"""Times come from the clock alone: how many calls are made, what a round is divided by, when compiling has paid."""
+"""Timings come from the clock alone, and rates are work over time."""
 
 import contextlib
 import dataclasses

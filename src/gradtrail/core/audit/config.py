@@ -31,37 +31,21 @@ from gradtrail.core.train.schedules import (
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
-    """An audit of the labels: `folds` times `rounds` networks for each of three sets of labels.
+    """An audit of the labels: `folds` times `rounds` networks for each of three sets of labels."""
 
-    Attributes:
-        seed: seed of the folds, the trainings and the planted noise.
-        quick: True if one round is made instead of `rounds`, for a first look.
-        folds: number of parts of the training split; a network is trained on all but one and evaluated on that one.
-        rounds: number of times the split is cut into folds, which is the number of logits per training example.
-        epochs: passes of each training.
-        batch_size: examples per optimizer step.
-        learning_rate: peak of the one-cycle schedule, with AdamW.
-        weight_decay: per step, times the learning rate.
-        channels: channels of each stack of convolutions.
-        hidden: width of each hidden dense layer.
-        precision: precision of matrix products and convolutions in training.
-        noise_rate: share of the training labels that are planted wrong, to choose and to test the score.
-        num_suspects: images in the gallery of each split.
-    """
-
-    seed: int
-    quick: bool
-    folds: int
-    rounds: int
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    channels: tuple[int, ...]
-    hidden: tuple[int, ...]
-    precision: Precision
-    noise_rate: float
-    num_suspects: int
+    seed: int  # seed of the folds, the trainings and the planted noise
+    quick: bool  # True if one round is made instead of `rounds`, for a first look
+    folds: int  # number of parts of the training split; a network is trained on all but one and evaluated on that one
+    rounds: int  # number of times the split is cut into folds, which is the number of logits per training example
+    epochs: int  # passes of each training
+    batch_size: int  # examples per optimizer step
+    learning_rate: float  # peak of the one-cycle schedule, with AdamW
+    weight_decay: float  # decay per step, times the learning rate
+    channels: tuple[int, ...]  # channels of each stack of convolutions
+    hidden: tuple[int, ...]  # width of each hidden dense layer
+    precision: Precision  # precision of matrix products and convolutions in training
+    noise_rate: float  # share of the training labels that are planted wrong, to choose and to test the score
+    num_suspects: int  # images in the gallery of each split
 
     def __post_init__(self) -> None:
         check_fields(

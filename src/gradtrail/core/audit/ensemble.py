@@ -32,19 +32,12 @@ BATCH_SIZE = 250  # examples per call of a trained network: a CPU's caches hold 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossValidation:
-    """The compiled functions of an audit.
+    """The compiled functions of an audit."""
 
-    Attributes:
-        num_classes: number of classes of the data set.
-        engine: compiled training of one network, on all folds but one.
-        logits: params, images → `logits`, float32 (batch, classes).
-        grad_norms: params, images, labels → `grad_norm`, float32 (batch,): ‖∇ℓ‖₂ over all parameters.
-    """
-
-    num_classes: int
-    engine: Engine
-    logits: CompiledFunction
-    grad_norms: CompiledFunction
+    num_classes: int  # number of classes of the data set
+    engine: Engine  # compiled training of one network, on all folds but one
+    logits: CompiledFunction  # params, images → `logits`, float32 (batch, classes)
+    grad_norms: CompiledFunction  # params, images, labels → `grad_norm`, float32 (batch,): ‖∇ℓ‖₂ over all parameters
 
     @property
     def functions(self) -> list[CompiledFunction]:
@@ -54,14 +47,10 @@ class CrossValidation:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfFoldLogits:
-    """Logits of each example of a split by networks that were not trained on it.
+    """Logits of each example of a split by networks that were not trained on it."""
 
-    Attributes:
-        logits: logits by network, float32.
-        grad_norm: gradient norm with the given label, the mean over the first round's networks, float32.
-    """
-
-    logits: Float[np.ndarray, "networks examples classes"]
+    logits: Float[np.ndarray, "networks examples classes"]  # logits by network, float32
+    # gradient norm with the given label, the mean over the first round's networks, float32
     grad_norm: Float[np.ndarray, " examples"]
 
 

@@ -17,21 +17,13 @@ from gradtrail.core.common.intervals import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Findings of an audit in one split; a row for each example.
+    """Findings of an audit in one split; a row for each example."""
 
-    Attributes:
-        scores: scores by name; a larger one is more suspicious.
-        proposed: the most probable class, int32.
-        proposed_probability: mean probability of that class at the fitted temperature.
-        probability_wrong: probability that the given label is wrong.
-        rate: share of wrong labels in the split.
-    """
-
-    scores: Mapping[str, Float[np.ndarray, " examples"]]
-    proposed: Int[np.ndarray, " examples"]
-    proposed_probability: Float[np.ndarray, " examples"]
-    probability_wrong: Float[np.ndarray, " examples"]
-    rate: Interval
+    scores: Mapping[str, Float[np.ndarray, " examples"]]  # scores by name; a larger one is more suspicious
+    proposed: Int[np.ndarray, " examples"]  # the most probable class, int32
+    proposed_probability: Float[np.ndarray, " examples"]  # mean probability of that class at the fitted temperature
+    probability_wrong: Float[np.ndarray, " examples"]  # probability that the given label is wrong
+    rate: Interval  # share of wrong labels in the split
 
 
 def find(

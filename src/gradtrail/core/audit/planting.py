@@ -21,19 +21,12 @@ KINDS: tuple[NoiseKind, ...] = ("uniform", "confused")
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """A copy of the training labels with wrong ones among them, and logits of networks trained on it.
+    """A copy of the training labels with wrong ones among them, and logits of networks trained on it."""
 
-    Attributes:
-        label_set: number of this set of labels; 0 are the given ones.
-        labels: labels with planted ones, int32.
-        is_wrong: True if the label differs from the given one.
-        out_of_fold: logits by networks trained on these labels.
-    """
-
-    label_set: int
-    labels: Int[np.ndarray, " examples"]
-    is_wrong: Bool[np.ndarray, " examples"]
-    out_of_fold: OutOfFoldLogits
+    label_set: int  # number of this set of labels; 0 are the given ones
+    labels: Int[np.ndarray, " examples"]  # labels with planted ones, int32
+    is_wrong: Bool[np.ndarray, " examples"]  # True if the label differs from the given one
+    out_of_fold: OutOfFoldLogits  # logits by networks trained on these labels
 
 
 def num_audit_visits(splits: Mapping[str, Split], config: AuditConfig) -> int:

@@ -14,15 +14,10 @@ _DARK, _DOTS = 2 / 5, 1 / 20  # shares of all pixels
 
 @dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """Examples that an audit guesses to be in a training set or not.
+    """Examples that an audit guesses to be in a training set or not."""
 
-    Attributes:
-        images: uint8 pixels, 0 to 255.
-        labels: class of each canary, int32.
-    """
-
-    images: UInt8[np.ndarray, "canaries height width"]
-    labels: Int[np.ndarray, " canaries"]
+    images: UInt8[np.ndarray, "canaries height width"]  # uint8 pixels, 0 to 255
+    labels: Int[np.ndarray, " canaries"]  # class of each canary, int32
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -8,21 +8,14 @@ from gradtrail.core.common.validation import NOT_NEGATIVE, SHARE, check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationConfig:
-    """Ranges of the random changes; each is drawn uniformly between the negative and the positive value.
+    """Ranges of the random changes; each is drawn uniformly between the negative and the positive value."""
 
-    Attributes:
-        shift: translation along both axes, in pixels.
-        rotation: about the centre, in degrees.
-        scale: relative change of size; 0.1 for 90 % to 110 %.
-        shear: slant of the rows, in degrees.
-        cutout: side of a square that is set to 0, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre is
-            uniform over the image.
-    """
-
-    shift: float
-    rotation: float
-    scale: float
-    shear: float
+    shift: float  # translation along both axes, in pixels
+    rotation: float  # angle about the centre, in degrees
+    scale: float  # relative change of size; 0.1 for 90 % to 110 %
+    shear: float  # slant of the rows, in degrees
+    # side of a square that is set to 0, in pixels (DeVries and Taylor, arXiv 1708.04552); its centre is uniform over
+    # the image
     cutout: int
 
     def __post_init__(self) -> None:

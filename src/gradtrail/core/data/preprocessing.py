@@ -75,28 +75,19 @@ def symmetric_noise(
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
-    """The section `preprocess` of `params.yaml`.
+    """The section `preprocess` of `params.yaml`."""
 
-    Attributes:
-        seed: seed of the split, the subset and the noise.
-        validation_fraction: share of the training set that is held out, stratified by class.
-        subset_fraction: share of every split that is used, for quick runs; 1 for all.
-        label_noise: share of the training labels that are replaced by wrong ones; validation and test are unchanged.
-        corrections: True if labels that people corrected are applied, after the noise; `test` for the test split alone,
-            which has them alongside the given labels.
-        deformations: number of versions of each training example, itself included; see `deformation.versions_of`.
-        deformation: ranges of the deformations, drawn once for each version of an example.
-        shard_mib: largest size of a shard of the training split, in MiB; None for whole arrays in one file.
-    """
-
-    seed: int
-    validation_fraction: float
-    subset_fraction: float
+    seed: int  # seed of the split, the subset and the noise
+    validation_fraction: float  # share of the training set that is held out, stratified by class
+    subset_fraction: float  # share of every split that is used, for quick runs; 1 for all
+    # share of the training labels that are replaced by wrong ones; validation and test are unchanged
     label_noise: float
+    # True if labels that people corrected are applied, after the noise; `test` for the test split alone, which has
+    # them alongside the given labels
     corrections: Literal[False, True, "test"]
-    deformations: int
-    deformation: AugmentationConfig
-    shard_mib: int | None
+    deformations: int  # number of versions of each training example, itself included; see `deformation.versions_of`
+    deformation: AugmentationConfig  # ranges of the deformations, drawn once for each version of an example
+    shard_mib: int | None  # largest size of a shard of the training split, in MiB; None for whole arrays in one file
 
     def __post_init__(self) -> None:
         check_fields(

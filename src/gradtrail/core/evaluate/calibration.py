@@ -24,17 +24,11 @@ Labels = Int[np.ndarray, " examples"]
 
 @dataclass(frozen=True, kw_only=True)
 class Bins:
-    """Confidence (the highest probability) against accuracy, in bins.
+    """Confidence (the highest probability) against accuracy, in bins."""
 
-    Attributes:
-        count: number of examples in the bin.
-        confidence: mean highest probability; NaN in an empty bin.
-        accuracy: share of correct predictions; NaN in an empty bin.
-    """
-
-    count: Int[np.ndarray, " bins"]
-    confidence: Float[np.ndarray, " bins"]
-    accuracy: Float[np.ndarray, " bins"]
+    count: Int[np.ndarray, " bins"]  # number of examples in the bin
+    confidence: Float[np.ndarray, " bins"]  # mean highest probability; NaN in an empty bin
+    accuracy: Float[np.ndarray, " bins"]  # share of correct predictions; NaN in an empty bin
 
     @property
     def expected_calibration_error(self) -> float:

@@ -40,19 +40,12 @@ def per_class(confusion: Int[np.ndarray, "classes classes"]) -> PerClass:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """The section `evaluate` of `params.yaml`.
+    """The section `evaluate` of `params.yaml`."""
 
-    Attributes:
-        weights: weights of the last epoch, or of the one with the best validation accuracy.
-        batch_size: number of examples per call of the model.
-        calibration_bins: number of bins of the reliability diagram.
-        num_mistakes: number of images in the gallery of mistakes.
-    """
-
-    weights: WeightsKind
-    batch_size: int
-    calibration_bins: int
-    num_mistakes: int
+    weights: WeightsKind  # weights of the last epoch, or of the one with the best validation accuracy
+    batch_size: int  # number of examples per call of the model
+    calibration_bins: int  # number of bins of the reliability diagram
+    num_mistakes: int  # number of images in the gallery of mistakes
 
     def __post_init__(self) -> None:
         check_fields(
@@ -65,33 +58,21 @@ class EvaluateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Predictions and metrics of a model over a split.
+    """Predictions and metrics of a model over a split."""
 
-    Attributes:
-        labels: given class of each example.
-        predicted: most probable class of each example.
-        probabilities: calibrated probabilities, float32.
-        example_loss: cross-entropy of the calibrated probabilities in nats, float32.
-        temperature: divisor of the logits.
-        confusion: number of examples of each label (row) that were predicted as each class (column).
-        per_class: precision, recall and F1.
-        reliability: confidence against accuracy, calibrated.
-        reliability_uncalibrated: the same bins at temperature 1.
-        scores: loss, Brier score and calibration errors of the calibrated probabilities, with intervals.
-        scores_uncalibrated: the same scores at temperature 1.
-    """
-
-    labels: Int[np.ndarray, " examples"]
-    predicted: Int[np.ndarray, " examples"]
-    probabilities: Float[np.ndarray, "examples classes"]
-    example_loss: Float[np.ndarray, " examples"]
-    temperature: float
+    labels: Int[np.ndarray, " examples"]  # given class of each example
+    predicted: Int[np.ndarray, " examples"]  # most probable class of each example
+    probabilities: Float[np.ndarray, "examples classes"]  # calibrated probabilities, float32
+    example_loss: Float[np.ndarray, " examples"]  # cross-entropy of the calibrated probabilities in nats, float32
+    temperature: float  # divisor of the logits
+    # number of examples of each label (row) that were predicted as each class (column)
     confusion: Int[np.ndarray, "classes classes"]
-    per_class: PerClass
-    reliability: Bins
-    reliability_uncalibrated: Bins
+    per_class: PerClass  # precision, recall and F1
+    reliability: Bins  # confidence against accuracy, calibrated
+    reliability_uncalibrated: Bins  # the same bins at temperature 1
+    # loss, Brier score and calibration errors of the calibrated probabilities, with intervals
     scores: Mapping[str, Interval]
-    scores_uncalibrated: Mapping[str, Interval]
+    scores_uncalibrated: Mapping[str, Interval]  # the same scores at temperature 1
 
     @property
     def probability(self) -> Float[np.ndarray, " examples"]:

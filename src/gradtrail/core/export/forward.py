@@ -29,15 +29,10 @@ Images = UInt8[Array, "batch height width"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """The section `export` of `params.yaml`.
+    """The section `export` of `params.yaml`."""
 
-    Attributes:
-        name: name of the model in MLflow's registry and in the paths of a server's endpoints.
-        batch_sizes: batch sizes that a server compiles before it answers, ascending.
-    """
-
-    name: str
-    batch_sizes: tuple[int, ...]
+    name: str  # name of the model in MLflow's registry and in the paths of a server's endpoints
+    batch_sizes: tuple[int, ...]  # batch sizes that a server compiles before it answers, ascending
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):

@@ -26,21 +26,13 @@ _SEED = 0  # seed of the bootstrap and of the power iteration
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """The kept weights of a training, and the learning rates between them.
+    """The kept weights of a training, and the learning rates between them."""
 
-    Attributes:
-        params: epoch → parameters; 0 is before training.
-        scored: epoch whose scores are all reported, one of `params`.
-        learning_rates: learning rate of every step.
-        steps_per_epoch: number of steps in each epoch.
-        batch_size: number of examples of each step but the last of an epoch.
-    """
-
-    params: Mapping[int, Params | HostParams]
-    scored: int
-    learning_rates: Float[np.ndarray, " steps"]
-    steps_per_epoch: int
-    batch_size: int
+    params: Mapping[int, Params | HostParams]  # epoch → parameters; 0 is before training
+    scored: int  # epoch whose scores are all reported, one of `params`
+    learning_rates: Float[np.ndarray, " steps"]  # learning rate of every step
+    steps_per_epoch: int  # number of steps in each epoch
+    batch_size: int  # number of examples of each step but the last of an epoch
 
     @functools.cached_property
     def weights(self) -> dict[int, float]:
@@ -52,23 +44,17 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientAnalysis:
-    """Results of the analysis.
+    """Results of the analysis."""
 
-    Attributes:
-        scores: split → score → a value for each example, float32.
-        noise_scales: epoch → gradient noise scale of the training split; empty if that has no example.
-        classes: similarity of the classes' gradients on the training split, at the scored epoch.
-        influenced: positions in the test split of the examples whose influences were computed.
-        influence: influence of each training example on each of those, float32; positive if it lowered the loss.
-        curvature: largest eigenvalue of the Hessian of the mean training loss at the scored epoch; None if it is not
-            configured.
-    """
-
-    scores: dict[str, Scores]
+    scores: dict[str, Scores]  # split → score → a value for each example, float32
+    # epoch → gradient noise scale of the training split; empty if that has no example
     noise_scales: dict[int, NoiseScale]
-    classes: ClassStructure
+    classes: ClassStructure  # similarity of the classes' gradients on the training split, at the scored epoch
+    # positions in the test split of the examples whose influences were computed
     influenced: Int[np.ndarray, " influenced"]
+    # influence of each training example on each of those, float32; positive if it lowered the loss
     influence: Float[np.ndarray, "examples influenced"]
+    # largest eigenvalue of the Hessian of the mean training loss at the scored epoch; None if it is not configured
     curvature: float | None
 
 

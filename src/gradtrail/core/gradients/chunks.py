@@ -25,19 +25,12 @@ _CHUNK_FLOATS = 2**27  # 512 MiB for the summed gradients of all chunks, if two 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkGradients:
-    """Gradients of a split, summed over chunks of examples of one class each.
+    """Gradients of a split, summed over chunks of examples of one class each."""
 
-    Attributes:
-        sums: flat gradient of each chunk, float32, on the host.
-        classes: class of each chunk.
-        sizes: number of examples in each chunk.
-        chunk_of: chunk of each example of the split.
-    """
-
-    sums: Float[np.ndarray, "chunks parameters"]
-    classes: Int[np.ndarray, " chunks"]
-    sizes: Int[np.ndarray, " chunks"]
-    chunk_of: Int[np.ndarray, " examples"]
+    sums: Float[np.ndarray, "chunks parameters"]  # flat gradient of each chunk, float32, on the host
+    classes: Int[np.ndarray, " chunks"]  # class of each chunk
+    sizes: Int[np.ndarray, " chunks"]  # number of examples in each chunk
+    chunk_of: Int[np.ndarray, " examples"]  # chunk of each example of the split
 
     def products(self) -> Float[np.ndarray, "chunks chunks"]:
         """Return the inner products of the chunks' sums, float64, in an order independent of threads, unlike a BLAS."""

@@ -8,27 +8,16 @@ from gradtrail.core.nn.models import WeightsKind
 
 @dataclass(frozen=True, kw_only=True)
 class GradientsConfig:
-    """The section `gradients`.
+    """The section `gradients`."""
 
-    Attributes:
-        weights: weights of the last epoch, or of the one with the best validation accuracy.
-        top_fraction: share of a split that counts as the largest gradients.
-        num_largest: number of images in the gallery of the largest gradients.
-        num_suspects: number of images in each gallery of suspected label errors.
-        num_influenced: number of test examples whose influences are computed if `test_examples` is empty.
-        bootstrap_samples: number of bootstrap samples for the interval of the noise scale.
-        curvature_iterations: number of power iterations for the largest eigenvalue of the Hessian; 0 to skip it.
-        test_examples: `example_id` of the test examples whose influences are computed; empty for those with the
-            largest loss.
-    """
-
-    weights: WeightsKind
-    top_fraction: float
-    num_largest: int
-    num_suspects: int
-    num_influenced: int
-    bootstrap_samples: int
-    curvature_iterations: int
+    weights: WeightsKind  # weights of the last epoch, or of the one with the best validation accuracy
+    top_fraction: float  # share of a split that counts as the largest gradients
+    num_largest: int  # number of images in the gallery of the largest gradients
+    num_suspects: int  # number of images in each gallery of suspected label errors
+    num_influenced: int  # number of test examples whose influences are computed if `test_examples` is empty
+    bootstrap_samples: int  # number of bootstrap samples for the interval of the noise scale
+    curvature_iterations: int  # number of power iterations for the largest eigenvalue of the Hessian; 0 to skip it
+    # `example_id` of the test examples whose influences are computed; empty for those with the largest loss
     test_examples: tuple[int, ...]
 
     def __post_init__(self) -> None:

@@ -20,19 +20,15 @@ _TINY = 1e-30  # below every norm but 0
 
 @dataclass(frozen=True, kw_only=True)
 class ClassStructure:
-    """Similarity of the classes' gradients, float64; NaN if a class has no example, or no pair of examples.
+    """Similarity of the classes' gradients, float64; NaN if a class has no example, or no pair of examples."""
 
-    Attributes:
-        cosine: cosine between the mean gradients of two classes.
-        coherence: mean inner product of the gradients of two distinct examples, one of each class, over the product of
-            the classes' root mean square norms: 1 if all are parallel, 0 if they are orthogonal on average.
-        share: ⟨Gc, G⟩ / ‖G‖² of the summed gradients of a class and of all examples: to first order, the share of the
-            class in the decrease of the summed loss by a gradient step. The shares sum to 1; that of a class whose
-            gradient opposes the sum, so that its own loss increases, is negative.
-    """
-
-    cosine: Classes
+    cosine: Classes  # cosine between the mean gradients of two classes
+    # mean inner product of the gradients of two distinct examples, one of each class, over the product of the
+    # classes' root mean square norms: 1 if all are parallel, 0 if they are orthogonal on average
     coherence: Classes
+    # ⟨Gc, G⟩ / ‖G‖² of the summed gradients of a class and of all examples: to first order, the share of the class in
+    # the decrease of the summed loss by a gradient step. The shares sum to 1; that of a class whose gradient opposes
+    # the sum, so that its own loss increases, is negative.
     share: Float[np.ndarray, " classes"]
 
     @classmethod

@@ -31,16 +31,12 @@ _FEWEST_SUMMED = 8  # smallest microbatch of a sum, whatever its memory
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A function compiled for one batch size, applied to splits of any size.
+    """A function compiled for one batch size, applied to splits of any size."""
 
-    Attributes:
-        function: (whole, batch) → (sums over the batch, dict of arrays with a row per example), all pytrees; `whole`
-            has the inputs that all examples share, such as the parameters.
-        batch_size: number of examples over all devices.
-    """
-
+    # (whole, batch) → (sums over the batch, dict of arrays with a row per example), all pytrees; `whole` has the
+    # inputs that all examples share, such as the parameters
     function: CompiledFunction
-    batch_size: int
+    batch_size: int  # number of examples over all devices
 
     def __call__(self, whole: Any, *arrays: np.ndarray, advance: Callable[..., object]) -> dict[str, np.ndarray]:
         """Return a row for each row of `arrays`; `advance` is called with the number of rows of each batch."""
@@ -57,26 +53,18 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPasses:
-    """The compiled passes.
+    """The compiled passes."""
 
-    Attributes:
-        mesh: the devices that each batch is split over.
-        score: whole = params; rows = the scores of `scores.score_batch`.
-        dots: whole = (params, two directions); row `dots` = inner products of the example's gradient with both.
-        products: whole = (params, signals of the influenced examples); row `products` = inner products of the
-            example's gradient with theirs.
-        signals: params, images, labels → signals, of as many examples as `products` takes.
-        sums: whole = params, batch = (images, labels, mask); sum = the summed gradient.
-        hessian: whole = (params, direction), batch as for `sums`; sum = the Hessian of the summed loss times the
-            direction. None without curvature.
-    """
-
-    mesh: Mesh
-    score: Pass
-    dots: Pass
+    mesh: Mesh  # the devices that each batch is split over
+    score: Pass  # whole = params; rows = the scores of `scores.score_batch`
+    dots: Pass  # whole = (params, two directions); row `dots` = inner products of the example's gradient with both
+    # whole = (params, signals of the influenced examples); row `products` = inner products of the example's gradient
+    # with theirs
     products: Pass
-    signals: CompiledFunction
-    sums: Pass
+    signals: CompiledFunction  # params, images, labels → signals, of as many examples as `products` takes
+    sums: Pass  # whole = params, batch = (images, labels, mask); sum = the summed gradient
+    # whole = (params, direction), batch as for `sums`; sum = the Hessian of the summed loss times the direction. None
+    # without curvature.
     hessian: Pass | None
 
     def place(self, params: Params | HostParams) -> Params:

@@ -45,18 +45,13 @@ _MAX_KERNEL = 31  # pixels of a kernel's side; the program copies the image once
 
 @dataclass(frozen=True, kw_only=True)
 class MLPConfig:
-    """A multilayer perceptron.
+    """A multilayer perceptron."""
 
-    Attributes:
-        hidden: width of each hidden layer, from the input on.
-        activation: activation of the hidden layers; a bounded one loses less to private clipping (Papernot et al.,
-            arXiv 2007.14191).
-        dropout: probability that a training step sets a hidden unit to zero.
-    """
-
-    hidden: tuple[int, ...]
+    hidden: tuple[int, ...]  # width of each hidden layer, from the input on
+    # activation of the hidden layers; a bounded one loses less to private clipping (Papernot et al., arXiv
+    # 2007.14191)
     activation: ActivationKind
-    dropout: float
+    dropout: float  # probability that a training step sets a hidden unit to zero
 
     def __post_init__(self) -> None:
         check("hidden: number of layers", len(self.hidden), at_least=1, at_most=_MAX_LAYERS)
@@ -65,27 +60,16 @@ class MLPConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CNNConfig:
-    """Stacks of convolution, normalization and activation, each ended by max pooling of 2 × 2; then dense layers.
+    """Stacks of convolution, normalization and activation, each ended by max pooling of 2 × 2; then dense layers."""
 
-    Attributes:
-        channels: channels of each stack, from the input on.
-        convolutions: number in each stack.
-        kernel_size: side of each kernel in pixels, odd.
-        norm: normalization after each convolution.
-        groups: number of channel groups, for `norm: group`.
-        hidden: width of each hidden dense layer.
-        activation: activation of convolutions and hidden dense layers.
-        dropout: probability with which a training step sets an input of a dense layer to zero.
-    """
-
-    channels: tuple[int, ...]
-    convolutions: int
-    kernel_size: int
-    norm: NormKind
-    groups: int
-    hidden: tuple[int, ...]
-    activation: ActivationKind
-    dropout: float
+    channels: tuple[int, ...]  # channels of each stack, from the input on
+    convolutions: int  # number of convolutions in each stack
+    kernel_size: int  # side of each kernel in pixels, odd
+    norm: NormKind  # normalization after each convolution
+    groups: int  # number of channel groups, for `norm: group`
+    hidden: tuple[int, ...]  # width of each hidden dense layer
+    activation: ActivationKind  # activation of convolutions and hidden dense layers
+    dropout: float  # probability with which a training step sets an input of a dense layer to zero
 
     def __post_init__(self) -> None:
         check("channels: number of stacks", len(self.channels), at_least=1)
@@ -117,22 +101,14 @@ class CNNConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Everything that determines a network and the shapes of its parameters; stored with the weights.
+    """Everything that determines a network and the shapes of its parameters; stored with the weights."""
 
-    Attributes:
-        kind: `linear` is softmax regression.
-        mlp: given if and only if `kind` is `mlp`.
-        cnn: given if and only if `kind` is `cnn`.
-        features: fixed ones that take the place of the pixels; with `cnn` no `oriented_gradients`.
-        image_shape: height and width in pixels.
-    """
-
-    kind: ModelKind
-    mlp: MLPConfig | None
-    cnn: CNNConfig | None
-    features: FeaturesKind
+    kind: ModelKind  # `linear` is softmax regression
+    mlp: MLPConfig | None  # given if and only if `kind` is `mlp`
+    cnn: CNNConfig | None  # given if and only if `kind` is `cnn`
+    features: FeaturesKind  # fixed features instead of pixels; not `oriented_gradients` with `cnn`
     precision: Precision
-    image_shape: tuple[int, int]
+    image_shape: tuple[int, int]  # height and width in pixels
     num_classes: int
 
     def __post_init__(self) -> None:

@@ -24,33 +24,21 @@ _UNDERFLOW = 2.0**-48  # more than a squared norm loses by squares below 2⁻¹�
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class ClippedSum:
-    """A sum of clipped gradients, with the logits of its forward pass.
+    """A sum of clipped gradients, with the logits of its forward pass."""
 
-    Attributes:
-        grads: like the parameters, float32.
-        norms: upper bound of the L2 norm of each example's gradient before clipping, float32.
-        logits: logits of each row.
-    """
-
-    grads: Params
-    norms: Float[Array, " examples"]
-    logits: Float[Array, "rows classes"]
+    grads: Params  # like the parameters, float32
+    norms: Float[Array, " examples"]  # upper bound of the L2 norm of each example's gradient before clipping, float32
+    logits: Float[Array, "rows classes"]  # logits of each row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """How gradients are clipped.
+    """How gradients are clipped."""
 
-    Attributes:
-        norm: L2 norm to which larger gradients are scaled down.
-        copies: rows of each example, such as augmentations of it, whose mean gradient is clipped (De et al., arXiv
-            2204.13650).
-        label_smoothing: label smoothing of the loss.
-    """
-
-    norm: float
+    norm: float  # L2 norm to which larger gradients are scaled down
+    # rows of each example, such as augmentations of it, whose mean gradient is clipped (De et al., arXiv 2204.13650)
     copies: int
-    label_smoothing: float
+    label_smoothing: float  # label smoothing of the loss
 
 
 def clipped_grad_sum(

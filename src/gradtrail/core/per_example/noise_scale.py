@@ -17,19 +17,12 @@ Chunks = Float[np.ndarray, " chunks"]
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseScale:
-    """Unbiased estimates of tr(Σ) and ‖G‖², and an interval of their ratio.
+    """Unbiased estimates of tr(Σ) and ‖G‖², and an interval of their ratio."""
 
-    Attributes:
-        trace: estimate of tr(Σ).
-        squared_norm: estimate of ‖G‖²; may be negative if noise dominates.
-        low: lower end of the 95 % interval of the noise scale, in examples.
-        high: upper end; infinite if the interval of ‖G‖² includes 0.
-    """
-
-    trace: float
-    squared_norm: float
-    low: float
-    high: float
+    trace: float  # estimate of tr(Σ)
+    squared_norm: float  # estimate of ‖G‖²; may be negative if noise dominates
+    low: float  # lower end of the 95 % interval of the noise scale, in examples
+    high: float  # upper end; infinite if the interval of ‖G‖² includes 0
 
     @property
     def value(self) -> float:

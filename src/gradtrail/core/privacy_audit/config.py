@@ -8,23 +8,14 @@ from gradtrail.core.data.canaries import CanaryKind
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyAuditConfig:
-    """An audit of the private training of the section `train`.
+    """An audit of the private training of the section `train`."""
 
-    Attributes:
-        seed: seed of canaries, coins and trainings.
-        trainings: number of trainings, with different coins.
-        canaries: kind of canaries; see `make_canaries`.
-        num_canaries: number of canaries; about half of them are in each training set.
-        guess_share: share of the canaries whose coins are guessed, the most extreme scores; fixed in advance.
-        confidence: confidence level of the lower bound of epsilon.
-    """
-
-    seed: int
-    trainings: int
-    canaries: CanaryKind
-    num_canaries: int
-    guess_share: float
-    confidence: float
+    seed: int  # seed of canaries, coins and trainings
+    trainings: int  # number of trainings, with different coins
+    canaries: CanaryKind  # kind of canaries; see `make_canaries`
+    num_canaries: int  # number of canaries; about half of them are in each training set
+    guess_share: float  # share of the canaries whose coins are guessed, the most extreme scores; fixed in advance
+    confidence: float  # confidence level of the lower bound of epsilon
 
     def __post_init__(self) -> None:
         check_fields(

@@ -14,13 +14,11 @@ class Products:
 
     A canary's direction d in a layer is its clipped gradient, made of the layer's inputs less their mean over the
     canaries of its tile, and without the bias: what all images share is large and irrelevant.
-
-    Attributes:
-        products: inner products ⟨d, Σ + σ C z⟩ / C² of the direction with the sum for the optimizer, float32.
-        signals: squares ‖d‖² / C², about what a canary in the batch adds to the product, float32.
     """
 
+    # inner products ⟨d, Σ + σ C z⟩ / C² of the direction with the sum for the optimizer, float32
     products: Float[np.ndarray, "steps layers canaries"]
+    # squares ‖d‖² / C², about what a canary in the batch adds to the product, float32
     signals: Float[np.ndarray, "steps layers canaries"]
 
 

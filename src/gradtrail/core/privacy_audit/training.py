@@ -38,47 +38,31 @@ _TILE = 256  # canaries that are processed together
 
 @dataclass(frozen=True, kw_only=True)
 class AuditTrace:
-    """Record of an audited training.
+    """Record of an audited training."""
 
-    Attributes:
-        products: products of every step and canary.
-        batches: indices of the examples of every step, int32, padded.
-        rate: probability that an example is in a batch.
-        present: True for the examples of the training set: the split, and the canaries whose coin is true.
-        noise: noise of the first steps over its stated standard deviation, float32: the leaves of the parameters one
-            after the other.
-        accuracy: mean accuracy over the batches of the last epoch.
-    """
-
-    products: Products
-    batches: Int[np.ndarray, "steps rows"]
-    rate: float
+    products: Products  # products of every step and canary
+    batches: Int[np.ndarray, "steps rows"]  # indices of the examples of every step, int32, padded
+    rate: float  # probability that an example is in a batch
+    # True for the examples of the training set: the split, and the canaries whose coin is true
     present: Bool[np.ndarray, " examples"]
+    # noise of the first steps over its stated standard deviation, float32: the leaves of the parameters one after the
+    # other
     noise: Float[np.ndarray, "noisy_steps parameters"]
-    accuracy: float
+    accuracy: float  # mean accuracy over the batches of the last epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditProgram:
-    """The compiled functions of an audited training.
+    """The compiled functions of an audited training."""
 
-    Attributes:
-        training: functions of the training.
-        init: keys → state.
-        order: (the state's keys, epoch) → the batches of the epoch.
-        epoch: (state, examples, batches, images and labels of the canaries) → state, records with products and norms.
-        noise: (state, examples, batches of a few steps) → gradients without and with noise, by step.
-        rate: probability that an example is in a batch.
-        deviation: standard deviation of the noise in the optimizer's gradient.
-    """
-
-    training: loop.Program
-    rate: float
-    deviation: float
-    init: CompiledFunction
-    order: CompiledFunction
+    training: loop.Program  # functions of the training
+    rate: float  # probability that an example is in a batch
+    deviation: float  # standard deviation of the noise in the optimizer's gradient
+    init: CompiledFunction  # keys → state
+    order: CompiledFunction  # (the state's keys, epoch) → the batches of the epoch
+    # (state, examples, batches, images and labels of the canaries) → state, records with products and norms
     epoch: CompiledFunction
-    noise: CompiledFunction
+    noise: CompiledFunction  # (state, examples, batches of a few steps) → gradients without and with noise, by step
 
     @property
     def functions(self) -> list[CompiledFunction]:

@@ -33,15 +33,10 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MachineRates:
-    """Highest rates of the first local device, or of all cores of a CPU, at this moment.
+    """Highest rates of the first local device, or of all cores of a CPU, at this moment."""
 
-    Attributes:
-        flops_per_second: rate of multiplying two float32 matrices of 768 × 768, counted as 2 n³ FLOPs.
-        bytes_per_second: rate of negating 32 MiB in place, bytes read plus bytes written.
-    """
-
-    flops_per_second: float
-    bytes_per_second: float
+    flops_per_second: float  # rate of multiplying two float32 matrices of 768 × 768, counted as 2 n³ FLOPs
+    bytes_per_second: float  # rate of negating 32 MiB in place, bytes read plus bytes written
 
 
 def measure_rates(clock: Callable[[], float]) -> MachineRates:
@@ -82,47 +77,30 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionTime:
-    """Time and rates of a function of a variant.
-
-    Attributes:
-        rounds: seconds of a call in each round, or of a step in the loop of `train_step`; each round times all
-            functions, interleaved.
-        seconds: the median of the rounds.
-        examples_per_second: batch size over `seconds`.
-        flops_per_second: static FLOPs of a call or step over `seconds`.
-        bytes_per_second: `StaticCost.touched_bytes` over `seconds`.
-        arithmetic_intensity: FLOPs per touched byte.
-    """
+    """Time and rates of a function of a variant."""
 
     function: str
     variant: Variant
+    # seconds of a call in each round, or of a step in the loop of `train_step`; each round times all functions,
+    # interleaved
     rounds: tuple[float, ...]
-    seconds: float
-    examples_per_second: float
-    flops_per_second: float
-    bytes_per_second: float
-    arithmetic_intensity: float
+    seconds: float  # the median of the rounds
+    examples_per_second: float  # batch size over `seconds`
+    flops_per_second: float  # static FLOPs of a call or step over `seconds`
+    bytes_per_second: float  # `StaticCost.touched_bytes` over `seconds`
+    arithmetic_intensity: float  # FLOPs per touched byte
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """The same steps of the configured training run in three ways, in seconds per step.
+    """The same steps of the configured training run in three ways, in seconds per step."""
 
-    Attributes:
-        without_jit: seconds with each operation dispatched by itself.
-        steps_without_jit: number of steps timed without jit.
-        steps_with_jit: number of steps in each timing of the other two ways.
-        one_by_one: seconds with one call of the compiled function per step, from a Python loop.
-        scanned: seconds with one call for all steps, a loop on the device.
-        compile_seconds: seconds of tracing, lowering and compiling the step.
-    """
-
-    without_jit: float
-    steps_without_jit: int
-    steps_with_jit: int
-    one_by_one: float
-    scanned: float
-    compile_seconds: float
+    without_jit: float  # seconds with each operation dispatched by itself
+    steps_without_jit: int  # number of steps timed without jit
+    steps_with_jit: int  # number of steps in each timing of the other two ways
+    one_by_one: float  # seconds with one call of the compiled function per step, from a Python loop
+    scanned: float  # seconds with one call for all steps, a loop on the device
+    compile_seconds: float  # seconds of tracing, lowering and compiling the step
 
     @property
     def jit_speedup(self) -> float:

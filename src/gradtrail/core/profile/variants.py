@@ -21,21 +21,14 @@ _LARGEST_BATCH_SIZE = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """The section `profile` of `params.yaml`.
+    """The section `profile` of `params.yaml`."""
 
-    Attributes:
-        precisions: precisions to compare with the configured one.
-        smallest_batch_size: lower bound of the powers of two that are compared.
-        largest_batch_size: upper bound, included.
-        steps: largest number of training steps per timing.
-        seconds: time budget of a timing, which has at least six rounds, or two steps without jit, and fewer steps than
-            `steps` if they do not fit.
-    """
-
-    precisions: tuple[Precision, ...]
-    smallest_batch_size: int
-    largest_batch_size: int
-    steps: int
+    precisions: tuple[Precision, ...]  # precisions to compare with the configured one
+    smallest_batch_size: int  # lower bound of the powers of two that are compared
+    largest_batch_size: int  # upper bound, included
+    steps: int  # largest number of training steps per timing
+    # time budget of a timing, which has at least six rounds, or two steps without jit, and fewer steps than `steps`
+    # if they do not fit
     seconds: float
 
     def __post_init__(self) -> None:
@@ -58,15 +51,11 @@ class ProfileConfig:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Variant:
-    """A training step in one precision, with one batch size.
-
-    Attributes:
-        remat: True if the backward pass recomputes activations instead of storing them.
-    """
+    """A training step in one precision, with one batch size."""
 
     precision: Precision
     batch_size: int
-    remat: bool
+    remat: bool  # True if the backward pass recomputes activations instead of storing them
 
     @classmethod
     def from_config(cls, config: TrainConfig) -> "Variant":
@@ -81,15 +70,11 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledVariant:
-    """The compiled functions of one variant.
-
-    Attributes:
-        program: the training, over `shards` devices; its cost is that of one of them.
-        functions: `train_step`; also `predict` and `score` if batch size and remat are the configured ones.
-    """
+    """The compiled functions of one variant."""
 
     variant: Variant
-    program: Program
+    program: Program  # the training, over `shards` devices; its cost is that of one of them
+    # `train_step`; also `predict` and `score` if batch size and remat are the configured ones
     functions: dict[str, CompiledFunction]
 
 

@@ -19,87 +19,57 @@ from gradtrail.core.train.optimizers import squared_norm
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """A split on the device, or a block of one.
+    """A split on the device, or a block of one."""
 
-    Attributes:
-        images: uint8 pixels, 0 to 255.
-        labels: class of each example, int32.
-    """
-
-    images: UInt8[Array, "examples height width"]
-    labels: Int[Array, " examples"]
+    images: UInt8[Array, "examples height width"]  # uint8 pixels, 0 to 255
+    labels: Int[Array, " examples"]  # class of each example, int32
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Inputs of the gradient that all rows of a batch share, replicated over the devices.
+    """Inputs of the gradient that all rows of a batch share, replicated over the devices."""
 
-    Attributes:
-        params: parameters at which the gradient is taken.
-        scale: factor of the loss; None for none.
-        count: number of rows of the whole batch that are not padding, float32.
-        examples: the training split, or the device's part of a block of it.
-    """
-
-    params: Params
-    scale: Float[Array, ""] | None
-    count: Float[Array, ""]
-    examples: Examples
+    params: Params  # parameters at which the gradient is taken
+    scale: Float[Array, ""] | None  # factor of the loss; None for none
+    count: Float[Array, ""]  # number of rows of the whole batch that are not padding, float32
+    examples: Examples  # the training split, or the device's part of a block of it
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """A batch, or a part of one.
+    """A batch, or a part of one."""
 
-    Attributes:
-        indices: indices of the examples, int32, or `batching.PADDING`.
-        augmentation: key of each row; None without augmentation.
-        dropout: key of each row; None without dropout.
-        positions: positions of the examples in a block, int32; None if `indices` are positions in the split.
-    """
-
-    indices: Int[Array, " batch"]
-    augmentation: Key[Array, " batch"] | None
-    dropout: Key[Array, " batch"] | None
+    indices: Int[Array, " batch"]  # indices of the examples, int32, or `batching.PADDING`
+    augmentation: Key[Array, " batch"] | None  # key of each row; None without augmentation
+    dropout: Key[Array, " batch"] | None  # key of each row; None without dropout
+    # positions of the examples in a block, int32; None if `indices` are positions in the split
     positions: Int[Array, " batch"] | None = None
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class RowRecord:
-    """Predictions for each row of a step's batch before the update; in an epoch, for each sampled example.
+    """Predictions for each row of a step's batch before the update; in an epoch, for each sampled example."""
 
-    Attributes:
-        indices: indices of the examples in the training split, int32, or `batching.PADDING`. If dynamics are sampled,
-            an epoch has one row per sampled example, with its place among them, or `PADDING` before its visit.
-        probability: probability of the label, float32.
-        correct: True if the label had the largest logit.
-    """
-
+    # indices of the examples in the training split, int32, or `batching.PADDING`. If dynamics are sampled, an epoch
+    # has one row per sampled example, with its place among them, or `PADDING` before its visit.
     indices: Int[Array, "*steps rows"]
-    probability: Float[Array, "*steps rows"]
-    correct: Bool[Array, "*steps rows"]
+    probability: Float[Array, "*steps rows"]  # probability of the label, float32
+    correct: Bool[Array, "*steps rows"]  # True if the label had the largest logit
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class BatchGradient:
-    """Sums over rows, divided by the number of examples in the whole batch.
+    """Sums over rows, divided by the number of examples in the whole batch."""
 
-    Attributes:
-        loss: training loss in nats, not scaled.
-        cross_entropy: cross-entropy in nats, without label smoothing.
-        accuracy: share of correct predictions.
-        grads: gradient of the scaled loss.
-        squared_norms: sum of the squared norms of the gradients of the batch's parts; None for a single part.
-    """
-
-    loss: Float[Array, ""]
-    cross_entropy: Float[Array, ""]
-    accuracy: Float[Array, ""]
-    grads: Params
+    loss: Float[Array, ""]  # training loss in nats, not scaled
+    cross_entropy: Float[Array, ""]  # cross-entropy in nats, without label smoothing
+    accuracy: Float[Array, ""]  # share of correct predictions
+    grads: Params  # gradient of the scaled loss
+    # sum of the squared norms of the gradients of the batch's parts; None for a single part
     squared_norms: Float[Array, ""] | None
 
 

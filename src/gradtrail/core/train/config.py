@@ -65,47 +65,28 @@ class MemberSeeds:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training: network, optimizer, schedule and everything else that determines its result.
+    """A training: network, optimizer, schedule and everything else that determines its result."""
 
-    Attributes:
-        seed: seed of the initial weights, the order of the examples, dropout and augmentation.
-        members: number of networks, with the seeds `seed`, `seed + 1` and so on.
-        vary: purposes that use the seed of the member; all others use `seed` in every member.
-        epochs: largest number of passes over the training split.
-        batch_size: number of examples per optimizer step; the last batch of an epoch may be smaller.
-        accumulation_steps: number of parts of each batch, computed one after the other; the gradient is that of the
-            whole batch, the memory that of one part.
-        shards: number of devices that each batch is split over; their sums are added up. Another number changes
-            rounding alone.
-        reduction: order of the sums over shards: that of the shards, with the same bits on any number of processes, or
-            that of XLA, which is faster within one process.
-        loss_scaling: config of the loss scale, for `precision: float16` only.
-        remat: True if the backward pass recomputes activations instead of storing them.
-        clip_norm: global norm to which larger gradients are scaled down; None for no clipping.
-        average_decay: decay of the moving average of the weights, which is then evaluated and kept instead of
-            them; None for none.
-        label_smoothing: share of the target that is spread evenly over all classes.
-        keep_epochs: epochs whose weights are kept for analyses; 0 is before training, and epochs that the training does
-            not reach are ignored.
-        patience: number of epochs without a better validation accuracy after which the training ends; None for no
-            early stopping.
-    """
-
-    seed: int
-    members: int
-    vary: tuple[Varied, ...]
-    epochs: int
-    batch_size: int
+    seed: int  # seed of the initial weights, the order of the examples, dropout and augmentation
+    members: int  # number of networks, with the seeds `seed`, `seed + 1` and so on
+    vary: tuple[Varied, ...]  # purposes that use the seed of the member; all others use `seed` in every member
+    epochs: int  # largest number of passes over the training split
+    batch_size: int  # number of examples per optimizer step; the last batch of an epoch may be smaller
+    # number of parts of each batch, computed one after the other; the gradient is that of the whole batch, the memory
+    # that of one part
     accumulation_steps: int
+    # number of devices that each batch is split over; their sums are added up. Another number changes rounding alone.
     shards: int
+    # order of the sums over shards: that of the shards, with the same bits on any number of processes, or that of
+    # XLA, which is faster within one process
     reduction: ReductionKind
     model: ModelKind
     mlp: MLPConfig
     cnn: CNNConfig
     features: FeaturesKind
     precision: Precision
-    loss_scaling: LossScalingConfig
-    remat: bool
+    loss_scaling: LossScalingConfig  # config of the loss scale, for `precision: float16` only
+    remat: bool  # True if the backward pass recomputes activations instead of storing them
     optimizer: OptimizerKind
     sgd: SGDConfig
     adam: AdamConfig
@@ -121,12 +102,16 @@ class TrainConfig:
     exponential: ExponentialConfig
     piecewise: PiecewiseConfig
     one_cycle: OneCycleConfig
-    clip_norm: float | None
+    clip_norm: float | None  # global norm to which larger gradients are scaled down; None for no clipping
+    # decay of the moving average of the weights, which is then evaluated and kept instead of them; None for none
     average_decay: float | None
-    label_smoothing: float
+    label_smoothing: float  # share of the target that is spread evenly over all classes
     augmentation: AugmentationConfig
     privacy: PrivacyConfig
+    # epochs whose weights are kept for analyses; 0 is before training, and epochs that the training does not reach
+    # are ignored
     keep_epochs: tuple[int, ...]
+    # number of epochs without a better validation accuracy after which the training ends; None for no early stopping
     patience: int | None
 
     def __post_init__(self) -> None:

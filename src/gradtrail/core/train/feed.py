@@ -42,15 +42,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Examples of the steps in [first, stop) of an epoch.
-
-    Attributes:
-        order: int32 indices of these steps in a block; of all steps of the epoch if `examples` is the split.
-    """
+    """Examples of the steps in [first, stop) of an epoch."""
 
     first: int
     stop: int
     examples: Examples
+    # int32 indices of these steps in a block; of all steps of the epoch if `examples` is the split
     order: Int[Array | np.ndarray, "steps batch"]
 
 

@@ -20,23 +20,14 @@ from gradtrail.core.train.step import StepRecord
 
 @dataclass(frozen=True, kw_only=True)
 class EpochRecord:
-    """Metrics of one epoch.
+    """Metrics of one epoch."""
 
-    Attributes:
-        epoch: number of the epoch, from 1.
-        loss: mean training loss over the steps that were not skipped, in nats, label smoothing included.
-        cross_entropy: the same loss without label smoothing.
-        accuracy: mean training accuracy over the same steps, with dropout and augmentation.
-        validation_loss: validation loss after the epoch, in nats, without label smoothing.
-        validation_accuracy: validation accuracy after the epoch.
-    """
-
-    epoch: int
-    loss: float
-    cross_entropy: float
-    accuracy: float
-    validation_loss: float
-    validation_accuracy: float
+    epoch: int  # number of the epoch, from 1
+    loss: float  # mean training loss over the steps that were not skipped, in nats, label smoothing included
+    cross_entropy: float  # the same loss without label smoothing
+    accuracy: float  # mean training accuracy over the same steps, with dropout and augmentation
+    validation_loss: float  # validation loss after the epoch, in nats, without label smoothing
+    validation_accuracy: float  # validation accuracy after the epoch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,65 +49,44 @@ def on_device(
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The functions of one training before compilation; see `Engine` for those not described here.
-
-    Attributes:
-        mesh: the devices that each batch is split over.
-        records: () → empty records of an epoch.
-        step: function of one step, see `make_step`.
-        step_at: (state, examples, order, index) → state and record after step `index` of an epoch.
-        put: (records, record, index) → the records of an epoch with that of step `index`.
-        averages: True if `evaluation_params` computes an average.
-        num_keys: number of keys that `init` takes.
-        examples: `Examples` of abstract arrays: the training split, or a block of it.
-        batch_size: number of examples of a step.
-        steps_per_block: number of steps of a block; None if the training split is on the device.
-        num_sampled: number of examples in the records of an epoch.
-    """
+    """The functions of one training before compilation; see `Engine` for those not described here."""
 
     epochs: int
     steps_per_epoch: int
-    mesh: Mesh
+    mesh: Mesh  # the devices that each batch is split over
     init: Callable[..., TrainState]
-    records: Callable[[], StepRecord]
+    records: Callable[[], StepRecord]  # () → empty records of an epoch
     evaluation_params: Callable[[TrainState], Params]
-    averages: bool
-    num_keys: int
+    averages: bool  # True if `evaluation_params` computes an average
+    num_keys: int  # number of keys that `init` takes
     order: Callable[..., Array]
     run_steps: Callable[..., tuple[TrainState, StepRecord]]
-    step: Step
-    step_at: StepAt
-    put: Put
-    examples: Any
-    batch_size: int
-    steps_per_block: int | None
-    num_sampled: int
+    step: Step  # function of one step, see `make_step`
+    step_at: StepAt  # (state, examples, order, index) → state and record after step `index` of an epoch
+    put: Put  # (records, record, index) → the records of an epoch with that of step `index`
+    examples: Any  # `Examples` of abstract arrays: the training split, or a block of it
+    batch_size: int  # number of examples of a step
+    steps_per_block: int | None  # number of steps of a block; None if the training split is on the device
+    num_sampled: int  # number of examples in the records of an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The compiled functions of one training.
-
-    Attributes:
-        mesh: the devices that each batch is split over.
-        init: keys → state; see `keys_of`.
-        order: (the state's keys, epoch) → the batches of the epoch, int32 indices of shape (steps, batch); for blocks
-            (keys, epoch, index) → one window of them, see `batching.shuffled_window`.
-        run_steps: (state, records, examples, order, start, stop) → state and records after the steps in [start, stop);
-            `order` and `examples` as in a `Block`. Donates state and records.
-        evaluation_params: state → the parameters to evaluate and to keep; valid as long as the state.
-        records: () → empty records of an epoch.
-        batch_size, steps_per_block, num_sampled: sizes as in `Program`.
-    """
+    """The compiled functions of one training, with the sizes of its `Program`."""
 
     epochs: int
     steps_per_epoch: int
-    mesh: Mesh
-    init: CompiledFunction
+    mesh: Mesh  # the devices that each batch is split over
+    init: CompiledFunction  # keys → state; see `keys_of`
+    # (the state's keys, epoch) → the batches of the epoch, int32 indices of shape (steps, batch); for blocks (keys,
+    # epoch, index) → one window of them, see `batching.shuffled_window`
     order: CompiledFunction
+    # (state, records, examples, order, start, stop) → state and records after the steps in [start, stop); `order` and
+    # `examples` as in a `Block`. Donates state and records.
     run_steps: CompiledFunction
+    # state → the parameters to evaluate and to keep; valid as long as the state
     evaluation_params: Callable[[TrainState], Params]
-    records: Callable[[], StepRecord]
+    records: Callable[[], StepRecord]  # () → empty records of an epoch
     batch_size: int
     steps_per_block: int | None
     num_sampled: int
@@ -126,21 +105,13 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Consecutive steps of training within one epoch.
+    """Consecutive steps of training within one epoch."""
 
-    Attributes:
-        epoch: the epoch of these steps, from 1.
-        ends_epoch: True if they are the last ones of the epoch.
-        step: number of optimizer steps since the beginning.
-        state: state after these steps; valid until the next chunk is requested, which reuses its memory.
-        records: records of the epoch so far; entries of later steps are 0.
-    """
-
-    epoch: int
-    ends_epoch: bool
-    step: int
-    state: TrainState
-    records: StepRecord
+    epoch: int  # the epoch of these steps, from 1
+    ends_epoch: bool  # True if they are the last ones of the epoch
+    step: int  # number of optimizer steps since the beginning
+    state: TrainState  # state after these steps; valid until the next chunk is requested, which reuses its memory
+    records: StepRecord  # records of the epoch so far; entries of later steps are 0
 
 
 def make_program(

@@ -15,21 +15,13 @@ from gradtrail.core.common.validation import AT_LEAST_ONE, LARGEST, POSITIVE, PO
 
 @dataclass(frozen=True, kw_only=True)
 class LossScalingConfig:
-    """Initial value and changes of the scale; used with `precision: float16` only.
+    """Initial value and changes of the scale; used with `precision: float16` only."""
 
-    Attributes:
-        initial: scale of the first step.
-        growth_factor: factor of the scale after `growth_interval` finite steps in a row.
-        backoff_factor: factor of the scale after a step that is not finite.
-        growth_interval: number of finite steps after which the scale grows.
-        minimum: lower bound of the scale.
-    """
-
-    initial: float
-    growth_factor: float
-    backoff_factor: float
-    growth_interval: int
-    minimum: float
+    initial: float  # scale of the first step
+    growth_factor: float  # factor of the scale after `growth_interval` finite steps in a row
+    backoff_factor: float  # factor of the scale after a step that is not finite
+    growth_interval: int  # number of finite steps after which the scale grows
+    minimum: float  # lower bound of the scale
 
     def __post_init__(self) -> None:
         check_fields(
@@ -45,17 +37,11 @@ class LossScalingConfig:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """The scale, and the counters that decide its next value.
+    """The scale, and the counters that decide its next value."""
 
-    Attributes:
-        scale: factor of the loss, float32.
-        finite_steps: number of finite steps in a row since the scale last changed, int32.
-        skipped_steps: number of skipped steps since the beginning, int32.
-    """
-
-    scale: Float[Array, ""]
-    finite_steps: Int[Array, ""]
-    skipped_steps: Int[Array, ""]
+    scale: Float[Array, ""]  # factor of the loss, float32
+    finite_steps: Int[Array, ""]  # number of finite steps in a row since the scale last changed, int32
+    skipped_steps: Int[Array, ""]  # number of skipped steps since the beginning, int32
 
 
 def initial_scale(config: LossScalingConfig) -> LossScale:

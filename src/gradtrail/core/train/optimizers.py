@@ -19,17 +19,11 @@ OptimizerKind = Literal["sgd", "adam", "adamw", "lion", "muon", "schedule_free"]
 
 @dataclass(frozen=True, kw_only=True)
 class SGDConfig:
-    """Stochastic gradient descent.
+    """Stochastic gradient descent."""
 
-    Attributes:
-        learning_rate: peak of the schedule.
-        momentum: decay of the running sum of gradients; 0 for none.
-        nesterov: True to look ahead by one step of momentum.
-    """
-
-    learning_rate: float
-    momentum: float
-    nesterov: bool
+    learning_rate: float  # peak of the schedule
+    momentum: float  # decay of the running sum of gradients; 0 for none
+    nesterov: bool  # True to look ahead by one step of momentum
 
     def __post_init__(self) -> None:
         check_fields(self, learning_rate=POSITIVE, momentum=SHARE)
@@ -37,19 +31,12 @@ class SGDConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig:
-    """Adam (Kingma and Ba, arXiv 1412.6980).
+    """Adam (Kingma and Ba, arXiv 1412.6980)."""
 
-    Attributes:
-        learning_rate: peak of the schedule.
-        b1: decay of the first moment.
-        b2: decay of the second moment.
-        eps: constant added to the root of the second moment.
-    """
-
-    learning_rate: float
-    b1: float
-    b2: float
-    eps: float
+    learning_rate: float  # peak of the schedule
+    b1: float  # decay of the first moment
+    b2: float  # decay of the second moment
+    eps: float  # constant added to the root of the second moment
 
     def __post_init__(self) -> None:
         check_fields(self, learning_rate=POSITIVE, b1=SHARE, b2=SHARE, eps=POSITIVE)
@@ -57,13 +44,9 @@ class AdamConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(AdamConfig):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101)."""
 
-    Attributes:
-        weight_decay: decay per step, times the learning rate; biases and norms are exempt.
-    """
-
-    weight_decay: float
+    weight_decay: float  # decay per step, times the learning rate; biases and norms are exempt
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,19 +55,12 @@ class AdamWConfig(AdamConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LionConfig:
-    """Lion (Chen et al., arXiv 2302.06675), whose learning rate should be 3 to 10 times smaller than that of Adam.
+    """Lion (Chen et al., arXiv 2302.06675), whose learning rate should be 3 to 10 times smaller than that of Adam."""
 
-    Attributes:
-        learning_rate: peak of the schedule.
-        b1: weight of the momentum in the update, whose sign is taken.
-        b2: decay of the momentum.
-        weight_decay: decay per step, times the learning rate; biases and norms are exempt.
-    """
-
-    learning_rate: float
-    b1: float
-    b2: float
-    weight_decay: float
+    learning_rate: float  # peak of the schedule
+    b1: float  # weight of the momentum in the update, whose sign is taken
+    b2: float  # decay of the momentum
+    weight_decay: float  # decay per step, times the learning rate; biases and norms are exempt
 
     def __post_init__(self) -> None:
         check_fields(self, learning_rate=POSITIVE, b1=SHARE, b2=SHARE, weight_decay=NOT_NEGATIVE)
@@ -92,19 +68,12 @@ class LionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig:
-    """Muon: orthogonalized momentum for kernels, Adam for biases and norms (Jordan, kellerjordan.github.io/posts/muon).
+    """Muon (Jordan, kellerjordan.github.io/posts/muon): orthogonalized momentum for kernels, Adam for the rest."""
 
-    Attributes:
-        learning_rate: peak of the schedule for kernels.
-        adam_learning_rate: peak of the schedule for biases and norms.
-        beta: decay of the momentum.
-        weight_decay: decay per step, times the learning rate; biases and norms are exempt.
-    """
-
-    learning_rate: float
-    adam_learning_rate: float
-    beta: float
-    weight_decay: float
+    learning_rate: float  # peak of the schedule for kernels
+    adam_learning_rate: float  # peak of the schedule for biases and norms
+    beta: float  # decay of the momentum
+    weight_decay: float  # decay per step, times the learning rate; biases and norms are exempt
 
     def __post_init__(self) -> None:
         check_fields(self, learning_rate=POSITIVE, adam_learning_rate=POSITIVE, beta=SHARE, weight_decay=NOT_NEGATIVE)
@@ -115,22 +84,14 @@ class ScheduleFreeConfig:
     """Schedule-free AdamW: averaging replaces the decay of the rate (Defazio et al., arXiv 2405.15682).
 
     `schedule` is ignored. Gradients are taken at one point and the average is evaluated, see `evaluation_params`.
-
-    Attributes:
-        learning_rate: constant rate after the warm-up.
-        warmup_fraction: share of all steps in which the rate rises linearly from 0.
-        b1: weight of the average in the point where gradients are taken.
-        b2: decay of the second moment.
-        eps: constant added to the root of the second moment.
-        weight_decay: decay per step, times the learning rate; biases and norms are exempt.
     """
 
-    learning_rate: float
-    warmup_fraction: float
-    b1: float
-    b2: float
-    eps: float
-    weight_decay: float
+    learning_rate: float  # constant rate after the warm-up
+    warmup_fraction: float  # share of all steps in which the rate rises linearly from 0
+    b1: float  # weight of the average in the point where gradients are taken
+    b2: float  # decay of the second moment
+    eps: float  # constant added to the root of the second moment
+    weight_decay: float  # decay per step, times the learning rate; biases and norms are exempt
 
     def __post_init__(self) -> None:
         check_fields(
@@ -149,17 +110,11 @@ RuleConfig: TypeAlias = SGDConfig | AdamConfig | AdamWConfig | LionConfig | Muon
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Clipping, optimizer and schedule.
+    """Clipping, optimizer and schedule."""
 
-    Attributes:
-        rule: config of the optimizer; its class is the kind.
-        schedule: schedule of the learning rate; ignored by schedule-free.
-        clip_norm: global norm to which larger gradients are scaled down; None for no clipping.
-    """
-
-    rule: RuleConfig
-    schedule: ScheduleConfig
-    clip_norm: float | None
+    rule: RuleConfig  # config of the optimizer; its class is the kind
+    schedule: ScheduleConfig  # schedule of the learning rate; ignored by schedule-free
+    clip_norm: float | None  # global norm to which larger gradients are scaled down; None for no clipping
 
 
 def learning_rate(config: OptimizerConfig, num_steps: int) -> optax.Schedule:

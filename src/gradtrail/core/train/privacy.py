@@ -16,31 +16,24 @@ class PrivacyConfig:
 
     The gradient of each example is clipped to `example_clip_norm`, the sum over a Poisson-sampled batch gets Gaussian
     noise, and the optimizer sees the sum divided by `batch_size`, which is the mean size of a batch.
-
-    Attributes:
-        enabled: True if the training is private; else the other fields have no effect.
-        epsilon: epsilon of the whole training, which determines the noise; None if `noise_multiplier` is a number.
-        noise_multiplier: standard deviation of the noise over `example_clip_norm`; None if `epsilon` is a number.
-        delta: chance that epsilon does not hold; below one over the number of examples.
-        example_clip_norm: L2 norm to which larger gradients of an example are scaled down.
-        sampling: kind of sampling; `poisson` draws each example for each batch independently, with probability
-            `batch_size` over the number of examples.
-        augmentation_multiplicity: number of augmentations of an example, whose mean gradient is clipped (De et al.,
-            arXiv 2204.13650).
-        secret_sha256: digest, in hex, of a secret that the random numbers of batches and noise come from; None to draw
-            them from the seed, which anybody can repeat.
-        release: True if outputs about single training examples are left empty.
     """
 
-    enabled: bool
+    enabled: bool  # True if the training is private; else the other fields have no effect
+    # epsilon of the whole training, which determines the noise; None if `noise_multiplier` is a number
     epsilon: float | None
+    # standard deviation of the noise over `example_clip_norm`; None if `epsilon` is a number
     noise_multiplier: float | None
-    delta: float
-    example_clip_norm: float
+    delta: float  # chance that epsilon does not hold; below one over the number of examples
+    example_clip_norm: float  # L2 norm to which larger gradients of an example are scaled down
+    # kind of sampling; `poisson` draws each example for each batch independently, with probability `batch_size` over
+    # the number of examples
     sampling: Literal["poisson"]
+    # number of augmentations of an example, whose mean gradient is clipped (De et al., arXiv 2204.13650)
     augmentation_multiplicity: int
+    # digest, in hex, of a secret that the random numbers of batches and noise come from; None to draw them from the
+    # seed, which anybody can repeat
     secret_sha256: str | None
-    release: bool
+    release: bool  # True if outputs about single training examples are left empty
 
     def __post_init__(self) -> None:
         check_fields(

@@ -40,19 +40,12 @@ _WORD = 32  # bits of the words in which `_indices_of` finds the examples drawn
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """Sizes and noise of a private training, derived from its config.
+    """Sizes and noise of a private training, derived from its config."""
 
-    Attributes:
-        noise_multiplier: standard deviation of the noise in units of the clip norm; 0 for none, in tests.
-        num_examples: number of examples of the training split.
-        capacity: number of rows of every batch, a multiple of `tile` times the shards.
-        tile: number of examples that are processed together.
-    """
-
-    noise_multiplier: float
-    num_examples: int
-    capacity: int
-    tile: int
+    noise_multiplier: float  # standard deviation of the noise in units of the clip norm; 0 for none, in tests
+    num_examples: int  # number of examples of the training split
+    capacity: int  # number of rows of every batch, a multiple of `tile` times the shards
+    tile: int  # number of examples that are processed together
 
     @classmethod
     def for_training(

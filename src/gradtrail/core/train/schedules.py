@@ -15,13 +15,9 @@ ScheduleKind = Literal["constant", "cosine", "warmup_cosine", "linear", "exponen
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantConfig:
-    """Linear rise from 0 to the peak, then constant.
+    """Linear rise from 0 to the peak, then constant."""
 
-    Attributes:
-        warmup_fraction: share of all steps in which the rate rises.
-    """
-
-    warmup_fraction: float
+    warmup_fraction: float  # share of all steps in which the rate rises
 
     def __post_init__(self) -> None:
         check_fields(self, warmup_fraction=SHARE)
@@ -29,13 +25,9 @@ class ConstantConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CosineConfig:
-    """Cosine decay from the peak (Loshchilov and Hutter, arXiv 1608.03983).
+    """Cosine decay from the peak (Loshchilov and Hutter, arXiv 1608.03983)."""
 
-    Attributes:
-        end_fraction: last value over the peak.
-    """
-
-    end_fraction: float
+    end_fraction: float  # last value over the peak
 
     def __post_init__(self) -> None:
         check_fields(self, end_fraction={"at_least": 0, "at_most": 1})
@@ -43,15 +35,10 @@ class CosineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosineConfig:
-    """Linear rise from 0 to the peak, then cosine decay.
+    """Linear rise from 0 to the peak, then cosine decay."""
 
-    Attributes:
-        warmup_fraction: share of all steps in which the rate rises.
-        end_fraction: last value over the peak.
-    """
-
-    warmup_fraction: float
-    end_fraction: float
+    warmup_fraction: float  # share of all steps in which the rate rises
+    end_fraction: float  # last value over the peak
 
     def __post_init__(self) -> None:
         check_fields(self, warmup_fraction=SHARE, end_fraction={"at_least": 0, "at_most": 1})
@@ -59,13 +46,9 @@ class WarmupCosineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearConfig:
-    """Linear decay from the peak.
+    """Linear decay from the peak."""
 
-    Attributes:
-        end_fraction: last value over the peak.
-    """
-
-    end_fraction: float
+    end_fraction: float  # last value over the peak
 
     def __post_init__(self) -> None:
         check_fields(self, end_fraction={"at_least": 0, "at_most": 1})
@@ -73,13 +56,9 @@ class LinearConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialConfig:
-    """Exponential decay from the peak.
+    """Exponential decay from the peak."""
 
-    Attributes:
-        end_fraction: last value over the peak.
-    """
-
-    end_fraction: float
+    end_fraction: float  # last value over the peak
 
     def __post_init__(self) -> None:
         check_fields(self, end_fraction={"above": 0, "at_most": 1})
@@ -87,15 +66,10 @@ class ExponentialConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PiecewiseConfig:
-    """Piecewise constant decay from the peak.
+    """Piecewise constant decay from the peak."""
 
-    Attributes:
-        boundaries: ends of the pieces, as shares of all steps, ascending.
-        factor: factor of the rate at each boundary.
-    """
-
-    boundaries: tuple[float, ...]
-    factor: float
+    boundaries: tuple[float, ...]  # ends of the pieces, as shares of all steps, ascending
+    factor: float  # factor of the rate at each boundary
 
     def __post_init__(self) -> None:
         check_fields(self, boundaries=POSITIVE_SHARE)
@@ -106,17 +80,11 @@ class PiecewiseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OneCycleConfig:
-    """One cycle: cosine rise to the peak, then cosine decay (Smith and Topin, arXiv 1708.07120).
+    """One cycle: cosine rise to the peak, then cosine decay (Smith and Topin, arXiv 1708.07120)."""
 
-    Attributes:
-        warmup_fraction: share of all steps in which the rate rises.
-        div_factor: peak over the first rate.
-        final_div_factor: first rate over the last one.
-    """
-
-    warmup_fraction: float
-    div_factor: float
-    final_div_factor: float
+    warmup_fraction: float  # share of all steps in which the rate rises
+    div_factor: float  # peak over the first rate
+    final_div_factor: float  # first rate over the last one
 
     def __post_init__(self) -> None:
         check_fields(self, warmup_fraction=POSITIVE_SHARE, div_factor=AT_LEAST_ONE, final_div_factor=AT_LEAST_ONE)

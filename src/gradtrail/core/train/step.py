@@ -26,73 +26,48 @@ from gradtrail.core.train.private import Mechanism, make_private_gradient, noise
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class RunKeys:
-    """Keys of a whole training; never consumed, only folded with the epoch or the step.
+    """Keys of a whole training; never consumed, only folded with the epoch or the step."""
 
-    Attributes:
-        order: key of the order of the examples, or of the draws of Poisson-sampled batches.
-        noise: key of a private training's noise; else None.
-    """
-
-    order: Key[Array, ""]
+    order: Key[Array, ""]  # key of the order of the examples, or of the draws of Poisson-sampled batches
     augmentation: Key[Array, ""]
     dropout: Key[Array, ""]
-    noise: Key[Array, ""] | None
+    noise: Key[Array, ""] | None  # key of a private training's noise; else None
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """Everything that training carries from step to step.
+    """Everything that training carries from step to step."""
 
-    Attributes:
-        step: number of steps done, skipped ones included, int32.
-        params: the trained parameters; see `params_to_evaluate` for those to evaluate.
-        opt_state: state of the Optax optimizer.
-        keys: keys of the whole training.
-        average: moving average of the parameters; None if none is configured.
-        loss_scale: state of the loss scale; None if the loss is not scaled.
-    """
-
-    step: Int[Array, ""]
-    params: Params
-    opt_state: PyTree
-    keys: RunKeys
-    average: Params | None
-    loss_scale: LossScale | None
+    step: Int[Array, ""]  # number of steps done, skipped ones included, int32
+    params: Params  # the trained parameters; see `params_to_evaluate` for those to evaluate
+    opt_state: PyTree  # state of the Optax optimizer
+    keys: RunKeys  # keys of the whole training
+    average: Params | None  # moving average of the parameters; None if none is configured
+    loss_scale: LossScale | None  # state of the loss scale; None if the loss is not scaled
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """Metrics of a step, float32 unless stated otherwise; for several steps, with a leading axis.
+    """Metrics of a step, float32 unless stated otherwise; for several steps, with a leading axis."""
 
-    Attributes:
-        num_examples: number of examples in the batch, int32.
-        loss: mean over the batch, in nats, label smoothing included.
-        cross_entropy: mean over the batch, in nats, without label smoothing.
-        accuracy: share of correct predictions in the batch, before the update.
-        grad_norm: global L2 norm of the mean gradient, before clipping; in a private training with its noise.
-        learning_rate: learning rate of this step.
-        part_grad_norm: root mean square of the norms of the mean gradients of the batch's parts; with `grad_norm` it
-            gives the gradient noise scale. Each device has its parts. None without `accumulation_steps`, and in
-            a private training.
-        loss_scale: factor of this step's loss; None if the loss is not scaled.
-        skipped: True if the step changed nothing because its gradients were not finite; None if the loss is not scaled.
-        rows: records of the batch's rows, or of the sampled examples, see `RowRecord`; None in a `History`.
-        observed: result of `observe` of `make_step`; None without it.
-    """
-
-    num_examples: Int[Array, "*steps"]
-    loss: Float[Array, "*steps"]
-    cross_entropy: Float[Array, "*steps"]
-    accuracy: Float[Array, "*steps"]
+    num_examples: Int[Array, "*steps"]  # number of examples in the batch, int32
+    loss: Float[Array, "*steps"]  # mean over the batch, in nats, label smoothing included
+    cross_entropy: Float[Array, "*steps"]  # mean over the batch, in nats, without label smoothing
+    accuracy: Float[Array, "*steps"]  # share of correct predictions in the batch, before the update
+    # global L2 norm of the mean gradient, before clipping; in a private training with its noise
     grad_norm: Float[Array, "*steps"]
-    learning_rate: Float[Array, "*steps"]
+    learning_rate: Float[Array, "*steps"]  # learning rate of this step
+    # root mean square of the norms of the mean gradients of the batch's parts; with `grad_norm` it gives the gradient
+    # noise scale. Each device has its parts. None without `accumulation_steps`, and in a private training.
     part_grad_norm: Float[Array, "*steps"] | None
-    loss_scale: Float[Array, "*steps"] | None
+    loss_scale: Float[Array, "*steps"] | None  # factor of this step's loss; None if the loss is not scaled
+    # True if the step changed nothing because its gradients were not finite; None if the loss is not scaled
     skipped: Bool[Array, "*steps"] | None
+    # records of the batch's rows, or of the sampled examples, see `RowRecord`; None in a `History`
     rows: RowRecord | None
-    observed: PyTree | None = None
+    observed: PyTree | None = None  # result of `observe` of `make_step`; None without it
 
 
 _NOISE = 2**32 - 1  # folded into the key for dropout and augmentation; the order of an epoch folds in its number

@@ -38,17 +38,11 @@ _MOST_LINES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """A compilation that a call caused.
+    """A compilation that a call caused."""
 
-    Attributes:
-        function: name of the function in Python.
-        signature: shapes and dtypes of its arguments.
-        line: line of the project that called it, such as `src/gradtrail/core/train/loop.py:264`.
-    """
-
-    function: str
-    signature: str
-    line: str
+    function: str  # name of the function in Python
+    signature: str  # shapes and dtypes of its arguments
+    line: str  # line of the project that called it, such as `src/gradtrail/core/train/loop.py:264`
 
 
 class CompileLog:

@@ -25,16 +25,12 @@ Wrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class CompileTimes:
-    """Seconds of tracing, lowering and compiling one function.
-
-    Attributes:
-        cached: whether the machine code came from the persistent compilation cache.
-    """
+    """Seconds of tracing, lowering and compiling one function."""
 
     trace_seconds: float
     lower_seconds: float
     compile_seconds: float
-    cached: bool = False
+    cached: bool = False  # whether the machine code came from the persistent compilation cache
 
     @property
     def total_seconds(self) -> float:
@@ -47,17 +43,11 @@ NO_TIMES = CompileTimes(trace_seconds=0.0, lower_seconds=0.0, compile_seconds=0.
 
 @dataclass(frozen=True, kw_only=True)
 class CallTimes:
-    """Seconds of the first calls of a function, each from ready arguments to ready results.
+    """Seconds of the first calls of a function, each from ready arguments to ready results."""
 
-    Attributes:
-        clock: returns seconds.
-        seconds: seconds of each timed call.
-        trips: iterations of the function's outermost loop in each of them.
-    """
-
-    clock: Callable[[], float]
-    seconds: list[float] = field(default_factory=list)
-    trips: list[int] = field(default_factory=list)
+    clock: Callable[[], float]  # returns seconds
+    seconds: list[float] = field(default_factory=list)  # seconds of each timed call
+    trips: list[int] = field(default_factory=list)  # iterations of the function's outermost loop in each of them
 
     @property
     def first(self) -> float:
@@ -76,27 +66,20 @@ class CompiledFunction:
     """A function compiled ahead of time for one set of shapes and dtypes.
 
     A call with other shapes or dtypes raises TypeError; nothing is compiled again.
-
-    Attributes:
-        call: the executable.
-        signature: shapes and dtypes of the arguments.
-        lost_donations: shapes and dtypes of the arguments whose memory the results should reuse, and do not.
-        line: line of the project that compiled it.
-        calls: times of its first calls; None to time none.
-        trips_of: arguments → iterations of the outermost loop, if `cost` is that of one iteration.
-        texts: returns the program as `jaxpr`, `stablehlo` and optimized `hlo`.
     """
 
     name: str
-    call: Callable[..., Any]
+    call: Callable[..., Any]  # the executable
     cost: StaticCost
     times: CompileTimes
-    signature: str = ""
+    signature: str = ""  # shapes and dtypes of the arguments
+    # shapes and dtypes of the arguments whose memory the results should reuse, and do not
     lost_donations: tuple[str, ...] = ()
-    line: str = ""
-    calls: CallTimes | None = None
+    line: str = ""  # line of the project that compiled it
+    calls: CallTimes | None = None  # times of its first calls; None to time none
+    # arguments → iterations of the outermost loop, if `cost` is that of one iteration
     trips_of: Callable[..., int] | None = None
-    texts: Callable[[], dict[str, str]] = dict
+    texts: Callable[[], dict[str, str]] = dict  # returns the program as `jaxpr`, `stablehlo` and optimized `hlo`
 
     @property
     def flops_per_second(self) -> float:

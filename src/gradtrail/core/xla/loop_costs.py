@@ -11,17 +11,11 @@ from jax.extend import core as jax_core
 
 @dataclass(frozen=True, kw_only=True)
 class LoopCost:
-    """Cost of loop iterations after the first.
+    """Cost of loop iterations after the first."""
 
-    Attributes:
-        flops: floating-point operations.
-        transcendentals: exponentials, logarithms and the like.
-        bytes_accessed: bytes read and written.
-    """
-
-    flops: float = 0.0
-    transcendentals: float = 0.0
-    bytes_accessed: float = 0.0
+    flops: float = 0.0  # floating-point operations
+    transcendentals: float = 0.0  # exponentials, logarithms and the like
+    bytes_accessed: float = 0.0  # bytes read and written
 
     def __add__(self, other: "LoopCost") -> "LoopCost":
         return LoopCost(

@@ -20,42 +20,24 @@ class StaticCost:
     The body of a loop of known length counts once per iteration. If the length depends on data, it counts with the
     largest length that the loop's condition states, and FLOPs, transcendentals and bytes are upper bounds; without such
     a bound, as in the loop over training steps, it counts once.
-
-    Attributes:
-        flops: floating-point operations.
-        transcendentals: exponentials, logarithms and the like.
-        bytes_accessed: bytes read and written.
-        argument_bytes: size of the arguments.
-        output_bytes: size of the results.
-        alias_bytes: part of the results that reuses the memory of donated arguments.
-        temporary_bytes: memory for intermediate values.
-        total_bytes: arguments + outputs + temporaries - aliases.
-        jaxpr_equations: equations of the traced program, inner programs included.
-        stablehlo_bytes: length of the StableHLO text.
-        hlo_instructions: instructions in the optimized HLO.
-        hlo_fusions: fusions among them.
-        donated_buffers: arguments whose memory the results reuse.
-        float64_instructions: instructions of the optimized program with a float64 result.
-        data_dependent_loops: loops that are counted with their largest length.
-        touched_bytes: bytes read and written, without rows of an argument that the program does not gather.
     """
 
-    flops: int
-    transcendentals: int
-    bytes_accessed: int
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    temporary_bytes: int
-    total_bytes: int
-    jaxpr_equations: int
-    stablehlo_bytes: int
-    hlo_instructions: int
-    hlo_fusions: int
-    donated_buffers: int
-    float64_instructions: int
-    data_dependent_loops: int
-    touched_bytes: int
+    flops: int  # floating-point operations
+    transcendentals: int  # exponentials, logarithms and the like
+    bytes_accessed: int  # bytes read and written
+    argument_bytes: int  # size of the arguments
+    output_bytes: int  # size of the results
+    alias_bytes: int  # part of the results that reuses the memory of donated arguments
+    temporary_bytes: int  # memory for intermediate values
+    total_bytes: int  # arguments + outputs + temporaries - aliases
+    jaxpr_equations: int  # equations of the traced program, inner programs included
+    stablehlo_bytes: int  # length of the StableHLO text
+    hlo_instructions: int  # instructions in the optimized HLO
+    hlo_fusions: int  # fusions among them
+    donated_buffers: int  # arguments whose memory the results reuse
+    float64_instructions: int  # instructions of the optimized program with a float64 result
+    data_dependent_loops: int  # loops that are counted with their largest length
+    touched_bytes: int  # bytes read and written, without rows of an argument that the program does not gather
 
     @property
     def arithmetic_intensity(self) -> float:
