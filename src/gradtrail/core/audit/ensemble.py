@@ -115,7 +115,6 @@ def cross_validate(
 
     Args:
         networks: functions compiled for the size of `train`.
-        train: the training split.
         other_splits: further splits by name; none of their examples may be in `train`.
         config: the audit: number of networks and seed.
         label_set: number of the set of labels; another one gives other initial weights and orders of the examples, and

@@ -16,7 +16,6 @@ def draw_confused(
     Args:
         probabilities: class probabilities by networks that did not train on the example.
         labels: the classes that are not drawn, int32.
-        seed: seed of the draws.
 
     Returns:
         int32; class `j` with probability p_j / (1 - p_label).

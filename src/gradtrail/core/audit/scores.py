@@ -35,7 +35,6 @@ def label_scores(logits: Logits, labels: Labels, temperature: float) -> dict[str
     Args:
         logits: logits by networks that were not trained on the examples.
         labels: label of each example to score; not necessarily the given one.
-        temperature: divisor of the logits.
 
     Returns:
         `margin`, the largest mean probability of another class minus that of the label, -1 to 1 (Northcutt et al.,

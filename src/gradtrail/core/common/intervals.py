@@ -29,7 +29,6 @@ def share_interval(hits: int, total: int) -> Interval:
     """Return the share of hits with its score interval, within 0 and 1 (E. B. Wilson, JASA 22, 1927).
 
     Args:
-        hits: number of successes.
         total: number of trials, at least 1.
     """
     share = hits / total

@@ -79,7 +79,6 @@ def ordered_sum(parts: PyTree, num_shards: int) -> PyTree:
 
     Args:
         parts: pytree of arrays, different on each shard.
-        num_shards: size of the axis.
     """
     if not jax.tree.leaves(parts):
         return parts

@@ -30,8 +30,6 @@ def versions_of(
     Args:
         split: the examples.
         count: number of versions.
-        config: ranges of the deformations.
-        seed: seed of the deformations.
         num_ids: a number larger than any `example_id` of the split.
         advance: called with the number of examples of each part.
     """

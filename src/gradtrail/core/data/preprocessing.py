@@ -25,7 +25,6 @@ def stratified_split(
     Args:
         labels: class of each example, 0 or more.
         fraction: share that is held out, in [0, 1).
-        seed: seed of the choice.
 
     Returns:
         Indices that are kept and indices that are held out, both ascending. round(fraction · n) of `n` examples are
@@ -119,8 +118,6 @@ def prepare(
         labels: class of each image.
         test_images: uint8 pixels of the test part.
         test_labels: class of each test image.
-        config: fractions, noise and seed.
-        num_classes: number of classes of the data set.
     """
     train_rows, held_out = stratified_split(labels, config.validation_fraction, seed=(config.seed, _SPLIT))
     train = _take(images, labels, train_rows, config)

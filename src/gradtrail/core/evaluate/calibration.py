@@ -75,7 +75,6 @@ def fit_temperature(logits: Float[np.ndarray, "*networks examples classes"], lab
 
     Args:
         logits: logits by one network or several that were not trained on the examples.
-        labels: labels of the same examples, one or more.
     """
     logits = log_softmax(logits.astype(np.float64))
     index = np.broadcast_to(labels, logits.shape[:-1])[..., None]

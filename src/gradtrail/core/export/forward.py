@@ -48,7 +48,6 @@ def tensors(members: Sequence[Params | HostParams], temperature: float) -> dict[
 
     Args:
         members: the parameters of a network, or of each network of an ensemble.
-        temperature: temperature that calibrates the probabilities.
 
     Returns:
         Each parameter by its path, such as `layers/0/kernel`, with a leading axis of members if there are several; and

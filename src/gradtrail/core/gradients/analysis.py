@@ -83,10 +83,8 @@ def analyze(
 
     Args:
         passes: passes compiled for the model and for `num_influenced` examples.
-        trajectory: kept weights of the training.
         splits: splits by name, with `train` and `test`.
         config: chosen test examples, number of bootstrap samples and of iterations.
-        num_classes: number of classes.
         advance: called with the number of examples that a pass has processed, `num_visits` in all, and with 0 and a
             `message` after each epoch.
 

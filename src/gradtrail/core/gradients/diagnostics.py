@@ -122,7 +122,6 @@ def checkpoint_weights(
     Args:
         epochs: epochs of the kept weights, ascending; 0 is before training.
         learning_rates: learning rate of every step of the training.
-        steps_per_epoch: number of steps in each epoch.
     """
     middle = (np.arange(len(learning_rates)) + 0.5) / steps_per_epoch  # middle of each step, in epochs
     nearest = np.argmin(np.abs(middle[:, None] - np.asarray(epochs, float)[None]), axis=1)

@@ -92,7 +92,6 @@ def float64_errors(
         params: parameters that the scores were computed with.
         splits: all examples; the sample is evenly spaced over them.
         scores: split → score → a value for each example.
-        label_smoothing: label smoothing of the loss.
     """
     count = sample_size(splits)
     rows = np.linspace(0, sum(map(len, splits.values())) - 1, count).round().astype(np.int64)

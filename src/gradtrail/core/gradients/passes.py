@@ -92,11 +92,8 @@ def compile_passes(
     A single example may take more, and so may the 8 examples of a sum; a microbatch has at most 512 examples a device.
 
     Args:
-        model: the network.
-        label_smoothing: label smoothing of the loss.
         num_others: number of examples whose gradients `products` compares with.
         curvature: True to compile the product with the Hessian too.
-        compiler: compiler of all passes.
         mesh: the devices that each batch is split over.
     """
     params = model.abstract_params()

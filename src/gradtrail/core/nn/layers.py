@@ -274,7 +274,6 @@ def dropout(
     """Set a random share of the inputs to zero and scale the rest by 1 / (1 - rate) (Srivastava et al., JMLR 15, 2014).
 
     Args:
-        inputs: activations.
         rate: share that is set to zero, in [0, 1).
         key: one key per example, so that its dropout depends on no other example; None for no dropout.
     """

@@ -226,7 +226,6 @@ class Model:
     """The pure functions of a network.
 
     Args:
-        config: the network.
         remat: True if the backward pass recomputes the activations of convolutional blocks instead of storing them:
             less memory, more FLOPs. Dense layers always store theirs, which are small.
     """

@@ -57,7 +57,6 @@ def clipped_grad_sum(
     has a norm above C: nᵢ includes all rounding.
 
     Args:
-        model: the network.
         params: parameters at which the gradients are taken.
         images: float32 in 0..1, or uint8 pixels; `copies` adjacent rows for each example.
         labels: class of each row, int32.

@@ -50,7 +50,6 @@ def from_chunks(
         sizes: number of examples in each chunk, at least one.
         strata: class of each chunk; the bootstrap resamples chunks within each class.
         samples: number of bootstrap samples.
-        seed: seed of the bootstrap.
     """
     rng = np.random.default_rng(seed)
     weights = np.zeros((samples, len(sizes)))

@@ -34,7 +34,6 @@ def layer_metrics(
     No gradient with respect to parameters is formed.
 
     Args:
-        model: the network.
         forward: tap → (sum of the losses of a batch, logits), see `forward_of`.
         measure: (layer, its entry of `extra`, inputs, cotangent) → pytree of float32 arrays.
         extra: name of a layer → pytree of arrays for `measure`.
@@ -81,11 +80,8 @@ def squared_grad_norms(
     """Return the squared L2 norm of each example's gradient for each layer, float32, and the logits.
 
     Args:
-        model: the network.
         params: parameters at which the gradients are taken.
-        images: images of the examples.
         labels: class of each example, int32.
-        label_smoothing: label smoothing of the loss.
         key: one key per example for dropout; None for no dropout.
     """
 

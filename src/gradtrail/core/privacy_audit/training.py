@@ -152,10 +152,8 @@ def run_audited_training(
 
     Args:
         program: functions compiled for this number of examples and canaries.
-        train: the training split.
         canaries: canaries whose products are recorded, absent ones included.
         coins: True for the canaries to train on.
-        keys: keys of the training, see `keys_of`.
         advance: called with the number of steps after each epoch.
 
     Raises:

@@ -155,8 +155,6 @@ class Bench:
     """Times compiled variants on random examples, from random states, without compiling anything.
 
     Args:
-        config: time budgets.
-        num_classes: number of classes.
         compiler: compiler whose clock returns seconds and whose guard locks the compilation of a step's operations.
     """
 

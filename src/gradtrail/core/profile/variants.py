@@ -113,9 +113,6 @@ def compile_variant(
 
     Args:
         config: the training, whose fields `variant` replaces.
-        variant: the variant to compile.
-        image_shape: height and width in pixels.
-        num_classes: number of classes.
         num_examples: size of the training split.
         devices: `config.shards` devices or more, see `make_program`.
         compiler: compiler whose `functions` get those of the configured variant only.

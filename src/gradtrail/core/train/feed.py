@@ -89,8 +89,6 @@ def blocks(
     at `positions`. Padding has the data of example 0, as in `batching.gather`.
 
     Args:
-        source: the split.
-        order: order of the epoch.
         mesh: the devices that each batch is split over.
         steps_per_block: number of steps of a block, see `steps_in_block`.
         first: step of the epoch.
@@ -123,7 +121,6 @@ class _Reader:
     """Reads blocks of consecutive examples and caches those of the last call.
 
     Args:
-        source: the split.
         num_rows: largest number of rows of a call.
     """
 

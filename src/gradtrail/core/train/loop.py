@@ -127,8 +127,6 @@ def make_program(
     """Return the functions of a training, not yet compiled.
 
     Args:
-        config: the training.
-        model: the network.
         num_examples: size of the training split.
         devices: `config.shards` devices or more; each batch is split over the first ones, the rest stays unused.
         noise_multiplier: standard deviation of a private training's noise, in units of the clip norm.

@@ -87,7 +87,6 @@ def batch_capacity(num_examples: int, batch_size: int, num_steps: int, *, delta:
         num_examples: size n of the training split.
         batch_size: mean size of a batch, q n.
         num_steps: number of batches of the whole training.
-        delta: delta of the privacy guarantee.
     """
     rate = batch_size / num_examples
     needed_divergence = math.log(num_steps / (OVERFLOW_SHARE * delta)) / num_examples

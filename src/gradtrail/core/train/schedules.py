@@ -108,7 +108,6 @@ def make_schedule(config: ScheduleConfig, peak: float, num_steps: int) -> optax.
 
     Args:
         config: config of the schedule; its class is the kind.
-        peak: highest rate.
         num_steps: length of the whole training.
     """
     return jax.numpy_dtype_promotion("standard")(_make_schedule(config, peak, num_steps))

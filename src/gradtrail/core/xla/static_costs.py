@@ -54,7 +54,6 @@ def static_cost(traced: Any, lowered: Any, compiled: Any, stablehlo_bytes: int, 
     Args:
         traced: the program as a jaxpr.
         lowered: the program before optimization.
-        compiled: the optimized program.
         stablehlo_bytes: length of its StableHLO text.
         unread_bytes: size of arguments that are not read, see `Compiler.compile`.
     """
