@@ -23,7 +23,7 @@ def test_openml_comes_last_and_ends_in_the_same_files(
     acquisition.acquire(mirrors=(internet.base("gone"),), openml=True)
     assert acquisition.written() == SMALL
     assert acquisition.reports()[-1].startswith("MNIST from OpenML mnist_784, version 1; cite ")
-    assert [path for path, _ in internet.asked].count("/download") == 1
+    assert internet.requests.count("/download") == 1
     assert socket.getdefaulttimeout() is None
 
 
@@ -64,4 +64,4 @@ def test_a_bug_in_what_asks_openml_is_not_openmls_fault(
 
 def test_openml_is_not_asked_unless_wanted(acquisition: Acquisition, internet: MirrorServer) -> None:
     assert "to ask, as MNIST_DIR is not set: set MNIST_DIR" in acquisition.refusal()
-    assert internet.asked == []
+    assert internet.requests == []

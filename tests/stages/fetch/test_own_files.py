@@ -78,4 +78,4 @@ def test_a_bomb_of_ones_own_ends_at_a_limit(
 def test_a_folder_of_ones_own_must_be_named(acquisition: Acquisition, internet: MirrorServer) -> None:
     expected = "no source of IDX files to ask, as IDX_DIR is not set: set IDX_DIR to a folder with the four IDX files"
     assert acquisition.refusal("idx", mirrors=(internet.base(),), openml=True) == expected
-    assert internet.asked == []
+    assert internet.requests == []

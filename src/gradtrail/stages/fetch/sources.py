@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +23,11 @@ from gradtrail.stages.datasets.catalog import DATASETS, Dataset, FourArrays
 from gradtrail.stages.fetch.download import (
     STALL_SECONDS,
     KnownFile,
-    Mirrors,
     SourceError,
-    WrongBytesError,
     check_reachable,
-    read_chunks,
+    chunks,
+    download,
+    require_url,
     write_verified,
 )
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line
@@ -51,27 +51,26 @@ class FetchConfig:
             raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {self.dataset!r}")
 
 
-def acquire(config: FetchConfig, to: Path, *, parts: Path, runtime: RuntimeConfig) -> DatasetInfo:
+def acquire(config: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo:
     """Write the four IDX files of the data set; report each source that fails in a line on stderr.
 
     Args:
-        config: names the data set.
-        to: an empty folder. After a fault some files may be there: publish it only once this returns.
-        parts: folder for what interrupted downloads received, from which the next attempt resumes.
-        runtime: which mirrors to ask, whether to ask OpenML, and how long to wait.
+        config: The data set.
+        to: An empty folder. After an error some files may be there: publish it only once this returns.
+        runtime: The mirrors, whether to ask OpenML, and how long to wait.
 
     Returns:
-        What was written.
+        The description of the files.
 
     Raises:
-        NoSourceError: no source has all four files; the message says what to do.
-        UserError: files of one's own are missing, damaged, or do not fit together; a mirror is no http or https URL.
+        NoSourceError: No source has all four files; the message says what to do.
+        UserError: The user's own files are missing, damaged, or do not fit together; a mirror is no http or https URL.
     """
     entry = DATASETS[config.dataset]
     if entry.load:
         _write_arrays(entry, entry.load(), to)
         return describe_raw(to, config.dataset)
-    sources = _sources(entry, to, parts, runtime)
+    sources = _sources(entry, to, runtime)
     for source in sources.values():
         try:
             origin = source()
@@ -95,20 +94,28 @@ def acquire(config: FetchConfig, to: Path, *, parts: Path, runtime: RuntimeConfi
     raise NoSourceError(f"no source of {entry.title} {asked}: {advice}")
 
 
-def _sources(entry: Dataset, to: Path, parts: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
+def _sources(entry: Dataset, to: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
     """Return what may be asked, by name, in order; each writes the files to `to` and returns where they came from."""
     sources: dict[str, Callable[[], str]] = {}
     if folder := os.environ.get(entry.folder_variable):
         sources[entry.folder_variable] = lambda: _from_folder(entry, Path(folder), to)
     bases = entry.mirrors if runtime.mirrors is None else runtime.mirrors
     if entry.mirrors and bases:
-        mirrors = Mirrors(bases=bases, parts=parts, timeout_seconds=runtime.download_timeout_seconds, report=_report)
-        sources["mirrors"] = lambda: ", ".join(
-            dict.fromkeys(mirrors.download(file, to / file.name) for file in known_files(entry))
-        )
+        for base in bases:
+            require_url(base)
+        sources["mirrors"] = lambda: _from_mirrors(entry, bases, to, runtime.download_timeout_seconds)
     if entry.openml and runtime.openml:
         sources["OpenML"] = lambda: _from_openml(entry, to)
     return sources
+
+
+def _from_mirrors(entry: Dataset, bases: Sequence[str], to: Path, timeout_seconds: float) -> str:
+    """Download each file from the first mirror that has it; raise NoSourceError, whose reasons were reported."""
+    origins = [
+        download(file, bases, to / file.name, timeout_seconds=timeout_seconds, report=_report)
+        for file in known_files(entry)
+    ]
+    return ", ".join(dict.fromkeys(origins))
 
 
 def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
@@ -117,13 +124,14 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
         plain, gzipped = folder / file.name, folder / f"{file.name}.gz"
         path = plain if plain.is_file() else gzipped
         try:
-            write_verified(file, read_chunks(path, gzipped=path == gzipped), to / file.name)
-        except FileNotFoundError as fault:
-            found = f"{folder}: there is neither {plain.name} nor {gzipped.name}"
-            raise UserError(f"{entry.folder_variable}: {found}") from fault
-        except (OSError, WrongBytesError) as fault:
-            reason = fault.strerror if isinstance(fault, OSError) else str(fault)
-            raise UserError(f"{entry.folder_variable}: {path}: {reason}") from fault
+            with path.open("rb") as stream:
+                write_verified(file, chunks(stream, gzipped=path == gzipped), to / file.name)
+        except FileNotFoundError as error:
+            reason = f"{folder}: there is neither {plain.name} nor {gzipped.name}"
+            raise UserError(f"{entry.folder_variable}: {reason}") from error
+        except (OSError, SourceError) as error:
+            reason = (isinstance(error, OSError) and error.strerror) or str(error)
+            raise UserError(f"{entry.folder_variable}: {path}: {reason}") from error
     return str(folder)
 
 
