@@ -12,7 +12,6 @@ from untrusted import refusal
 from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts.shards import COLUMNS, ShardedSplit, join, taken, write_shards
 from gradtrail.stages.common.dataset import DatasetInfo, read_json, sha256
-from gradtrail.stages.common.files import write_json
 
 SPLIT = random_split(70_000, shape=SHAPE)  # of 32 bytes each: three shards of at most a MiB
 SIZE = int((2**20 - len(COLUMNS) * 128) // (np.prod(SHAPE) + 5 * 4))
@@ -137,34 +136,12 @@ def test_a_changed_shard_is_refused_when_it_is_verified(folder: Path) -> None:
     assert "not the bytes" in refused(opened(folder).verify, file)
 
 
-def test_labels_that_are_no_classes_are_refused_when_they_are_verified(tmp_path: Path) -> None:
-    wrong = dataclasses.replace(random_split(5), labels=np.full(5, 7, np.int32))
-    write_shards(tmp_path / "train.npz", [wrong], 1)
-    assert "must be 0 to" in refused(opened(tmp_path / "train.npz").verify, tmp_path / "train.npz/00000.labels.npy")
-
-
 def test_a_shard_that_is_cut_while_it_is_used_is_one_line(folder: Path) -> None:
     split, file = opened(folder), folder / "00000.images.npy"
     file.write_bytes(file.read_bytes()[:1000])
     assert "cut while it was read" in refused(lambda: split.read(0, 4096), file)
     file.unlink()
     assert "no such file" in refused(lambda: split.read(0, 4096), file)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"shards": []}, "not a split"),
-        ({"image_shape": [9, 9]}, "not a split"),
-        ({"shards": [{"examples": 0, "files": {}}]}, "examples must be at least 1"),
-        ({"shards": [{"examples": 1, "files": {"images": "a"}}]}, "files must be of"),
-        ({"other": 1}, "not a known key"),
-        ({"shards": [{"examples": 10**15, "files": dict.fromkeys(COLUMNS, "a")}]}, "expected"),
-    ],
-)
-def test_an_index_of_something_else_is_refused(folder: Path, change: dict, reason: str) -> None:
-    write_json(folder / "index.json", read_json(folder / "index.json") | change)
-    assert reason in refused(lambda: opened(folder), folder)
 
 
 def test_another_index_or_none_is_refused(folder: Path) -> None:

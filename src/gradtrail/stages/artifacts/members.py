@@ -5,7 +5,6 @@
 the weights of the first.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradtrail.core.common.intervals import TAILS
-from gradtrail.stages.common.files import write_json
-from gradtrail.support.errors import UserError
+from gradtrail.stages.common.files import read_json, write_json
 
 if TYPE_CHECKING:  # it imports JAX, and tracking reads the list of members
     from gradtrail.core.nn.models import WeightsKind
@@ -58,19 +56,9 @@ def write_seeds(models: Path, seeds: Sequence[int]) -> None:
 
 
 def read_seeds(models: Path) -> list[int]:
-    """Read the seeds of the members, at least one, ascending; raise UserError in one line where the list is damaged."""
-    path = models / FOLDER / _INDEX
-    try:
-        seeds = json.loads(path.read_text(encoding="utf-8"))["seeds"]
-        if not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):
-            raise ValueError(f"seeds {str(seeds)[:100]}")
-        if seeds != sorted({*seeds}):
-            raise ValueError("the seeds do not ascend")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: no list of members: {error}; `dvc checkout dvc.yaml` restores it") from None
-    return list(seeds)
+    """Read the seeds of the members, at least one, ascending."""
+    seeds: list[int] = read_json(models / FOLDER / _INDEX)["seeds"]
+    return seeds
 
 
 def read_folders(folder: Path, models: Path) -> dict[int, Path]:

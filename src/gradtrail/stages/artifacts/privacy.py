@@ -5,15 +5,12 @@ cover.
 """
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gradtrail.core.common.validation import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, check, check_fields
-from gradtrail.stages.common.files import write_json
+from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import validate
-from gradtrail.support.errors import UserError, one_line
 
 _FILE = "privacy.json"
 NOT_COVERED = (
@@ -62,14 +59,6 @@ class Promise:
     has_secret: bool
     release: bool
 
-    def __post_init__(self) -> None:
-        counted = ("batch_size", "num_examples", "steps", "members", "augmentation_multiplicity")
-        positive = ("noise_multiplier", "example_clip_norm")
-        epsilons = ("epsilon", "epsilon_each", "epsilon_rdp")  # 0 with very much noise
-        check_fields(self, delta=POSITIVE_SHARE, **dict.fromkeys(counted, AT_LEAST_ONE))
-        check_fields(self, **dict.fromkeys(positive, POSITIVE), **dict.fromkeys(epsilons, NOT_NEGATIVE))
-        check("batch_size", self.batch_size, at_most=self.num_examples)
-
     @property
     def rate(self) -> float:
         """Chance of an example to be in a batch."""
@@ -88,12 +77,4 @@ def read_promise(folder: Path) -> Promise | None:
         UserError: the file is damaged; one line.
     """
     path = folder / _FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path}: not readable as JSON: {one_line(error)}; `dvc checkout dvc.yaml` restores it"
-        ) from None
-    return validate(content, Promise, f"{path}: privacy")
+    return validate(read_json(path), Promise, f"{path}: privacy") if path.is_file() else None

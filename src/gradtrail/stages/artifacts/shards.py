@@ -22,18 +22,15 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.validation import check
 from gradtrail.stages.common.dataset import (
     INDEX,
-    LABELS,
     DatasetInfo,
-    require_labels,
     require_unchanged,
     sha256,
 )
 from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import validate
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
 _MIB = 2**20
@@ -51,11 +48,6 @@ class Shard:
 
     examples: int
     files: dict[str, str]
-
-    def __post_init__(self) -> None:
-        check("examples", self.examples, at_least=1)
-        if set(self.files) != set(COLUMNS):
-            raise ValueError(f"files must be of {', '.join(COLUMNS)}, got {one_line(', '.join(self.files))[:100]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +110,6 @@ class ShardedSplit:
         self._folder = folder
         path = folder / INDEX
         self._index: _Index = validate(read_json(path), _Index, f"{path}: index")
-        if self._index.image_shape != info.image_shape or not self._index.shards:
-            raise UserError(f"{path}: not a split of {info.label}: its images are {self._index.image_shape}")
-        self._num_classes = info.num_classes
         self._starts = [0, *itertools.accumulate(shard.examples for shard in self._index.shards)]
         self._offsets: dict[tuple[int, str], int] = {}
         self._check_sizes()
@@ -172,7 +161,7 @@ class ShardedSplit:
         return found
 
     def verify(self) -> None:
-        """Read every file; raise UserError where one is not what the index says, or a label is no class."""
+        """Read every file; raise UserError if one has other bytes than those in the index."""
         names = [(number, name) for number in range(len(self._index.shards)) for name in COLUMNS]
         with concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
             try:
@@ -189,9 +178,6 @@ class ShardedSplit:
             raise UserError(
                 f"{path}: not the bytes that {self._folder / INDEX} was written for; `dvc repro` makes both"
             )
-        if name in LABELS:
-            first = self._starts[number]
-            require_labels(path, name, self.read_column(name, first, first + shard.examples), self._num_classes)
 
     def _check_sizes(self) -> None:
         """Note where the rows begin; raise UserError unless every file has its header and its number of bytes."""

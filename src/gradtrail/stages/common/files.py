@@ -110,8 +110,10 @@ def read_json(path: Path, name: str = "") -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{name or path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{name or path}: not readable as JSON: {one_line(error)[:200]}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{name or path}: not readable as JSON: {one_line(error)[:200]}; `dvc checkout` restores it"
+        ) from None
 
 
 def read_mapping(path: Path, of: str, name: str = "") -> dict[str, Any]:

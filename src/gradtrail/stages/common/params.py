@@ -6,58 +6,42 @@ This module knows no config class: each stage passes its own. YAML is read as YA
 import contextlib
 import copy
 import functools
-import itertools
 import json
-import math
-import sys
-import warnings
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode
-from ruamel.yaml.scanner import Scanner
 
 from gradtrail.support.errors import UserError, one_line, suggestion
 
 Section = TypeVar("Section")
 ExtraValues: TypeAlias = Literal["forbid", "ignore"]
 
-_MAX_FILE_BYTES = 2**18  # a project's files have a few thousand bytes
-_MAX_VALUES = 10_000  # keys count too; so many take half a second, and a lock of this project has 2,000
-_MAX_CONTENT_BYTES = 2**24  # a few lines of aliases can expand to gigabytes
-_MAX_DEPTH = 50  # of mappings and lists, of which the parser visits all around each value
-_TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 _MAX_LINE = 500  # characters of an error
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # types of pydantic's errors
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML 1.2 file whose top level is a mapping; raise UserError in one line where it is not."""
+    """Read a YAML 1.2 file whose top level is a mapping; raise UserError, one line, if it is none."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_FILE_BYTES + 1)
+        return parse_yaml(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return parse_yaml(data, str(path))
 
 
 def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
     """Return the content of a YAML 1.2 file of this name, as `read_yaml` does."""
-    if len(data) > _MAX_FILE_BYTES:
-        raise UserError(f"{name}: more than {_MAX_FILE_BYTES:,} bytes")
     try:
         content = copy.deepcopy(_parse(data.decode("utf-8")))
     except UnicodeDecodeError as error:
         raise UserError(f"{name}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # all raised by malformed text
+    except (YAMLError, ValueError) as error:  # such as a key that occurs twice
         raise UserError(f"{name}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
     if not isinstance(content, dict):
         raise UserError(f"{name}: expected sections by name, got {type(content).__name__}")
@@ -106,31 +90,6 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
         return adapter.validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise UserError(_one_line(error.errors(), value, name)[:_MAX_LINE]) from None
-    except (TypeError, ValueError, RecursionError) as error:  # a list as a key, an integer of thousands of digits
-        raise UserError(f"{name}: not a valid value: {one_line(error)[:_MAX_LINE]}") from None
-
-
-class _Scanner(Scanner):
-    """Refuses deep brackets as it meets them; the parser looks far ahead of what it hands on."""
-
-    def fetch_flow_collection_start(self, *args: Any, **kwargs: Any) -> None:
-        if len(self.flow_context) >= _MAX_DEPTH:
-            raise ValueError(_TOO_DEEP)
-        super().fetch_flow_collection_start(*args, **kwargs)
-
-
-class _Composer(Composer):
-    """Refuses documents that are nested so deeply, or have so many values, that reading them would take seconds."""
-
-    num_values = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self.num_values += 1
-        if self.depth >= _MAX_DEPTH:
-            raise ValueError(_TOO_DEEP)
-        if self.num_values > _MAX_VALUES:
-            raise ValueError(f"more than {_MAX_VALUES:,} keys and values")
-        return super().compose_node(parent, index)
 
 
 class _Constructor(SafeConstructor):
@@ -140,31 +99,11 @@ class _Constructor(SafeConstructor):
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
 
 
-@functools.lru_cache(maxsize=8)  # the params take 50 ms, and a sync asks for those of each state
+@functools.lru_cache(maxsize=8)  # the params take 50 ms, and a sync reads those of each state
 def _parse(text: str) -> Any:
-    """Return the content of a YAML document; raise ValueError where it has too much in it or is nested too deeply."""
     yaml = YAML(typ="safe", pure=True)
-    yaml.Scanner, yaml.Composer, yaml.Constructor = _Scanner, _Composer, _Constructor
-    with warnings.catch_warnings(action="ignore"):  # an anchor that is set twice; the warning has several lines
-        document = yaml.compose(text)
-    if document is None:
-        return None
-    if _content_bytes(document, {}) > _MAX_CONTENT_BYTES:
-        raise ValueError(f"its aliases expand to more than {_MAX_CONTENT_BYTES:,} bytes, or contain themselves")
-    content = yaml.constructor.construct_document(document)
-    json.dumps(content)  # raises TypeError for what a tag may ask for: bytes, a set, an object
-    return content
-
-
-def _content_bytes(node: Any, known: dict[int, float]) -> float:
-    """Return the approximate size of a node with every alias expanded, in bytes; infinity where it contains itself."""
-    if not isinstance(node.value, list):
-        return sys.getsizeof(node.value)
-    if id(node) not in known:
-        known[id(node)] = math.inf
-        parts = itertools.chain(*node.value) if isinstance(node, MappingNode) else node.value
-        known[id(node)] = sys.getsizeof(node.value) + sum(_content_bytes(part, known) for part in parts)
-    return known[id(node)]
+    yaml.Constructor = _Constructor
+    return yaml.load(text)
 
 
 @functools.cache  # pydantic takes milliseconds to build one

@@ -8,13 +8,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError, one_line
 
 # The pipeline of the root and the optional ones, each with its lock; all paths are relative to the root. `.dvcignore`
@@ -65,47 +65,6 @@ class StageSpec:
         return tuple(dep for dep in self.deps if not is_code(dep))
 
 
-_Outs = list[str | dict[str, Any]]
-
-
-@dataclass
-class _DeclaredStage:
-    """What is read of a stage in `dvc.yaml`."""
-
-    cmd: str | list[str]
-    deps: list[str] = field(default_factory=list)
-    params: list[str | dict[str, list[str]]] = field(default_factory=list)
-    outs: _Outs = field(default_factory=list)
-    metrics: _Outs = field(default_factory=list)
-    plots: _Outs = field(default_factory=list)
-
-
-@dataclass
-class _DvcYaml:
-    stages: dict[str, _DeclaredStage]
-
-
-@dataclass
-class _LockedFile:
-    path: str
-    md5: str
-
-
-@dataclass
-class _LockedStage:
-    """What is read of a stage in `dvc.lock`."""
-
-    cmd: str | list[str]
-    deps: list[_LockedFile] = field(default_factory=list)
-    params: dict[str, dict[str, Any]] = field(default_factory=dict)
-    outs: list[_LockedFile] = field(default_factory=list)
-
-
-@dataclass
-class _DvcLock:
-    stages: dict[str, _LockedStage] = field(default_factory=dict)
-
-
 def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
     """Read the stages of a `dvc.yaml`, in its order; raise UserError in one line where they are none."""
     return parse_pipeline(read_yaml(path), str(path))
@@ -113,13 +72,10 @@ def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
 
 def parse_pipeline(content: Mapping[str, Any], name: str) -> dict[str, StageSpec]:
     """Return the stages of the content of a `dvc.yaml` of this name, as `read_pipeline` does."""
-    validate(content, _DvcYaml, name, extra="ignore")
-    pipeline = {stage: _stage_spec(content["stages"][stage]) for stage in content["stages"]}
     try:
-        TopologicalSorter({stage: upstream_stages(stage, pipeline) for stage in pipeline}).prepare()
-    except CycleError as error:
-        raise UserError(f"{name}: stages that depend on each other: {', '.join(error.args[1])}") from None
-    return pipeline
+        return {stage: _stage_spec(section) for stage, section in content["stages"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{name}: no stages as DVC reads them ({type(error).__name__}: {one_line(error)})") from None
 
 
 def read_pipelines(folder: Path) -> dict[str, StageSpec]:
@@ -150,14 +106,20 @@ def read_locks(folder: Path) -> dict[str, Any]:
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Read the stages of a `dvc.lock`; raise UserError in one line where they are none."""
+    """Read the stages of a `dvc.lock`; raise UserError, one line, if they are none."""
     return parse_lock(read_yaml(path), str(path))
 
 
 def parse_lock(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the stages of the content of a `dvc.lock` of this name, as `read_lock` does."""
-    validate(content, _DvcLock, name, extra="ignore")
-    return content.get("stages", {})
+    """Return the stages of the content of a `dvc.lock` of this name, which may be another project's."""
+    stages: dict[str, Any] = content.get("stages", {})
+    try:
+        for section in stages.values():
+            locked_entry(section)
+            outs_of(section)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{name}: no stages as DVC locks them ({type(error).__name__}: {one_line(error)})") from None
+    return stages
 
 
 def live_entry(spec: StageSpec, folder: Path, *, is_partial: bool = False) -> Entry:

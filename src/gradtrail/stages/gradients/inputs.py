@@ -7,28 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.nn.models import Model, Params, WeightsKind
 from gradtrail.stages.artifacts.members import read_folders
+from gradtrail.stages.artifacts.parquet import read_parquet
 from gradtrail.stages.artifacts.privacy import Promise, read_promise
 from gradtrail.stages.artifacts.splits import sample_of
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError, one_line
 
-DYNAMICS = {
-    "example_id": pa.int32(),
-    "forgetting_events": pa.int32(),
-    "first_correct_epoch": pa.int32(),
-    "mean_probability": pa.float32(),
-    "probability_std": pa.float32(),
-}
-_STEPS = {"num_examples": pa.int32(), "learning_rate": pa.float32()}
-_MAX_ROWS = 2**24  # any number of equal rows takes a few bytes on disk
+DYNAMICS = ("example_id", "forgetting_events", "first_correct_epoch", "mean_probability", "probability_std")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,82 +117,35 @@ def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
     """Read the learning dynamics of each training example, in the order of the split; of a large one of its sample.
 
     Raises:
-        UserError: the file is missing or damaged, or has other examples than the split.
+        UserError: The file is missing or damaged, or has other examples than the split.
     """
     path = results / "dynamics.parquet"
-    whole = _read_parquet(path, DYNAMICS)
-    rows = sample_of(len(whole["example_id"]))
-    table = {name: values[rows] for name, values in whole.items()}
-    if not np.array_equal(table.pop("example_id"), train.example_id):
+    table = read_parquet(path, DYNAMICS)
+    rows = sample_of(len(table))
+    columns = {name: table[name].to_numpy()[rows] for name in DYNAMICS}
+    if not np.array_equal(columns.pop("example_id"), train.example_id):
         raise UserError(f"{path}: has other examples than the training split; run `dvc repro`")
-    if not all(np.isfinite(values).all() for values in table.values()):
-        raise UserError(f"{path}: has values that are not finite")
-    return table
+    return columns
 
 
 def read_schedule(results: Path, batch_size: int | None = None) -> tuple[int, np.ndarray, int]:
-    """Read the number of epochs of a training, the learning rate of every step, and the batch size if it is not given.
+    """Read the number of epochs of a training, the learning rate of every step, and the batch size if it is None.
 
     Raises:
-        UserError: a file is missing or damaged, or the epochs have different numbers of steps.
+        UserError: A file is missing or damaged, or the epochs have different numbers of steps.
     """
     epochs, path = _count_epochs(results / "epochs.csv"), results / "steps.parquet"
-    steps = _read_parquet(path, _STEPS)
-    rates, sizes = steps["learning_rate"], steps["num_examples"]
-    if not len(rates) or len(rates) % epochs:
-        raise UserError(f"{path}: {len(rates)} steps cannot be divided evenly among {epochs} epochs")
-    found = int(sizes.max()) if batch_size is None else batch_size
-    if found < 1 or not np.isfinite(rates).all():
-        raise UserError(f"{path}: a learning rate is not finite, or no step has examples")
-    return epochs, rates, found
+    steps = read_parquet(path, ("num_examples", "learning_rate"))
+    if not epochs or not len(steps) or len(steps) % epochs:
+        raise UserError(f"{path}: {len(steps)} steps cannot be divided evenly among {epochs} epochs")
+    rates = steps["learning_rate"].to_numpy()
+    return epochs, rates, int(steps["num_examples"].max()) if batch_size is None else batch_size
 
 
 def _count_epochs(path: Path) -> int:
-    """Return the number of epochs of a training, at least 1."""
     try:
-        epochs = pd.read_csv(path)["epoch"].tolist()
+        return len(pd.read_csv(path, usecols=["epoch"]))
     except FileNotFoundError:
-        raise _missing(path) from None
-    except (OSError, ValueError, KeyError) as error:
-        raise _damaged(path, error) from None
-    if not epochs or epochs != list(range(1, len(epochs) + 1)):
-        raise UserError(f"{path}: not a table of this project: the column epoch should count from 1")
-    return len(epochs)
-
-
-def _read_parquet(path: Path, columns: Mapping[str, pa.DataType]) -> dict[str, np.ndarray]:
-    """Read columns of these types; the file's metadata is checked before memory is allocated for its rows."""
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_parquet(file, columns)
-            table = file.read(columns=list(columns), use_threads=False)
-            table.validate(full=True)
-            if any(table[name].null_count for name in columns):
-                raise ValueError("values are missing")
-            return {name: table[name].to_numpy() for name in columns}
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise _damaged(path, error) from None
-
-
-def _check_parquet(file: pq.ParquetFile, columns: Mapping[str, pa.DataType]) -> None:
-    """Raise ValueError unless a file declares these columns, and not too many rows.
-
-    Only the numbers of rows of the row groups are read: damaged statistics make Arrow abort the process.
-    """
-    groups = [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
-    if max(file.metadata.num_rows, *groups, sum(groups)) > _MAX_ROWS:
-        raise ValueError(f"more than {_MAX_ROWS:,} rows")
-    for name, expected in columns.items():
-        found = file.schema_arrow.field(name)
-        if found.type != expected:
-            raise ValueError(f"column {name} is {found.type}, not {expected}")
-
-
-def _missing(path: Path) -> UserError:
-    return UserError(f"{path}: no such file; `dvc repro` makes it")
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: not a table of this project: {one_line(error)[:200]}")
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a table of this project: {one_line(error)[:200]}") from None
