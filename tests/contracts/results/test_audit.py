@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import sqlite3
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -75,10 +74,3 @@ def test_its_run_is_tracked_and_rebuilt(project: Project) -> None:
         project.empty_store()
         assert "audit" in project.sync()
     assert "audit" in project.gradtrail("show", project.runs_of("audit")[0]["id"])
-
-
-@pytest.mark.nightly
-def test_the_same_inputs_give_the_same_bytes(project: Project) -> None:
-    lock = Path(project.folder / "pipeline" / "audit" / "dvc.lock").read_bytes()
-    project.dvc("repro", "--force", "--single-item", "pipeline/audit/dvc.yaml")
-    assert Path(project.folder / "pipeline" / "audit" / "dvc.lock").read_bytes() == lock

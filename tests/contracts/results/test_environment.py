@@ -65,22 +65,6 @@ def test_all_of_it_at_once_changes_no_byte_of_a_stage(stage: str, project: Proje
     assert run_again(project, stage, *ONE_CORE, *UMASK, **VARIABLES) == before
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", PIPELINE)
-def test_each_of_it_changes_no_byte_of_a_stage(stage: str, project: Project) -> None:
-    before = outs_of(project, stage)
-    for name, value in VARIABLES.items():
-        assert run_again(project, stage, **{name: value}) == before, name
-    assert run_again(project, stage, *ONE_CORE) == before
-    assert run_again(project, stage, *UMASK) == before
-    assert run_again(project, stage) == before
-    (project.folder / "matplotlibrc").write_text(MATPLOTLIBRC)
-    assert run_again(project, stage) == before
-    shutil.rmtree(project.folder / ".gradtrail" / "xla")
-    assert run_again(project, stage) == before, "with a cold cache"
-
-
 def test_environment_is_refused_before_anything_changes(project: Project) -> None:
     outs = [out for stage in PIPELINE for out in PIPELINE[stage].outs]
     before = project.digests(*outs)

@@ -16,14 +16,13 @@ import jax
 import numpy as np
 import pytest
 from factories import NUM_CLASSES, SHAPE, random_split, train_config
-from projects import ROOT, finished_project
+from projects import finished_project
 
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk, compile_engine, make_program
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.experiments import cost_gate
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.tracking.mlflow.compile_report import compiling
@@ -82,23 +81,6 @@ def work() -> None:
         training_runs.run(engine, validate, SPLIT, CONFIG, member=member, listener=silent, steps_per_call=2)
 
 
-@pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Return the gate, of training alone, after it accepted the costs of today."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(cost_gate, "ACCEPTED", tmp_path / "accepted.json")
-    monkeypatch.setattr(cost_gate, "_IMAGE_SHAPE", SHAPE)
-    monkeypatch.setattr(cost_gate, "_NUM_EXAMPLES", 50)
-
-    def measure() -> cost_gate.Record:
-        return cost_gate.Record(machine={}, params={}, costs=cost_gate.measure_training(CONFIG))
-
-    monkeypatch.setattr(cost_gate, "measure", measure)
-    assert cost_gate.run_gate(accept=True) == 0
-    assert cost_gate.read_record(cost_gate.ACCEPTED).costs["train/unplanned"] == {"compilations": 0}
-    return functools.partial(cost_gate.run_gate, accept=False)
-
-
 def besides_epochs(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not line.startswith("train: epoch ")]
 
@@ -120,21 +102,6 @@ def test_the_stage_tells_all_five(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     plant(monkeypatch)
     work()
     assert_told(capsys.readouterr().err, r"\S*test_planted_compilations\.py:\d+")
-
-
-def test_the_gate_tells_all_five(
-    gate: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (gate(), capsys.readouterr().err) == (0, "")
-    plant(monkeypatch)
-    assert gate() == 1
-    told = capsys.readouterr()
-    assert_told(told.err, r"\S*test_planted_compilations\.py:\d+")
-    changed = dict(
-        re.findall(r"train/(unplanned|train_step) .*?(?:compilations|donated_buffers)\W+(\d+\W+\d+)", told.out)
-    )
-    assert changed["unplanned"].split()[-1] == str(sum(count for _, count in TOLD.values()))
-    assert changed["train_step"].split()[-1] == "0"
 
 
 _EACH_EPOCH = """

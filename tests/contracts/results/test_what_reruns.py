@@ -55,10 +55,3 @@ def test_a_new_file_reruns_the_stages_that_are_made_of_its_folder(project: Proje
     found = changed(project)
     (project.folder / folder / "new.py").unlink()
     assert found == {name for name, spec in PIPELINE.items() if folder in spec.deps}
-
-
-def test_what_python_keeps_beside_the_code_reruns_nothing(project: Project) -> None:
-    cached = project.folder / "src/gradtrail/core/nn/__pycache__/new.cpython-311.pyc"
-    cached.parent.mkdir(exist_ok=True)
-    cached.touch()
-    assert changed(project) == set()

@@ -39,14 +39,6 @@ def test_an_ensemble_has_a_temperature_of_its_own(tmp_path: Path) -> None:
     assert read_temperature(paths[:2], tmp_path) is None
 
 
-def test_equal_members_are_an_ensemble_too(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("first", "second")]
-    for path in paths:
-        path.write_text("the same")
-    write_calibration(tmp_path, dict.fromkeys(paths, RESULT), result_at(1.5), num_examples=3)
-    assert read_temperature(paths, tmp_path) == 1.5
-
-
 def test_it_holds_the_scores_before_and_after(tmp_path: Path) -> None:
     weights = tmp_path / "final.safetensors"
     weights.write_bytes(b"weights")

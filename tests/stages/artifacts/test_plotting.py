@@ -34,23 +34,6 @@ def test_no_setting_of_matplotlib_changes_a_figure(tmp_path: Path) -> None:
     assert (tmp_path / "changed.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
-@pytest.mark.parametrize(("top", "has_minor"), [(99, True), (100, False)])
-def test_a_long_logarithmic_axis_has_no_minor_ticks(top: float, has_minor: bool, tmp_path: Path) -> None:
-    figure, axes = plotting.new_figure("A title", size=(9, 3))
-    axes[0, 0].set(yscale="log", ylim=(1, top), xlim=(1, top))
-    plotting.save(figure, tmp_path / "log.png")
-    assert bool(len(axes[0, 0].yaxis.get_minorticklocs())) == has_minor
-    assert len(axes[0, 0].xaxis.get_majorticklocs()) > 2
-
-
-@pytest.mark.parametrize(("inches", "title"), [(7.9, "A\nb\nc"), (8, "A · b · c")])
-def test_the_title_of_a_narrow_figure_breaks(inches: float, title: str) -> None:
-    figure, axes = plotting.new_figure("A · b · c", rows=2, columns=3, size=(inches, 4))
-    assert figure.get_suptitle() == title
-    assert axes.shape == (2, 3)
-    assert figure.get_size_inches().tolist() == [inches, 4]
-
-
 @pytest.mark.parametrize("count", [0, 1, 3, 7])
 def test_every_image_of_a_gallery_lies_below_its_caption(count: int) -> None:
     images = np.random.default_rng(0).integers(0, 256, (count, 4, 3), dtype=np.uint8)

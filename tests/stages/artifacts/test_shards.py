@@ -10,7 +10,7 @@ from factories import SHAPE, dataset_info, random_split
 from untrusted import refusal
 
 from gradtrail.core.common.split import Split
-from gradtrail.stages.artifacts.shards import COLUMNS, ShardedSplit, join, taken, write_shards
+from gradtrail.stages.artifacts.shards import COLUMNS, ShardedSplit, taken, write_shards
 from gradtrail.stages.common.dataset import DatasetInfo, read_json, sha256
 
 SPLIT = random_split(70_000, shape=SHAPE)  # of 32 bytes each: three shards of at most a MiB
@@ -111,12 +111,6 @@ def test_a_changed_example_changes_only_the_shard_that_has_it(written: Path, tmp
     assert {name for name in before if before[name] != after[name]} == {"00001.images.npy", "index.json"}
 
 
-def test_an_example_that_is_larger_than_a_shard_is_one_by_itself(tmp_path: Path) -> None:
-    split = random_split(3, shape=(1024, 1025))
-    write_shards(tmp_path / "train.npz", [split], 1)
-    assert len(read_json(tmp_path / "train.npz/index.json")["shards"]) == 3
-
-
 def test_a_missing_or_cut_shard_is_refused_before_anything_is_read(folder: Path) -> None:
     file = folder / "00001.images.npy"
     content = file.read_bytes()
@@ -142,15 +136,3 @@ def test_a_shard_that_is_cut_while_it_is_used_is_one_line(folder: Path) -> None:
     assert "cut while it was read" in refused(lambda: split.read(0, 4096), file)
     file.unlink()
     assert "no such file" in refused(lambda: split.read(0, 4096), file)
-
-
-def test_another_index_or_none_is_refused(folder: Path) -> None:
-    info = described(folder)
-    (folder / "index.json").write_text("{}")
-    assert "not the bytes" in refused(lambda: ShardedSplit(folder, info), folder / "index.json")
-    (folder / "index.json").unlink()
-    assert "no such file" in refused(lambda: ShardedSplit(folder, info), folder / "index.json")
-
-
-def test_parts_are_joined() -> None:
-    assert_equal(join(parts(SPLIT, 12_345)), SPLIT)

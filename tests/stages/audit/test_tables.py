@@ -1,6 +1,5 @@
 """Tables of an audit: every label once, the most suspicious first; scores against scikit-learn's definitions."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -86,10 +85,3 @@ def test_the_files_are_those_that_the_page_names_and_the_same_each_time(
     metrics = tables.measure(findings, SPLITS, detection, calibration, "odds")
     assert metrics["train/expected_errors_low"] <= metrics["train/expected_errors"]
     assert metrics["uniform/auroc"] == metrics["uniform/odds/auroc"] > 0.95
-
-
-def test_a_gallery_without_suspects_is_drawn(findings: dict[str, Findings], tmp_path: Path) -> None:
-    certain = {name: dataclasses.replace(found, proposed=SPLITS[name].labels) for name, found in findings.items()}
-    suspects = tables.suspect_table(SPLITS, certain, "odds")
-    figures.draw(tmp_path, suspects, SPLITS, {}, "title", 5)
-    assert (tmp_path / "suspects_test.png").is_file()

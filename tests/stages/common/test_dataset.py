@@ -49,12 +49,6 @@ def test_a_processed_folder_comes_back(tmp_path: Path) -> None:
         assert_equal(split, splits[name])
 
 
-def test_equal_splits_are_equal_bytes(tmp_path: Path) -> None:
-    for name in ("left", "right"):
-        dataset.write_split(tmp_path / f"{name}.npz", SPLIT)
-    assert (tmp_path / "left.npz").read_bytes() == (tmp_path / "right.npz").read_bytes()
-
-
 @pytest.mark.parametrize("cut", [0, -1])
 def test_truncated_split_is_refused(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "train.npz"

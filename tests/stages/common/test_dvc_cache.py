@@ -72,13 +72,6 @@ def test_what_is_here_is_in_the_cache_or_in_the_working_folder(project: Path) ->
     assert is_here("data", folder)
 
 
-def test_what_is_read_only_in_the_cache_may_be_changed_where_it_was_put(to: Path) -> None:
-    md5 = keep(b"weights")
-    (cache_folder() / "files" / "md5" / md5[:2] / md5[2:]).chmod(0o444)
-    assert restore("final", md5, to, "")
-    assert (to / "final").stat().st_mode & 0o200
-
-
 def test_the_working_folder_serves_only_with_the_right_bytes(to: Path, project: Path) -> None:
     (project / "out").write_text("now")
     md5 = digest(project / "out")
@@ -154,9 +147,3 @@ def test_the_configuration_is_read_where_dvc_reads_it(
     of_dvc = Config(str(project / ".dvc"), validate=False).files
     read = [str(file) for file, _ in dvc_cache._configurations(project / ".dvc")]
     assert read == [of_dvc[name] for name in ("system", "global", "repo", "local")]
-
-
-def test_a_truncated_listing_has_no_files(to: Path) -> None:
-    md5 = keep(b'[{"relpath": "a", "md', ".dir")
-    assert dvc_cache.listing(md5) is None
-    assert not restore("results", md5, to, "")

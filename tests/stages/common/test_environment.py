@@ -16,7 +16,7 @@ from gradtrail.stages.common.environment import (
     refuse_unknown_variables,
     require_jax,
 )
-from gradtrail.stages.common.params import load_section, validate
+from gradtrail.stages.common.params import validate
 from gradtrail.support.errors import UserError
 
 CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
@@ -110,14 +110,6 @@ def test_what_changes_no_result_is_not_refused(monkeypatch: pytest.MonkeyPatch) 
     refuse_unknown_variables(CONFIG)
 
 
-def test_a_stage_that_does_not_compute_takes_any_flag_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-    refuse_unknown_variables(None)
-    monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "AVX2")
-    with pytest.raises(UserError, match=r"^NPY_DISABLE_CPU_FEATURES"):
-        refuse_unknown_variables(None)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -155,13 +147,6 @@ def test_flags_in_the_params_are_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
     require_jax(CONFIG.xla_flags)
 
 
-@pytest.mark.parametrize("name", ["JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
-def test_number_of_a_process_must_be_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "two")
-    with pytest.raises(UserError, match=f"^{name}: must be a whole number, got 'two'$"):
-        refuse_unknown_variables(None)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -176,7 +161,3 @@ def test_a_wrong_section_is_one_line(key: str, value: object, words: str) -> Non
     section = {"cpu_threads": 2, "xla_flags": []} | {key: value}
     with pytest.raises(UserError, match=rf"^environment\.{key}\b[^\n]*{words}[^\n]*$"):
         validate(section, EnvironmentConfig, "environment")
-
-
-def test_the_repositorys_section_is_valid() -> None:
-    assert load_section("environment", EnvironmentConfig, ROOT / "params.yaml").xla_flags == ()

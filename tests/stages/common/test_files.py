@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -68,16 +67,6 @@ def test_symlink_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "new"
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
-def test_files_have_the_permissions_that_the_umask_leaves(umask: int, tmp_path: Path) -> None:
-    before = os.umask(umask)
-    try:
-        write_json(tmp_path / "file.json", {})
-    finally:
-        os.umask(before)
-    assert (tmp_path / "file.json").stat().st_mode & 0o777 == 0o666 & ~umask
-
-
 def test_equal_content_is_equal_bytes_with_sorted_keys(tmp_path: Path) -> None:
     write_json(tmp_path / "left", {"b": 1, "a": {"d": 2, "c": 3}})
     write_json(tmp_path / "right", {"a": {"c": 3, "d": 2}, "b": 1})
@@ -98,12 +87,6 @@ def test_outs_replace_those_of_before(tmp_path: Path) -> None:
     write_outs(tmp_path, "first")
     write_outs(tmp_path, "second")
     assert outs_under(tmp_path) == both("second")
-
-
-def test_a_file_gives_way_to_a_folder_and_a_folder_to_a_file(tmp_path: Path) -> None:
-    (tmp_path / "results" / "metrics" / "train.json").mkdir(parents=True)
-    write_outs(tmp_path, "new")
-    assert files_under(tmp_path)["results/metrics/train.json"] == "new"
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
@@ -127,25 +110,6 @@ def test_outs_are_exactly_those_declared(written: list[str], reason: str, tmp_pa
     with pytest.raises(RuntimeError, match=reason), writing_outs(OUTS, tmp_path, "train") as new:
         write_files(new, written)
     assert outs_under(tmp_path) == both("old")
-
-
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    write_outs(tmp_path, "old")
-    script = f"""
-import os, signal
-from pathlib import Path
-from gradtrail.stages.common.files import writing_outs
-with writing_outs({OUTS!r}, Path({str(tmp_path)!r}), "train") as new:
-    (new / "surplus").write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    killed = subprocess.run([sys.executable, "-c", script], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert ".outs/train/surplus" in files_under(tmp_path)
-    assert outs_under(tmp_path) == both("old")
-    write_outs(tmp_path, "new")
-    assert outs_under(tmp_path) == both("new")
-    assert not (tmp_path / ".outs" / "train").exists()
 
 
 @pytest.mark.parametrize("renames", range(4))
@@ -237,17 +201,3 @@ def test_a_full_disk_is_reported_with_the_file_that_was_being_written(writing: s
         fill()
     assert Path(caught.value.filename).name == "last"
     assert environment_error(caught.value) == f"{caught.value.filename}: No space left on device"
-
-
-def test_a_full_disk_while_a_folder_is_copied_is_reported_with_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "from").mkdir()
-    (tmp_path / "from" / "weights").touch()
-
-    def full(source: str, target: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", source, None, target)
-
-    with pytest.raises(shutil.Error) as caught:
-        shutil.copytree(tmp_path / "from", tmp_path / "to", copy_function=full)
-    assert environment_error(caught.value) == f"{tmp_path}/to/weights: [Errno 28] No space left on device"

@@ -1,15 +1,12 @@
 """A state's key changes with every ingredient, and is the same from live files and from `dvc.lock`."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import ROOT
 from untrusted import refusal
 
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
     Entry,
     StageSpec,
@@ -115,12 +112,6 @@ def test_the_key_changes_with_each_ingredient_and_with_nothing_else(
     assert {stage for stage in before if key_of(stage, folder) != before[stage]} == changed
 
 
-def test_stages_of_equal_content_but_other_names_are_other_states() -> None:
-    keys = {state_key(name, Entry(cmd="run", params={}, deps={})) for name in ("left", "right")}
-    assert len(keys) == 2
-    assert all(len(key) == 64 for key in keys)
-
-
 def locked(entry: Entry) -> dict[str, Any]:
     """Write an entry as DVC does, the deps sorted by path."""
     deps = [{"path": path, "hash": "md5", "md5": md5, "size": 1} for path, md5 in sorted(entry.deps.items())]
@@ -131,10 +122,6 @@ def test_the_key_is_the_same_from_a_lock_and_from_files(folder: Path) -> None:
     pipeline = read_pipeline(folder / "dvc.yaml")
     lock = {name: locked(live_entry(spec, folder)) for name, spec in pipeline.items()}
     assert state_key("use", locked_entry(lock["use"])) == key_of("use", folder)
-
-
-def test_a_stage_without_deps_or_params_may_be_locked() -> None:
-    assert locked_entry({"cmd": "run"}) == Entry(cmd="run", params={}, deps={})
 
 
 def test_upstream_stages_are_found_by_file_and_by_folder_but_not_by_prefix() -> None:
@@ -168,20 +155,6 @@ def test_file_without_stages_is_refused_in_one_line(file: str, content: str, fol
     (folder / file).write_text(content)
     line = refusal(lambda: read_pipeline(folder / file) if file == "dvc.yaml" else read_lock(folder / file)) or ""
     assert line.startswith(f"{folder / file}: no stages as DVC ")
-
-
-def test_missing_param_is_named(folder: Path) -> None:
-    (folder / "params.yaml").write_text("make: {size: 3}\nuse: {other: 1}\n")
-    assert (refusal(lambda: key_of("use", folder)) or "").startswith(f"{folder / 'params.yaml'}: a key of use.rate is ")
-
-
-def test_every_stage_of_the_repository_but_the_first_builds_on_another() -> None:
-    pipeline = read_pipeline(ROOT / "dvc.yaml")
-    assert upstream_stages("train", pipeline) == ["preprocess"]
-    assert set(upstream_stages("gradients", pipeline)) == {"preprocess", "train"}
-    assert {name for name in pipeline if not upstream_stages(name, pipeline)} == {"fetch"}
-    assert all(dataclasses.asdict(spec)["outs"] for spec in pipeline.values())
-    assert read_yaml(ROOT / "dvc.yaml")["stages"].keys() == pipeline.keys()
 
 
 def test_the_pipeline_beside_the_root_is_read_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

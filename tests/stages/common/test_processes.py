@@ -11,7 +11,7 @@ import pytest
 
 from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common import processes
-from gradtrail.stages.common.processes import ALONE, Processes, is_loopback, join
+from gradtrail.stages.common.processes import ALONE, Processes, join
 from gradtrail.support.errors import UserError
 from gradtrail.support.ranks import refuse_followers
 
@@ -90,14 +90,6 @@ def test_who_is_not_told_of_others_is_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("JAX_PROCESS_ID", "1")
     with pytest.raises(SystemExit):
         refuse_followers("evaluate")
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("10.0.0.1:1", False), ("node001:1", False)],
-)
-def test_loopback_is_told_from_other_addresses(address: str, expected: bool) -> None:
-    assert is_loopback(address) is expected
 
 
 class Waiting(Client):

@@ -16,20 +16,6 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.common import setup
 
-SCRIPT = """
-import time, os
-import jax, jax.numpy as jnp
-from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.common.setup import only_compiler, set_up_cache
-def slow(values):
-    for _ in range(20):
-        values = jnp.sin(values) @ values
-    return values
-compiler = Compiler(time.perf_counter, only_compiler(set_up_cache()))
-made = compiler.compile("slow", slow, jax.ShapeDtypeStruct((16, 16), jnp.float32))
-print(made.times.cached, float(made(jnp.eye(16)).sum()))
-"""
-
 FULL = """
 import resource, warnings
 import jax, jax.numpy as jnp
@@ -86,17 +72,6 @@ def test_a_program_is_compiled_by_one_at_a_time(tmp_path: Path) -> None:
         inside.append("first")
     second.join()
     assert inside == ["first", "second"]
-
-
-@pytest.mark.slow
-def test_two_at_once_compile_a_function_once_and_agree(tmp_path: Path) -> None:
-    (tmp_path / "dvc.yaml").touch()
-    command = [sys.executable, "-c", SCRIPT]
-    both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    first, second = sorted(process.communicate(timeout=120)[0].split() for process in both)
-    assert [process.returncode for process in both] == [0, 0]
-    assert (first[0], second[0]) == ("False", "True")
-    assert first[1] == second[1]
 
 
 @pytest.mark.slow

@@ -33,12 +33,3 @@ def test_what_is_installed_is_recorded_and_then_required(tmp_path: Path, monkeyp
     assert write_installed_versions() == {"numpy": version("numpy"), "jax": version("jax")}
     require_recorded_versions(("numpy", "jax"))
     assert Path("pipeline/versions.yaml").read_text().startswith("# ")
-
-
-def test_writing_the_record_of_the_repository_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (ROOT / "pipeline/versions.yaml").read_bytes()
-    (tmp_path / "pipeline").mkdir()
-    (tmp_path / "pipeline/versions.yaml").write_bytes(before)
-    monkeypatch.chdir(tmp_path)
-    write_installed_versions()
-    assert (tmp_path / "pipeline/versions.yaml").read_bytes() == before

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from exports import SHAPE, random_params, small_network, write_small_export
+from exports import SHAPE, random_params, small_network
 from factories import dataset_info, model_config
 from projects import ROOT
 
@@ -89,11 +89,6 @@ def test_two_checkouts_in_different_folders_write_the_same_bytes(tmp_path: Path)
         assert str(tmp_path).encode() not in written
         assert b".py" not in written
     assert len(found) == 1
-
-
-def test_the_same_network_twice_is_the_same_bytes(tmp_path: Path) -> None:
-    one, two = (write_small_export(tmp_path / name, model="linear", members=2) for name in ("one", "two"))
-    assert digest(one) == digest(two)
 
 
 def evaluated(*paths: Path) -> Evaluated:

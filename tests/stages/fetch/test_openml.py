@@ -9,8 +9,6 @@ import pytest
 from acquiring import SMALL, Acquisition, random_arrays, serve_openml
 from mirrors import MirrorServer, whole
 
-from gradtrail.stages.fetch import sources
-
 
 def test_openml_comes_last_and_ends_in_the_same_files(
     acquisition: Acquisition, internet: MirrorServer, monkeypatch: pytest.MonkeyPatch
@@ -52,14 +50,6 @@ def test_whatever_openml_answers_the_fault_is_one_line(
     assert report.startswith("OpenML: ")
     assert acquisition.written() == {}
     assert socket.getdefaulttimeout() is None
-
-
-def test_a_bug_in_what_asks_openml_is_not_openmls_fault(
-    acquisition: Acquisition, internet: MirrorServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "encode_idx", lambda _: {}["a bug"])
-    with pytest.raises(KeyError, match="a bug"):
-        acquisition.acquire(openml=True)
 
 
 def test_openml_is_not_asked_unless_wanted(acquisition: Acquisition, internet: MirrorServer) -> None:

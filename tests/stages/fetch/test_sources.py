@@ -4,7 +4,6 @@ Most tests let a dozen random images stand for MNIST, under its name. OpenML and
 their own.
 """
 
-import dataclasses
 import gzip
 import socket
 from pathlib import Path
@@ -97,25 +96,10 @@ def test_each_file_comes_from_the_first_mirror_that_has_it(
     assert reports[3].startswith(f"MNIST from {', '.join(mirrors)}; cite ")
 
 
-def test_fashion_mnist_comes_from_the_mirrors_of_its_entry(
-    acquisition: Acquisition, internet: MirrorServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirror = serve_mirror(internet, "fashion", SMALL)
-    entry = dataclasses.replace(DATASETS["fashion_mnist"], mirrors=(mirror,))
-    monkeypatch.setitem(DATASETS, "fashion_mnist", entry)
-    assert acquisition.acquire("fashion_mnist", mirrors=None).name == "fashion_mnist"
-    assert acquisition.written() == SMALL
-    assert internet.requests == [f"/fashion/{name}.gz" for name in RAW_FILES]
-
-
 def test_files_of_another_data_set_are_refused(acquisition: Acquisition, internet: MirrorServer) -> None:
     mirror = serve_mirror(internet, "other", as_files(random_arrays(num_classes=5)))
     assert "no source of Fashion-MNIST answered" in acquisition.refusal("fashion_mnist", mirrors=(mirror,))
     assert f"{mirror}/{RAW_FILES[1]}.gz: SHA-256 of its 28 bytes is " in acquisition.reports()[0]
-
-
-def test_a_mirror_that_is_no_url_is_a_fault_of_the_params(acquisition: Acquisition) -> None:
-    assert "only http:// and https:// URLs" in acquisition.refusal(mirrors=("ftp://mirror",), openml=True)
 
 
 # Where no source answers.

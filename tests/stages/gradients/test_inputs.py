@@ -78,23 +78,9 @@ def test_what_is_missing_or_damaged_is_named(path: str, content: str | None, mes
         read_trajectory(folder / "models", folder / "results", "final", dataset_info())
 
 
-def test_weights_after_more_epochs_than_there_were_are_refused(folder: Path) -> None:
-    (folder / "results/epochs.csv").write_text("epoch\n1\n")
-    with pytest.raises(UserError, match=r"weights after epoch 3, but .* has 1 epochs"):
-        read_trajectory(folder / "models", folder / "results", "final", dataset_info())
-
-
 def test_weights_of_other_data_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=r"final\.safetensors: trained on other data"):
         read_trajectory(folder / "models", folder / "results", "final", dataset_info(files={"train.npz": "0" * 64}))
-
-
-def test_weights_of_another_model_among_the_kept_ones_are_refused(folder: Path) -> None:
-    config = model_config(kind="linear")
-    info = WeightsInfo(model=config, label_smoothing=0.1, dataset=dataset_info(), epoch=2)
-    write_weights(folder / "models/epochs/002.safetensors", Model(config).init(key=jax.random.key(0)), info)
-    with pytest.raises(UserError, match=r"weights of linear, but final\.safetensors holds mlp-5"):
-        read_trajectory(folder / "models", folder / "results", "final", dataset_info())
 
 
 def as_members(trained: Path, folder: Path, seeds: tuple[int, ...]) -> Path:

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 from factories import gradients_config, random_split
 from stage_results import gradient_analysis, learning_dynamics
 
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.stages.artifacts.members import over_members
-from gradtrail.stages.gradients import summary, tables
+from gradtrail.stages.gradients import tables
 from gradtrail.stages.gradients.members import WITH_ERROR, MeanScores, Members
 
 SIZES = {"train": 30, "validation": 6, "test": 9}
@@ -74,16 +73,6 @@ def test_the_prediction_is_that_of_most_members_or_the_first_of_several() -> Non
     assert found["correct"].tolist() == (np.array(expected) == scores["label"]).tolist()
 
 
-def test_a_score_that_all_members_agree_on_has_no_error() -> None:
-    mean = MeanScores()
-    for _ in range(7):
-        mean.add(scores_of(SEEDS[0]))
-    found = mean.table()
-    assert (found["loss"] == scores_of(SEEDS[0])["loss"]).all()
-    assert (found["loss_se"] == 0).all()
-    assert found.loc[found["split"] == "test", "mean_probability_se"].isna().all()
-
-
 def test_each_member_is_on_disk_and_the_metrics_are_over_their_own(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     found = added(tmp_path / "scratch", SEEDS)
@@ -105,14 +94,3 @@ def test_a_single_member_has_its_own_tables_and_no_folder(tmp_path: Path) -> Non
     pd.testing.assert_frame_equal(found.tables(CONFIG).scores, scores_of(SEEDS[0]))
     found.write(tmp_path / "results")
     assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize("seeds", [SEEDS[:1], SEEDS])
-def test_the_summary_says_what_is_a_mean(seeds: tuple[int, ...], tmp_path: Path) -> None:
-    members = added(tmp_path, seeds)
-    found = members.tables(CONFIG)
-    metrics = tables.measure(found, members.first)
-    words = summary.in_words("a title", found, members.first, metrics, CONFIG, 3, members.seeds)
-    said = "Scores are means over 3 networks, seeds 4 to 6, and the prediction is that of most of them. "
-    assert (said in words) == (len(seeds) > 1)
-    assert ("influences are those of the network with seed 4." in words) == (len(seeds) > 1)

@@ -8,13 +8,13 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
-from stage_results import a_promise, gradient_analysis, learning_dynamics
+from stage_results import a_promise, learning_dynamics
 
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
-from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED
+from gradtrail.stages.artifacts.privacy import RELEASED
 from gradtrail.stages.gradients import figures, summary, tables
 from gradtrail.stages.gradients.inputs import DYNAMICS, to_score
 
@@ -115,12 +115,3 @@ def test_metrics_and_words_to_publish_leave_the_training_split_out(
     assert words.startswith(f"# Summary of per-example gradients: a title\n\n{RELEASED}\n\n## Suspected")
     assert "train split" not in words
     assert words.count("## ") == 1
-
-
-def test_the_summary_of_a_private_training_is_marked() -> None:
-    analysis = gradient_analysis({name: len(split) for name, split in SPLITS.items()})
-    found = made(analysis, release=False)
-    words = summary.in_words("a title", found, analysis, tables.measure(found, analysis), CONFIG, 5, (0,))
-    assert summary.marked(words, None) == words
-    assert NOT_COVERED in summary.marked(words, a_promise())
-    assert summary.marked(words, a_promise()).replace(f"{NOT_COVERED}\n\n", "") == words

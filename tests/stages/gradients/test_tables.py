@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from factories import gradients_config, model_config, random_split
+from factories import gradients_config, random_split
 from stage_results import gradient_analysis, learning_dynamics
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.exact import LIMITS
-from gradtrail.core.nn.layers import Dense, Layer
-from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.precision import Precision
 from gradtrail.stages.gradients import summary
 from gradtrail.stages.gradients import tables as score_tables
@@ -77,12 +75,6 @@ def test_detection_is_perfect_where_the_wrong_labels_score_highest_and_counts_er
     assert row["auroc"] == pytest.approx(1 - 1 / (6 * 24))
 
 
-def test_where_no_label_is_wrong_there_is_nothing_to_detect(tmp_path: Path) -> None:
-    assert detection_table(table()[lambda rows: rows["split"] == "train"]).empty
-    score_tables.write_tables(tmp_path / "out", tables(), {})
-    assert not (tmp_path / "out" / "label_error_scores.csv").exists()
-
-
 def test_influences_are_the_strongest_on_either_side_in_order() -> None:
     found = score_tables.influence_table(table(), ANALYSIS)
     for column, position in enumerate(ANALYSIS.influenced):
@@ -142,42 +134,6 @@ def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> No
     assert ("AUROC" in words) == (wrong > 0)
 
 
-def test_where_no_noise_scale_is_finite_the_summary_says_so() -> None:
-    found = tables()
-    metrics = score_tables.measure(found, ANALYSIS)
-    endless = dataclasses.replace(ANALYSIS, noise_scales={2: ANALYSIS.noise_scales[2]})
-    words = summary.in_words("a title", found, endless, metrics, CONFIG, 3, (0,))
-    assert "The gradient noise scale is unbounded at every epoch" in words
-    assert score_tables.typical_noise_scale(endless) is None
-
-
-@pytest.mark.parametrize(
-    ("share", "said"),
-    [
-        (
-            [0.85, 0.36, -0.21],
-            "class 0 has the largest share of the decrease (85%), the loss of class 2 increases, by 21%",
-        ),
-        ([0.2, 0.5, 0.3], "class 1 has the largest share of the decrease (50%), class 0 has the smallest share (20%)"),
-    ],
-)
-def test_the_summary_explains_a_negative_share(share: list[float], said: str) -> None:
-    classes = dataclasses.replace(ANALYSIS.classes, share=np.array(share))
-    found = tables()
-    metrics = score_tables.measure(found, ANALYSIS)
-    words = summary.in_words("a title", found, dataclasses.replace(ANALYSIS, classes=classes), metrics, CONFIG, 3, (0,))
-    assert said in words
-
-
-def test_the_summary_names_the_errors_the_largest_first_and_none_where_none_is_known() -> None:
-    found = tables()
-    metrics = score_tables.measure(found, ANALYSIS)
-    errors = {"float64_error/el2n": 2.1e-7, "float64_error/grad_norm": 1.3e-06}
-    words = summary.in_words("a title", found, ANALYSIS, metrics | errors, CONFIG, 3, (0,))
-    assert words.endswith("whichever is larger, are 1.3e-06 of grad_norm, 2.1e-07 of el2n.\n")
-    assert "float64" not in summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, 3, (0,))
-
-
 @pytest.mark.parametrize(("error", "precision"), [(2e-3, "float32"), (0.2, "float16"), (float("nan"), "bfloat16")])
 def test_an_error_beyond_the_precision_costs_a_warning(
     error: float, precision: Precision, capsys: pytest.CaptureFixture[str]
@@ -188,17 +144,3 @@ def test_an_error_beyond_the_precision_costs_a_warning(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gradients: warning: loss differs from its float64 value by ")
     assert line.endswith(f" is usual for {precision}")
-
-
-def test_layers_without_fast_gradients_cost_a_warning(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Model(model_config())
-    summary.warn_of_unknown_layers(model)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(Dense, "grads", Layer.grads)
-    summary.warn_of_unknown_layers(model)
-    assert capsys.readouterr().err == (
-        "gradients: warning: no fast per-example gradients for layers/0, layers/1; falling back to vmap(grad), "
-        "which is slow\n"
-    )

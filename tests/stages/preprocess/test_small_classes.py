@@ -14,11 +14,6 @@ def test_classes_of_one_training_example_or_none_are_named(capsys: pytest.Captur
     )
 
 
-def test_many_small_classes_are_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
-    small_classes.warn(np.array([0, 0]), 256, versions=1)
-    assert "9 (0), 10 (0) and 245 more; " in capsys.readouterr().err
-
-
 def test_two_versions_of_an_example_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
     small_classes.warn(np.array([0, 1]), 2, versions=2)
     small_classes.warn(np.array([0, 0, 1, 1]), 2, versions=1)

@@ -2,12 +2,9 @@
 
 import dataclasses
 import time
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from drawing import legend_of
 from factories import NUM_CLASSES, privacy_audit_config, random_split, split_of, train_config
 
 from benchmarks import planted_faults
@@ -18,7 +15,7 @@ from gradtrail.core.privacy_audit.training import compile_watch
 from gradtrail.core.train.optimizers import SGDConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.privacy_audit import figures, tables
+from gradtrail.stages.privacy_audit import tables
 from gradtrail.stages.privacy_audit.auditing import Audit, Claim, audit, draw_canaries, require_private
 from gradtrail.stages.privacy_audit.bounds import Guesses
 from gradtrail.stages.privacy_audit.checks import Check
@@ -43,20 +40,6 @@ def finding(**overrides: object) -> Audit:
     return dataclasses.replace(found, **overrides)
 
 
-def test_an_audit_is_written_as_it_is(tmp_path: Path) -> None:
-    tables.write_tables(tmp_path / "found", finding(), 2)
-    canaries = pd.read_parquet(tmp_path / "found" / "canaries.parquet")
-    assert canaries["training"].tolist() == [0] * 20 + [1] * 20
-    assert canaries["canary"].tolist() == [*range(20)] * 2
-    assert canaries["included"].sum() == 14
-    bounds = pd.read_csv(tmp_path / "found" / "bounds.csv")
-    assert bounds.to_numpy().tolist() == [[20, 15, 1.25], [40, 22, 0.0]]
-    assert pd.read_csv(tmp_path / "found" / "checks.csv")["passes"].tolist() == [True]
-    metrics = tables.measure(finding())
-    assert (metrics["epsilon"], metrics["epsilon_lower_bound"], metrics["faults"]) == (3.0, 1.25, "none")
-    assert (metrics["failed_checks"], metrics["checks/noise_scale"]) == (0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("overrides", "faults"),
     [
@@ -68,18 +51,6 @@ def test_an_audit_is_written_as_it_is(tmp_path: Path) -> None:
 def test_what_is_found_is_named(overrides: dict, faults: list[str]) -> None:
     assert finding(**overrides).faults == faults
     assert tables.measure(finding(**overrides))["faults"] == faults[0]
-
-
-def test_the_figure_names_claim_bound_and_canaries(tmp_path: Path) -> None:
-    figure = figures.draw_audit(finding(), "mlp on digits")
-    scores, bounds = figure.axes
-    assert legend_of(scores) == ["26 not in the training set", "14 in it"]
-    said = ["claimed by the accountant: 3.00", "by number of guesses", "lower bound, 15 of 20 right: 1.25"]
-    assert legend_of(bounds) == said
-    for name in ("one", "two"):
-        figures.draw(tmp_path / name, finding(), "mlp on digits")
-    one, two = (tmp_path / name / "privacy_audit.png" for name in ("one", "two"))
-    assert one.read_bytes() == two.read_bytes()
 
 
 def test_a_training_that_is_not_private_is_refused() -> None:

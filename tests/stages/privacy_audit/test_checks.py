@@ -89,10 +89,5 @@ def test_the_same_draws_in_every_epoch_fail() -> None:
     assert failed(faultless(batches=padded(batches))) == ["visits"]
 
 
-def test_batches_of_one_size_fail() -> None:
-    batches = [rng(step).choice(EXAMPLES - 100, round(RATE * (EXAMPLES - 100)), replace=False) for step in range(STEPS)]
-    assert failed(faultless(batches=padded(batches))) == ["batch_sizes"]
-
-
 def test_a_value_that_is_no_number_does_not_pass() -> None:
     assert not Check(name="x", value=float("nan"), low=0.0, high=1.0).passes

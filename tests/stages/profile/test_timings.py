@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from factories import ROOT
-from stage_results import CONFIGURED, step_times, timings_of
+from stage_results import CONFIGURED, timings_of
 
 from gradtrail.core.profile.benchmark import FunctionTime
 from gradtrail.core.profile.variants import Variant
@@ -31,12 +30,6 @@ def test_metrics_of_given_times() -> None:
     assert metrics["jit/steps_until_it_pays"] == 21
     assert metrics["scan/speedup"] == pytest.approx(1.25)
     assert {name.partition("/")[0] for name in metrics} == {"jit", "scan"}
-
-
-def test_what_never_pays_has_no_number_of_steps() -> None:
-    metrics = timings.metrics(dataclasses.replace(timings_of(), steps=step_times(without_jit=0.0005)))
-    assert "jit/steps_until_it_pays" not in metrics
-    assert np.isfinite(list(metrics.values())).all()
 
 
 def test_doublings_are_those_of_the_times() -> None:
@@ -70,8 +63,3 @@ def test_without_float32_or_with_few_rounds_there_is_no_ratio() -> None:
     half = dataclasses.replace(CONFIGURED, precision="bfloat16")
     assert timings.precision_ratios([time_of(half, [1.4] * 9)], half) == {}
     assert timings.precision_ratios([time_of(half, [1.4] * 5), time_of(CONFIGURED, [1.0] * 5)], half) == {}
-
-
-def test_ratios_are_metrics() -> None:
-    found = timings.metrics(dataclasses.replace(timings_of(), precisions={"bfloat16_over_float32": 1.4}))
-    assert found["bfloat16_over_float32"] == 1.4

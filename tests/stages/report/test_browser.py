@@ -1,10 +1,8 @@
 """The report in a real browser: mouse, keyboard, narrow, dark, on paper, and without JavaScript."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from browser import Browser, browser, needs_chromium
 from report_folder import make_report_folder
@@ -14,7 +12,6 @@ from gradtrail.stages.report.inputs import read_sources
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 SHOWN = "[...document.querySelectorAll('#gallery li')].filter((item) => !item.hidden).map((item) => item.id)"
-OVERFLOWING = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 NARROW, DESK = (390, 844), (1440, 900)
 
 
@@ -61,15 +58,6 @@ def focus(browser: Browser) -> str:
 def choose(browser: Browser, name: str, value: str) -> None:
     chosen = f"Object.assign(document.getElementById({name!r}), {{value: {value!r}}})"
     browser.run(f"{chosen}.dispatchEvent(new Event('change'))")
-
-
-def test_the_first_screen_has_result_curves_matrix_calibration_and_params(opened: Browser) -> None:
-    for selector in ("h1", ".tiles", "#loss svg", "#error svg", ".matrix", "#calibration svg", ".params"):
-        _, top, width, height = opened.box(selector)
-        assert top >= 0, selector
-        assert top + height <= DESK[1], selector
-        assert width > 100
-    assert opened.run("[...document.querySelectorAll('details')].every((each) => !each.open)")
 
 
 def test_a_cell_of_the_matrix_shows_its_images_and_escape_leads_back(opened: Browser) -> None:
@@ -143,52 +131,6 @@ def test_a_link_of_the_contents_opens_its_section_and_paper_opens_all(opened: Br
     assert opened.run("[...document.querySelectorAll('.fold')].every((each) => each.open)")
     opened.run("dispatchEvent(new Event('afterprint'))")
     assert opened.run("document.querySelectorAll('.fold[open]').length") == 1
-
-
-@pytest.mark.parametrize("scripts", [True, False])
-@pytest.mark.parametrize(
-    ("width", "kind", "scheme"), [(390, "screen", "light"), (800, "print", "light"), (1440, "screen", "dark")]
-)
-def test_nothing_is_cut_off_and_text_can_be_read(
-    width: int, kind: str, scheme: str, scripts: bool, chromium: Browser, page: Path
-) -> None:
-    chromium.ask("Emulation.setScriptExecutionDisabled", value=not scripts)
-    chromium.media(kind, scheme=scheme)
-    chromium.size(width, 900)
-    chromium.open(page)
-    chromium.ask("Emulation.setScriptExecutionDisabled", value=False)  # the test's own
-    assert chromium.run(OVERFLOWING) <= 0
-    assert chromium.run("getComputedStyle(document.getElementById('filters')).display") == (
-        "none" if kind == "print" or not scripts else "flex"
-    )
-    assert chromium.run("getComputedStyle(document.querySelector('nav')).position") == ("sticky")
-    number = 3 if scripts else 6
-    assert len(shown(chromium)) == number, "without JavaScript every example is there"
-    assert all(contrast >= 4.5 for contrast in contrasts(chromium).values()), contrasts(chromium)
-    if kind == "print":
-        assert chromium.run("document.querySelector('#costs table').getBoundingClientRect().height") > 0
-    else:
-        assert chromium.run("document.querySelector('#costs summary').getBoundingClientRect().height") > 40
-
-
-def contrasts(browser: Browser) -> dict[str, float]:
-    """The ratio of the brightness of text and page (WCAG 2.2), by selector."""
-    colours = json.loads(
-        browser.run(
-            """JSON.stringify(Object.fromEntries(["h1", ".about", ".note", ".status", ".gallery small", "nav a"].map(
-            (each) => [each, getComputedStyle(document.querySelector(each)).color]).concat(
-            [["page", getComputedStyle(document.body).backgroundColor]])))"""
-        )
-    )
-    bright = {name: luminance(colour) for name, colour in colours.items()}
-    page = bright.pop("page")
-    return {name: (max(value, page) + 0.05) / (min(value, page) + 0.05) for name, value in bright.items()}
-
-
-def luminance(colour: str) -> float:
-    parts = np.array([float(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]) / 255
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def test_without_javascript_a_cell_leads_to_its_first_image(chromium: Browser, page: Path) -> None:

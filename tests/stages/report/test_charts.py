@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.stages.report.charts import Chart, Series, Stop, linear_ticks, log_ticks
+from gradtrail.stages.report.charts import Chart, Series, Stop, linear_ticks
 
 
 def a_chart(points: list[tuple[float, float]], *, log: bool = False, square: bool = False) -> Chart:
@@ -60,15 +60,6 @@ def test_what_an_axis_cannot_show_is_left_out(value: float) -> None:
     assert len(dots) == path.count(" ") == 1
 
 
-@pytest.mark.parametrize("points", [[], [(1, 0.5)], [(1, 0.0)], [(3, 2.0), (3, 2.0)]])
-@pytest.mark.parametrize("log", [False, True])
-def test_few_values_are_a_chart_too(points: list[tuple[float, float]], log: bool) -> None:
-    chart = a_chart(points, log=log)
-    assert len(chart.lines) == 1
-    assert len(chart.hits) == len(points)
-    assert chart.x_ticks
-
-
 def test_every_place_of_the_axis_belongs_to_the_nearest_stop() -> None:
     chart = a_chart([(0, 1), (1, 1), (4, 1)])
     left, right, _, _ = chart.frame
@@ -86,8 +77,3 @@ def test_ticks_are_few_even_round_and_inside(low: float, span: float, most: int,
     slack = 1e-6 * max(1.0, abs(low) + span)
     assert all(low - slack <= tick <= low + span + slack for tick in ticks)
     assert not whole or all(tick == int(tick) for tick in ticks)
-
-
-def test_logarithmic_ticks_are_ones_twos_and_fives_or_powers_of_ten() -> None:
-    assert log_ticks(0.04, 12) == [0.1, 1, 10]
-    assert log_ticks(0.3, 3) == [0.5, 1, 2]

@@ -1,12 +1,10 @@
 """What the report says of a private training; of one that is not private it says nothing."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from report_folder import METRICS, TABLES, write_metrics
 from ruamel.yaml import YAML
 from stage_results import a_promise
@@ -14,9 +12,7 @@ from stage_results import a_promise
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, Promise, write_promise
 from gradtrail.stages.report import inputs
 from gradtrail.stages.report import page as report
-from gradtrail.stages.report.sections.overview import params_in_force
 from gradtrail.stages.report.sections.privacy import privacy_sections
-from gradtrail.support.errors import UserError
 
 EPSILONS = (1.25, 2.96)
 EPOCHS = [line.split(",") for line in TABLES["train/epochs"].splitlines()]
@@ -78,13 +74,6 @@ def test_a_private_training_is_told_with_its_curve_and_what_is_not_covered(folde
     assert facts["steps"] == "30"
 
 
-def test_where_images_are_of_other_splits_alone_the_gallery_is_not_marked(folder: Path) -> None:
-    private(folder, a_promise())
-    suspects = folder / "results/gradients/suspects.csv"
-    suspects.write_text("\n".join(line for line in suspects.read_text().splitlines() if not line.startswith("train")))
-    assert render(folder).count(NOT_COVERED) == 3
-
-
 def test_a_training_to_publish_shows_nothing_of_its_examples(folder: Path) -> None:
     images, samples = 'alt="train example', 'alt="The first of'  # of the gallery, of the data
     assert images in render(folder)
@@ -96,45 +85,3 @@ def test_a_training_to_publish_shows_nothing_of_its_examples(folder: Path) -> No
     for said in (images, samples, *left_out):
         assert said not in page, said
     assert "The validation accuracy at the end of the last epoch is 98.54%." in page
-
-
-def test_members_compose_and_augmentations_are_told(folder: Path) -> None:
-    promise = a_promise(members=3, epsilon=5.5, epsilon_each=2.9, steps=90, augmentation_multiplicity=4)
-    private(folder, promise)
-    section = privacy_sections(inputs.read_sources(folder))[0]
-    assert any(
-        "The 3 networks compose: each has an epsilon of at most 2.9 by itself, and whoever sees all of them, or their "
-        "ensemble, an epsilon of 5.5." in words
-        for words in section.text
-    )
-    facts = dict(section.tables[0].rows)
-    assert facts["steps of all networks"] == "90"
-    assert facts["augmentations of an example"] == "4"
-    assert section.charts[0].series[0].name == "epsilon of one network"
-
-
-def test_flops_of_a_data_dependent_loop_are_an_upper_bound(folder: Path) -> None:
-    path = folder / "results/costs/profile.json"
-    costs = json.loads(path.read_text())
-    assert "estimates 134 MFLOP for a training step" in render(folder)
-    costs["train_step"]["data_dependent_loops"] = 1
-    path.write_text(json.dumps(costs))
-    assert "estimates at most 134 MFLOP for a training step" in render(folder)
-
-
-def test_params_of_a_private_training_are_in_force(folder: Path) -> None:
-    assert not [name for name in params_in_force(inputs.read_sources(folder)) if name.startswith("privacy")]
-    private(folder, a_promise())
-    shown = {name for name in params_in_force(inputs.read_sources(folder)) if name.startswith("privacy")}
-    assert shown == {f"privacy: {name}" for name in ("enabled", "epsilon", "delta", "example clip norm")}
-
-
-def test_a_damaged_promise_or_curve_is_one_line(folder: Path) -> None:
-    private(folder, a_promise())
-    (folder / "results/train/epochs.csv").write_text(TABLES["train/epochs"])
-    with pytest.raises(UserError, match=r"epochs\.csv: column epsilon is missing or incomplete"):
-        render(folder)
-    content = dataclasses.asdict(a_promise()) | {"delta": 2}
-    (folder / "results/train/privacy.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"privacy\.json: privacy.*delta"):
-        render(folder)

@@ -10,13 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from checkpoints import STATE, bits, load, make_chunk, make_history, names, save
 
-from gradtrail.core.train.history import History
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.train import checkpointing, orbax_setup
 from gradtrail.stages.train.checkpointing import ResumeFolder
 
 
@@ -48,32 +45,6 @@ def test_they_are_written_in_the_background_when_due_and_the_last_two_are_kept(t
     assert names(tmp_path / STATE) == [f"step_00000000{n}{end}" for n in (7, 9) for end in ("", ".digest")]
     folder.remove()
     assert not (tmp_path / STATE).exists()
-
-
-def test_none_is_written_before_its_time_and_orbax_is_not_imported_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orbax_setup, "import_orbax", lambda: pytest.fail("imported"))
-    folder = ResumeFolder(tmp_path / STATE, 1.0, lambda: 0.0)
-    folder.tick(make_chunk(1), make_history(1), seconds=0.0)
-    folder.remove()
-    assert load(tmp_path / STATE) is None
-    assert not (tmp_path / STATE).exists()
-
-
-def test_a_bug_while_one_is_written_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> None:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr(checkpointing, "state_on_host", broken)
-    with pytest.raises(ValueError, match="a bug"):
-        save(ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0), 1)
-
-
-def test_what_orbax_refuses_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointing, "state_on_host", lambda _: {"empty": np.zeros(0)})
-    with pytest.raises(ValueError, match="zero size"):
-        save(ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0), 1)
 
 
 def test_a_full_disk_costs_one_line(
@@ -112,15 +83,6 @@ def test_a_write_that_fails_costs_one_line_and_later_ones_succeed(
     assert found.step == 5
 
 
-def test_what_else_a_thread_cannot_raise_is_still_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    reported: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda error: reported.append(str(error.exc_value)))
-    checkpointing.import_orbax()
-    for message in ("Event loop is closed", "a bug"):
-        sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(message)))  # type: ignore[arg-type]
-    assert reported == ["a bug"]
-
-
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> object:
     """Let no file grow beyond a few bytes: to whoever writes, a full disk."""
@@ -130,39 +92,6 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> object:
     yield lambda on: resource.setrlimit(resource.RLIMIT_FSIZE, (64 if on else before[0], before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    save(ResumeFolder(tmp_path / "file" / STATE, 0.0, lambda: 0.0), 1)
-    assert "train: warning: a checkpoint could not be written: " in capsys.readouterr().err
-
-
-def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0)
-    save(folder, 1)
-    shutil.rmtree(tmp_path / STATE)
-    save(folder, 2)
-    assert names(tmp_path / STATE) == ["step_000000002", "step_000000002.digest"]
-    assert capsys.readouterr().err == ""
-
-
-def test_one_that_is_gone_before_its_seal_costs_a_line_and_the_next_is_written_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0)
-    folder.tick(make_chunk(1), make_history(1), seconds=0.0)
-    folder._checkpointer.wait()
-    shutil.rmtree(tmp_path / STATE)
-    folder.tick(make_chunk(2), make_history(2), seconds=0.0)
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    save(folder, 3)
-    assert names(tmp_path / STATE) == [f"step_00000000{n}{end}" for n in (2, 3) for end in ("", ".digest")]
-    assert capsys.readouterr().err == ""
-    shutil.rmtree(tmp_path / STATE)
-    (tmp_path / STATE).write_text("")
-    save(folder, 4)
-    assert len(capsys.readouterr().err.splitlines()) == 1, "it warns again after one that was written"
 
 
 # Checkpoints that are damaged, half written or another training's.
@@ -251,13 +180,3 @@ def test_checkpoint_of_another_training_is_not_used(
     assert load(other) is None
     assert capsys.readouterr().err.count("train: skipping the checkpoint step_") == 2
     assert names(other) == []
-
-
-def test_bug_while_loading_is_raised(written: Path) -> None:
-    def broken(_: object) -> History:
-        raise KeyError("a bug")
-
-    like = make_chunk(1)
-    with pytest.raises(KeyError, match="a bug"):
-        ResumeFolder(written, 0.0, lambda: 0.0).load(like.state, like.records, broken)
-    assert "step_000000005" in names(written)

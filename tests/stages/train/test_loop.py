@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from gradtrail.core.train.history import History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.stages.common.processes import Processes
 from gradtrail.stages.train import loop
 from gradtrail.stages.train.checkpointing import ResumeFolder, state_on_host
 from gradtrail.stages.train.loop import TrainResult
@@ -60,13 +59,6 @@ class Listener:
 
     def diverged(self, chunk: Chunk) -> None:
         pytest.fail("diverged")
-
-
-def test_a_log_has_one_line_an_epoch(capfd: pytest.CaptureFixture[str]) -> None:
-    run(CONFIGS["much at once"], None, Listener(None))
-    lines = capfd.readouterr().err.splitlines()
-    assert [line.partition(" · ")[0] for line in lines] == [f"train: epoch {epoch}" for epoch in (1, 2, 3)]
-    assert all(f"({epoch}/3, " in line for epoch, line in enumerate(lines, 1))
 
 
 def run(
@@ -112,26 +104,6 @@ def test_a_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
     assert listener.left == 1, "nothing was left to do"
     assert epochs == list(range(1, steps // 3 + 1)), "each was logged once"
     assert bits(result) == bits(straight)
-
-
-class Interrupted(Processes):
-    """One process that gets a signal just after the first decision was made, before it is heard."""
-
-    def agreed(self, decide: Callable[[], Any]) -> Any:
-        decided = decide()
-        if next(self._number) == 0:  # a second one would end the process
-            os.kill(os.getpid(), signal.SIGINT)
-        return decided
-
-
-def test_a_signal_that_comes_while_processes_agree_is_obeyed_after_the_next_chunk() -> None:
-    config = CONFIGS["much at once"]
-    engine, _ = make_engine(config, SPLIT)
-    member = loop.Member(
-        seeds=config.seeds_of(0), checkpoints=ResumeFolder(None, 1e9, lambda: 0.0), processes=Interrupted()
-    )
-    with pytest.raises(Stopped, match="stopped after step 2 of 9; "):
-        loop.run(engine, validate, SPLIT, config, member=member, listener=Listener(None), steps_per_call=1)
 
 
 def test_a_killed_private_training_spends_no_more_and_its_checkpoints_do_not_hold_its_keys(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 import dataclasses
 import hashlib
-from pathlib import Path
 
 import pytest
 from factories import private_config, random_split
 
 from gradtrail.core.train.history import EpochRecord
 from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
-from gradtrail.stages.train import figures, members, tables
+from gradtrail.stages.train import figures, tables
 from gradtrail.stages.train.secret import VARIABLE, of_training, read_secret
 from gradtrail.support.errors import UserError
 
@@ -47,18 +46,6 @@ def test_epsilon_is_a_column_and_a_panel_of_private_trainings_alone() -> None:
     assert private["epsilon"].tolist() == [0.5, 0.75]
     assert len(figures.draw_learning_curves(public, "title").axes) == 2
     assert [axis.get_ylabel() for axis in figures.draw_learning_curves(private, "title").axes][2:] == ["epsilon"]
-
-
-def test_members_have_one_epsilon_by_epoch_without_an_interval() -> None:
-    written = {
-        seed: members.WrittenMember(
-            folder=Path(), epochs=tables.epoch_table(epochs(count), EPSILONS), metrics={}, seconds=1.0
-        )
-        for seed, count in ((0, 2), (1, 3))
-    }
-    found = members.mean_epochs(written)
-    assert found["epsilon"].tolist() == list(EPSILONS)
-    assert not {"epsilon_low", "epsilon_high"} & {*found}
 
 
 def test_a_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

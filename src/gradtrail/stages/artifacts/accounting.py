@@ -50,8 +50,8 @@ class Steps:
 
     def epsilon(self, delta: float, *, cells: int = _FINE) -> float:
         """Return an upper bound of epsilon at `delta`, by PLD; `cells` to a standard deviation of a step's loss."""
-        found = _loss_of_step(self.rate, self.noise_multiplier, cells).self_compose(self.number)
-        return float(found.get_epsilon_for_delta(delta))
+        composed = _loss_of_step(self.rate, self.noise_multiplier, cells).self_compose(self.number)
+        return float(composed.get_epsilon_for_delta(delta))
 
     def epsilon_by_rdp(self, delta: float) -> float:
         """Return a looser upper bound of epsilon at `delta`, by RDP."""
@@ -97,14 +97,14 @@ class Spending:
             `epsilon`, by PLD, and `epsilon_rdp` of all members together, at `delta`; `noise_multiplier`; of several
             members also `epsilon_each`, the largest that one of them has by itself.
         """
-        each = self.epsilons[max(epochs) - 1]
-        found = {"delta": self.delta, "noise_multiplier": self.noise_multiplier}
+        epsilon_each = self.epsilons[max(epochs) - 1]
+        metrics = {"delta": self.delta, "noise_multiplier": self.noise_multiplier}
         together = self._together(epochs)
         by_rdp = together.epsilon_by_rdp(_left(self.delta, len(epochs)))
         if len(epochs) == 1:
-            return {"epsilon": each, "epsilon_rdp": by_rdp, **found}
+            return {"epsilon": epsilon_each, "epsilon_rdp": by_rdp, **metrics}
         joint = together.epsilon(_left(self.delta, len(epochs)))
-        return {"epsilon": joint, "epsilon_each": each, "epsilon_rdp": by_rdp, **found}
+        return {"epsilon": joint, "epsilon_each": epsilon_each, "epsilon_rdp": by_rdp, **metrics}
 
     def _together(self, epochs: list[int]) -> Steps:
         """Return the steps of all members: each has batches and noise of its own, so they compose as one training."""
@@ -146,7 +146,7 @@ def account(config: TrainConfig, num_examples: int) -> Spending:
             f"train.privacy.noise_multiplier must be large enough for a finite epsilon at delta {privacy.delta:g}, "
             f"got {noise:g}"
         )
-    found = Spending(
+    spending = Spending(
         noise_multiplier=noise,
         delta=privacy.delta,
         rate=rate,
@@ -154,12 +154,12 @@ def account(config: TrainConfig, num_examples: int) -> Spending:
         epsilons=epsilons,
         may_end_early=config.patience is not None,
     )
-    if config.members > 1 and not math.isfinite(found.measure([config.epochs] * config.members)["epsilon"]):
+    if config.members > 1 and not math.isfinite(spending.measure([config.epochs] * config.members)["epsilon"]):
         raise ConfigError(
             f"train.members must be few enough for a finite epsilon of all together at delta {privacy.delta:g}, "
             f"got {config.members} with a noise multiplier of {noise:g}"
         )
-    return found
+    return spending
 
 
 def find_noise(epsilon: float, delta: float, *, rate: float, steps: int) -> float:
@@ -170,8 +170,8 @@ def find_noise(epsilon: float, delta: float, *, rate: float, steps: int) -> floa
     """
 
     def excess(log_noise: float, cells: int = _ROUGH) -> float:
-        found = Steps(rate=rate, noise_multiplier=math.exp(log_noise), number=steps).epsilon(delta, cells=cells)
-        return math.log(min(max(found, 1e-300), 1e300) / epsilon)
+        epsilon_here = Steps(rate=rate, noise_multiplier=math.exp(log_noise), number=steps).epsilon(delta, cells=cells)
+        return math.log(min(max(epsilon_here, 1e-300), 1e300) / epsilon)
 
     lowest, highest = math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)
     low = high = 0.0
@@ -215,14 +215,14 @@ def _curve(noise: float, delta: float, *, rate: float, steps_per_epoch: int, epo
     """Return an upper bound of epsilon after each epoch: the last is a fine one, the others are rough."""
     points = sorted({math.ceil(epochs * (number + 1) / MOST_POINTS) for number in range(MOST_POINTS)})
     last = Steps(rate=rate, noise_multiplier=noise, number=epochs * steps_per_epoch).epsilon(delta)
-    found: list[float] = []
+    epsilons: list[float] = []
     so_far, one_epoch = None, _loss_of_step(rate, noise, _ROUGH).self_compose(steps_per_epoch)
     for point in points:
-        new = one_epoch.self_compose(point - len(found))
+        new = one_epoch.self_compose(point - len(epsilons))
         so_far = new if so_far is None else so_far.compose(new, _CUT)
         value = last if point == epochs else min(float(so_far.get_epsilon_for_delta(delta)), last)
-        found += [value] * (point - len(found))
-    return tuple(found)
+        epsilons += [value] * (point - len(epsilons))
+    return tuple(epsilons)
 
 
 @functools.lru_cache(maxsize=2)

@@ -53,14 +53,15 @@ def write_calibration(
     """
     scores = {"calibrated": ensemble.scores, "uncalibrated": ensemble.scores_uncalibrated}
     fitted = {"split": "validation", "num_examples": num_examples, "lowest": LOWEST, "highest": HIGHEST}
-    each = [
+    member_rows = [
         {"temperature": result.temperature, "weights": path.as_posix(), "weights_digest": digest(path)}
         for path, result in members.items()
     ]
     content: dict[str, Any] = {
-        kind: {name: dataclasses.asdict(one) for name, one in of.items()} for kind, of in scores.items()
+        kind: {name: dataclasses.asdict(interval) for name, interval in intervals.items()}
+        for kind, intervals in scores.items()
     }
-    content |= {"fitted_on": fitted, "members": each, "temperature": ensemble.temperature}
+    content |= {"fitted_on": fitted, "members": member_rows, "temperature": ensemble.temperature}
     write_json(folder / _FILE, content)
 
 

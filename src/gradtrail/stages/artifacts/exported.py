@@ -106,14 +106,14 @@ class ExportedModel:
         Raises:
             UserError: the model answers something else; one line.
         """
-        sizes, found = self.manifest.batch_sizes, []
+        sizes, parts = self.manifest.batch_sizes, []
         for start in range(0, len(images), sizes[-1]):
             part = images[start : start + sizes[-1]]
             size = next(size for size in sizes if size >= len(part))
             self.compile(size)
             padded = np.pad(part, [(0, size - len(part)), (0, 0), (0, 0)])
-            found.append(np.asarray(self.run(padded))[: len(part)])
-        answers = np.concatenate(found) if found else np.zeros((0, len(self.manifest.classes)), np.float32)
+            parts.append(np.asarray(self.run(padded))[: len(part)])
+        answers = np.concatenate(parts) if parts else np.zeros((0, len(self.manifest.classes)), np.float32)
         if fault := probability_fault(answers, self.manifest):
             raise fault
         return answers

@@ -90,8 +90,8 @@ def _check_header(header: bytes, num_bytes: int, *, name: str, shape: Shape) -> 
 
 def _check_sizes(sizes: tuple[int, ...], *, name: str, shape: Shape) -> None:
     """Raise unless every size is the one in `shape`, or at least 1 where that is None."""
-    for size, wanted in zip(sizes, shape, strict=True):
-        if size != wanted if wanted is not None else size < 1:
+    for size, allowed_size in zip(sizes, shape, strict=True):
+        if size != allowed_size if allowed_size is not None else size < 1:
             allowed = tuple("any from 1" if one is None else one for one in shape)
             raise UserError(f"{name}: header declares sizes {sizes}; allowed are {allowed}")
 

@@ -96,15 +96,20 @@ def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if len(metrics) == 1:
         return dict(metrics[0])
-    found: dict[str, Any] = {"members": len(metrics)}
+    combined: dict[str, Any] = {"members": len(metrics)}
     for key in metrics[0]:
         is_end = any(key.endswith(suffix) and key.removesuffix(suffix) in metrics[0] for suffix in _SUFFIXES)
-        if is_end or not all(key in each for each in metrics):
+        if is_end or not all(key in row for row in metrics):
             continue
-        values = [each[key] for each in metrics]
+        values = [row[key] for row in metrics]
         if isinstance(values[0], float) or any(value != values[0] for value in values):
-            of = spread(key, values)
-            found |= {key: of.mean, f"{key}_sd": of.sd, f"{key}_low": of.low, f"{key}_high": of.high}
+            over_seeds = spread(key, values)
+            combined |= {
+                key: over_seeds.mean,
+                f"{key}_sd": over_seeds.sd,
+                f"{key}_low": over_seeds.low,
+                f"{key}_high": over_seeds.high,
+            }
         else:
-            found[key] = values[0]
-    return found
+            combined[key] = values[0]
+    return combined

@@ -86,8 +86,8 @@ def write_shards(folder: Path, parts: Iterable[Split], shard_mib: int) -> int:
 
 def join(parts: Iterable[Split]) -> Split:
     """Return parts of a split as one."""
-    found = list(parts)
-    return Split(**{name: np.concatenate([getattr(part, name) for part in found]) for name in COLUMNS})
+    pieces = list(parts)
+    return Split(**{name: np.concatenate([getattr(part, name) for part in pieces]) for name in COLUMNS})
 
 
 def taken(split: Split, rows: np.ndarray | slice) -> Split:
@@ -153,19 +153,19 @@ class ShardedSplit:
         """Return a column of the examples in [start, stop), by default of all."""
         stop = len(self) if stop is None else stop
         shape, dtype = self._form(name)
-        found = np.empty((max(0, stop - start), *shape), dtype)
+        column = np.empty((max(0, stop - start), *shape), dtype)
         for number, (first, last) in enumerate(itertools.pairwise(self._starts)):
             low, high = max(start, first), min(stop, last)
             if low < high:
-                self._read_into(found[low - start : high - start], number, name, low - first)
-        return found
+                self._read_into(column[low - start : high - start], number, name, low - first)
+        return column
 
     def verify(self) -> None:
         """Read every file; raise UserError if one has other bytes than those in the index."""
         names = [(number, name) for number in range(len(self._index.shards)) for name in COLUMNS]
         with concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
             try:
-                for _ in pool.map(lambda each: self._verify(*each), names):
+                for _ in pool.map(lambda file: self._verify(*file), names):
                     pass
             finally:
                 pool.shutdown(cancel_futures=True)
@@ -173,8 +173,8 @@ class ShardedSplit:
     def _verify(self, number: int, name: str) -> None:
         path, shard = _path(self._folder, number, name), self._index.shards[number]
         with _faults_of(path):
-            found = sha256(path)
-        if found != shard.files[name]:
+            actual = sha256(path)
+        if actual != shard.files[name]:
             raise UserError(
                 f"{path}: not the bytes that {self._folder / INDEX} was written for; `dvc repro` makes both"
             )
@@ -189,8 +189,8 @@ class ShardedSplit:
                 self._offsets[number, name] = len(header)
                 expected = len(header) + shard.examples * self._row_bytes(name)
                 if not is_expected or size != expected:
-                    found = f"{size:,} bytes" if size != expected else "another header"
-                    raise UserError(f"{path}: {found}, expected {expected:,} bytes of {name}; `dvc repro` makes it")
+                    actual = f"{size:,} bytes" if size != expected else "another header"
+                    raise UserError(f"{path}: {actual}, expected {expected:,} bytes of {name}; `dvc repro` makes it")
 
     def _read_into(self, rows: np.ndarray, number: int, name: str, first: int) -> None:
         """Fill an array with consecutive rows of a column of a shard."""

@@ -115,9 +115,9 @@ def sample_of(num_examples: int) -> Int[np.ndarray, " sample"]:
 
 def read_samples(folder: Path, info: DatasetInfo) -> dict[str, Split]:
     """Read all splits of a processed folder; of a large training split a sample, see `read_sample`."""
-    found = {name: folder / f"{name}.npz" for name in SPLITS}
+    paths = {name: folder / f"{name}.npz" for name in SPLITS}
     return {
-        name: read_sample(path, info)[0] if name == "train" else read_split(path, info) for name, path in found.items()
+        name: read_sample(path, info)[0] if name == "train" else read_split(path, info) for name, path in paths.items()
     }
 
 

@@ -82,10 +82,10 @@ def require_same_data(path: Path, info: WeightsInfo, dataset: DatasetInfo) -> No
 
 def _digest(tensors: dict[str, np.ndarray]) -> str:
     """Return the SHA-256 of all tensors, by name."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(name.encode() + np.ascontiguousarray(tensors[name]).tobytes())
-    return found.hexdigest()
+        sha256.update(name.encode() + np.ascontiguousarray(tensors[name]).tobytes())
+    return sha256.hexdigest()
 
 
 def _name(key: tuple[jax.tree_util.DictKey, ...]) -> str:

@@ -121,7 +121,7 @@ def write_processed(
         if len(split) == 0:
             raise UserError(
                 f"params.yaml: preprocess.validation_fraction leaves no {name} example; found "
-                f"{ {part: len(found) for part, found in splits.items()} }, every split needs at least one"
+                f"{ {part: len(part_split) for part, part_split in splits.items()} }, every split needs at least one"
             )
     folder.mkdir()
     examples = {name: len(split) for name, split in splits.items()}

@@ -47,11 +47,11 @@ def has_remote() -> bool:
     return any(name.strip("'").startswith("remote ") for _, config in configs for name in config.sections())
 
 
-def _configurations(own: Path) -> Iterator[tuple[Path, configparser.ConfigParser]]:
+def _configurations(dvc_folder: Path) -> Iterator[tuple[Path, configparser.ConfigParser]]:
     """Yield DVC's configuration files; later ones override earlier ones."""
     system = os.environ.get("DVC_SYSTEM_CONFIG_DIR") or site_config_dir("dvc", "iterative")
     user = os.environ.get("DVC_GLOBAL_CONFIG_DIR") or user_config_dir("dvc", "iterative")
-    for file in (Path(system, "config"), Path(user, "config"), own / "config", own / "config.local"):
+    for file in (Path(system, "config"), Path(user, "config"), dvc_folder / "config", dvc_folder / "config.local"):
         config = configparser.ConfigParser(interpolation=None, strict=False)
         with contextlib.suppress(configparser.Error, ValueError):  # DVC itself reports it
             config.read(file, encoding="utf-8")
@@ -59,12 +59,12 @@ def _configurations(own: Path) -> Iterator[tuple[Path, configparser.ConfigParser
 
 
 @functools.cache
-def _configured_cache(own: Path) -> Path:
-    found = own / "cache"
-    for file, config in _configurations(own):
+def _configured_cache(dvc_folder: Path) -> Path:
+    cache = dvc_folder / "cache"
+    for file, config in _configurations(dvc_folder):
         if folder := config.get("cache", "dir", fallback="").strip("\"' "):
-            found = file.parent / folder
-    return found
+            cache = file.parent / folder
+    return cache
 
 
 def file_folder() -> Path:
@@ -85,14 +85,16 @@ def digest_within(out: str, md5: str, dep: str) -> str | None:
     if dep == out:
         return md5
     files, place = listing(md5) or {}, dep.removeprefix(f"{out}/")
-    below = {name.removeprefix(f"{place}/"): found for name, found in files.items() if name.startswith(f"{place}/")}
+    below = {
+        name.removeprefix(f"{place}/"): file_md5 for name, file_md5 in files.items() if name.startswith(f"{place}/")
+    }
     return folder_digest(below) if below else files.get(place)
 
 
 def is_here(out: str, md5: str) -> bool:
     """Whether the cache, or the working folder as it is now, has an out with this digest."""
     files = _files_of(md5)
-    in_cache = files is not None and all(_place(found).is_file() for found in files.values())
+    in_cache = files is not None and all(_place(file_md5).is_file() for file_md5 in files.values())
     return in_cache or _is_in_working_folder(out, md5)
 
 
@@ -104,9 +106,11 @@ def restore(out: str, md5: str, to: Path, commit: str) -> bool:
     """
     target = to / out
     target.parent.mkdir(parents=True, exist_ok=True)
-    found = _from_cache(md5, target) and digest(target) == md5
-    found = found or (commit != "" and _from_commit(commit, out, _removed(target)) and digest(target) == md5)
-    return found or (_from_working_folder(out, md5, _removed(target)) and digest(target) == md5)
+    is_restored = _from_cache(md5, target) and digest(target) == md5
+    is_restored = is_restored or (
+        commit != "" and _from_commit(commit, out, _removed(target)) and digest(target) == md5
+    )
+    return is_restored or (_from_working_folder(out, md5, _removed(target)) and digest(target) == md5)
 
 
 @contextlib.contextmanager
@@ -137,8 +141,8 @@ def _from_cache(md5: str, target: Path) -> bool:
         return False
     if md5.endswith(".dir"):
         target.mkdir(exist_ok=True)
-    for name, found in files.items():
-        path, source = target / name, _place(found)
+    for name, file_md5 in files.items():
+        path, source = target / name, _place(file_md5)
         if not source.is_file():
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,10 +158,10 @@ def _files_of(md5: str) -> Mapping[str, str] | None:
 
 
 def _from_commit(commit: str, out: str, target: Path) -> bool:
-    found = blobs(commit, [out])
-    for content in found.values():
+    contents = blobs(commit, [out])
+    for content in contents.values():
         target.write_bytes(content)
-    return bool(found)
+    return bool(contents)
 
 
 def _from_working_folder(out: str, md5: str, target: Path) -> bool:

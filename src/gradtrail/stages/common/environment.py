@@ -154,9 +154,9 @@ def refuse_unknown_variables(config: EnvironmentConfig | None) -> None:
             raise UserError(f"{name} is set to {value!r}, which can change results; unset it")
     if config is None:
         return
-    known = HARMLESS | {name.upper() for name in PINNED}
+    allowed = HARMLESS | {name.upper() for name in PINNED}
     for name, value in sorted(os.environ.items()):
-        if _OF_JAX.fullmatch(name) and value and name not in known:
+        if _OF_JAX.fullmatch(name) and value and name not in allowed:
             raise UserError(f"{name} is set to {value!r}, which may change results; unset it")
     for flag in os.environ.get("XLA_FLAGS", "").split():
         if not flag.startswith(_HARMLESS_FLAGS) and flag not in config.xla_flags:
@@ -184,21 +184,21 @@ def require_jax(flags: Sequence[str] = ()) -> None:
     if valid.is_file() and valid.read_bytes() == key.encode():
         return
     if error := _start_jax(variables)[1]:
-        given = ", ".join(f"{name}={value}" for name, value in variables.items())
-        given += " (with environment.xla_flags of params.yaml)" if flags else ""
-        others = {name: value for name, value in variables.items() if name not in _PLATFORMS}
-        if others != variables and (platforms := _start_jax(others)[0]):
-            given = ", ".join(f"{name}={variables[name]}" for name in _PLATFORMS if name in variables)
+        settings = ", ".join(f"{name}={value}" for name, value in variables.items())
+        settings += " (with environment.xla_flags of params.yaml)" if flags else ""
+        other_variables = {name: value for name, value in variables.items() if name not in _PLATFORMS}
+        if other_variables != variables and (platforms := _start_jax(other_variables)[0]):
+            settings = ", ".join(f"{name}={variables[name]}" for name in _PLATFORMS if name in variables)
             error = f"JAX finds only {platforms} on this machine"
-        raise UserError(f"JAX does not start with {given}: {error}")
+        raise UserError(f"JAX does not start with {settings}: {error}")
     with contextlib.suppress(OSError), atomic_file(private_folder() / valid.name) as temporary:
         temporary.write_bytes(key.encode())
 
 
 def _start_jax(variables: Mapping[str, str]) -> tuple[str, str]:
     """Return the platforms on which JAX computes in another process, or its error; the variables replace those here."""
-    kept = {name: value for name, value in os.environ.items() if not _READ_BY_JAX.fullmatch(name)}
-    env = kept | dict(variables) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_TRACEBACK_FILTERING": "off"}
+    environment = {name: value for name, value in os.environ.items() if not _READ_BY_JAX.fullmatch(name)}
+    env = environment | dict(variables) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_TRACEBACK_FILTERING": "off"}
     process = subprocess.run([sys.executable, "-c", _START_JAX], env=env, capture_output=True, text=True, check=False)
     lines = process.stderr.strip().splitlines() or [f"its process ended with status {process.returncode}"]
     return (process.stdout.strip(), "") if process.returncode == 0 else ("", lines[-1].rpartition("] ")[2])
@@ -216,9 +216,9 @@ def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:
     set_cpu_devices(1)
     os.environ["PJRT_NPROC"] = str(config.cpu_threads)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", str(runtime.gpu_preallocate).lower())
-    found = os.environ.get("XLA_FLAGS", "").split()
-    kept = [flag for flag in found if not flag.startswith(_OWN_FLAGS) and flag not in config.xla_flags]
-    os.environ["XLA_FLAGS"] = " ".join([*kept, *config.xla_flags, _DETERMINISTIC])
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    other_flags = [flag for flag in flags if not flag.startswith(_OWN_FLAGS) and flag not in config.xla_flags]
+    os.environ["XLA_FLAGS"] = " ".join([*other_flags, *config.xla_flags, _DETERMINISTIC])
 
 
 def set_cpu_devices(count: int) -> None:

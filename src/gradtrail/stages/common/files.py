@@ -116,11 +116,11 @@ def read_json(path: Path, name: str = "") -> Any:
         ) from None
 
 
-def read_mapping(path: Path, of: str, name: str = "") -> dict[str, Any]:
+def read_mapping(path: Path, values: str, name: str = "") -> dict[str, Any]:
     """Read a JSON file whose top level is a mapping `of` something, as `read_json` does."""
     content = read_json(path, name)
     if not isinstance(content, dict):
-        raise UserError(f"{name or path}: expected a mapping of {of}, got {type(content).__name__}")
+        raise UserError(f"{name or path}: expected a mapping of {values}, got {type(content).__name__}")
     return content
 
 

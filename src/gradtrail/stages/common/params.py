@@ -64,8 +64,8 @@ def load_section(section: str, into: type[Section], path: Path = Path("params.ya
     """
     content = read_yaml(path)
     if section not in content:
-        found = one_line(", ".join(map(str, content)))[:_MAX_LINE]
-        raise UserError(f"{path}: section '{section}' is missing; found {found}")
+        sections = one_line(", ".join(map(str, content)))[:_MAX_LINE]
+        raise UserError(f"{path}: section '{section}' is missing; found {sections}")
     return validate(content[section], into, f"{path}: {section}")
 
 
@@ -125,7 +125,7 @@ def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
 
     A key that is mistyped is also missing.
     """
-    error = min(errors, key=lambda each: each["type"] not in _UNKNOWN)
+    error = min(errors, key=lambda candidate: candidate["type"] not in _UNKNOWN)
     key = ".".join([name, *(one_line(part) for part in error["loc"])])
     match error["type"]:
         case "missing":
@@ -141,9 +141,9 @@ def _nearest_key(error: ErrorDetails, errors: list[ErrorDetails], value: Any) ->
     """Suggest a key for an unknown one: those beside it that are known, and those that are missing."""
     *parents, unknown = error["loc"]
     with contextlib.suppress(LookupError, TypeError):
-        beside = {str(key) for key in functools.reduce(lambda node, part: node[part], parents, value)}
-        same = [each for each in errors if [*each["loc"][:-1]] == parents]
-        wrong = {str(each["loc"][-1]) for each in same if each["type"] in _UNKNOWN}
-        missing = {str(each["loc"][-1]) for each in same if each["type"] == "missing"}
-        return suggestion(str(unknown), beside - wrong | missing)
+        siblings = {str(key) for key in functools.reduce(lambda node, part: node[part], parents, value)}
+        same = [other for other in errors if [*other["loc"][:-1]] == parents]
+        wrong = {str(other["loc"][-1]) for other in same if other["type"] in _UNKNOWN}
+        missing = {str(other["loc"][-1]) for other in same if other["type"] == "missing"}
+        return suggestion(str(unknown), siblings - wrong | missing)
     return ""

@@ -42,7 +42,7 @@ class Entry:
     @property
     def data(self) -> dict[str, str]:
         """The deps that are no code."""
-        return {path: found for path, found in self.deps.items() if not is_code(path)}
+        return {path: md5 for path, md5 in self.deps.items() if not is_code(path)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,16 +81,16 @@ def parse_pipeline(content: Mapping[str, Any], name: str) -> dict[str, StageSpec
 def read_pipelines(folder: Path) -> dict[str, StageSpec]:
     """Read the stages of `dvc.yaml` and, where there are any, of those beside it; see `FILES`."""
     pipeline = read_pipeline(folder / FILES[0])
-    for beside in (folder / name for name in FILES[2::2]):
-        pipeline |= read_pipeline(beside) if beside.is_file() else {}
+    for file in (folder / name for name in FILES[2::2]):
+        pipeline |= read_pipeline(file) if file.is_file() else {}
     return pipeline
 
 
 def dvc_target(stage: str) -> str:
     """Return what `dvc repro`, in the root, knows a stage of the working folder by."""
-    for beside in map(Path, FILES[2::2]):
-        if beside.is_file() and stage in read_pipeline(beside):
-            return f"{beside}:{stage}"
+    for file in map(Path, FILES[2::2]):
+        if file.is_file() and stage in read_pipeline(file):
+            return f"{file}:{stage}"
     return stage
 
 
@@ -179,12 +179,12 @@ def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> d
 
 def stages_before(stage: str, pipeline: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
     """Return the stages whose outs `stage` reads, directly or not, in the pipeline's order."""
-    found, waiting = set[str](), [stage]
+    before, waiting = set[str](), [stage]
     while waiting:
-        new = set(upstream_stages(waiting.pop(), pipeline)) - found
-        found |= new
+        new = set(upstream_stages(waiting.pop(), pipeline)) - before
+        before |= new
         waiting += new
-    return {name: spec for name, spec in pipeline.items() if name in found}
+    return {name: spec for name, spec in pipeline.items() if name in before}
 
 
 def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
@@ -218,8 +218,8 @@ def sha256_of(content: Mapping[str, Any]) -> str:
 def _stage_spec(stage: Mapping[str, Any]) -> StageSpec:
     params: dict[str, list[str]] = {}
     for item in stage.get("params", ()):
-        named = item if isinstance(item, dict) else {"params.yaml": [item]}
-        for name, keys in named.items():
+        by_file = item if isinstance(item, dict) else {"params.yaml": [item]}
+        for name, keys in by_file.items():
             params.setdefault(name, []).extend(keys)
     outs = [*stage.get("outs", ()), *stage.get("metrics", ()), *stage.get("plots", ())]
     return StageSpec(

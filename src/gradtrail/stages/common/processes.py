@@ -101,9 +101,9 @@ class Processes:
 
         Packages and the kind of processor count too: both may change last digits, of which each process has its own.
         """
-        here = dict(values) | {"the processor": processor_digest(), "jaxlib": version("jaxlib")}
-        for name, value in self.agreed(lambda: here).items():
-            if here[name] != value:
+        own_values = dict(values) | {"the processor": processor_digest(), "jaxlib": version("jaxlib")}
+        for name, value in self.agreed(lambda: own_values).items():
+            if own_values[name] != value:
                 raise UserError(f"{name} differs from that of process 0, on {socket.gethostname()}")
 
     def ask_to_stop(self, number: int) -> None:

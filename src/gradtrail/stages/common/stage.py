@@ -191,8 +191,8 @@ def run_stage(
             print(_summary(stage, shows), flush=True)
             warn_of_live_arrays(name)
     except Exception as fault:
-        if said := _describe(stage, fault):
-            _end(stage, said, 2)
+        if message := _describe(stage, fault):
+            _end(stage, message, 2)
         if stage.processes.count > 1:
             _end(stage, stage.processes.describe(fault), 2)
         raise
@@ -210,20 +210,20 @@ def _describe(stage: Stage, fault: Exception) -> str:
         if isinstance(fault, FloatingPointError) and stage.runtime.debug_nans:
             return ""  # the switch is there for the traceback
         return str(fault)
-    said = environment_error(fault)
-    return f"{said}; no results were written" if said else ""
+    message = environment_error(fault)
+    return f"{message}; no results were written" if message else ""
 
 
-def _end(stage: Stage, said: str, status: int) -> None:
-    print(f"{stage.name}: {said}", file=sys.stderr, flush=True)
+def _end(stage: Stage, message: str, status: int) -> None:
+    print(f"{stage.name}: {message}", file=sys.stderr, flush=True)
     stage.processes.exit(status)
 
 
 def _summary(stage: Stage, shows: tuple[str, ...]) -> str:
     """Return the line that a stage ends with: metrics, and the seconds since the process began."""
     metrics = stage.read_metrics() if shows else {}
-    found = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows if key in metrics}
-    parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in found.items()]
+    values = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows if key in metrics}
+    parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in values.items()]
     return f"{stage.name}: {', '.join([*parts, f'{seconds_running():.1f} s'])}"
 
 

@@ -162,8 +162,8 @@ def title(dataset: str) -> str:
 
 def class_names(dataset: str, num_classes: int) -> tuple[str, ...]:
     """Return what each class of a data set shows: its name, or else its number."""
-    known = DATASETS[dataset].class_names if dataset in DATASETS else ()
-    return known or tuple(map(str, range(num_classes)))
+    names = DATASETS[dataset].class_names if dataset in DATASETS else ()
+    return names or tuple(map(str, range(num_classes)))
 
 
 def stands_in_for(dataset: str) -> str:

@@ -66,20 +66,20 @@ class MembersEvaluation:
     @property
     def by_weights(self) -> dict[Path, Evaluation]:
         """Return weights file → evaluation of the member."""
-        return {said.weights: result for said, result in zip(self.predictions, self.members, strict=True)}
+        return {member.weights: result for member, result in zip(self.predictions, self.members, strict=True)}
 
     def metrics(self, test: Split) -> dict[str, Any]:
         """Return the metrics of a single member; of several, means and spreads over them, and the ensemble's."""
-        found = over_members(self._rows(test))
+        metrics = over_members(self._rows(test))
         if len(self.members) == 1:
-            return found
+            return metrics
         of_ensemble = self.ensemble.metrics()
-        return found | {f"{_PREFIX}{key}": of_ensemble[key] for key in _ENSEMBLE}
+        return metrics | {f"{_PREFIX}{key}": of_ensemble[key] for key in _ENSEMBLE}
 
     def table(self, test: Split) -> pd.DataFrame:
         """Return a row of metrics for each member."""
         rows = self._rows(test)
-        return pd.DataFrame([{"seed": said.seed, **row} for said, row in zip(self.predictions, rows, strict=True)])
+        return pd.DataFrame([{"seed": member.seed, **row} for member, row in zip(self.predictions, rows, strict=True)])
 
     def agreement(self) -> Float[np.ndarray, " examples"]:
         """Return the share of the members that predict the class that the ensemble predicts, for each example."""
@@ -89,8 +89,8 @@ class MembersEvaluation:
     def _rows(self, test: Split) -> list[dict[str, float]]:
         corrected = functools.partial(metrics.corrected_metrics, labels=test.labels, corrected=test.corrected_labels)
         return [
-            {"epoch": said.epoch, **result.metrics(), **corrected(result.predicted)}
-            for said, result in zip(self.predictions, self.members, strict=True)
+            {"epoch": member.epoch, **result.metrics(), **corrected(result.predicted)}
+            for member, result in zip(self.predictions, self.members, strict=True)
         ]
 
 
@@ -116,7 +116,7 @@ def predict(
     Raises:
         UserError: a file is missing or damaged, or of another model or data set.
     """
-    found = []
+    predictions = []
     for seed, path in paths.items():
         other, params, about = read_weights(path)
         require_same_data(path, about, dataset)
@@ -126,8 +126,8 @@ def predict(
             )
         of_split = functools.partial(inference.predict_logits, functools.partial(function, params), batch_size)
         validation, test = map(of_split, splits)
-        found.append(Predictions(seed=seed, weights=path, epoch=about.epoch, validation=validation, test=test))
-    return found
+        predictions.append(Predictions(seed=seed, weights=path, epoch=about.epoch, validation=validation, test=test))
+    return predictions
 
 
 def evaluate(
@@ -142,9 +142,9 @@ def evaluate(
             test, tested_on.labels, temperature=temperature, calibration_bins=config.calibration_bins
         )
 
-    members = [evaluated(said.validation, said.test) for said in predictions]
+    members = [evaluated(member.validation, member.test) for member in predictions]
     ensemble = members[0]
     if len(members) > 1:
-        logits = ([said.validation for said in predictions], [said.test for said in predictions])
-        ensemble = evaluated(*(log_mean_softmax(np.array(each, np.float64)) for each in logits))
+        logits = ([member.validation for member in predictions], [member.test for member in predictions])
+        ensemble = evaluated(*(log_mean_softmax(np.array(member_logits, np.float64)) for member_logits in logits))
     return MembersEvaluation(predictions=predictions, members=members, ensemble=ensemble)

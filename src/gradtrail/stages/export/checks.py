@@ -50,7 +50,7 @@ def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFra
 
 
 def measure(
-    exported: ExportedModel, folder: Path, evaluated: Evaluated, said: pd.DataFrame, own: Probabilities
+    exported: ExportedModel, folder: Path, evaluated: Evaluated, evaluation: pd.DataFrame, probabilities: Probabilities
 ) -> dict[str, Any]:
     """Return flat metrics of an export.
 
@@ -67,17 +67,17 @@ def measure(
     """
     sizes = {f"{path.stem.replace('.', '_')}_bytes": path.stat().st_size for path in sorted(folder.iterdir())}
     error = evaluated.calibration_error
-    difference = np.abs(own - said[_columns(own.shape[1])].to_numpy())
+    difference = np.abs(probabilities - evaluation[_columns(probabilities.shape[1])].to_numpy())
     return {
-        **_share("accuracy", np.asarray(said["predicted"] == said["label"])),
-        **_worst_class(said),
+        **_share("accuracy", np.asarray(evaluation["predicted"] == evaluation["label"])),
+        **_worst_class(evaluation),
         "expected_calibration_error": error.value,
         "expected_calibration_error_low": error.low,
         "expected_calibration_error_high": error.high,
         "largest_difference": float(np.max(difference)),
-        "num_other_labels": int(np.sum(own.argmax(axis=1) != said["predicted"])),
-        "num_examples": len(said),
-        "num_classes": own.shape[1],
+        "num_other_labels": int(np.sum(probabilities.argmax(axis=1) != evaluation["predicted"])),
+        "num_examples": len(evaluation),
+        "num_classes": probabilities.shape[1],
         "num_networks": len(exported.manifest.seeds),
         "num_parameters": sum(tensor.size for name, tensor in exported.tensors.items() if name != TEMPERATURE),
         "temperature": evaluated.temperature,
@@ -86,17 +86,17 @@ def measure(
     }
 
 
-def _worst_class(said: pd.DataFrame) -> dict[str, float]:
+def _worst_class(evaluation: pd.DataFrame) -> dict[str, float]:
     """Return the class with the lowest recall, the first of equal ones, of those that the split has, and its recall."""
-    labels, is_correct = said["label"].to_numpy(), np.asarray(said["predicted"] == said["label"])
+    labels, is_correct = evaluation["label"].to_numpy(), np.asarray(evaluation["predicted"] == evaluation["label"])
     worst = min(np.unique(labels), key=lambda label: float(is_correct[labels == label].mean()))
     return {"worst_class": int(worst), **_share("worst_class_recall", is_correct[labels == worst])}
 
 
 def _share(name: str, is_correct: np.ndarray) -> dict[str, float]:
     """Return a share with Wilson's 95 % interval."""
-    found = share_interval(int(is_correct.sum()), len(is_correct))
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    interval = share_interval(int(is_correct.sum()), len(is_correct))
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def _columns(num_classes: int) -> list[str]:

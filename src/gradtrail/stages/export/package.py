@@ -79,10 +79,10 @@ def write_export(folder: Path, network: Network, config: ExportConfig) -> Manife
         What `manifest.json` says.
     """
     folder.mkdir(parents=True)
-    named = tensors([*network.members.values()], network.temperature)
-    contents, conventions = {WEIGHTS: save(named)}, set()
+    leaves = tensors([*network.members.values()], network.temperature)
+    contents, conventions = {WEIGHTS: save(leaves)}, set()
     for platform in get_args(Platform):
-        exported = export_forward(network.model, named, len(network.members), platform)
+        exported = export_forward(network.model, leaves, len(network.members), platform)
         conventions.add(exported.calling_convention_version)
         contents[program_name(platform)] = bytes(exported.serialize())
     for name, content in contents.items():

@@ -90,8 +90,8 @@ def acquire(config: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInf
         Path(flag).touch()
     advice = f"set {entry.folder_variable} to a folder with the four IDX files"
     advice += f", or set fetch.dataset: {entry.stand_in} in params.yaml" if entry.stand_in else ""
-    asked = f"answered (asked: {', '.join(sources)})" if sources else f"to ask, as {entry.folder_variable} is not set"
-    raise NoSourceError(f"no source of {entry.title} {asked}: {advice}")
+    outcome = f"answered (asked: {', '.join(sources)})" if sources else f"to ask, as {entry.folder_variable} is not set"
+    raise NoSourceError(f"no source of {entry.title} {outcome}: {advice}")
 
 
 def _sources(entry: Dataset, to: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
@@ -195,11 +195,11 @@ def _report(line: str) -> None:
 
 def known_files(entry: Dataset) -> tuple[KnownFile, ...]:
     """Return the four files of a data set, with what is known of them."""
-    if (known := entry.contents) is None:
+    if (contents := entry.contents) is None:
         return tuple(KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES)
-    pixels = known.image_shape[0] * known.image_shape[1]
-    sizes = [size for count in (known.num_train, known.num_test) for size in (16 + count * pixels, 8 + count)]
+    pixels = contents.image_shape[0] * contents.image_shape[1]
+    sizes = [size for count in (contents.num_train, contents.num_test) for size in (16 + count * pixels, 8 + count)]
     return tuple(
         KnownFile(name=name, max_bytes=size, sha256=sha256)
-        for name, size, sha256 in zip(RAW_FILES, sizes, known.sha256, strict=True)
+        for name, size, sha256 in zip(RAW_FILES, sizes, contents.sha256, strict=True)
     )

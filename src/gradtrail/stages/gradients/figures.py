@@ -88,8 +88,8 @@ def draw_relations(scores: pd.DataFrame, title: str) -> Figure:
 
 def draw_largest(largest: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
     """Draw the examples with the largest gradients, the largest first."""
-    named = zip(largest["split"].astype(str), largest["example_id"].astype(int), strict=True)
-    images = [_image(splits[split], example_id) for split, example_id in named]
+    examples = zip(largest["split"].astype(str), largest["example_id"].astype(int), strict=True)
+    images = [_image(splits[split], example_id) for split, example_id in examples]
     captions = [
         f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}  ‖g‖ {row.grad_norm:.1f}"
         for row in largest.itertuples()
@@ -102,19 +102,19 @@ def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_si
     """Draw the noise scale at the kept epochs, where it is finite, and rank correlations of the gradient norm."""
     figure, axes = plotting.new_figure(f"Gradients over training · {title}", columns=2, size=(11, 4.2))
     noise = tables.noise_scale
-    known = noise[np.isfinite(noise["noise_scale"])]
-    top = 3 * max(known["noise_scale"].max() if len(known) else 1, batch_size)
-    lines = [known["noise_scale"] - known["low"], known["high"].clip(upper=top) - known["noise_scale"]]
+    finite = noise[np.isfinite(noise["noise_scale"])]
+    top = 3 * max(finite["noise_scale"].max() if len(finite) else 1, batch_size)
+    lines = [finite["noise_scale"] - finite["low"], finite["high"].clip(upper=top) - finite["noise_scale"]]
     axes[0, 0].errorbar(
-        known["epoch"], known["noise_scale"], yerr=np.maximum(lines, 0), fmt="o-", color=plotting.BLUE, capsize=4
+        finite["epoch"], finite["noise_scale"], yerr=np.maximum(lines, 0), fmt="o-", color=plotting.BLUE, capsize=4
     )
     axes[0, 0].axhline(batch_size, color=plotting.GREY, linestyle="--", label=f"batch size {batch_size}")
     axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖², in examples")
     axes[0, 0].legend()
     train, epochs = tables.train, list(analysis.noise_scales)
-    others = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
-    others["suspicion"] = SUSPICION
-    for (label, other), colour in zip(others.items(), plotting.CYCLE, strict=False):
+    columns = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
+    columns["suspicion"] = SUSPICION
+    for (label, other), colour in zip(columns.items(), plotting.CYCLE, strict=False):
         correlations = [_rank_correlation(train, epoch_column("grad_norm", epoch), other) for epoch in epochs]
         axes[0, 1].plot(epochs, correlations, "o-", color=colour, label=label)
     axes[0, 1].set(xlabel="epoch", ylabel="rank correlation with ‖∇ℓᵢ‖ at that epoch", ylim=(-1.05, 1.05))

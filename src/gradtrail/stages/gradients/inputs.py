@@ -92,13 +92,13 @@ def read_trajectory(
     require_same_data(path, about, dataset)
     by_epoch: dict[int, Params] = {}
     for path in sorted((models / "epochs").glob("*.safetensors")):
-        other, kept, kept_about = read_weights(path)
+        other, kept_params, kept_about = read_weights(path)
         if other.config != model.config:
             raise UserError(
                 f"{path}: weights of {other.config.name}, but {scored}.safetensors holds {model.config.name}"
             )
         require_same_data(path, kept_about, dataset)
-        by_epoch[kept_about.epoch] = kept
+        by_epoch[kept_about.epoch] = kept_params
     by_epoch |= {about.epoch: params}
     epochs, learning_rates, batch_size = read_schedule(results, batch_size)
     if max(by_epoch) > epochs:

@@ -39,8 +39,8 @@ def suspicion(table: pd.DataFrame) -> np.ndarray:
     than the final probability, when many wrong labels have been memorized.
     """
     visited = table["mean_probability"].to_numpy(np.float32)
-    kept = table[f"probability{MEAN}"].to_numpy(np.float32)
-    return 1 - np.where(np.isnan(visited), kept, visited)
+    mean_probability = table[f"probability{MEAN}"].to_numpy(np.float32)
+    return 1 - np.where(np.isnan(visited), mean_probability, visited)
 
 
 def rank_suspects(table: pd.DataFrame, split: str, count: int) -> pd.DataFrame:
@@ -85,8 +85,8 @@ def _detection(is_wrong: np.ndarray, suspect: np.ndarray) -> tuple[float, float,
         roc_auc_score,
     )
 
-    found = np.mean(is_wrong[largest(suspect, int(is_wrong.sum()))])
-    return roc_auc_score(is_wrong, suspect), average_precision_score(is_wrong, suspect), found, 1 - found
+    recall = np.mean(is_wrong[largest(suspect, int(is_wrong.sum()))])
+    return roc_auc_score(is_wrong, suspect), average_precision_score(is_wrong, suspect), recall, 1 - recall
 
 
 def score_table(
@@ -209,8 +209,8 @@ def norm_table(scores: pd.DataFrame) -> pd.DataFrame:
 def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
     """Return a row for each epoch of the analysis: its gradient noise scale, with interval, tr(Σ) and ‖G‖²."""
     rows = [
-        (epoch, found.value, found.low, found.high, found.trace, found.squared_norm)
-        for epoch, found in analysis.noise_scales.items()
+        (epoch, noise_scale.value, noise_scale.low, noise_scale.high, noise_scale.trace, noise_scale.squared_norm)
+        for epoch, noise_scale in analysis.noise_scales.items()
     ]
     return pd.DataFrame(rows, columns=["epoch", "noise_scale", "low", "high", "trace", "squared_norm"])
 
@@ -239,12 +239,12 @@ def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataF
     rows: list[tuple] = []
     for column, position in enumerate(analysis.influenced):
         influence = analysis.influence[:, column]
-        told = test.iloc[position]
+        test_row = test.iloc[position]
         sides = {"helped": largest(influence, STRONGEST), "hurt": largest(-influence, STRONGEST)}
         for effect, strongest in sides.items():
             for rank, example in enumerate(strongest, start=1):
                 by = train.iloc[example]
-                names = (told.example_id, told.label, told.predicted, effect, rank, by.example_id, by.label)
+                names = (test_row.example_id, test_row.label, test_row.predicted, effect, rank, by.example_id, by.label)
                 rows.append((*names, float(influence[example])))
     columns = ["test_example", "label", "predicted", "effect", "rank", "train_example", "train_label", "influence"]
     return pd.DataFrame(rows, columns=columns)
@@ -252,8 +252,10 @@ def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataF
 
 def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
     """Return the median of the finite noise scales, of an even number the upper one; None where none is finite."""
-    known = sorted(found.value for found in analysis.noise_scales.values() if math.isfinite(found.value))
-    return known[len(known) // 2] if known else None
+    finite = sorted(
+        noise_scale.value for noise_scale in analysis.noise_scales.values() if math.isfinite(noise_scale.value)
+    )
+    return finite[len(finite) // 2] if finite else None
 
 
 def split_table(scores: pd.DataFrame, config: GradientsConfig) -> pd.DataFrame:
@@ -280,11 +282,11 @@ def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
     """
     splits = {str(row.pop("split")): row for row in tables.splits.to_dict("records")}
     medians = {f"{split}_{_MEDIAN}": row[_MEDIAN] for split, row in splits.items() if split != "train"}
-    found = {"num_examples": len(tables.scores)}
+    metrics = {"num_examples": len(tables.scores)}
     if not tables.tells_of_training:
-        return found | medians
+        return metrics | medians
     train = {str(name): value for name, value in splits["train"].items()}
-    return found | train | medians | _measure_training(tables, analysis)
+    return metrics | train | medians | _measure_training(tables, analysis)
 
 
 def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
@@ -292,7 +294,7 @@ def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, f
     train = tables.train
     typical = typical_noise_scale(analysis)
     first = epoch_column("grad_norm", min(analysis.noise_scales))
-    found = {
+    metrics = {
         **({} if typical is None else {"noise_scale_typical": typical}),
         "coherence_within_classes": analysis.classes.within,
         "coherence_across_classes": analysis.classes.across,
@@ -303,13 +305,13 @@ def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, f
         ),
     }
     if analysis.curvature is not None:
-        found["hessian_largest_eigenvalue"] = analysis.curvature
+        metrics["hessian_largest_eigenvalue"] = analysis.curvature
     detection = tables.label_error_scores
     chosen = detection[detection["score"] == "mean_probability"]
     if len(chosen):
         names = ("auroc", "average_precision", "precision", "false_negative_rate")
-        found |= {f"label_errors_{name}": float(chosen.iloc[0][name]) for name in names}
-    return {name: value for name, value in found.items() if np.isfinite(value)}
+        metrics |= {f"label_errors_{name}": float(chosen.iloc[0][name]) for name in names}
+    return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
 
 def _of(table: pd.DataFrame, split: str) -> pd.DataFrame:

@@ -110,9 +110,9 @@ def disagreements(rows: Iterable[Correction]) -> list[str]:
     for row in rows:
         by_example.setdefault(row.example, []).append(row)
     return [
-        f"{found[0]}: " + ", ".join(f"{row.reviewer} says {_verdict(row)}" for row in found)
-        for found in by_example.values()
-        if len({(row.old, row.new) for row in found}) > 1
+        f"{decisions[0]}: " + ", ".join(f"{row.reviewer} says {_verdict(row)}" for row in decisions)
+        for decisions in by_example.values()
+        if len({(row.old, row.new) for row in decisions}) > 1
     ]
 
 
@@ -125,7 +125,7 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
         num_classes: of the data set.
         path: that errors name.
     """
-    given = {
+    labels = {
         (name == "test", number): label
         for name, split in splits.items()
         for number, label in zip(split.example_id.tolist(), split.given_labels.tolist(), strict=True)
@@ -133,9 +133,9 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
     for row in rows:
         if max(row.old, row.new or 0) >= num_classes:
             raise UserError(f"{path}: {row}: no class {max(row.old, row.new or 0)}, they are 0 to {num_classes - 1}")
-        if given.get(row.example, row.old) != row.old:
-            found = given[row.example]
-            raise UserError(f"{path}: {row}: old is {row.old}, but the label is {found}; planted noise counts")
+        if labels.get(row.example, row.old) != row.old:
+            actual = labels[row.example]
+            raise UserError(f"{path}: {row}: old is {row.old}, but the label is {actual}; planted noise counts")
 
 
 def read_applied(path: Path, which: Literal[False, True, "test"]) -> list[Correction]:
@@ -220,11 +220,11 @@ def _require_once(rows: Sequence[Correction], path: Path) -> None:
     if differing := disagreements(rows):
         more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
         raise UserError(f"{path}: decided differently, none is applied: {'; '.join(differing[:_SHOWN])}{more}")
-    seen: set[tuple[bool, int]] = set()
+    examples: set[tuple[bool, int]] = set()
     for row in rows:
-        if row.example in seen:
+        if row.example in examples:
             raise UserError(f"{path}: {row} is listed twice; keep one line for each example")
-        seen.add(row.example)
+        examples.add(row.example)
 
 
 def _verdict(row: Correction) -> str:

@@ -65,8 +65,8 @@ class Audit:
     @property
     def faults(self) -> list[str]:
         """What says that the training is less private than claimed; empty where nothing does."""
-        found = ["epsilon_lower_bound"] if max(self.lower_bound, self.lower_bound_any) > self.claim.epsilon else []
-        return found + [check.name for check in self.checks if not check.passes]
+        names = ["epsilon_lower_bound"] if max(self.lower_bound, self.lower_bound_any) > self.claim.epsilon else []
+        return names + [check.name for check in self.checks if not check.passes]
 
 
 def require_private(config: TrainConfig) -> None:
@@ -108,17 +108,17 @@ def audit(
         coins.append(throw_coins(len(canaries), rng=np.random.default_rng(of_coins)))
         seeds = zip(_PURPOSES, map(int, of_training.generate_state(len(_PURPOSES))), strict=True)
         keys = keys_of(MemberSeeds(**dict(seeds)))
-        found: Watched = watch(watched, train, canaries, coins[-1], keys=keys, advance=advance)
-        scores.append(batch_scores(found.products, canaries.labels, found.rate))
-        fixed.append(fixed_order_scores(found.products, canaries.labels, watched.program.steps_per_epoch))
-        checks.append(check_training(found))
-        accuracies.append(found.accuracy)
+        trace: Watched = watch(watched, train, canaries, coins[-1], keys=keys, advance=advance)
+        scores.append(batch_scores(trace.products, canaries.labels, trace.rate))
+        fixed.append(fixed_order_scores(trace.products, canaries.labels, watched.program.steps_per_epoch))
+        checks.append(check_training(trace))
+        accuracies.append(trace.accuracy)
     every_coin, every_score = np.concatenate(coins), np.concatenate(scores)
     guesses = _guesses(every_score, every_coin, config.guess_share)
     of_fixed = _guesses(np.concatenate(fixed), every_coin, config.guess_share)
     bound = gaussian_bound(of_fixed, delta=claim.delta, significance=_CHANCE)
     shares = sorted({*_SHARES, config.guess_share}, reverse=True)
-    others = [_guesses(every_score, every_coin, share) for share in shares]
+    by_share_guesses = [_guesses(every_score, every_coin, share) for share in shares]
     level = {"delta": claim.delta, "significance": 1 - config.confidence}
     return Audit(
         claim=claim,
@@ -128,9 +128,9 @@ def audit(
         guesses=guesses,
         lower_bound=gaussian_bound(guesses, **level),
         lower_bound_any=epsilon_bound(guesses, **level),
-        by_share=tuple((found, gaussian_bound(found, **level)) for found in others if found.guesses),
+        by_share=tuple((trace, gaussian_bound(trace, **level)) for trace in by_share_guesses if trace.guesses),
         checks=(
-            *(_worst(each) for each in zip(*checks, strict=True)),
+            *(_worst(same_check) for same_check in zip(*checks, strict=True)),
             Check(name="fixed_order", value=bound, low=0.0, high=claim.epsilon),
         ),
         accuracy=float(np.mean(accuracies)),

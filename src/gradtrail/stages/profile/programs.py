@@ -49,12 +49,12 @@ def compile_variants(
     def compiled(variant: Variant) -> CompiledVariant:
         return compile_variant(train_config, variant, **of_data, compiler=compiler)
 
-    configured, *others = variants_to_compare(config, train_config)
+    configured, *other_variants = variants_to_compare(config, train_config)
     with cache_disabled() if cold else contextlib.nullcontext():
         done = [compiled(configured)]  # alone: its times count
     advance(message=f"compiled {configured.label}")
     with ThreadPoolExecutor(allowed_cores()) as pool:
-        for variant, made in zip(others, pool.map(compiled, others), strict=True):
+        for variant, made in zip(other_variants, pool.map(compiled, other_variants), strict=True):
             done.append(made)
             advance(message=f"compiled {variant.label}")
     return done

@@ -17,9 +17,9 @@ _COMPARED = {"train_step": ("flops", "total_bytes"), "predict": ("flops",)}
 def cost_table(compiled: Sequence[CompiledVariant]) -> pd.DataFrame:
     """Return a row for each function of each variant: its `StaticCost`."""
     rows = [
-        {"function": name, **dataclasses.asdict(each.variant), **dataclasses.asdict(function.cost)}
-        for each in compiled
-        for name, function in each.functions.items()
+        {"function": name, **dataclasses.asdict(variant.variant), **dataclasses.asdict(function.cost)}
+        for variant in compiled
+        for name, function in variant.functions.items()
     ]
     columns = [*_KEYS, *(key for key in rows[0] if key not in _KEYS)]
     return pd.DataFrame(rows, columns=columns).sort_values(_KEYS, ignore_index=True)
@@ -56,5 +56,5 @@ def write_tables(folder: Path, costs: pd.DataFrame, doubling: pd.DataFrame) -> N
 
 def measure(costs: pd.DataFrame, configured: Variant) -> dict[str, int]:
     """Return the main costs of the configured variant as flat metrics, `<function>_<cost>`; the tables have more."""
-    named = of_configured(costs, configured, but="").set_index("function")
-    return {f"{name}_{cost}": int(named[cost][name]) for name, kept in _COMPARED.items() for cost in kept}
+    by_function = of_configured(costs, configured, but="").set_index("function")
+    return {f"{name}_{cost}": int(by_function[cost][name]) for name, names in _COMPARED.items() for cost in names}

@@ -75,7 +75,7 @@ def take(
     bench = Bench(config, num_classes, compiler)
     with compiler.planned():  # steps without jit compile each operation: that is what is timed
         rates = [measure_rates(compiler.clock)]
-        times = bench.time_functions([each for each in compiled if _fits(each)])
+        times = bench.time_functions([variant for variant in compiled if _fits(variant)])
         rates.append(measure_rates(compiler.clock))
         advance(message="timed all variants")
         steps = bench.time_steps(compiled[0])
@@ -96,7 +96,9 @@ def function_table(
     times: Sequence[FunctionTime], compiled: Sequence[CompiledVariant], rates: MachineRates
 ) -> pd.DataFrame:
     """Return a row for each function of each variant: times, shares of the machine's rates, memory."""
-    functions = {(each.variant, name): function for each in compiled for name, function in each.functions.items()}
+    functions = {
+        (variant.variant, name): function for variant in compiled for name, function in variant.functions.items()
+    }
     rows = []
     for time in times:
         function = functions[time.variant, time.function]
@@ -123,13 +125,13 @@ def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict
         if time.function == "train_step"
         and dataclasses.replace(time.variant, precision=configured.precision) == configured
     }
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for precision in rounds.keys() - {_REFERENCE}:
         ratios = [time / other for time, other in zip(rounds[precision], rounds.get(_REFERENCE, ()), strict=False)]
         if ratios and math.isfinite((ratio := median_interval(ratios)).low):
             name = f"{precision}_over_{_REFERENCE}"
-            found |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
-    return found
+            values |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    return values
 
 
 def step_table(steps: StepTimes) -> pd.DataFrame:
@@ -168,7 +170,7 @@ def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame
 def metrics(timings: Timings) -> dict[str, float]:
     """Return what compiling, looping and precisions gain as metrics; infinite ones are left out."""
     steps = timings.steps
-    found = timings.precisions | {
+    values = timings.precisions | {
         "jit/seconds_per_step": steps.one_by_one,
         "jit/seconds_per_step_without": steps.without_jit,
         "jit/steps_timed_without": steps.steps_without_jit,
@@ -178,7 +180,7 @@ def metrics(timings: Timings) -> dict[str, float]:
         "scan/seconds_per_step": steps.scanned,
         "scan/speedup": steps.scan_speedup,
     }
-    return {name: float(value) for name, value in found.items() if np.isfinite(value)}
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
 def write(folder: Path, timings: Timings, configured: Variant, title: str) -> None:
@@ -215,8 +217,8 @@ def _fits(compiled: CompiledVariant) -> bool:
 def _highest(rates: Sequence[MachineRates]) -> MachineRates:
     """Return the highest of each rate: other load on the machine can only lower a rate."""
     return MachineRates(
-        flops_per_second=max(each.flops_per_second for each in rates),
-        bytes_per_second=max(each.bytes_per_second for each in rates),
+        flops_per_second=max(rate.flops_per_second for rate in rates),
+        bytes_per_second=max(rate.bytes_per_second for rate in rates),
     )
 
 

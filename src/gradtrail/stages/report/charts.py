@@ -78,37 +78,37 @@ class Chart:
     def lines(self) -> list[tuple[Series, str, list[tuple[str, str]]]]:
         """Each series with the path of its line and the places of its dots."""
         drawn = []
-        for each in self.series:
-            places = [(self.across(x), self.down(y)) for x, y in each.points if self._is_drawn(x, y)]
+        for series in self.series:
+            places = [(self.across(x), self.down(y)) for x, y in series.points if self._is_drawn(x, y)]
             path = " ".join(f"{'L' if index else 'M'}{x} {y}" for index, (x, y) in enumerate(places))
-            drawn.append((each, path, places if len(places) <= _DOTS else []))
+            drawn.append((series, path, places if len(places) <= _DOTS else []))
         return drawn
 
     @cached_property
     def bands(self) -> list[tuple[Series, str]]:
         """Each series that has a band, with the path of its outline."""
         drawn = []
-        for each in self.series:
-            there = [(x, high) for x, _, high in each.band]
-            back = [(x, low) for x, low, _ in reversed(each.band)]
+        for series in self.series:
+            there = [(x, high) for x, _, high in series.band]
+            back = [(x, low) for x, low, _ in reversed(series.band)]
             places = [f"{self.across(x)} {self.down(self._inside(y))}" for x, y in there + back]
             if places:
-                drawn.append((each, f"M{' L'.join(places)}Z"))
+                drawn.append((series, f"M{' L'.join(places)}Z"))
         return drawn
 
     @cached_property
     def x_ticks(self) -> list[Tick]:
         """The numbers of the x axis."""
         low, high = self._x_range
-        found = linear_ticks(low, high, 8, whole=not self.square)
-        return [Tick(place=self.across(value), text=f"{value:g}") for value in found]
+        ticks = linear_ticks(low, high, 8, whole=not self.square)
+        return [Tick(place=self.across(value), text=f"{value:g}") for value in ticks]
 
     @cached_property
     def y_ticks(self) -> list[Tick]:
         """The numbers of the y axis."""
         low, high = self._y_range
-        found = log_ticks(low, high) if self.log else linear_ticks(low, high, 5)
-        return [Tick(place=self.down(value), text=f"{value:g}{self.unit}") for value in found]
+        ticks = log_ticks(low, high) if self.log else linear_ticks(low, high, 5)
+        return [Tick(place=self.down(value), text=f"{value:g}{self.unit}") for value in ticks]
 
     @cached_property
     def hits(self) -> list[tuple[Stop, str, str, str]]:
@@ -153,16 +153,16 @@ class Chart:
     def _x_range(self) -> Point:
         if self.square:
             return 0.0, 1.0
-        found = [x for each in self.series for x, y in each.points if self._is_drawn(x, y)] or [0.0]
-        low, high = min(found), max(found)
+        values = [x for series in self.series for x, y in series.points if self._is_drawn(x, y)] or [0.0]
+        low, high = min(values), max(values)
         return (low, high) if high > low else (low - 1, high + 1)
 
     @cached_property
     def _y_range(self) -> Point:
         if self.square:
             return 0.0, 1.0
-        found = [y for each in self.series for x, y in each.points if self._is_drawn(x, y)] or [1.0]
-        low, high = min(found), max(found)
+        values = [y for series in self.series for x, y in series.points if self._is_drawn(x, y)] or [1.0]
+        low, high = min(values), max(values)
         if self.log:
             return low / 1.25, high * 1.25
         return min(low, 0.0), 1.05 * high if high > 0 else 1.0
@@ -192,8 +192,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     def among(digits: Iterable[int]) -> list[float]:
         return [float(f"{digit}e{power}") for power in powers for digit in digits if low <= digit * 10**power <= high]
 
-    found = among((1, 2, 5))
-    return found if len(found) <= 6 else among((1,))
+    ticks = among((1, 2, 5))
+    return ticks if len(ticks) <= 6 else among((1,))
 
 
 def _number(value: float) -> str:

@@ -44,8 +44,8 @@ class Table:
     def is_numeric(self) -> tuple[bool, ...]:
         """Whether each column has numbers, some of which may be unbounded: such columns are right-aligned."""
         columns = zip(*self.rows, strict=True)
-        found = tuple(any(cell.lstrip(_SIGNS)[:1].isdigit() for cell in column) for column in columns)
-        return found or (False,) * len(self.header)
+        numeric = tuple(any(cell.lstrip(_SIGNS)[:1].isdigit() for cell in column) for column in columns)
+        return numeric or (False,) * len(self.header)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,10 +192,10 @@ def _name(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-def _named(found: Mapping[str, Found], name: str, suffix: str) -> Found:
-    if name not in found:
+def _named(items: Mapping[str, Found], name: str, suffix: str) -> Found:
+    if name not in items:
         raise UserError(f"results/{name}.{suffix}: no such file; `dvc repro` makes it")
-    return found[name]
+    return items[name]
 
 
 def _digests_of(stages: Mapping[str, StageSpec], folder: Path) -> dict[str, str]:

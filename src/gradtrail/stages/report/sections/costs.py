@@ -43,13 +43,13 @@ def _step(sources: Sources) -> str:
     batch = int(sources.param("train.batch_size"))
     steps, predict = (sources.cost("profile", name, "flops") for name in (_STEP, "predict"))
     most = _is_bound(sources, "profile", _STEP)
-    said = (
+    parts = (
         f"The compiler estimates {flops(steps, at_most=most)} for a training step with batch size {count(batch)} "
         f"({flops(steps / batch)} per example). A prediction takes {flops(predict / batch)} per example."
     )
     if not most:
-        return said
-    return f"{said} At most: the number of examples in a batch is random, and the largest possible one is counted."
+        return parts
+    return f"{parts} At most: the number of examples in a batch is random, and the largest possible one is counted."
 
 
 def _is_bound(sources: Sources, stage: str, name: str) -> bool:
@@ -71,12 +71,14 @@ def _doubling(sources: Sources) -> str:
     table = sources.table("profile/doubling")
     names = ("batch_size", "doubled", "flops", "total_bytes")
     rows = list(zip(table.text("function"), *(table.numbers(name) for name in names), strict=True))
-    said = [
+    parts = [
         f"from {count(small)} to {count(large)} multiplies FLOPs by {work:.2f} and total memory by {memory:.2f}"
         for name, small, large, work, memory in rows
         if name == _STEP
     ]
-    return f"Doubling the batch size of a training step {'; '.join(said)}." if said else "No batch sizes were compared."
+    return (
+        f"Doubling the batch size of a training step {'; '.join(parts)}." if parts else "No batch sizes were compared."
+    )
 
 
 def _caption(sources: Sources) -> str:

@@ -74,8 +74,8 @@ class Gallery:
     @property
     def cells(self) -> dict[tuple[int, int], Example]:
         """(label, predicted) → the first example of the evaluation in that cell of the confusion matrix."""
-        shown = [example for example in self.examples if {"mistakes", "correct"} & set(example.groups)]
-        return {(example.label, example.predicted): example for example in reversed(shown)}
+        examples = [example for example in self.examples if {"mistakes", "correct"} & set(example.groups)]
+        return {(example.label, example.predicted): example for example in reversed(examples)}
 
 
 SCORES = {
@@ -97,10 +97,10 @@ def make_gallery(sources: Sources) -> Gallery:
         ("suspects", "Suspected label errors", "suspicion"): _listed(sources, "gradients/suspects", table.index),
         ("correct", "Least confident correct", "confidence"): _least_confident(table),
     }
-    groups = [Group(id=key, name=name, score=by, number=len(of)) for (key, name, by), of in chosen.items()]
+    groups = [Group(id=key, name=name, score=by, number=len(ids)) for (key, name, by), ids in chosen.items()]
     members: dict[Hashable, list[str]] = {}
-    for (key, _, _), of in chosen.items():
-        for example in of:
+    for (key, _, _), ids in chosen.items():
+        for example in ids:
             members.setdefault(example, []).append(key)
     rows = table.reindex(list(members)).reset_index().to_dict("records")
     positions = {
@@ -108,8 +108,8 @@ def make_gallery(sources: Sources) -> Gallery:
         for split, part in sources.splits.items()
     }
     examples = [
-        _example(row, tuple(of), sources.splits[row["split"]], positions[row["split"]][row["example_id"]])
-        for row, of in zip(rows, members.values(), strict=True)
+        _example(row, tuple(ids), sources.splits[row["split"]], positions[row["split"]][row["example_id"]])
+        for row, ids in zip(rows, members.values(), strict=True)
     ]
     return Gallery(examples=examples, groups=groups, num_classes=sources.info.num_classes)
 
@@ -122,24 +122,24 @@ def spread(table: pd.DataFrame, limit: int) -> list[Hashable]:
     """
     wrong = table[table["label"] != table["predicted"]].sort_values("confidence", ascending=False, kind="stable")
     place = wrong.groupby(["label", "predicted"]).cumcount()
-    kept = wrong.loc[place.sort_values(kind="stable").index[:limit]]
-    return list(kept.sort_values("confidence", ascending=False, kind="stable").index)
+    rows = wrong.loc[place.sort_values(kind="stable").index[:limit]]
+    return list(rows.sort_values("confidence", ascending=False, kind="stable").index)
 
 
 def _least_confident(table: pd.DataFrame) -> list[Hashable]:
-    found = table[table["confidence"].notna() & (table["label"] == table["predicted"])]
-    found = found.sort_values("confidence", kind="stable")
-    return list(found[found.groupby("label").cumcount() < _CORRECT].index)
+    rows = table[table["confidence"].notna() & (table["label"] == table["predicted"])]
+    rows = rows.sort_values("confidence", kind="stable")
+    return list(rows[rows.groupby("label").cumcount() < _CORRECT].index)
 
 
-def _listed(sources: Sources, name: str, known: pd.Index) -> list[Hashable]:
+def _listed(sources: Sources, name: str, index: pd.Index) -> list[Hashable]:
     table = sources.table(name)
     ids = (int(number) for number in table.numbers("example_id"))
-    found = list(zip(table.text("split"), ids, strict=True))
-    for split, example_id in found:
-        if (split, example_id) not in known:
+    examples = list(zip(table.text("split"), ids, strict=True))
+    for split, example_id in examples:
+        if (split, example_id) not in index:
             raise UserError(f"{table.path}: {split} example {example_id} is not in scores.parquet; run `dvc repro`")
-    return list(found)
+    return list(examples)
 
 
 def _limit(sources: Sources) -> int:

@@ -61,11 +61,11 @@ def _histograms(sources: Sources) -> Figure:
     if not is_published(sources):
         prefixes = {"training": "", **prefixes}
     medians = {split: sources.metric("gradients", f"{prefix}grad_norm_median") for split, prefix in prefixes.items()}
-    named = ", ".join(f"{value:.3g} in the {split} split" for split, value in medians.items())
+    parts = ", ".join(f"{value:.3g} in the {split} split" for split, value in medians.items())
     return Figure(
         png=sources.figure("gradients/histograms"),
         caption="Per-example gradient norms, by split and by whether the prediction is correct",
-        alt=f"Histograms of the gradient norm, by split and by correctness of the prediction. The median is {named}.",
+        alt=f"Histograms of the gradient norm, by split and by correctness of the prediction. The median is {parts}.",
     )
 
 
@@ -74,23 +74,23 @@ def _relations(sources: Sources) -> Figure:
     caption = "Gradient norm over loss, margin and input norm; one point per example"
     if is_published(sources):
         return Figure(png=sources.figure("gradients/relations"), caption=caption, alt=f"Scatter plots. {caption}.")
-    found = {name: sources.metric("gradients", f"rank_correlation_{key}") for key, name in names.items()}
-    said = ", ".join(f"{value:+.2f} with {name}" for name, value in found.items())
+    correlations = {name: sources.metric("gradients", f"rank_correlation_{key}") for key, name in names.items()}
+    parts = ", ".join(f"{value:+.2f} with {name}" for name, value in correlations.items())
     return Figure(
         png=sources.figure("gradients/relations"),
         caption=caption,
-        alt=f"Scatter plots of the gradient norm over loss, margin and input norm. The rank correlation is {said}.",
+        alt=f"Scatter plots of the gradient norm over loss, margin and input norm. The rank correlation is {parts}.",
     )
 
 
 def _course(sources: Sources) -> Figure:
     table = sources.table("gradients/noise_scale")
     points = zip(table.numbers("noise_scale"), table.text("epoch"), strict=True)
-    named = ", ".join(f"{_examples(value)} at epoch {epoch}" for value, epoch in points)
+    parts = ", ".join(f"{_examples(value)} at epoch {epoch}" for value, epoch in points)
     return Figure(
         png=sources.figure("gradients/course"),
         caption="Noise scale by epoch, where it is finite, and rank correlations of the gradient norm",
-        alt=f"The noise scale by epoch, {named}; and rank correlations of the gradient norm with other scores.",
+        alt=f"The noise scale by epoch, {parts}; and rank correlations of the gradient norm with other scores.",
     )
 
 
@@ -128,10 +128,10 @@ def _detection(sources: Sources) -> tuple[Figure, ...]:
         return ()
     table = sources.table(name)
     best = list(zip(table.text("score"), table.numbers("average_precision"), strict=True))[:1]
-    said = "".join(f" The best is {score}, with an average precision of {value:.3f}." for score, value in best)
+    note = "".join(f" The best is {score}, with an average precision of {value:.3f}." for score, value in best)
     figure = Figure(
         png=sources.figure(name),
         caption="How well each score finds the labels changed by label noise",
-        alt=f"Average precision and AUROC of {len(table.rows)} scores in finding the changed labels.{said}",
+        alt=f"Average precision and AUROC of {len(table.rows)} scores in finding the changed labels.{note}",
     )
     return (figure,)

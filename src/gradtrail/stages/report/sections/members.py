@@ -73,14 +73,14 @@ def how_good(sources: Sources) -> str:
     number, total = num_members(sources), sources.metric("evaluate", "num_examples")
     right = total * served(sources, "accuracy")
     low, high = (percent(served(sources, f"accuracy_{end}")) for end in ("low", "high"))
-    own = f"{percent(sources.metric('evaluate', 'accuracy'))} {_sd(sources, 'evaluate', 'accuracy', '{:.2%}')}"
+    alone = f"{percent(sources.metric('evaluate', 'accuracy'))} {_sd(sources, 'evaluate', 'accuracy', '{:.2%}')}"
     ends = " to ".join(percent(sources.metric("evaluate", f"accuracy_{end}")) for end in ("low", "high"))
     return (
         f"The {number} networks have the {sources.param('evaluate.weights')} weights of trainings that differ in their "
         "seeds. What is served is their ensemble, the mean of their probabilities; tables, figures and examples on "
         f"this page are its own. It classifies {count(right)} of {count(total)} test examples correctly: an accuracy "
         f"of {percent(served(sources, 'accuracy'))} (95% interval: {low} to {high}), with a test loss of "
-        f"{served(sources, 'loss'):.3g} nats per example. The networks by themselves have a mean accuracy of {own}; "
+        f"{served(sources, 'loss'):.3g} nats per example. The networks by themselves have a mean accuracy of {alone}; "
         f"the 95% interval of that mean over seeds is {ends}."
     )
 

@@ -78,13 +78,13 @@ def params_in_force(sources: Sources) -> dict[str, str]:
     """
     kinds = [sources.param(f"train.{name}") for name in ("model", "optimizer", "schedule")]
     data = {f"preprocess.{name}": sources.param(f"preprocess.{name}") for name in ("label_noise", "corrections")}
-    shown = {"model": model_name(sources)}
+    params = {"model": model_name(sources)}
     for key, value in in_force(flatten({"train": sources.params["train"]}) | data).items():
         _, *block, name = key.split(".")
         is_off = (not value and _SWITCHES.issuperset(block) and block) or (name in _OFF and value == _OFF[name])
         if not is_off and name not in _LEFT_OUT:
-            shown[name if not block or (block[0] in kinds and name not in shown) else f"{block[0]}: {name}"] = value
-    return {name.replace("_", " "): _written(value) for name, value in shown.items()}
+            params[name if not block or (block[0] in kinds and name not in params) else f"{block[0]}: {name}"] = value
+    return {name.replace("_", " "): _written(value) for name, value in params.items()}
 
 
 def _written(value: Any) -> str:
@@ -179,8 +179,8 @@ def _ends(table: CsvTable, column: str) -> list[tuple[float, float, float]]:
     """Return (epoch, low, high) of a mean over members; none of a single member, or of the only one at an epoch."""
     if not any(row.get(f"{column}_low") for row in table.rows):
         return []
-    known = CsvTable(path=table.path, rows=[row for row in table.rows if row.get(f"{column}_low")])
-    return list(zip(*(known.numbers(name) for name in ("epoch", f"{column}_low", f"{column}_high")), strict=True))
+    banded = CsvTable(path=table.path, rows=[row for row in table.rows if row.get(f"{column}_low")])
+    return list(zip(*(banded.numbers(name) for name in ("epoch", f"{column}_low", f"{column}_high")), strict=True))
 
 
 def _banded(table: CsvTable) -> str:
@@ -203,7 +203,9 @@ def _by_epoch(
             Series(name=name, style=style, points=list(zip(epochs, values, strict=True)), band=bands.get(name, ()))
             for name, (style, values) in curves.items()
         ],
-        stops=[Stop(x=epoch, lines=[f"epoch {epoch:g}", *told]) for epoch, *told in zip(epochs, *columns, strict=True)],
+        stops=[
+            Stop(x=epoch, lines=[f"epoch {epoch:g}", *lines]) for epoch, *lines in zip(epochs, *columns, strict=True)
+        ],
         **options,
     )
 

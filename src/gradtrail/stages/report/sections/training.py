@@ -52,10 +52,10 @@ def training_section(sources: Sources) -> Section:
 
 def _summary(sources: Sources, sizes: dict[str, float]) -> str:
     height, width = sources.info.image_shape
-    named = ", ".join(f"{count(number)} {split}" for split, number in sizes.items())
+    parts = ", ".join(f"{count(number)} {split}" for split, number in sizes.items())
     return (
         f"{dataset_name(sources)}: images of {height}\u00a0×\u00a0{width} pixels in {sources.info.num_classes} "
-        f"classes; {named} examples. {_labels(sources, sizes['train'])}"
+        f"classes; {parts} examples. {_labels(sources, sizes['train'])}"
     )
 
 
@@ -157,11 +157,11 @@ def _outcome(sources: Sources) -> str:
 def _steps(sources: Sources) -> Figure:
     clip = sources.param("train.clip_norm")
     clipped = "" if clip is None else f", with a line at the clipping threshold {clip}"
-    shown = "Gradient norm" if is_published(sources) else "Loss, gradient norm"
+    columns = "Gradient norm" if is_published(sources) else "Loss, gradient norm"
     return Figure(
         png=sources.figure("train/steps"),
         caption="Metrics of each optimizer step; the darker line is the running mean",
-        alt=f"{shown} and learning rate over {count(sources.metric('train', 'steps'))} optimizer steps{clipped}.",
+        alt=f"{columns} and learning rate over {count(sources.metric('train', 'steps'))} optimizer steps{clipped}.",
     )
 
 
