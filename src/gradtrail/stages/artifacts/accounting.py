@@ -36,16 +36,10 @@ _DIGITS = 4  # of the noise multiplier
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Steps of a private training, each a Gaussian mechanism on a Poisson-sampled batch.
+    """Steps of a private training, each a Gaussian mechanism on a Poisson-sampled batch."""
 
-    Attributes:
-        rate: chance of an example to be in a batch.
-        noise_multiplier: standard deviation of the noise over the norm that examples are clipped to.
-        number: of the steps.
-    """
-
-    rate: float
-    noise_multiplier: float
+    rate: float  # chance of an example to be in a batch
+    noise_multiplier: float  # standard deviation of the noise over the norm that examples are clipped to
     number: int
 
     def epsilon(self, delta: float, *, cells: int = _FINE) -> float:
@@ -64,23 +58,14 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What a private training spends.
+    """What a private training spends."""
 
-    Attributes:
-        noise_multiplier: of every step, as given or as found.
-        delta: of the guarantee.
-        rate: chance of an example to be in a batch.
-        steps_per_epoch: of each member.
-        epsilons: of one member, after each epoch; upper bounds.
-        may_end_early: whether what a training finds decides when it ends.
-    """
-
-    noise_multiplier: float
+    noise_multiplier: float  # noise multiplier of every step, configured or calibrated
     delta: float
-    rate: float
-    steps_per_epoch: int
-    epsilons: tuple[float, ...]
-    may_end_early: bool = False
+    rate: float  # chance of an example to be in a batch
+    steps_per_epoch: int  # number of steps of one member in an epoch
+    epsilons: tuple[float, ...]  # epsilon of one member after each epoch; upper bounds
+    may_end_early: bool = False  # True if results of the training decide when it ends
 
     def counted(self, epochs: list[int]) -> list[int]:
         """Return the number of epochs of each member that count as spent: those it was trained for, or all of them.
@@ -116,9 +101,9 @@ def account(config: TrainConfig, num_examples: int) -> Spending:
     """Return what a private training is going to spend.
 
     Args:
-        config: of the training; the noise is that of `privacy.noise_multiplier`, or the smallest, in 4 significant
-            digits, with which each member keeps `privacy.epsilon` in all its epochs.
-        num_examples: of the training split.
+        config: the training; its noise is `privacy.noise_multiplier`, or the smallest, in 4 significant digits, with
+            which each member keeps `privacy.epsilon` in all its epochs.
+        num_examples: size of the training split.
 
     Raises:
         ConfigError: delta or batch size do not fit the number of examples, no noise is enough, or all members together

@@ -21,19 +21,12 @@ _KINDS: dict[str, WeightsKind] = {kind: kind for kind in get_args(WeightsKind)}
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What was evaluated, and what the evaluation says of its probabilities.
-
-    Attributes:
-        kind: of the weights.
-        weights: seed → file of each network; several are an ensemble.
-        temperature: that calibrates the probabilities.
-        calibration_error: expected, of the calibrated probabilities of the test split.
-    """
+    """What was evaluated, and what the evaluation says of its probabilities."""
 
     kind: WeightsKind
-    weights: Mapping[int, Path]
-    temperature: float
-    calibration_error: Interval
+    weights: Mapping[int, Path]  # seed → weights file of each network; several are an ensemble
+    temperature: float  # temperature of the probabilities
+    calibration_error: Interval  # expected calibration error on the test split, after calibration
 
 
 def write_calibration(
@@ -49,7 +42,7 @@ def write_calibration(
         folder: the results of the stage.
         members: weights file of each member → its evaluation on the test split.
         ensemble: the evaluation of the members' mean probabilities.
-        num_examples: of the validation split, on which the temperatures were fitted.
+        num_examples: size of the validation split, on which the temperatures were fitted.
     """
     scores = {"calibrated": ensemble.scores, "uncalibrated": ensemble.scores_uncalibrated}
     fitted = {"split": "validation", "num_examples": num_examples, "lowest": LOWEST, "highest": HIGHEST}

@@ -33,39 +33,22 @@ Probabilities = Float[np.ndarray, "images classes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an exported model is.
+    """What an exported model is."""
 
-    Attributes:
-        format: version of this layout.
-        name: in MLflow's registry, and in the paths of a server's endpoints.
-        model: the network, such as `mlp-256-128`.
-        weights: `final` or `best`.
-        seeds: of the members; several are an ensemble, whose mean probabilities count.
-        epochs: of training behind the weights of each member.
-        dataset: that it was trained on, such as `mnist 1234abcd`.
-        image_shape: height and width in pixels; images are uint8, bright ink on 0.
-        classes: what each output says.
-        temperature: that calibrates the probabilities; fitted on the validation split.
-        batch_sizes: that a server compiles before it answers, ascending.
-        versions: of jax, jaxlib and flax that exported it.
-        calling_convention: version of the serialized programs' calling convention.
-        files: SHA-256 of each of the other files, hexadecimal, by name.
-    """
-
-    format: int
-    name: str
-    model: str
-    weights: str
-    seeds: tuple[int, ...]
-    epochs: tuple[int, ...]
-    dataset: str
-    image_shape: tuple[int, int]
-    classes: tuple[str, ...]
-    temperature: float
-    batch_sizes: tuple[int, ...]
-    versions: Mapping[str, str]
-    calling_convention: int
-    files: Mapping[str, str]
+    format: int  # version of this layout
+    name: str  # name in MLflow's registry, and in the paths of a server's endpoints
+    model: str  # the network, such as `mlp-256-128`
+    weights: str  # `final` or `best`
+    seeds: tuple[int, ...]  # seed of each member; several are an ensemble, whose mean probabilities count
+    epochs: tuple[int, ...]  # epochs of training behind the weights of each member
+    dataset: str  # data set of the training, such as `mnist 1234abcd`
+    image_shape: tuple[int, int]  # height and width in pixels; images are uint8, bright ink on 0
+    classes: tuple[str, ...]  # name of the class of each output
+    temperature: float  # temperature of the probabilities, fitted on the validation split
+    batch_sizes: tuple[int, ...]  # batch sizes that a server compiles before it answers, ascending
+    versions: Mapping[str, str]  # versions of jax, jaxlib and flax at the export
+    calling_convention: int  # version of the serialized programs' calling convention
+    files: Mapping[str, str]  # SHA-256 of each of the other files, hexadecimal, by name
 
     @property
     def digest(self) -> str:
@@ -80,7 +63,7 @@ class ExportedModel:
     Attributes:
         manifest: what it is.
         program: tensors, images → probabilities.
-        tensors: that the program takes, on the device.
+        tensors: arguments of the program, on the device.
     """
 
     def __init__(self, manifest: Manifest, program: Callable[..., Array], tensors: Mapping[str, np.ndarray]):

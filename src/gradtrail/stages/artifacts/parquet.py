@@ -14,7 +14,7 @@ def read_parquet(path: Path, columns: Sequence[str], *, made_by: str = "dvc repr
     """Read columns of a Parquet table, whatever pandas wrote into it about them.
 
     Args:
-        path: of the file.
+        path: the file.
         columns: names; the table has them in this order.
         made_by: the command that makes the file.
 

@@ -25,39 +25,22 @@ RELEASED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What a private training promises of each of its examples, and by what.
+    """What a private training promises of each of its examples, and by what."""
 
-    Attributes:
-        epsilon: of all members together, by privacy loss distributions; an upper bound.
-        epsilon_each: the largest that one member has by itself; of a single member the same.
-        epsilon_rdp: of all members together, by Rényi differential privacy; a looser upper bound.
-        delta: chance that epsilon does not hold.
-        noise_multiplier: standard deviation of the noise over the clip norm.
-        example_clip_norm: L2 norm to which larger gradients of an example are scaled down.
-        sampling: how batches are drawn.
-        batch_size: mean number of examples in a batch.
-        num_examples: of the training split.
-        steps: of all members together.
-        members: number of networks; their steps compose.
-        augmentation_multiplicity: augmentations of an example whose mean gradient is clipped.
-        has_secret: whether batches and noise come from a secret; else from the seed, which anybody can repeat.
-        release: whether the outs have nothing of training examples but what the noise covers.
-    """
-
-    epsilon: float
-    epsilon_each: float
-    epsilon_rdp: float
-    delta: float
-    noise_multiplier: float
-    example_clip_norm: float
+    epsilon: float  # upper bound for all members together, by privacy loss distributions
+    epsilon_each: float  # the largest epsilon of one member; for a single member the same
+    epsilon_rdp: float  # looser upper bound for all members together, by Rényi differential privacy
+    delta: float  # chance that epsilon does not hold
+    noise_multiplier: float  # standard deviation of the noise over the clip norm
+    example_clip_norm: float  # L2 norm to which larger gradients of an example are scaled down
     sampling: Literal["poisson"]
-    batch_size: int
-    num_examples: int
-    steps: int
-    members: int
-    augmentation_multiplicity: int
-    has_secret: bool
-    release: bool
+    batch_size: int  # mean number of examples in a batch
+    num_examples: int  # size of the training split
+    steps: int  # number of steps of all members together
+    members: int  # number of networks; their steps compose
+    augmentation_multiplicity: int  # augmentations of an example whose mean gradient is clipped
+    has_secret: bool  # True if batches and noise come from a secret; else from the seed, which anybody can repeat
+    release: bool  # True if the outputs hold nothing of training examples that the noise does not cover
 
     @property
     def rate(self) -> float:

@@ -39,15 +39,10 @@ _HEADER_BYTES = 128  # of a file of an array, at least; NumPy aligns to 64
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One shard in the index.
-
-    Attributes:
-        examples: number of them.
-        files: SHA-256 of each column's file, by column.
-    """
+    """One shard in the index."""
 
     examples: int
-    files: dict[str, str]
+    files: dict[str, str]  # SHA-256 of each column's file, by column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +57,9 @@ def write_shards(folder: Path, parts: Iterable[Split], shard_mib: int) -> int:
     """Write a split as a new folder of shards; memory holds one shard and one part.
 
     Args:
-        folder: to make.
-        parts: of the split, in its order; any sizes.
-        shard_mib: of all columns of a shard, at most, in MiB; a single example may be larger.
+        folder: the new folder.
+        parts: parts of the split, in its order; any sizes.
+        shard_mib: most MiB of all columns of a shard; a single example may be larger.
 
     Returns:
         The number of examples.
@@ -101,8 +96,8 @@ class ShardedSplit:
     `split[7]` is a dict with the columns of an example. Whatever is wrong with a file is a `UserError` of one line.
 
     Args:
-        folder: of the shards.
-        info: of the data set, which has the digest of the index.
+        folder: folder of the shards.
+        info: description of the data set, with the digest of the index.
     """
 
     def __init__(self, folder: Path, info: DatasetInfo):

@@ -46,7 +46,7 @@ def open_train(
 
     Args:
         path: `data/processed/train.npz`.
-        info: of the data set.
+        info: description of the data set.
         stream_above_mib: size of the images above which a split in shards is read in parts, in MiB.
         private: whether the training is: it draws each batch from all examples, and counts each example by itself.
 

@@ -21,18 +21,12 @@ _KEY = "gradtrail"  # a single key: the format keeps several in no fixed order, 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsInfo:
-    """The metadata of a weights file.
-
-    Attributes:
-        label_smoothing: of the loss that the training minimized.
-        dataset: that it was trained on.
-        epoch: epochs of training behind these weights; 0 for the initial ones.
-    """
+    """The metadata of a weights file."""
 
     model: ModelConfig
-    label_smoothing: float
-    dataset: DatasetInfo
-    epoch: int
+    label_smoothing: float  # label smoothing of the loss that was minimized
+    dataset: DatasetInfo  # data set of the training
+    epoch: int  # epochs of training behind these weights; 0 for the initial ones
 
     def title(self, kind: str, members: int) -> str:
         """Return what a figure is of: these weights, or the ensemble of several members."""

@@ -26,21 +26,16 @@ class DatasetInfo:
     """Which data set this is; it follows the data into every metrics file, run and figure.
 
     Attributes:
-        name: as `fetch.dataset` names it.
-        digest: sha256 over the digests of the raw files, hexadecimal.
-        image_shape: height and width in pixels.
-        num_classes: labels are 0 to num_classes - 1.
         examples: number of examples in each part; where there are deformed versions of training examples, also of those
             without them.
-        files: SHA-256 of each file that holds the data, by name.
     """
 
-    name: str
-    digest: str
-    image_shape: tuple[int, int]
-    num_classes: int
+    name: str  # the value of `fetch.dataset`
+    digest: str  # sha256 over the digests of the raw files, hexadecimal
+    image_shape: tuple[int, int]  # height and width in pixels
+    num_classes: int  # labels are 0 to num_classes - 1
     examples: dict[str, int]
-    files: dict[str, str]
+    files: dict[str, str]  # SHA-256 of each file that holds the data, by name
 
     @property
     def versions(self) -> int:
@@ -108,11 +103,11 @@ def write_processed(
     """Write all splits and the description to a new folder.
 
     Args:
-        folder: to make.
-        splits: by name.
-        info: of the data set; what it says of files and numbers of examples is replaced.
+        folder: the new folder.
+        splits: splits by name.
+        info: description of the raw data; its files and numbers of examples are replaced.
         write_train: writes the training split in shards to a path, in place of `splits["train"]`; returns its size.
-        versions: of each training example.
+        versions: versions of each training example.
 
     Raises:
         UserError: a split has no example.

@@ -121,7 +121,8 @@ class EnvironmentConfig:
     """The section `environment` of `params.yaml`, which every stage that computes reads.
 
     Attributes:
-        cpu_threads: of XLA's pool on a CPU, whatever cores there are: it splits long sums of products among them.
+        cpu_threads: size of XLA's thread pool on a CPU, whatever cores there are: it splits long sums of products among
+            them.
         xla_flags: flags that the stage sets for XLA, such as `--xla_cpu_enable_fast_math=true`; may change results.
     """
 

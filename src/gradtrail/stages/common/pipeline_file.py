@@ -27,17 +27,11 @@ _CODE_FOLDER, _CODE_FILES = "src/", (".py", ".j2")  # all other deps are data
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What determines a stage's outs.
+    """What determines a stage's outs."""
 
-    Attributes:
-        cmd: the command line.
-        params: for each params file, key → value; a key names a section or, dotted, a value in one.
-        deps: path → digest.
-    """
-
-    cmd: str
-    params: dict[str, dict[str, Any]]
-    deps: dict[str, str]
+    cmd: str  # command line
+    params: dict[str, dict[str, Any]]  # params file → key → value; a key names a section or, dotted, a value in one
+    deps: dict[str, str]  # path → digest
 
     @property
     def data(self) -> dict[str, str]:
@@ -47,17 +41,12 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:
-    """A stage as `dvc.yaml` declares it; paths are relative to the folder of `dvc.yaml`.
-
-    Attributes:
-        params: for each params file, the keys.
-        outs: everything that it writes, metrics and plots included.
-    """
+    """A stage as `dvc.yaml` declares it; paths are relative to the folder of `dvc.yaml`."""
 
     cmd: str
     deps: tuple[str, ...]
-    params: dict[str, tuple[str, ...]]
-    outs: tuple[str, ...]
+    params: dict[str, tuple[str, ...]]  # params file → keys
+    outs: tuple[str, ...]  # all outputs, metrics and plots included
 
     @property
     def data_deps(self) -> tuple[str, ...]:
@@ -127,7 +116,7 @@ def live_entry(spec: StageSpec, folder: Path, *, is_partial: bool = False) -> En
 
     Args:
         spec: the stage.
-        folder: that deps are relative to.
+        folder: folder that deps are relative to.
         is_partial: whether deps that are not there are left out.
 
     Raises:
@@ -167,9 +156,9 @@ def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> d
     """Return the values of dotted keys in a params file's content; raise UserError where one is missing.
 
     Args:
-        content: of the file.
+        content: content of the file.
         keys: such as `train` or `train.seed`.
-        name: of the file.
+        name: name of the file.
     """
     try:
         return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}

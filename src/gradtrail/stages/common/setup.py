@@ -74,7 +74,7 @@ def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextMan
     A second process waits for the lock and then finds the program in the cache.
 
     Args:
-        folder: of the cache.
+        folder: folder of the cache.
     """
 
     @contextlib.contextmanager

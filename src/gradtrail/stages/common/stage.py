@@ -44,14 +44,12 @@ class Stage:
     """A stage of a `dvc.yaml`, in the working folder.
 
     Attributes:
-        name: also that of its script, its params section and its metrics file.
         made_at: seconds since the epoch; for a stage that runs, the end of its script's imports.
-        processes: that make it together.
     """
 
-    name: str
+    name: str  # name of the stage, its script, its params section and its metrics file
     made_at: float = field(default_factory=time.time, compare=False, kw_only=True)
-    processes: Processes = field(default=ALONE, compare=False, kw_only=True)
+    processes: Processes = field(default=ALONE, compare=False, kw_only=True)  # processes of the stage
     _written: Stamps = field(default_factory=dict, init=False, compare=False)  # of the outs, once they are in place
 
     @cached_property
@@ -163,7 +161,7 @@ def run_stage(
 
     Args:
         main: does the stage's work; of several processes, in process 0.
-        name: of the stage.
+        name: name of the stage.
         shows: metrics to print.
         follow: what the other processes do; None where the stage runs in one process alone.
     """

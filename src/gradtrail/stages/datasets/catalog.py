@@ -12,34 +12,21 @@ FourArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What the four IDX files hold: training images, training labels, test images, test labels.
+    """What the four IDX files hold: training images, training labels, test images, test labels."""
 
-    Attributes:
-        image_shape: height and width in pixels.
-        num_classes: labels are 0 to num_classes - 1.
-        num_train: number of training examples.
-        num_test: number of test examples.
-        sha256: of each file's uncompressed bytes, hexadecimal, in the order above.
-    """
-
-    image_shape: tuple[int, int]
-    num_classes: int
+    image_shape: tuple[int, int]  # height and width in pixels
+    num_classes: int  # labels are 0 to num_classes - 1
     num_train: int
     num_test: int
-    sha256: tuple[str, str, str, str]
+    sha256: tuple[str, str, str, str]  # SHA-256 of each file's uncompressed bytes, hexadecimal, in the order above
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framing:
-    """How a data set's images were made from larger ones: bright ink on black, scaled with its proportions kept.
+    """How a data set's images were made from larger ones: bright ink on black, scaled with its proportions kept."""
 
-    Attributes:
-        share: of the frame's side, that the longer side of the ink takes.
-        by_mass: whether its centre of mass is in the middle of the frame, else the middle of its extent.
-    """
-
-    share: float
-    by_mass: bool
+    share: float  # share of the frame's side that the longer side of the ink takes
+    by_mass: bool  # True if its centre of mass is in the middle of the frame, else the middle of its extent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +36,19 @@ class Dataset:
     It needs `load`, or else a `folder_variable`; folder, mirrors and OpenML are tried in this order.
 
     Attributes:
-        title: what messages and the report call it.
-        citation: what to cite.
-        contents: what every source must deliver; None where any four IDX files will do.
-        framing: of the images; None where it is not known.
-        load: returns the four arrays from an installed package.
-        folder_variable: environment variable that may name a folder with the files, each plain or as `.gz`.
-        mirrors: base URLs that serve each file as `<base>/<name>.gz`.
-        openml: name of version 1 of the data set at OpenML, where the test examples follow the training ones.
         class_names: what the classes show, in their order; empty where its number says what a class shows.
-        stand_in: the data set with which `make repro` goes on where no source answers.
     """
 
-    title: str
+    title: str  # name in messages and in the report
     citation: str
-    contents: Contents | None
-    framing: Framing | None = None
-    load: Callable[[], FourArrays] | None = None
-    folder_variable: str = ""
-    mirrors: tuple[str, ...] = ()
-    openml: str = ""
+    contents: Contents | None  # expected content of every source; None if any four IDX files will do
+    framing: Framing | None = None  # framing of the images; None if it is unknown
+    load: Callable[[], FourArrays] | None = None  # function that returns the four arrays from an installed package
+    folder_variable: str = ""  # environment variable that may name a folder with the files, each plain or as `.gz`
+    mirrors: tuple[str, ...] = ()  # base URLs that serve each file as `<base>/<name>.gz`
+    openml: str = ""  # name of version 1 of the data set at OpenML, where the test examples follow the training ones
     class_names: tuple[str, ...] = ()
-    stand_in: str = ""
+    stand_in: str = ""  # the data set that `make repro` uses if no source answers
 
 
 DATASETS = {

@@ -32,36 +32,22 @@ Logits = Float[np.ndarray, "examples classes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Predictions of one member.
-
-    Attributes:
-        seed: seed of the member.
-        weights: file with its weights.
-        epoch: epoch of the weights.
-        validation: logits of the validation split, float32.
-        test: logits of the test split.
-    """
+    """Predictions of one member."""
 
     seed: int
-    weights: Path
-    epoch: int
-    validation: Logits
+    weights: Path  # file with its weights
+    epoch: int  # epoch of the weights
+    validation: Logits  # float32
     test: Logits
 
 
 @dataclass(frozen=True, kw_only=True)
 class MembersEvaluation:
-    """Evaluations on the test split, each with the temperature of the same networks on the validation split.
-
-    Attributes:
-        predictions: of the members.
-        members: the evaluation of each, in the same order.
-        ensemble: of the mean of the members' probabilities; of a single member, its own.
-    """
+    """Evaluations on the test split, each with the temperature of the same networks on the validation split."""
 
     predictions: Sequence[Predictions]
-    members: Sequence[Evaluation]
-    ensemble: Evaluation
+    members: Sequence[Evaluation]  # the evaluation of each member, in the same order
+    ensemble: Evaluation  # evaluation of the members' mean probabilities; of a single member, its own
 
     @property
     def by_weights(self) -> dict[Path, Evaluation]:
@@ -108,10 +94,10 @@ def predict(
     Args:
         function: compiled: params, images, labels → rows.
         paths: seed → weights file.
-        dataset: that the members must have been trained on.
-        splits: for validation and test.
-        model: that the function was compiled for.
-        batch_size: that it takes.
+        dataset: data set that the members must have been trained on.
+        splits: the validation and the test split.
+        model: model that the function was compiled for.
+        batch_size: batch size of the function.
 
     Raises:
         UserError: a file is missing or damaged, or of another model or data set.

@@ -60,7 +60,7 @@ def measure(
 
     Args:
         exported: the model.
-        folder: with its files.
+        folder: folder of the export.
         evaluated: what the evaluation says of its networks.
         said: the predictions of the evaluation.
         own: the probabilities of the same examples by the exported program.

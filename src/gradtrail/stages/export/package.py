@@ -25,25 +25,15 @@ _PACKAGES = ("flax", "jax", "jaxlib")  # whose versions made the program
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What is exported: a network, or an ensemble of several.
+    """What is exported: a network, or an ensemble of several."""
 
-    Attributes:
-        model: the network.
-        members: its parameters, or those of each member, by seed.
-        weights: `final` or `best`.
-        epochs: of training behind the weights of each member.
-        dataset: that it was trained on, such as `mnist 1234abcd`.
-        classes: what each output says.
-        temperature: that calibrates the probabilities.
-    """
-
-    model: Model
-    members: Mapping[int, Params | HostParams]
-    weights: WeightsKind
-    epochs: tuple[int, ...]
-    dataset: str
-    classes: tuple[str, ...]
-    temperature: float
+    model: Model  # the network
+    members: Mapping[int, Params | HostParams]  # parameters of each member, by seed
+    weights: WeightsKind  # `final` or `best`
+    epochs: tuple[int, ...]  # epochs of training behind the weights of each member
+    dataset: str  # data set of the training, such as `mnist 1234abcd`
+    classes: tuple[str, ...]  # name of the class of each output
+    temperature: float  # temperature of the probabilities
 
 
 def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:

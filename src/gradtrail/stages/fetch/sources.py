@@ -38,13 +38,9 @@ _MAX_OWN_BYTES = 2**32  # of a file of one's own: a gzip bomb ends there
 
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
-    """The section `fetch` of `params.yaml`.
+    """The section `fetch` of `params.yaml`."""
 
-    Attributes:
-        dataset: a key of the catalog. One data set never stands in for another by itself.
-    """
-
-    dataset: str
+    dataset: str  # a key of the catalog; one data set never replaces another by itself
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:

@@ -47,9 +47,9 @@ def score_every_example(
 
     Args:
         passes: compiled for the model.
-        params: to score with.
+        params: parameters of the model.
         train: the split.
-        path: of the new file, with a row group for each part.
+        path: path of the new file, with a row group for each part.
         advance: called with the number of examples of each batch.
 
     Returns:

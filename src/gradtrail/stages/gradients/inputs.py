@@ -24,20 +24,14 @@ DYNAMICS = ("example_id", "forgetting_events", "first_correct_epoch", "mean_prob
 
 @dataclass(frozen=True, kw_only=True)
 class MemberInputs:
-    """What the analysis takes from the training of one member.
-
-    Attributes:
-        name: in messages; empty where it is the only one.
-        about: the metadata of the weights to score.
-        dynamics: see `read_dynamics`.
-    """
+    """What the analysis takes from the training of one member."""
 
     seed: int
-    name: str
+    name: str  # name in messages; empty for a single member
     model: Model
-    about: WeightsInfo
+    about: WeightsInfo  # metadata of the weights to score
     trajectory: Trajectory
-    dynamics: Mapping[str, np.ndarray]
+    dynamics: Mapping[str, np.ndarray]  # learning dynamics, see `read_dynamics`
 
 
 def to_score(splits: Mapping[str, Split], promise: Promise | None) -> dict[str, Split]:
@@ -58,7 +52,7 @@ def read_members(
     """Read the inputs of one member after the other, as they are asked for.
 
     Raises:
-        UserError: as `read_trajectory` and `read_dynamics`, or the members are not of one model.
+        UserError: the errors of `read_trajectory` and `read_dynamics`, or the members differ in their model.
     """
     of_results, first, promise = read_folders(results, models), None, read_promise(results)
     batch_size = promise.batch_size if promise else None

@@ -78,12 +78,11 @@ class Members:
         scratch: an empty folder for the scores of each.
 
     Attributes:
-        first: the analysis of the first member.
-        seeds: of the members.
+        seeds: seeds of the members.
         errors: the largest of each error over the members, see `float64_errors`.
     """
 
-    first: GradientAnalysis
+    first: GradientAnalysis  # analysis of the first member
     _tables: Tables  # of the first
 
     def __init__(self, scratch: Path):

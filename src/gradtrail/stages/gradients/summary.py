@@ -33,13 +33,13 @@ def in_words(
     """Return the summary in Markdown.
 
     Args:
-        title: which model, weights and data set.
+        title: model, weights and data set.
         tables: the stage's tables.
-        analysis: that the tables were made from; of several members, that of the first.
-        metrics: of these tables.
+        analysis: analysis behind the tables; of several members, that of the first.
+        metrics: metrics of these tables.
         config: the section `gradients` of `params.yaml`.
-        batch_size: of the training.
-        seeds: of the members.
+        batch_size: batch size of the training.
+        seeds: seeds of the members.
     """
     sections = {"Suspected label errors": _suspects(tables, metrics)}
     if tables.tells_of_training:

@@ -117,24 +117,12 @@ def score_table(
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """All tables of the stage: those that are written, drawn and summarized in words.
+    """All tables of the stage: those that are written, drawn and summarized in words."""
 
-    Attributes:
-        scores: of every example, see `score_table`.
-        largest: the examples with the largest gradients over all splits, the largest first.
-        suspects: split → its suspected label errors, the most suspect first.
-        label_error_scores: see `detection_table`; empty where no label is known to be wrong.
-        splits: see `split_table`.
-        norms: see `norm_table`.
-        noise_scale: see `noise_table`.
-        classes: see `class_table`.
-        influence: see `influence_table`.
-    """
-
-    scores: pd.DataFrame
-    largest: pd.DataFrame
-    suspects: Mapping[str, pd.DataFrame]
-    label_error_scores: pd.DataFrame
+    scores: pd.DataFrame  # scores of every example, see `score_table`
+    largest: pd.DataFrame  # examples with the largest gradients over all splits, the largest first
+    suspects: Mapping[str, pd.DataFrame]  # split → its suspected label errors, the most suspect first
+    label_error_scores: pd.DataFrame  # scores as detectors of wrong labels; empty if no label is known to be wrong
     splits: pd.DataFrame
     norms: pd.DataFrame
     noise_scale: pd.DataFrame

@@ -31,25 +31,15 @@ _UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """A decision about the label of one example.
+    """A decision about the label of one example."""
 
-    Attributes:
-        split: that the example was in; `train` and `validation` are parts of the same file of examples.
-        example_id: position in the original file.
-        old: given class.
-        new: correct class, `old` where the label was confirmed; None where it cannot be told.
-        reviewer: who decided.
-        time: when, in UTC.
-        reason: a note; may be empty.
-    """
-
-    split: str
-    example_id: int
-    old: int
-    new: int | None
+    split: str  # split of the example; `train` and `validation` are parts of the same file of examples
+    example_id: int  # position in the original file
+    old: int  # given class
+    new: int | None  # correct class, `old` if the label was confirmed; None if it is undecidable
     reviewer: str
-    time: str
-    reason: str
+    time: str  # UTC
+    reason: str  # a note; may be empty
 
     @property
     def example(self) -> tuple[bool, int]:
@@ -120,10 +110,10 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
     """Raise UserError unless every correction is of a class, and its old label is the given one where `splits` have it.
 
     Args:
-        rows: as they were read.
-        splits: with their given labels; a subset may lack examples.
-        num_classes: of the data set.
-        path: that errors name.
+        rows: corrections as read.
+        splits: splits with their given labels; a subset may lack examples.
+        num_classes: number of classes of the data set.
+        path: path of the file, for messages.
     """
     labels = {
         (name == "test", number): label
@@ -150,10 +140,10 @@ def apply_corrections(
 
     Args:
         splits: after label noise.
-        rows: as they were read.
+        rows: corrections as read.
         sizes: number of examples in the original files `train` and `test`.
-        num_classes: of the data set.
-        path: that errors name.
+        num_classes: number of classes of the data set.
+        path: path of the file, for messages.
 
     Raises:
         UserError: a correction is of an unknown example or class, or its old label is not the given one.

@@ -26,9 +26,9 @@ def write(
     In shards the versions of the training split are made, measured and written one part after the other.
 
     Args:
-        folder: to make.
+        folder: the new folder.
         splits: the training split without its deformed versions.
-        info: of the data set.
+        info: description of the raw data.
         config: how many versions, and how they are written.
         num_ids: examples in the original file of the training split.
         advance: called with the number of examples of each part that was made.

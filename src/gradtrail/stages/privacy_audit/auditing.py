@@ -39,28 +39,19 @@ class Audit:
     """What came of an audit.
 
     Attributes:
-        claim: that is audited.
-        confidence: of the lower bounds.
-        scores: of every canary of every training.
-        coins: whether the canary was in the training set.
-        guesses: of the configured share of the canaries, by `scores`.
-        lower_bound: of epsilon, by the trade-off curve of Gaussian noise (arXiv 2410.22235).
-        lower_bound_any: of epsilon, for any mechanism (arXiv 2305.08846).
         by_share: guesses and `lower_bound` of other shares, each as if it were the only one.
-        checks: of the trainings, the worst of each.
-        accuracy: on the batches of the last epoch, mean over the trainings.
     """
 
-    claim: Claim
-    confidence: float
-    scores: Float[np.ndarray, " canaries"]
-    coins: Bool[np.ndarray, " canaries"]
-    guesses: Guesses
-    lower_bound: float
-    lower_bound_any: float
+    claim: Claim  # the audited guarantee
+    confidence: float  # confidence of the lower bounds
+    scores: Float[np.ndarray, " canaries"]  # score of every canary of every training
+    coins: Bool[np.ndarray, " canaries"]  # True if the canary was in the training set
+    guesses: Guesses  # guesses for the configured share of the canaries, by `scores`
+    lower_bound: float  # lower bound on epsilon, by the trade-off curve of Gaussian noise (arXiv 2410.22235)
+    lower_bound_any: float  # lower bound on epsilon for any mechanism (arXiv 2305.08846)
     by_share: tuple[tuple[Guesses, float], ...]
-    checks: tuple[Check, ...]
-    accuracy: float
+    checks: tuple[Check, ...]  # checks of the trainings, the worst result of each
+    accuracy: float  # accuracy on the batches of the last epoch, mean over the trainings
 
     @property
     def faults(self) -> list[str]:
@@ -98,8 +89,8 @@ def audit(
         config: number of trainings, and of guesses.
         watched: compiled for `train` and `canaries`.
         train: the training split.
-        canaries: of `draw_canaries`.
-        claim: of each of the trainings.
+        canaries: canaries of `draw_canaries`.
+        claim: guarantee of each of the trainings.
         advance: called with the number of steps after each epoch.
     """
     coins, scores, fixed, checks, accuracies = [], [], [], [], []

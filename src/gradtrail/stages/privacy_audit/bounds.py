@@ -26,17 +26,11 @@ _HALVINGS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """What came of guessing the coins of canaries.
+    """What came of guessing the coins of canaries."""
 
-    Attributes:
-        canaries: m, whose coins were thrown; of all trainings together.
-        guesses: r, coins that were guessed; of the others nothing was said.
-        correct: v, guesses that were right.
-    """
-
-    canaries: int
-    guesses: int
-    correct: int
+    canaries: int  # m, number of canaries of all trainings together
+    guesses: int  # r, number of guesses; for the other canaries the guesser abstained
+    correct: int  # v, number of correct guesses
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.guesses <= self.canaries:

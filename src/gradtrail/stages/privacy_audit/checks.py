@@ -20,19 +20,12 @@ _ROUNDING = 1e-3  # of noise that is the difference of two numbers in float32
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A number that was measured, and between what it must be.
+    """A number that was measured, and between what it must be."""
 
-    Attributes:
-        name: what is checked.
-        value: as measured.
-        low: least value that passes.
-        high: largest value that passes.
-    """
-
-    name: str
-    value: float
-    low: float
-    high: float
+    name: str  # subject of the check
+    value: float  # measured value
+    low: float  # least value that passes
+    high: float  # largest value that passes
 
     @property
     def passes(self) -> bool:

@@ -34,7 +34,7 @@ def compile_variants(
     """Compile all variants: the configured one first and alone, then the others side by side.
 
     Args:
-        config: which variants to compare.
+        config: choice of the variants.
         train_config: the training that they are variants of.
         info: shapes and sizes of the data set.
         compiler: records the functions of the configured variant.

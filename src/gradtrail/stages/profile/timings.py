@@ -33,21 +33,13 @@ DOUBLED = ("seconds", "examples_per_second", "temporary_mib", "total_mib")
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Measured times.
+    """Measured times."""
 
-    Attributes:
-        functions: a row for each function of each variant, of `function_table`.
-        times: a row for each function of the configured variant, of `time_table`.
-        steps: of the configured training step in three ways.
-        rates: the highest of the machine, measured before and after the functions.
-        precisions: metrics of `precision_ratios`.
-    """
-
-    functions: pd.DataFrame
-    times: pd.DataFrame
-    steps: StepTimes
-    rates: MachineRates
-    precisions: dict[str, float]
+    functions: pd.DataFrame  # a row for each function of each variant, of `function_table`
+    times: pd.DataFrame  # a row for each function of the configured variant, of `time_table`
+    steps: StepTimes  # times of the configured training step in three ways
+    rates: MachineRates  # highest rates of the machine, measured before and after the functions
+    precisions: dict[str, float]  # metrics of `precision_ratios`
 
 
 def wanted(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
@@ -68,8 +60,8 @@ def take(
     Args:
         config: how many steps to time, and for how long at most.
         compiled: the configured variant first.
-        num_classes: of the data set.
-        compiler: that compiled them.
+        num_classes: number of classes of the data set.
+        compiler: compiler of the variants.
         advance: called with a `message` after each of two pieces of work.
     """
     bench = Bench(config, num_classes, compiler)

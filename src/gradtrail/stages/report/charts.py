@@ -20,14 +20,12 @@ class Series:
     """A line of a chart.
 
     Attributes:
-        style: class in the style sheet, which gives it its colour.
-        points: (x, y); those that are not finite, or not positive on a logarithmic axis, are left out.
         band: (x, low, high) of an area around the line, cut at the ends of the axis, which the lines decide.
     """
 
     name: str
-    style: str
-    points: Sequence[Point]
+    style: str  # class in the style sheet, which gives it its colour
+    points: Sequence[Point]  # (x, y); those that are not finite, or not positive on a logarithmic axis, are left out
     band: Sequence[tuple[float, float, float]] = ()
 
 
@@ -52,24 +50,19 @@ class Chart:
     """A chart with one x axis.
 
     Attributes:
-        id: of its figure on the page.
-        alt: what it shows, in words.
-        unit: after the numbers of the y axis.
-        log: whether the y axis is logarithmic; a linear one starts at 0.
-        square: whether both axes go from 0 to 1, with a diagonal.
         bars: (x, height from 0 to 1), drawn faintly below the lines, as wide as this share of the plot; `bars_name`
             says what they are.
     """
 
-    id: str
+    id: str  # id of its figure on the page
     title: str
-    alt: str
+    alt: str  # the picture in words
     x_label: str
     series: Sequence[Series]
     stops: Sequence[Stop]
-    unit: str = ""
-    log: bool = False
-    square: bool = False
+    unit: str = ""  # unit after the numbers of the y axis
+    log: bool = False  # True if the y axis is logarithmic; a linear one starts at 0
+    square: bool = False  # True if both axes go from 0 to 1, with a diagonal
     bars: Sequence[Point] = ()
     bar_width: float = 0.0
     bars_name: str = ""

@@ -59,25 +59,17 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the page.
+    """A section of the page."""
 
-    Attributes:
-        id: target of the link in the table of contents.
-        text: paragraphs.
-        summary: sentences that stand for the section while it is folded; empty where it never is.
-        markdown: text that a stage wrote, with its headings; empty for none.
-        warning: a line above all else, marked; empty for none.
-    """
-
-    id: str
+    id: str  # target of the link in the table of contents
     title: str
-    text: Sequence[str]
-    summary: str = ""
-    markdown: str = ""
+    text: Sequence[str]  # paragraphs
+    summary: str = ""  # sentences that replace the section while it is folded; empty if it never is
+    markdown: str = ""  # text of a stage, with its headings; empty for none
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
     figures: Sequence[Figure] = ()
-    warning: str = ""
+    warning: str = ""  # a line above all else, marked; empty for none
 
 
 def percent(share: float, digits: int = 2) -> str:

@@ -43,15 +43,10 @@ class Png:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvTable:
-    """A CSV table of a stage, its values as text.
+    """A CSV table of a stage, its values as text."""
 
-    Attributes:
-        path: of the file, for messages.
-        rows: column → value, for each row.
-    """
-
-    path: Path
-    rows: list[dict[str, str]]
+    path: Path  # path of the file, for messages
+    rows: list[dict[str, str]]  # column → value, for each row
 
     def text(self, column: str) -> list[str]:
         """Return a column."""
@@ -64,39 +59,22 @@ class CsvTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Everything that the report shows.
+    """Everything that the report shows."""
 
-    Attributes:
-        info: which data set it is, with the number of examples in each split.
-        params: section → key → value, as in `params.yaml`.
-        versions: package → version.
-        metrics: stage → metric → value.
-        costs: stage → compiled function → static cost → value.
-        tables: `stage/name` → table.
-        figures: `stage/name` → figure.
-        predictions: of the evaluation, a row for each test example.
-        scores: of the gradient analysis, a row for each example of all splits.
-        splits: split → its examples.
-        summary: of the gradient analysis, in Markdown.
-        stages: the stages that the report depends on, as `dvc.yaml` declares them.
-        digests: path of each file or folder that a stage reads or writes → digest, as in `dvc.lock`.
-        promise: of a private training; else None.
-    """
-
-    info: DatasetInfo
-    params: dict[str, Any]
-    versions: dict[str, Any]
-    metrics: dict[str, dict[str, Any]]
-    costs: dict[str, dict[str, Any]]
-    tables: dict[str, CsvTable]
-    figures: dict[str, Png]
-    predictions: pd.DataFrame
-    scores: pd.DataFrame
-    splits: dict[str, Split]
-    summary: str
-    stages: dict[str, StageSpec]
-    digests: dict[str, str]
-    promise: Promise | None
+    info: DatasetInfo  # description of the data set, with the number of examples in each split
+    params: dict[str, Any]  # section → key → value, as in `params.yaml`
+    versions: dict[str, Any]  # package → version
+    metrics: dict[str, dict[str, Any]]  # stage → metric → value
+    costs: dict[str, dict[str, Any]]  # stage → compiled function → static cost → value
+    tables: dict[str, CsvTable]  # `stage/name` → table
+    figures: dict[str, Png]  # `stage/name` → figure
+    predictions: pd.DataFrame  # a row for each test example
+    scores: pd.DataFrame  # gradient scores, a row for each example of all splits
+    splits: dict[str, Split]  # split → its examples
+    summary: str  # summary of the gradient analysis, in Markdown
+    stages: dict[str, StageSpec]  # the stages that the report depends on, as `dvc.yaml` declares them
+    digests: dict[str, str]  # path of each file or folder that a stage reads or writes → digest, as in `dvc.lock`
+    promise: Promise | None  # guarantee of a private training; else None
 
     def metric(self, stage: str, key: str) -> float:
         """Return a metric of a stage."""

@@ -38,13 +38,9 @@ _LOWEST_HEADING = 6
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """The section `report` of `params.yaml`.
+    """The section `report` of `params.yaml`."""
 
-    Attributes:
-        title: what the heading of the page starts with; the model and the data set follow.
-    """
-
-    title: str
+    title: str  # start of the page's heading; the model and the data set follow
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.title.strip()) <= _LONGEST_TITLE:

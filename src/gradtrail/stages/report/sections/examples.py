@@ -20,37 +20,26 @@ _DARK = 255
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Examples that were chosen for one reason.
+    """Examples that were chosen for one reason."""
 
-    Attributes:
-        id: in the page's markup.
-        score: id of the score that they are ordered by.
-    """
-
-    id: str
+    id: str  # id in the page's markup
     name: str
-    score: str
+    score: str  # id of the score that orders them
     number: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """An example of the gallery.
-
-    Attributes:
-        groups: ids of the groups that it belongs to.
-        scores: id of a score → value, for those that it has.
-        png: the image, dark ink on white.
-    """
+    """An example of the gallery."""
 
     split: str
     example_id: int
     label: int
     predicted: int
     true_label: int
-    groups: tuple[str, ...]
-    scores: Mapping[str, float]
-    png: bytes
+    groups: tuple[str, ...]  # ids of the example's groups
+    scores: Mapping[str, float]  # id of a score → value
+    png: bytes  # the image, dark ink on white
 
     @property
     def id(self) -> str:
