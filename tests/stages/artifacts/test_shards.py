@@ -10,7 +10,7 @@ from factories import SHAPE, dataset_info, random_split
 from untrusted import refusal
 
 from gradtrail.core.common.split import Split
-from gradtrail.stages.artifacts.shards import COLUMNS, ShardedSplit, taken, write_shards
+from gradtrail.stages.artifacts.shards import COLUMNS, ShardedSplit, take_rows, write_shards
 from gradtrail.stages.common.dataset import DatasetInfo, read_json, sha256
 
 SPLIT = random_split(70_000, shape=SHAPE)  # of 32 bytes each: three shards of at most a MiB
@@ -18,7 +18,7 @@ SIZE = int((2**20 - len(COLUMNS) * 128) // (np.prod(SHAPE) + 5 * 4))
 
 
 def parts(split: Split, size: int) -> list[Split]:
-    return [taken(split, slice(start, start + size)) for start in range(0, len(split), size)]
+    return [take_rows(split, slice(start, start + size)) for start in range(0, len(split), size)]
 
 
 def described(folder: Path) -> DatasetInfo:
@@ -72,7 +72,7 @@ def test_what_is_written_comes_back(written: Path) -> None:
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (SIZE - 1, SIZE + 1), (5, 69_999), (SIZE, 2 * SIZE), (7, 7)])
 def test_any_part_of_it_is_read_across_shards(written: Path, start: int, stop: int) -> None:
     split = opened(written)
-    assert_equal(split.read_split(start, stop), taken(SPLIT, slice(start, stop)))
+    assert_equal(split.read_split(start, stop), take_rows(SPLIT, slice(start, stop)))
     images, labels = split.read(start, stop)
     np.testing.assert_array_equal(images, SPLIT.images[start:stop])
     np.testing.assert_array_equal(labels, SPLIT.labels[start:stop])
@@ -81,7 +81,7 @@ def test_any_part_of_it_is_read_across_shards(written: Path, start: int, stop: i
 def test_rows_anywhere_are_taken_and_it_is_a_source_of_single_examples(written: Path) -> None:
     split = opened(written)
     rows = np.array([0, 3, SIZE - 1, SIZE, 69_999])
-    assert_equal(split.take(rows), taken(SPLIT, rows))
+    assert_equal(split.take(rows), take_rows(SPLIT, rows))
     np.testing.assert_array_equal(split.take_column("example_id", rows), SPLIT.example_id[rows])
     example = split[np.int64(SIZE)]
     assert example.keys() == set(COLUMNS)
@@ -133,6 +133,6 @@ def test_a_changed_shard_is_refused_when_it_is_verified(folder: Path) -> None:
 def test_a_shard_that_is_cut_while_it_is_used_is_one_line(folder: Path) -> None:
     split, file = opened(folder), folder / "00000.images.npy"
     file.write_bytes(file.read_bytes()[:1000])
-    assert "cut while it was read" in refused(lambda: split.read(0, 4096), file)
+    assert "truncated while it was read" in refused(lambda: split.read(0, 4096), file)
     file.unlink()
     assert "no such file" in refused(lambda: split.read(0, 4096), file)

@@ -11,7 +11,7 @@ from factories import SHAPE, dataset_info, random_split
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.passes import Pass
 from gradtrail.stages.artifacts.shards import ShardedSplit, write_shards
-from gradtrail.stages.artifacts.splits import HeldSplit
+from gradtrail.stages.artifacts.splits import InMemorySource
 from gradtrail.stages.common.dataset import sha256
 from gradtrail.stages.gradients import every_example
 from gradtrail.stages.gradients.every_example import score_every_example
@@ -56,7 +56,7 @@ def sharded(tmp_path: Path) -> ShardedSplit:
 
 
 def test_every_example_has_its_scores_in_the_order_of_the_split(tmp_path: Path) -> None:
-    found = scored(tmp_path / "a.parquet", HeldSplit(SPLIT))
+    found = scored(tmp_path / "a.parquet", InMemorySource(SPLIT))
     file = pq.ParquetFile(tmp_path / "a.parquet")
     assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [12, 12, 12, 12, 2]
     table = file.read().to_pandas()
@@ -72,7 +72,7 @@ def test_every_example_has_its_scores_in_the_order_of_the_split(tmp_path: Path) 
 
 
 def test_from_shards_come_the_same_bytes(tmp_path: Path, sharded: ShardedSplit) -> None:
-    assert scored(tmp_path / "a.parquet", HeldSplit(SPLIT)) == scored(tmp_path / "b.parquet", sharded)
+    assert scored(tmp_path / "a.parquet", InMemorySource(SPLIT)) == scored(tmp_path / "b.parquet", sharded)
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
@@ -80,7 +80,7 @@ def test_no_more_than_two_parts_are_read_ahead_of_what_is_scored(tmp_path: Path)
     reads: list[int] = []
     done: list[int] = []
 
-    class Counting(HeldSplit):
+    class Counting(InMemorySource):
         def read_split(self, start: int, stop: int) -> Split:
             reads.append(start)
             return super().read_split(start, stop)

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
-from stage_results import a_promise, learning_dynamics
+from stage_results import a_guarantee, learning_dynamics
 
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
@@ -16,10 +16,10 @@ from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
 from gradtrail.stages.artifacts.privacy import RELEASED
 from gradtrail.stages.gradients import figures, summary, tables
-from gradtrail.stages.gradients.inputs import DYNAMICS, to_score
+from gradtrail.stages.gradients.inputs import DYNAMICS, scored_splits
 
 SPLITS = {"train": random_split(30), "validation": random_split(6), "test": random_split(9)}
-PUBLISHED = a_promise(release=True)
+PUBLISHED = a_guarantee(release=True)
 MODEL = Model(model_config())
 TRAJECTORY = Trajectory(
     params={epoch: initial_params(MODEL, epoch) for epoch in (0, 1)},
@@ -38,15 +38,15 @@ def analyses() -> tuple[GradientAnalysis, GradientAnalysis, list[int]]:
     mesh, visits = make_mesh(jax.devices()[:1]), []
     passes = compile_passes(MODEL, 0.1, 2, curvature=True, compiler=new_compiler(), mesh=mesh)
     whole = analyze(passes, TRAJECTORY, SPLITS, CONFIG, NUM_CLASSES)
-    told = to_score(SPLITS, PUBLISHED)
+    told = scored_splits(SPLITS, PUBLISHED)
     part = analyze(passes, TRAJECTORY, told, CONFIG, NUM_CLASSES, advance=lambda count, **_: visits.append(count))
     return whole, part, visits
 
 
 def test_only_a_training_to_publish_hides_its_examples() -> None:
-    for promise in (None, a_promise()):
-        assert to_score(SPLITS, promise) == SPLITS
-    told = to_score(SPLITS, PUBLISHED)
+    for guarantee in (None, a_guarantee()):
+        assert scored_splits(SPLITS, guarantee) == SPLITS
+    told = scored_splits(SPLITS, PUBLISHED)
     assert {name: len(split) for name, split in told.items()} == {"train": 0, "validation": 6, "test": 9}
     assert told["train"].images.shape[1:] == SPLITS["train"].images.shape[1:]
 
@@ -70,11 +70,11 @@ def test_scores_of_other_splits_are_as_before(
     assert part.curvature is None
     assert part.influence.shape == (0, 2)
     np.testing.assert_array_equal(part.influenced, whole.influenced)
-    assert sum(visits) == num_visits(TRAJECTORY, to_score(SPLITS, PUBLISHED))
+    assert sum(visits) == num_visits(TRAJECTORY, scored_splits(SPLITS, PUBLISHED))
 
 
 def made(analysis: GradientAnalysis, *, release: bool) -> tables.Tables:
-    told = to_score(SPLITS, a_promise(release=release))
+    told = scored_splits(SPLITS, a_guarantee(release=release))
     dynamics = learning_dynamics(len(told["train"]))
     assert {*dynamics} == {*DYNAMICS} - {"example_id"}
     return tables.make_tables(tables.score_table(told, analysis.scores, dynamics), analysis, CONFIG)
@@ -88,7 +88,7 @@ def test_outs_to_publish_have_their_schema_and_no_training_example(
         release = name == "published"
         found = made(analysis, release=release)
         tables.write_tables(tmp_path / name, found, {"float64_error/loss": 1e-6})
-    figures.draw(tmp_path / "published", found, part, to_score(SPLITS, PUBLISHED), "a title", 5)
+    figures.draw(tmp_path / "published", found, part, scored_splits(SPLITS, PUBLISHED), "a title", 5)
     schemas = [pq.read_schema(tmp_path / name / "scores.parquet") for name in ("whole", "published")]
     assert schemas[0].equals(schemas[1])
     scores = pd.read_parquet(tmp_path / "published/scores.parquet")
@@ -111,7 +111,7 @@ def test_metrics_and_words_to_publish_leave_the_training_split_out(
     metrics = tables.measure(found, part)
     assert set(metrics) == {"num_examples", "validation_grad_norm_median", "test_grad_norm_median"}
     assert metrics["num_examples"] == 15
-    words = summary.marked(summary.in_words("a title", found, part, metrics, CONFIG, 5, (0,)), PUBLISHED)
+    words = summary.with_privacy_note(summary.summarize("a title", found, part, metrics, CONFIG, 5, (0,)), PUBLISHED)
     assert words.startswith(f"# Summary of per-example gradients: a title\n\n{RELEASED}\n\n## Suspected")
     assert "train split" not in words
     assert words.count("## ") == 1

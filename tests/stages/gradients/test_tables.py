@@ -122,7 +122,7 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
 def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> None:
     found = tables(wrong=wrong)
     metrics = score_tables.measure(found, ANALYSIS)
-    words = summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, batch_size, (0,))
+    words = summary.summarize("a title", found, ANALYSIS, metrics, CONFIG, batch_size, (0,))
     train = found.train
     assert words.startswith("# Summary of per-example gradients: a title\n\n## Largest gradients\n")
     assert f"The largest norms are those of #{train.loc[train['grad_norm'].idxmax(), 'example_id']} (label " in words

@@ -11,7 +11,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts import splits as reading
 from gradtrail.stages.artifacts.shards import ShardedSplit
 from gradtrail.stages.artifacts.splits import (
-    HeldSplit,
+    InMemorySource,
     open_train,
     read_sample,
     read_split,
@@ -55,7 +55,7 @@ def test_a_training_takes_shards_into_memory_or_in_parts_and_sees_the_same(tmp_p
     path = tmp_path / "data/train.npz"
     held = open_train(path, info, stream_above_mib=1, private=False)
     read = open_train(path, info, stream_above_mib=0, private=False)
-    assert isinstance(held, HeldSplit)
+    assert isinstance(held, InMemorySource)
     assert isinstance(read, ShardedSplit)
     assert len(held) == len(read) == 18
     read_id = read.read_column("example_id")

@@ -17,10 +17,10 @@ from gradtrail.stages.profile.tables import doubling_table
 
 def test_nothing_is_timed_without_tracking_or_under_a_debug_switch() -> None:
     runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
-    assert timings.wanted(runtime, is_tracked=True)
-    assert not timings.wanted(runtime, is_tracked=False)
+    assert timings.is_timed(runtime, is_tracked=True)
+    assert not timings.is_timed(runtime, is_tracked=False)
     for switch in ("debug_nans", "disable_jit"):
-        assert not timings.wanted(dataclasses.replace(runtime, **{switch: True}), is_tracked=True)
+        assert not timings.is_timed(dataclasses.replace(runtime, **{switch: True}), is_tracked=True)
 
 
 def test_metrics_of_given_times() -> None:

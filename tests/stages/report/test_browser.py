@@ -25,7 +25,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.new("L", (1000, 300), 200).save(path)
     sources = read_sources(folder)
     path = folder / "report.html"
-    path.write_text(report.render(report.ReportConfig(title="Report"), sources, report.content_of(sources)))
+    path.write_text(report.render(report.ReportConfig(title="Report"), sources, report.make_content(sources)))
     return path
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from report_folder import METRICS, TABLES, write_metrics
 from ruamel.yaml import YAML
-from stage_results import a_promise
+from stage_results import a_guarantee
 
-from gradtrail.stages.artifacts.privacy import NOT_COVERED, Promise, write_promise
+from gradtrail.stages.artifacts.privacy import NOT_COVERED, PrivacyGuarantee, write_guarantee
 from gradtrail.stages.report import inputs
 from gradtrail.stages.report import page as report
 from gradtrail.stages.report.sections.privacy import privacy_sections
@@ -18,18 +18,18 @@ EPSILONS = (1.25, 2.96)
 EPOCHS = [line.split(",") for line in TABLES["train/epochs"].splitlines()]
 
 
-def private(folder: Path, promise: Promise) -> Path:
+def private(folder: Path, guarantee: PrivacyGuarantee) -> Path:
     """Make the folder that of a private training; without what one to publish leaves out."""
-    blank = ["", "", ""] if promise.release else None
+    blank = ["", "", ""] if guarantee.release else None
     rows = [[row[0], *(blank or row[1:4]), *row[4:], str(each)] for row, each in zip(EPOCHS[1:], EPSILONS, strict=True)]
     lines = [[*EPOCHS[0], "epsilon"], *rows]
     (folder / "results/train/epochs.csv").write_text("\n".join(map(",".join, lines)))
-    write_promise(folder / "results/train", promise)
-    if promise.release:
+    write_guarantee(folder / "results/train", guarantee)
+    if guarantee.release:
         hide(folder)
     params: dict[str, Any] = YAML(typ="safe", pure=True).load(folder / "params.yaml")
-    params["train"]["privacy"] |= {"enabled": True, "secret_sha256": "0" * 64 if promise.has_secret else None}
-    params["train"]["privacy"] |= {"release": promise.release}
+    params["train"]["privacy"] |= {"enabled": True, "secret_sha256": "0" * 64 if guarantee.has_secret else None}
+    params["train"]["privacy"] |= {"release": guarantee.release}
     (folder / "params.yaml").write_text(json.dumps(params))
     return folder
 
@@ -50,7 +50,7 @@ def hide(folder: Path) -> None:
 
 def render(folder: Path) -> str:
     sources = inputs.read_sources(folder)
-    return report.render(report.ReportConfig(title="A title"), sources, report.content_of(sources))
+    return report.render(report.ReportConfig(title="A title"), sources, report.make_content(sources))
 
 
 def test_of_a_training_that_is_not_private_nothing_is_said(folder: Path) -> None:
@@ -61,7 +61,7 @@ def test_of_a_training_that_is_not_private_nothing_is_said(folder: Path) -> None
 
 
 def test_a_private_training_is_told_with_its_curve_and_what_is_not_covered(folder: Path) -> None:
-    page = render(private(folder, a_promise(epsilon=2.96, has_secret=False)))
+    page = render(private(folder, a_guarantee(epsilon=2.96, has_secret=False)))
     assert "Private training: epsilon 2.96 at delta 1e-05." in page
     assert '<li><a href="#privacy">Privacy</a></li>' in page
     assert 'aria-label="Epsilon by PLD by epoch: 1.25 to 2.96, at delta 1e-05."' in page
@@ -78,7 +78,7 @@ def test_a_training_to_publish_shows_nothing_of_its_examples(folder: Path) -> No
     images, samples = 'alt="train example', 'alt="The first of'  # of the gallery, of the data
     assert images in render(folder)
     assert samples in render(folder)
-    page = render(private(folder, a_promise(release=True)))
+    page = render(private(folder, a_guarantee(release=True)))
     assert "nothing on this page was computed from training examples without noise." in page
     assert NOT_COVERED not in page
     left_out = ("training accuracy over the last epoch", "standard deviation of", "nan", ">training<", "noise scale in")

@@ -21,7 +21,7 @@ _KINDS: dict[str, WeightsKind] = {kind: kind for kind in get_args(WeightsKind)}
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What was evaluated, and what the evaluation says of its probabilities."""
+    """The evaluated weights and their calibration."""
 
     kind: WeightsKind
     weights: Mapping[int, Path]  # seed → weights file of each network; several are an ensemble
@@ -36,7 +36,7 @@ def write_calibration(
     *,
     num_examples: int,
 ) -> None:
-    """Write the temperature of each member and of the ensemble, and what the latter does to the scores.
+    """Write the temperature of each member and of the ensemble, and the scores before and after calibration.
 
     Args:
         folder: the results of the stage.
@@ -59,7 +59,7 @@ def write_calibration(
 
 
 def read_evaluated(results: Path, models: Path) -> Evaluated:
-    """Read what was evaluated; raise UserError in one line where that is damaged, or the weights are others now."""
+    """Read which weights were evaluated; raise UserError, one line, if the weights have changed since."""
     path = results / _FILE
     content = read_json(path)
     kind = _KINDS[Path(content["members"][0]["weights"]).stem]
@@ -75,11 +75,11 @@ def read_temperature(weights: Sequence[Path], results: Path) -> float | None:
     """Return the temperature that was fitted for networks; None if there is none for these bytes.
 
     Args:
-        weights: The weights file of one network, or those of all members of an ensemble.
-        results: The results of an evaluation, of these weights or of others.
+        weights: the weights file of one network, or those of all members of an ensemble.
+        results: the results of an evaluation, of these weights or of others.
 
     Raises:
-        UserError: The calibration is damaged; one line.
+        UserError: the calibration is damaged; one line.
     """
     path = results / _FILE
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""The IDX format, in which MNIST came: a big-endian header, then the bytes of one uint8 array.
+"""The IDX format, in which MNIST was published: a big-endian header, then the bytes of one uint8 array.
 
-A header is untrusted: it is compared with the number of bytes that are really there before any of them is taken for
-an array. Out of scope: other element types than uint8, other numbers of dimensions than 1 and 3, and gzip.
+A header is untrusted: it is compared with the length of the file before an array is allocated. Out of scope: other
+element types than uint8, other numbers of dimensions than 1 and 3, and gzip.
 
 Also the data set as `fetch` leaves it in `data/raw`: four IDX files, whatever the data set.
 """
@@ -32,14 +32,14 @@ def read_idx(path: Path, *, shape: Shape) -> npt.NDArray[np.uint8]:
     """Read an IDX file of uint8.
 
     Args:
-        path: The file, uncompressed.
-        shape: Sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
+        path: the file, uncompressed.
+        shape: sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
 
     Returns:
         Array of `shape`, uint8, writable.
 
     Raises:
-        UserError: The file is missing, unreadable or no regular file, or its header does not declare `shape`, or the
+        UserError: the file is missing, unreadable or no regular file, or its header does not declare `shape`, or the
             data are shorter or longer than the header declares. Refused before memory of the declared size is taken.
     """
     if not path.is_file():
@@ -73,7 +73,7 @@ def encode_idx(array: npt.NDArray[Any]) -> bytes:
 
 
 def _check_header(header: bytes, num_bytes: int, *, name: str, shape: Shape) -> tuple[int, ...]:
-    """Return the sizes that `header` declares, once they agree with `shape` and with the file's length in bytes."""
+    """Return the sizes that `header` declares; raise unless they fit `shape` and the file's length in bytes."""
     if len(header) < (header_bytes := 4 + 4 * len(shape)):
         raise UserError(f"{name}: only {len(header)} bytes; the header alone has {header_bytes}")
     zeros, code, ndim = struct.unpack_from(">HBB", header)
@@ -89,7 +89,7 @@ def _check_header(header: bytes, num_bytes: int, *, name: str, shape: Shape) -> 
 
 
 def _check_sizes(sizes: tuple[int, ...], *, name: str, shape: Shape) -> None:
-    """Raise unless every size is the one in `shape`, or at least 1 where that is None."""
+    """Raise unless every size is the one in `shape`, or at least 1 if that is None."""
     for size, allowed_size in zip(sizes, shape, strict=True):
         if size != allowed_size if allowed_size is not None else size < 1:
             allowed = tuple("any from 1" if one is None else one for one in shape)
@@ -110,14 +110,14 @@ class RawData:
 
 
 def read_raw(folder: Path, info: DatasetInfo) -> RawData:
-    """Read the IDX files of a folder that was described; raise UserError where one is not what it was."""
+    """Read the IDX files of a folder; raise UserError if one has other bytes than those described."""
     for name in RAW_FILES:
         require_unchanged(folder / name, info)
     return _read(folder)
 
 
 def _read(folder: Path) -> RawData:
-    """Read the IDX files of a folder; raise UserError where one is damaged or they do not fit together."""
+    """Read the IDX files of a folder; raise UserError if one is damaged or they do not fit together."""
     images, labels, test_images, test_labels = (
         read_idx(folder / name, shape=(None, None, None) if "images" in name else (None,)) for name in RAW_FILES
     )
@@ -131,7 +131,7 @@ def _read(folder: Path) -> RawData:
 
 
 def describe_raw(folder: Path, name: str) -> DatasetInfo:
-    """Describe the IDX files of a folder; raise UserError where they are damaged, or hold a single class."""
+    """Describe the IDX files of a folder; raise UserError if they are damaged, or hold a single class."""
     raw = _read(folder)
     num_classes = int(max(raw.labels.max(), raw.test_labels.max())) + 1
     if num_classes < 2:

@@ -1,6 +1,6 @@
-"""The members of a training: networks that differ in the seed alone, and what holds for all of them.
+"""The members of a training: networks that differ only in the seed, and statistics over them.
 
-`models/members/members.json` lists their seeds. Where there are several, `models/members/seed_K` and
+`models/members/members.json` lists their seeds. If there are several, `models/members/seed_K` and
 `results/train/members/seed_K` have what the training of the one with seed K alone would write; `models` itself then has
 the weights of the first.
 """
@@ -35,8 +35,8 @@ _RANGES = {  # pattern of a metric's name → lowest and highest value that it c
 class Spread:
     """The mean of a metric over the members, their standard deviation, and the 95 % interval of the mean.
 
-    The interval is Student's t, over seeds: it says where the mean over many more seeds would be, on the same data. It
-    ends where the values of the metric do, such as at 0 and 1 for an accuracy.
+    The interval is Student's t over seeds: the range in which the mean over many more seeds would be, on the same data.
+    It is clipped to the range of the metric, such as 0 to 1 for an accuracy.
     """
 
     mean: float
@@ -46,7 +46,7 @@ class Spread:
 
 
 def member_folder(folder: Path, seed: int) -> Path:
-    """Return where the files of one of several members are, in `models` or `results/train`."""
+    """Return the folder of one of several members, in `models` or `results/train`."""
     return folder / FOLDER / f"seed_{seed}"
 
 
@@ -67,7 +67,7 @@ def read_folders(folder: Path, models: Path) -> dict[int, Path]:
     return {seed: member_folder(folder, seed) if len(seeds) > 1 else folder for seed in seeds}
 
 
-def seeds_in_words(seeds: Sequence[int]) -> str:
+def format_seeds(seeds: Sequence[int]) -> str:
     """Return `seed 3`, or `seeds 3 to 7`."""
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
 
@@ -88,11 +88,11 @@ def spread(name: str, values: Sequence[float]) -> Spread:
 
 
 def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return metrics of a training from those of its members: of a single one, its own.
+    """Return the metrics of a training from those of its members; for a single member, its own.
 
-    Of several, texts and whole numbers that are equal in all stay as they are, and of every other number there are the
-    mean and, with the suffixes `_sd`, `_low` and `_high`, the rest of its `Spread`. Intervals of single members are
-    left out, and so are metrics that a member lacks.
+    For several members, text and equal whole numbers are kept as they are; every other number becomes its mean and,
+    with the suffixes `_sd`, `_low` and `_high`, the rest of its `Spread`. Intervals of single members are left out, and
+    so are metrics that a member lacks.
     """
     if len(metrics) == 1:
         return dict(metrics[0])

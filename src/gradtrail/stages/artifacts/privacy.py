@@ -1,7 +1,7 @@
-"""What a private training promises: `results/train/privacy.json`, which only private trainings have.
+"""The guarantee of a private training: `results/train/privacy.json`, which only private trainings have.
 
-`train` writes it beside the tables. `gradients` and `report` read it, to leave out or to mark what the promise does not
-cover.
+`train` writes it next to the tables. `gradients` and `report` read it, to leave out or to mark what the guarantee does
+not cover.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ RELEASED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
-    """What a private training promises of each of its examples, and by what."""
+class PrivacyGuarantee:
+    """The differential privacy of each training example, and the settings behind it."""
 
     epsilon: float  # upper bound for all members together, by privacy loss distributions
     epsilon_each: float  # the largest epsilon of one member; for a single member the same
@@ -44,20 +44,20 @@ class Promise:
 
     @property
     def rate(self) -> float:
-        """Chance of an example to be in a batch."""
+        """The chance of an example to be in a batch."""
         return self.batch_size / self.num_examples
 
 
-def write_promise(folder: Path, promise: Promise) -> None:
-    """Write what a training promises to its results."""
-    write_json(folder / _FILE, dataclasses.asdict(promise))
+def write_guarantee(folder: Path, guarantee: PrivacyGuarantee) -> None:
+    """Write the guarantee to the results of a training."""
+    write_json(folder / _FILE, dataclasses.asdict(guarantee))
 
 
-def read_promise(folder: Path) -> Promise | None:
-    """Read what the training with these results promises; None where it is not private.
+def read_guarantee(folder: Path) -> PrivacyGuarantee | None:
+    """Read the guarantee of the training with these results; None if it is not private.
 
     Raises:
         UserError: the file is damaged; one line.
     """
     path = folder / _FILE
-    return validate(read_json(path), Promise, f"{path}: privacy") if path.is_file() else None
+    return validate(read_json(path), PrivacyGuarantee, f"{path}: privacy") if path.is_file() else None

@@ -1,8 +1,8 @@
 """A training split in shards: files that never change, and an index with their sizes and digests.
 
-The folder stands where the file of a split in whole arrays would: `data/processed/train.npz`. Each column of each shard
-is an uncompressed `.npy`, such as `00003.images.npy`; DVC pushes a changed shard alone. Reads take parts of files and
-leave nothing mapped: what a process holds is what it asked for.
+The folder has the name of the file of an unsharded split: `data/processed/train.npz`. Each column of each shard is an
+uncompressed `.npy`, such as `00003.images.npy`; DVC pushes a changed shard alone. Reads copy parts of files and map
+nothing: a process holds only the rows it requested.
 """
 
 import concurrent.futures
@@ -85,15 +85,15 @@ def join(parts: Iterable[Split]) -> Split:
     return Split(**{name: np.concatenate([getattr(part, name) for part in pieces]) for name in COLUMNS})
 
 
-def taken(split: Split, rows: np.ndarray | slice) -> Split:
+def take_rows(split: Split, rows: np.ndarray | slice) -> Split:
     """Return the examples of a split at these positions."""
     return Split(**{name: getattr(split, name)[rows] for name in COLUMNS})
 
 
 class ShardedSplit:
-    """A split in shards, read in parts; a data source with random access, as Grain and PyTorch take one.
+    """A split in shards, read in parts; a data source with random access, as in Grain and PyTorch.
 
-    `split[7]` is a dict with the columns of an example. Whatever is wrong with a file is a `UserError` of one line.
+    `split[7]` is a dict with the columns of an example. Every fault of a file is a `UserError` of one line.
 
     Args:
         folder: folder of the shards.
@@ -167,7 +167,7 @@ class ShardedSplit:
 
     def _verify(self, number: int, name: str) -> None:
         path, shard = _path(self._folder, number, name), self._index.shards[number]
-        with _faults_of(path):
+        with _file_errors(path):
             actual = sha256(path)
         if actual != shard.files[name]:
             raise UserError(
@@ -175,11 +175,11 @@ class ShardedSplit:
             )
 
     def _check_sizes(self) -> None:
-        """Note where the rows begin; raise UserError unless every file has its header and its number of bytes."""
+        """Store the offsets of the rows; raise UserError unless every file has its header and its length."""
         for number, shard in enumerate(self._index.shards):
             for name in COLUMNS:
                 path, header = _path(self._folder, number, name), self._header(name, shard.examples)
-                with _faults_of(path), path.open("rb") as stream:
+                with _file_errors(path), path.open("rb") as stream:
                     is_expected, size = stream.read(len(header)) == header, os.fstat(stream.fileno()).st_size
                 self._offsets[number, name] = len(header)
                 expected = len(header) + shard.examples * self._row_bytes(name)
@@ -191,14 +191,14 @@ class ShardedSplit:
         """Fill an array with consecutive rows of a column of a shard."""
         path = _path(self._folder, number, name)
         offset = self._offsets[number, name] + first * self._row_bytes(name)
-        with _faults_of(path), path.open("rb", buffering=0) as stream:
+        with _file_errors(path), path.open("rb", buffering=0) as stream:
             stream.seek(offset)
             buffer: Any = rows
             view = memoryview(buffer).cast("B")
             while len(view):
                 count = stream.readinto(view)
                 if not count:
-                    raise UserError(f"{path}: cut while it was read; `dvc repro` makes it")
+                    raise UserError(f"{path}: truncated while it was read; `dvc repro` makes it")
                 view = view[count:]
 
     def _form(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
@@ -209,7 +209,7 @@ class ShardedSplit:
         return math.prod(shape) * dtype.itemsize
 
     def _header(self, name: str, examples: int) -> bytes:
-        """Return the bytes that the file of a column begins with: those of NumPy, whose array follows."""
+        """Return the header of a column's file, in NumPy's format."""
         shape, dtype = self._form(name)
         stream = io.BytesIO()
         about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (examples, *shape)}
@@ -225,8 +225,8 @@ def _regrouped(parts: Iterable[Split], shard_bytes: int) -> Iterator[Split]:
         waiting.append(part)
         while sum(map(len, waiting)) >= size:
             whole = join(waiting)
-            yield taken(whole, slice(0, size))
-            waiting = [taken(whole, slice(size, None))]
+            yield take_rows(whole, slice(0, size))
+            waiting = [take_rows(whole, slice(size, None))]
     if sum(map(len, waiting)):
         yield join(waiting)
 
@@ -240,8 +240,8 @@ def _path(folder: Path, number: int, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _faults_of(path: Path) -> Iterator[None]:
-    """Turn what the system says of a file into one line."""
+def _file_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError of one line."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Weights on disk: one safetensors file with the parameters and the model's config, so that no other file is needed."""
+"""Weights on disk: one self-contained safetensors file with the parameters and the model's config."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ class WeightsInfo:
     epoch: int  # epochs of training behind these weights; 0 for the initial ones
 
     def title(self, kind: str, members: int) -> str:
-        """Return what a figure is of: these weights, or the ensemble of several members."""
+        """Return the title of a figure: these weights, or the ensemble of several members."""
         return f"{kind} weights (epoch {self.epoch})" if members == 1 else f"ensemble of {members}, {kind} weights"
 
 

@@ -1,4 +1,4 @@
-"""Figures of an audit: the labels of each split that the networks would change first, and whether the odds hold."""
+"""Figures of an audit: the most suspicious labels of each split, and the calibration of their probabilities."""
 
 from collections.abc import Mapping
 from pathlib import Path

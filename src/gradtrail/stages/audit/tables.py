@@ -39,7 +39,7 @@ def detection_table(planted: Mapping[NoiseKind, Planted]) -> pd.DataFrame:
 def choose_score(detection: pd.DataFrame) -> str:
     """Return the candidate with the largest mean AUROC over the kinds of noise.
 
-    Not by average precision, which counts the wrong labels that the data set has of itself as mistakes at the very top.
+    Average precision would count wrong labels of the data set itself, at the top of the ranking, as mistakes.
     """
     means = detection.groupby("score", sort=True)["auroc"].mean()
     return str(means[list(CANDIDATES)].idxmax())

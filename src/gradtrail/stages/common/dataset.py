@@ -1,4 +1,4 @@
-"""Which data set it is, and its splits as `preprocess` leaves them in `data/processed`."""
+"""The description of a data set, and its splits in `data/processed`."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ from gradtrail.stages.common.params import validate
 from gradtrail.support.errors import UserError
 
 SPLITS = ("train", "validation", "test")
-DIGEST_LENGTH = 12  # of a data set, where it is shown: in metrics files and in MLflow
+DIGEST_LENGTH = 12  # characters of a data set's digest in metrics files and in MLflow
 _INFO = "dataset.json"
 _UNDEFORMED = "train_undeformed"
 INDEX = "index.json"  # of a split in shards, whose digest stands for it
@@ -23,11 +23,10 @@ LABELS = ("labels", "true_labels", "given_labels", "corrected_labels")
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """Which data set this is; it follows the data into every metrics file, run and figure.
+    """The description of a data set; it accompanies the data into every metrics file, run and figure.
 
     Attributes:
-        examples: number of examples in each part; where there are deformed versions of training examples, also of those
-            without them.
+        examples: number of examples in each part; if there are deformed versions, also the number of originals.
     """
 
     name: str  # the value of `fetch.dataset`
@@ -39,12 +38,12 @@ class DatasetInfo:
 
     @property
     def versions(self) -> int:
-        """Versions of each training example: more than one where `preprocess.deformations` says so."""
+        """The number of versions of each training example, see `preprocess.deformations`."""
         return self.examples.get("train", 1) // max(1, self.examples.get(_UNDEFORMED, self.examples.get("train", 1)))
 
     @property
     def label(self) -> str:
-        """What to call it under a figure."""
+        """The name under a figure."""
         return f"{self.name} {self.digest[:8]}"
 
     def as_metrics(self) -> dict[str, str]:
@@ -53,12 +52,12 @@ class DatasetInfo:
 
 
 def write_info(folder: Path, info: DatasetInfo) -> None:
-    """Write the description beside the data."""
+    """Write the description next to the data."""
     write_json(folder / _INFO, dataclasses.asdict(info))
 
 
 def read_info(folder: Path) -> DatasetInfo:
-    """Read the description beside the data."""
+    """Read the description next to the data."""
     path = folder / _INFO
     return validate(read_json(path), DatasetInfo, f"{path}: dataset")
 
@@ -106,7 +105,8 @@ def write_processed(
         folder: the new folder.
         splits: splits by name.
         info: description of the raw data; its files and numbers of examples are replaced.
-        write_train: writes the training split in shards to a path, in place of `splits["train"]`; returns its size.
+        write_train: function that writes the training split in shards to a path, in place of `splits["train"]`, and
+            returns its size.
         versions: versions of each training example.
 
     Raises:

@@ -1,6 +1,6 @@
-"""What of the environment can change a bit: a stage sets it itself at its start, refuses it, or has it as a param.
+"""Pins every environment setting that can change results, and refuses those that it cannot pin.
 
-`docs/guarantees.md` lists what is pinned and what is refused. Of Matplotlib's settings `artifacts.plotting` takes care.
+`docs/guarantees.md` lists what is pinned and what is refused. `artifacts.plotting` pins Matplotlib's settings.
 """
 
 import contextlib
@@ -99,8 +99,8 @@ HARMLESS = frozenset(  # logging, checking, caching, which devices are found, an
         "JAX_VERSION",
     }
 )
-_OF_JAX = re.compile(r"JAX_.+|CHECK_VMA|EAGER_CONSTANT_FOLDING|MOCK_NUM_GPU_PROCESSES|LIBTPU_INIT_ARGS")
-_OF_LIBRARIES = {  # read before a stage starts; name → what of its value can change a bit
+_JAX_VARIABLES = re.compile(r"JAX_.+|CHECK_VMA|EAGER_CONSTANT_FOLDING|MOCK_NUM_GPU_PROCESSES|LIBTPU_INIT_ARGS")
+_LIBRARY_VARIABLES = {  # read before a stage starts; name → what of its value can change a bit
     "FREETYPE_PROPERTIES": "",  # how Matplotlib draws letters
     "GLIBC_TUNABLES": "glibc.cpu",
     "NPY_DISABLE_CPU_FEATURES": "",
@@ -111,7 +111,9 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
 _HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
-_READ_BY_JAX = re.compile(rf"(?!JAX_COORDINATOR_|{COUNT}|{INDEX})({_OF_JAX.pattern}|XLA_.+|CUDA_VISIBLE_DEVICES)")
+_READ_BY_JAX = re.compile(
+    rf"(?!JAX_COORDINATOR_|{COUNT}|{INDEX})({_JAX_VARIABLES.pattern}|XLA_.+|CUDA_VISIBLE_DEVICES)"
+)
 _PLATFORMS = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 _START_JAX = "import jax; jax.numpy.ones(1).sum().item(); print(*{device.platform for device in jax.devices()})"
 
@@ -121,8 +123,7 @@ class EnvironmentConfig:
     """The section `environment` of `params.yaml`, which every stage that computes reads.
 
     Attributes:
-        cpu_threads: size of XLA's thread pool on a CPU, whatever cores there are: it splits long sums of products among
-            them.
+        cpu_threads: size of XLA's thread pool on a CPU, on any number of cores: long sums of products are split by it.
         xla_flags: flags that the stage sets for XLA, such as `--xla_cpu_enable_fast_math=true`; may change results.
     """
 
@@ -139,25 +140,25 @@ class EnvironmentConfig:
 
 
 def refuse_unknown_variables(config: EnvironmentConfig | None) -> None:
-    """Raise UserError, in one line, where a variable may change a result and cannot be overridden any more.
+    """Raise UserError, one line, if a variable may change a result and can no longer be overridden.
 
-    Also where the address of MLflow's store, or the number of a process, is not valid.
+    Also if the address of MLflow's store, or the number of a process, is not valid.
 
     Args:
-        config: None for a stage that does not compute, to which JAX's and XLA's variables are nothing.
+        config: None for a stage that does not compute, which ignores JAX's and XLA's variables.
     """
     store_uri()
     for name in (COUNT, INDEX):
         if (value := os.environ.get(name)) and not value.isdecimal():
             raise UserError(f"{name}: must be a whole number, got {value!r}")
-    for name, part in _OF_LIBRARIES.items():
+    for name, part in _LIBRARY_VARIABLES.items():
         if (value := os.environ.get(name)) and part in value:
             raise UserError(f"{name} is set to {value!r}, which can change results; unset it")
     if config is None:
         return
     allowed = HARMLESS | {name.upper() for name in PINNED}
     for name, value in sorted(os.environ.items()):
-        if _OF_JAX.fullmatch(name) and value and name not in allowed:
+        if _JAX_VARIABLES.fullmatch(name) and value and name not in allowed:
             raise UserError(f"{name} is set to {value!r}, which may change results; unset it")
     for flag in os.environ.get("XLA_FLAGS", "").split():
         if not flag.startswith(_HARMLESS_FLAGS) and flag not in config.xla_flags:
@@ -173,7 +174,7 @@ def require_jax(flags: Sequence[str] = ()) -> None:
     them: once for the same values on the same machine.
 
     Args:
-        flags: The flags for XLA in `params.yaml`.
+        flags: the flags for XLA in `params.yaml`.
     """
     variables = {name: value for name, value in sorted(os.environ.items()) if value and _READ_BY_JAX.fullmatch(name)}
     if flags:
@@ -197,7 +198,7 @@ def require_jax(flags: Sequence[str] = ()) -> None:
 
 
 def _start_jax(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return the platforms on which JAX computes in another process, or its error; the variables replace those here."""
+    """Return the platforms on which JAX computes in another process with these variables, or its error."""
     environment = {name: value for name, value in os.environ.items() if not _READ_BY_JAX.fullmatch(name)}
     env = environment | dict(variables) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_TRACEBACK_FILTERING": "off"}
     process = subprocess.run([sys.executable, "-c", _START_JAX], env=env, capture_output=True, text=True, check=False)
@@ -206,9 +207,9 @@ def _start_jax(variables: Mapping[str, str]) -> tuple[str, str]:
 
 
 def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:
-    """Set every switch of JAX and XLA that can change a bit, whatever the environment says; one device on a CPU.
+    """Set every switch of JAX and XLA that can change a bit, regardless of the environment; one device on a CPU.
 
-    Also the debug switches, and how memory of a GPU is allocated, where `XLA_PYTHON_CLIENT_PREALLOCATE` takes
+    Also the debug switches, and the allocation of GPU memory, for which `XLA_PYTHON_CLIENT_PREALLOCATE` takes
     precedence. Must be called before JAX looks for devices.
     """
     switches = {**PINNED, "jax_debug_nans": runtime.debug_nans, "jax_disable_jit": runtime.disable_jit}
@@ -223,7 +224,7 @@ def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:
 
 
 def set_cpu_devices(count: int) -> None:
-    """Make so many devices of the processor; must be called before JAX looks for devices."""
+    """Split the processor into this many devices; must be called before JAX looks for devices."""
     _jax().config.update("jax_num_cpu_devices", count)
 
 

@@ -76,7 +76,7 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
         value: the data.
         into: the dataclass.
         name: prefix of the key in errors.
-        extra: whether keys that the dataclass lacks are an error or ignored.
+        extra: treatment of keys that the dataclass lacks: an error, or ignored.
 
     Returns:
         An instance of `into`.
@@ -138,7 +138,7 @@ def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
 
 
 def _nearest_key(error: ErrorDetails, errors: list[ErrorDetails], value: Any) -> str:
-    """Suggest a key for an unknown one: those beside it that are known, and those that are missing."""
+    """Suggest a key for an unknown one, out of the known and the missing keys of the same section."""
     *parents, unknown = error["loc"]
     with contextlib.suppress(LookupError, TypeError):
         siblings = {str(key) for key in functools.reduce(lambda node, part: node[part], parents, value)}

@@ -1,6 +1,6 @@
-"""Reads `dvc.yaml` and `dvc.lock`: which stages there are, and what determines the outs of each.
+"""Reading `dvc.yaml` and `dvc.lock`: the stages, and what determines the outputs of each.
 
-The one place that knows the names, the order, the deps, params and outs of the stages. Out of scope: the key of a
+The one place that knows the names, the order, the deps, params and outputs of the stages. Out of scope: the key of a
 state, which `tracking/lineage/keys.py` makes of an entry.
 """
 
@@ -27,7 +27,7 @@ _CODE_FOLDER, _CODE_FILES = "src/", (".py", ".j2")  # all other deps are data
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What determines a stage's outs."""
+    """What determines a stage's outputs."""
 
     cmd: str  # command line
     params: dict[str, dict[str, Any]]  # params file → key → value; a key names a section or, dotted, a value in one
@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def data(self) -> dict[str, str]:
-        """The deps that are no code."""
+        """The deps that are data."""
         return {path: md5 for path, md5 in self.deps.items() if not is_code(path)}
 
 
@@ -50,12 +50,12 @@ class StageSpec:
 
     @property
     def data_deps(self) -> tuple[str, ...]:
-        """The deps that are no code."""
+        """The deps that are data."""
         return tuple(dep for dep in self.deps if not is_code(dep))
 
 
 def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
-    """Read the stages of a `dvc.yaml`, in its order; raise UserError in one line where they are none."""
+    """Read the stages of a `dvc.yaml`, in its order; raise UserError, one line, if they are none."""
     return parse_pipeline(read_yaml(path), str(path))
 
 
@@ -68,7 +68,7 @@ def parse_pipeline(content: Mapping[str, Any], name: str) -> dict[str, StageSpec
 
 
 def read_pipelines(folder: Path) -> dict[str, StageSpec]:
-    """Read the stages of `dvc.yaml` and, where there are any, of those beside it; see `FILES`."""
+    """Read the stages of `dvc.yaml` and of the optional pipelines, if there are any; see `FILES`."""
     pipeline = read_pipeline(folder / FILES[0])
     for file in (folder / name for name in FILES[2::2]):
         pipeline |= read_pipeline(file) if file.is_file() else {}
@@ -76,7 +76,7 @@ def read_pipelines(folder: Path) -> dict[str, StageSpec]:
 
 
 def dvc_target(stage: str) -> str:
-    """Return what `dvc repro`, in the root, knows a stage of the working folder by."""
+    """Return the target that `dvc repro`, in the root, expects for a stage of the working folder."""
     for file in map(Path, FILES[2::2]):
         if file.is_file() and stage in read_pipeline(file):
             return f"{file}:{stage}"
@@ -84,12 +84,12 @@ def dvc_target(stage: str) -> str:
 
 
 def dvc_file(stage: str) -> str:
-    """Return the `dvc.yaml` of the working folder that a stage is in."""
+    """Return the `dvc.yaml` of the working folder that declares a stage."""
     return dvc_target(stage).rpartition(":")[0] or FILES[0]
 
 
 def read_locks(folder: Path) -> dict[str, Any]:
-    """Read the stages of all locks; of none where there is none."""
+    """Read the stages of all locks that exist."""
     locks = (folder / name for name in FILES[1::2])
     return {name: stage for lock in locks if lock.is_file() for name, stage in read_lock(lock).items()}
 
@@ -105,22 +105,22 @@ def parse_lock(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     try:
         for section in stages.values():
             locked_entry(section)
-            outs_of(section)
+            output_digests(section)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{name}: no stages as DVC locks them ({type(error).__name__}: {one_line(error)})") from None
     return stages
 
 
 def live_entry(spec: StageSpec, folder: Path, *, is_partial: bool = False) -> Entry:
-    """Return the entry of a stage from the files in `folder` as they are now.
+    """Return the entry of a stage from the current files in `folder`.
 
     Args:
         spec: the stage.
         folder: folder that deps are relative to.
-        is_partial: whether deps that are not there are left out.
+        is_partial: True to leave out missing deps.
 
     Raises:
-        FileNotFoundError: a dep is not there.
+        FileNotFoundError: a dep is missing.
         UserError: a params file is none, or lacks a key.
     """
     params = {name: _values(folder / name, keys) for name, keys in spec.params.items()}
@@ -134,8 +134,8 @@ def locked_entry(stage: Mapping[str, Any]) -> Entry:
     return Entry(cmd=stage["cmd"], params=stage.get("params", {}), deps=deps)
 
 
-def outs_of(section: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each out in a section of `dvc.lock`, by its path."""
+def output_digests(section: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each output in a section of `dvc.lock`, by its path."""
     return {out["path"]: out["md5"] for out in section.get("outs", ())}
 
 
@@ -148,16 +148,16 @@ def upstream_stages(stage: str, pipeline: Mapping[str, StageSpec]) -> list[str]:
 
 
 def has_shape(section: Mapping[str, Any], spec: StageSpec) -> bool:
-    """Whether a section of a `dvc.lock` reads the data and writes the outs that a stage declares; code aside."""
-    return set(locked_entry(section).data) == set(spec.data_deps) and outs_of(section).keys() == set(spec.outs)
+    """Whether a section of a `dvc.lock` reads the data and writes the outputs that a stage declares; code aside."""
+    return set(locked_entry(section).data) == set(spec.data_deps) and output_digests(section).keys() == set(spec.outs)
 
 
 def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> dict[str, Any]:
-    """Return the values of dotted keys in a params file's content; raise UserError where one is missing.
+    """Return the values of dotted keys in a params file's content; raise UserError if one is missing.
 
     Args:
         content: content of the file.
-        keys: such as `train` or `train.seed`.
+        keys: sections or dotted keys, such as `train` or `train.seed`.
         name: name of the file.
     """
     try:
@@ -167,7 +167,7 @@ def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> d
 
 
 def stages_before(stage: str, pipeline: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
-    """Return the stages whose outs `stage` reads, directly or not, in the pipeline's order."""
+    """Return the stages whose outputs `stage` reads, directly or not, in the pipeline's order."""
     before, waiting = set[str](), [stage]
     while waiting:
         new = set(upstream_stages(waiting.pop(), pipeline)) - before
@@ -177,7 +177,7 @@ def stages_before(stage: str, pipeline: Mapping[str, StageSpec]) -> dict[str, St
 
 
 def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
-    """Return the stages that belong to a training, in the pipeline's order: what reads its outs or its params section.
+    """Return the stages that read the outputs or the params of the training, in the pipeline's order.
 
     Directly or through another stage. Their runs in MLflow are children of the training's run.
     """
@@ -190,17 +190,17 @@ def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
 
 
 def is_code(dep: str) -> bool:
-    """Whether a dep is a file or folder of code, and no data."""
+    """Whether a dep is code, not data."""
     return dep.startswith(_CODE_FOLDER) or dep.endswith(_CODE_FILES)
 
 
 def contains_path(out: str, dep: str) -> bool:
-    """Whether a dep is an out, or lies in it."""
+    """Whether a dep is an output, or lies in it."""
     return dep == out or dep.startswith(f"{out}/")
 
 
 def sha256_of(content: Mapping[str, Any]) -> str:
-    """Return the digest of plain values, whatever the order of their keys, as 64 hexadecimal digits."""
+    """Return the digest of plain values, independent of the order of their keys, as 64 hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

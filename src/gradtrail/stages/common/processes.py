@@ -1,6 +1,6 @@
 """The processes that train together, on one host or several: a thin layer over `jax.distributed`.
 
-Process 0 alone writes outs, tracks, and prints; the others compute. They are started by `gradtrail.launch`, or by a
+Process 0 alone writes outputs, tracks, and prints; the others compute. They are started by `gradtrail.launch`, or by a
 scheduler that JAX knows, see `docs/several_hosts.md`. What depends on the clock, on signals or on the host is decided
 by process 0, and the others get it with `agreed`: from JAX's coordination service, as gloo's collectives wait for 30 s
 at most. A process that stops answering ends the others by JAX's heartbeat: it aborts them, and `gradtrail.launch` says
@@ -97,7 +97,7 @@ class Processes:
         return lambda *args: self.agreed(functools.partial(function, *args))
 
     def require_same(self, values: Mapping[str, str]) -> None:
-        """Raise UserError, in one line, where this process has another value than process 0 of something, by name.
+        """Raise UserError, in one line, if this process has another value than process 0 of something, by name.
 
         Packages and the kind of processor count too: both may change last digits, of which each process has its own.
         """
@@ -157,7 +157,7 @@ ALONE = Processes()
 
 
 def write_log() -> None:
-    """Have one of several processes print to its log; of process 0 only what libraries print below Python."""
+    """Redirect stderr of one of several processes to its log; for process 0 only the output of native libraries."""
     if not is_launched():
         return
     streams = [os.fdopen(os.dup(old.fileno()), "w", 1, old.encoding, old.errors) for old in (sys.stdout, sys.stderr)]

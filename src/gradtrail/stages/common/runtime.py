@@ -1,4 +1,4 @@
-"""The section `runtime` of `params.yaml`: settings that cannot change an out: no DVC param, in no state key."""
+"""The section `runtime` of `params.yaml`: settings that cannot change an output: no DVC param, in no state key."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ _WAIT: Bounds = {"above": 0, "at_most": 1_000_000}  # seconds: the system counts
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """How a stage runs, as opposed to what it computes.
+    """Settings of how a stage runs, as opposed to what it computes.
 
     Attributes:
         mirrors: base URLs that serve the four files of the data set as `.gz`, tried in order; None for the data set's
             own.
         download_timeout_seconds: limit for one file from one mirror; a mirror that sends nothing is given up sooner.
-        stream_above_mib: size of the training images above which a training reads shards as it goes; below, memory
-            holds them.
-        tracking_seconds: longest that a stage waits, at its end, for a tracking server; `gradtrail sync` backfills
-            what is then missing.
+        stream_above_mib: size of the training images above which a training streams shards from disk; smaller splits
+            are held in memory.
+        tracking_seconds: total time a stage waits, at its end, for a tracking server; `gradtrail sync` uploads the
+            rest.
     """
 
     mirrors: tuple[str, ...] | None

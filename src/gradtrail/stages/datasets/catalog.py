@@ -36,7 +36,7 @@ class Dataset:
     It needs `load`, or else a `folder_variable`; folder, mirrors and OpenML are tried in this order.
 
     Attributes:
-        class_names: what the classes show, in their order; empty where its number says what a class shows.
+        class_names: what the classes show, in their order; empty if its number says what a class shows.
     """
 
     title: str  # name in messages and in the report
@@ -145,5 +145,5 @@ def class_names(dataset: str, num_classes: int) -> tuple[str, ...]:
 
 
 def stands_in_for(dataset: str) -> str:
-    """Return the name of the data set for which this one is the stand-in; empty where it is none."""
+    """Return the name of the data set for which this one is the stand-in; empty if it is none."""
     return next((name for name, entry in DATASETS.items() if dataset and entry.stand_in == dataset), "")

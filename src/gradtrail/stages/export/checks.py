@@ -40,7 +40,7 @@ def answers(exported: ExportedModel, forward: Callable[..., Any], split: Split) 
 
 
 def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFrame:
-    """Read the predictions of `evaluate`; raise UserError in one line where they are damaged or of other examples."""
+    """Read the predictions of `evaluate`; raise UserError in one line if they are damaged or of other examples."""
     path = results / _PREDICTIONS
     columns = ["example_id", "label", "predicted", *_columns(num_classes)]
     table = read_parquet(path, columns)

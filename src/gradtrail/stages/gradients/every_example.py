@@ -77,8 +77,8 @@ def score_every_example(
     }
 
 
-def in_words(metrics: Mapping[str, float], sample: int) -> str:
-    """Return a paragraph for the summary; empty where the analysis is of all examples."""
+def summarize(metrics: Mapping[str, float], sample: int) -> str:
+    """Return a paragraph for the summary; empty if the analysis is of all examples."""
     if not metrics:
         return ""
     return (

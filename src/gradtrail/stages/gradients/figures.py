@@ -33,7 +33,7 @@ def draw(
     for name, ranked in tables.suspects.items():
         if len(ranked):
             plotting.save(draw_suspects(ranked, splits, title), folder / f"suspects_{name}.png")
-    if not tables.tells_of_training:
+    if not tables.has_training_rows:
         return
     plotting.save(draw_course(tables, analysis, title, batch_size), folder / "course.png")
     plotting.save(draw_classes(analysis, title), folder / "classes.png")
@@ -99,7 +99,7 @@ def draw_largest(largest: pd.DataFrame, splits: Mapping[str, Split], title: str)
 
 
 def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_size: int) -> Figure:
-    """Draw the noise scale at the kept epochs, where it is finite, and rank correlations of the gradient norm."""
+    """Draw the noise scale at the kept epochs, if it is finite, and rank correlations of the gradient norm."""
     figure, axes = plotting.new_figure(f"Gradients over training · {title}", columns=2, size=(11, 4.2))
     noise = tables.noise_scale
     finite = noise[np.isfinite(noise["noise_scale"])]
@@ -142,7 +142,7 @@ def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
 
 
 def draw_suspects(suspects: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
-    """Draw the suspected label errors of a split, the most suspect first; a true label follows where it is known."""
+    """Draw the suspected label errors of a split, the most suspect first; a true label follows if it is known."""
     images, captions = [], []
     for row in _rows(suspects):
         images.append(_image(splits[row.split], row.example_id))

@@ -13,8 +13,8 @@ from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.nn.models import Model, Params, WeightsKind
 from gradtrail.stages.artifacts.members import read_folders
 from gradtrail.stages.artifacts.parquet import read_parquet
-from gradtrail.stages.artifacts.privacy import Promise, read_promise
-from gradtrail.stages.artifacts.splits import sample_of
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
+from gradtrail.stages.artifacts.splits import sample_rows
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError, one_line
@@ -34,12 +34,12 @@ class MemberInputs:
     dynamics: Mapping[str, np.ndarray]  # learning dynamics, see `read_dynamics`
 
 
-def to_score(splits: Mapping[str, Split], promise: Promise | None) -> dict[str, Split]:
-    """Return the splits whose examples outs may tell of: of a training to publish, a training split without examples.
+def scored_splits(splits: Mapping[str, Split], guarantee: PrivacyGuarantee | None) -> dict[str, Split]:
+    """Return the splits to score; the training split of a training to publish has no examples.
 
-    So nothing in the outs can come from a training example, whatever is computed.
+    So nothing in the outputs can come from a training example, whatever is computed.
     """
-    if promise is None or not promise.release:
+    if guarantee is None or not guarantee.release:
         return dict(splits)
     train = splits["train"]
     none = {field.name: getattr(train, field.name)[:0] for field in dataclasses.fields(train)}
@@ -54,8 +54,8 @@ def read_members(
     Raises:
         UserError: the errors of `read_trajectory` and `read_dynamics`, or the members differ in their model.
     """
-    of_results, first, promise = read_folders(results, models), None, read_promise(results)
-    batch_size = promise.batch_size if promise else None
+    of_results, first, guarantee = read_folders(results, models), None, read_guarantee(results)
+    batch_size = guarantee.batch_size if guarantee else None
     for seed, folder in read_folders(models, models).items():
         model, about, trajectory = read_trajectory(folder, of_results[seed], scored, dataset, batch_size=batch_size)
         if first and model.config != first.config:
@@ -115,7 +115,7 @@ def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
     """
     path = results / "dynamics.parquet"
     table = read_parquet(path, DYNAMICS)
-    rows = sample_of(len(table))
+    rows = sample_rows(len(table))
     columns = {name: table[name].to_numpy()[rows] for name in DYNAMICS}
     if not np.array_equal(columns.pop("example_id"), train.example_id):
         raise UserError(f"{path}: has other examples than the training split; run `dvc repro`")

@@ -13,15 +13,15 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.per_example.norms import unknown_layers
-from gradtrail.stages.artifacts.members import seeds_in_words
-from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED, Promise
+from gradtrail.stages.artifacts.members import format_seeds
+from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED, PrivacyGuarantee
 from gradtrail.stages.gradients.tables import Tables, typical_noise_scale
 
 _NAMED = 5  # examples that a sentence names
 _STRONG = 0.5  # rank correlation
 
 
-def in_words(
+def summarize(
     title: str,
     tables: Tables,
     analysis: GradientAnalysis,
@@ -42,7 +42,7 @@ def in_words(
         seeds: seeds of the members.
     """
     sections = {"Suspected label errors": _suspects(tables, metrics)}
-    if tables.tells_of_training:
+    if tables.has_training_rows:
         sections = {"Largest gradients": _largest(tables, metrics, config), **sections}
         sections |= {
             "Gradient noise scale": _noise(analysis, batch_size),
@@ -56,12 +56,12 @@ def in_words(
     return "\n\n".join(parts) + "\n"
 
 
-def marked(words: str, promise: Promise | None, every_example: str = "") -> str:
+def with_privacy_note(words: str, guarantee: PrivacyGuarantee | None, every_example: str = "") -> str:
     """Return a summary that says below its heading what a private training's promise is to do with it.
 
-    And, where there is something to say, what it is of: a sample of the training examples.
+    And, if there is something to say, what it is of: a sample of the training examples.
     """
-    notes = [] if promise is None else [RELEASED if promise.release else NOT_COVERED]
+    notes = [] if guarantee is None else [RELEASED if guarantee.release else NOT_COVERED]
     heading, _, rest = words.partition("\n\n")
     return "\n\n".join([heading, *notes, *([every_example] if every_example else []), rest])
 
@@ -93,7 +93,7 @@ def _members(seeds: Sequence[int]) -> list[str]:
     if len(seeds) == 1:
         return []
     return [
-        f"Scores are means over {len(seeds)} networks, {seeds_in_words(seeds)}, and the prediction is "
+        f"Scores are means over {len(seeds)} networks, {format_seeds(seeds)}, and the prediction is "
         f"that of most of them. Noise scale, classes and influences are those of the network with seed {seeds[0]}. An "
         "example counts as never correct if no network got it right, and as forgotten if at least one forgot it."
     ]

@@ -27,7 +27,7 @@ SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probabili
 SUSPECT_SPLITS = ("train", "test")
 STRONGEST = 5  # training examples that are listed on either side of an influence
 _MEDIAN = "grad_norm_median"
-_OF_TRAINING = ("noise_scale", "classes", "influence")  # tables
+_TRAINING_TABLES = ("noise_scale", "classes", "influence")  # tables
 _NORM_DECADES = (-6, 2)  # of the histogram of norms, as powers of ten
 
 
@@ -134,7 +134,7 @@ class Tables:
         return _of(self.scores, "train")
 
     @property
-    def tells_of_training(self) -> bool:
+    def has_training_rows(self) -> bool:
         """Whether there are training examples: a private training to publish shows none."""
         return bool((self.scores["split"] == "train").any())
 
@@ -173,7 +173,7 @@ def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> N
         "float64_errors": error_table(errors),
     }
     for name, part in small.items():
-        if len(part) or (name in _OF_TRAINING and not tables.tells_of_training):
+        if len(part) or (name in _TRAINING_TABLES and not tables.has_training_rows):
             part.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 
 
@@ -206,7 +206,7 @@ def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
 def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
     """Return a row for each class: share of a step's decrease in loss, cosine and coherence with every class.
 
-    No row where there are no training examples.
+    No row if there are no training examples.
     """
     classes = analysis.classes
     numbers = range(len(classes.share))
@@ -239,7 +239,7 @@ def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataF
 
 
 def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
-    """Return the median of the finite noise scales, of an even number the upper one; None where none is finite."""
+    """Return the median of the finite noise scales, of an even number the upper one; None if none is finite."""
     finite = sorted(
         noise_scale.value for noise_scale in analysis.noise_scales.values() if math.isfinite(noise_scale.value)
     )
@@ -271,7 +271,7 @@ def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
     splits = {str(row.pop("split")): row for row in tables.splits.to_dict("records")}
     medians = {f"{split}_{_MEDIAN}": row[_MEDIAN] for split, row in splits.items() if split != "train"}
     metrics = {"num_examples": len(tables.scores)}
-    if not tables.tells_of_training:
+    if not tables.has_training_rows:
         return metrics | medians
     train = {str(name): value for name, value in splits["train"].items()}
     return metrics | train | medians | _measure_training(tables, analysis)

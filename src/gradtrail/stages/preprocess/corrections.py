@@ -56,7 +56,7 @@ class Correction:
 
 
 def check_text(name: str, text: str) -> str:
-    """Return a text that may stand in the file, without space around it; raise UserError where it may not."""
+    """Return a text that may stand in the file, without space around it; raise UserError if it may not."""
     text = text.strip()
     if len(text) > LONGEST_TEXT or _UNPRINTED.search(text):
         raise UserError(f"{name} must be one line of at most {LONGEST_TEXT} characters, got {one_line(text)[:50]!r}")
@@ -136,7 +136,7 @@ def read_applied(path: Path, which: Literal[False, True, "test"]) -> list[Correc
 def apply_corrections(
     splits: Mapping[str, Split], rows: Sequence[Correction], sizes: Mapping[str, int], num_classes: int, path: Path
 ) -> dict[str, Split]:
-    """Return the splits with corrected labels; those of the test split stand beside the given ones.
+    """Return the splits with corrected labels; those of the test split stand next to the given ones.
 
     Args:
         splits: after label noise.

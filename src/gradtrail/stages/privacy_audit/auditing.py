@@ -55,19 +55,19 @@ class Audit:
 
     @property
     def faults(self) -> list[str]:
-        """What says that the training is less private than claimed; empty where nothing does."""
+        """What says that the training is less private than claimed; empty if nothing does."""
         names = ["epsilon_lower_bound"] if max(self.lower_bound, self.lower_bound_any) > self.claim.epsilon else []
         return names + [check.name for check in self.checks if not check.passes]
 
 
 def require_private(config: TrainConfig) -> None:
-    """Raise ConfigError, in one line, where the training is not private."""
+    """Raise ConfigError, in one line, if the training is not private."""
     if not config.privacy.enabled:
         raise ConfigError("train.privacy.enabled must be true for a privacy audit, got false")
 
 
 def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) -> Canaries:
-    """Draw the canaries of all trainings; raise ConfigError, in one line, where there cannot be so many."""
+    """Draw the canaries of all trainings; raise ConfigError, in one line, if there cannot be so many."""
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(0,)))
     try:
         return make_canaries(train, config.canaries, config.num_canaries, num_classes, rng=rng)

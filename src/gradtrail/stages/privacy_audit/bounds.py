@@ -57,7 +57,7 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_bound(guesses: Guesses, *, delta: float, significance: float) -> float:
-    """Return the largest epsilon that the guesses refute, by `p_value`; 0 where they refute none.
+    """Return the largest epsilon that the guesses refute, by `p_value`; 0 if they refute none.
 
     With confidence 1 - `significance` the mechanism is not (ε, δ)-private for any smaller ε.
     """

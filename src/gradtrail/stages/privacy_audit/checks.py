@@ -83,7 +83,7 @@ def _batch_sizes(trace: Watched) -> Check:
 def _visits(trace: Watched) -> Check:
     """Check the variance of how often an example was in a batch, over that of the binomial distribution.
 
-    It is 0 where every epoch has each example once, and the number of epochs where all epochs are the same.
+    It is 0 if every epoch has each example once, and the number of epochs where all epochs are the same.
     """
     steps, rate = len(trace.batches), trace.rate
     visits = np.bincount(trace.batches[trace.batches != PADDING], minlength=len(trace.present))[trace.present]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from gradtrail.core.profile.variants import Variant
 from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.profile.tables import of_configured
+from gradtrail.stages.profile.tables import configured_rows
 
 _MARKERS = ("s", "^", "D", "v")
 FUNCTIONS = {"train_step": plotting.BLUE, "predict": plotting.GREEN, "score": plotting.VERMILLION}
@@ -43,7 +43,7 @@ def draw_costs(costs: pd.DataFrame, configured: Variant, title: str) -> Figure:
 
 def forms_to_compare(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
     """Return the rows at the configured batch size, the configured variant first; the column `form` names each."""
-    rows = pd.concat([of_configured(table, configured, but=""), _other_forms(table, configured)])
+    rows = pd.concat([configured_rows(table, configured, but=""), _other_forms(table, configured)])
     labels = [_form_label(row, configured) or f"configured: {configured.precision}" for row in rows.to_dict("records")]
     return rows.assign(form=labels)
 
@@ -72,7 +72,7 @@ def set_batch_sizes(axis: Axes, batch_sizes: pd.Series) -> None:
 def _draw_over_batch_size(axis: Axes, table: pd.DataFrame, configured: Variant) -> None:
     for function, colour in FUNCTIONS.items():
         rows = table[table["function"] == function]
-        line = of_configured(rows, configured, but="batch_size").sort_values("batch_size")
+        line = configured_rows(rows, configured, but="batch_size").sort_values("batch_size")
         axis.plot(line["batch_size"], line["drawn"], "o-", color=colour, label=function)
         for row, marker in zip(_other_forms(rows, configured).to_dict("records"), _MARKERS, strict=False):
             label = f"{function}, {_form_label(row, configured)}"

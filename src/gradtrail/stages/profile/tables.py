@@ -32,7 +32,7 @@ def doubling_table(table: pd.DataFrame, configured: Variant, columns: Sequence[s
         A row for each pair of batch sizes of which one is twice the other: `function`, `batch_size` and `doubled`, and
         a factor for each of `columns`, NaN where the value at the smaller size is 0.
     """
-    part = of_configured(table, configured, but="batch_size")[["function", "batch_size", *columns]]
+    part = configured_rows(table, configured, but="batch_size")[["function", "batch_size", *columns]]
     doubled = part.assign(batch_size=part["batch_size"] / 2)
     pairs = part.merge(doubled, on=["function", "batch_size"], suffixes=("", "_doubled"))
     factors = {name: pairs[f"{name}_doubled"] / pairs[name].replace(0, np.nan) for name in columns}
@@ -40,7 +40,7 @@ def doubling_table(table: pd.DataFrame, configured: Variant, columns: Sequence[s
     return pd.DataFrame(keys | factors).sort_values(["function", "batch_size"], ignore_index=True)
 
 
-def of_configured(table: pd.DataFrame, configured: Variant, *, but: str) -> pd.DataFrame:
+def configured_rows(table: pd.DataFrame, configured: Variant, *, but: str) -> pd.DataFrame:
     """Return the rows of the configured variant, and those that differ from it in the column `but` alone."""
     fixed = {key: value for key, value in dataclasses.asdict(configured).items() if key != but}
     same = np.logical_and.reduce([table[key] == value for key, value in fixed.items()])
@@ -56,5 +56,5 @@ def write_tables(folder: Path, costs: pd.DataFrame, doubling: pd.DataFrame) -> N
 
 def measure(costs: pd.DataFrame, configured: Variant) -> dict[str, int]:
     """Return the main costs of the configured variant as flat metrics, `<function>_<cost>`; the tables have more."""
-    by_function = of_configured(costs, configured, but="").set_index("function")
+    by_function = configured_rows(costs, configured, but="").set_index("function")
     return {f"{name}_{cost}": int(by_function[cost][name]) for name, names in _COMPARED.items() for cost in names}

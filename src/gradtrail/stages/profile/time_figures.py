@@ -18,7 +18,7 @@ from gradtrail.core.profile.benchmark import MachineRates, StepTimes
 from gradtrail.core.profile.variants import Variant
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.profile.figures import FUNCTIONS, forms_to_compare, set_batch_sizes
-from gradtrail.stages.profile.tables import of_configured
+from gradtrail.stages.profile.tables import configured_rows
 
 
 def draw_steps(steps: StepTimes, title: str) -> Figure:
@@ -56,7 +56,7 @@ def draw_steps(steps: StepTimes, title: str) -> Figure:
 def draw_batch_sizes(functions: pd.DataFrame, doubling: pd.DataFrame, configured: Variant, title: str) -> Figure:
     """Draw throughput and memory of the training step over the batch size, and the factors of each doubling."""
     figure, axes = plotting.new_figure(f"Batch size of the training step · {title}", columns=3, size=(13, 4.4))
-    table = of_configured(functions, configured, but="batch_size").sort_values("batch_size")
+    table = configured_rows(functions, configured, but="batch_size").sort_values("batch_size")
     steps, doubled = (rows[rows["function"] == "train_step"] for rows in (table, doubling))
     panels = {"examples_per_second": "throughput, examples/s", "temporary_mib": "temporary memory, MiB"}
     for axis, (column, label) in zip(axes[0], panels.items(), strict=False):
@@ -103,7 +103,7 @@ def draw_roofline(functions: pd.DataFrame, configured: Variant, rates: MachineRa
     figure, axes = plotting.new_figure(f"Roofline · {title}", size=(9, 6))
     axis, table = axes[0, 0], functions[functions["arithmetic_intensity"] > 0]
     _draw_roof(axis, table["arithmetic_intensity"].tolist(), rates)
-    chosen = of_configured(table, configured, but="")
+    chosen = configured_rows(table, configured, but="")
     for function, colour in FUNCTIONS.items():
         other_rows = table[(table["function"] == function) & ~table.index.isin(chosen.index)]
         axis.plot(other_rows["arithmetic_intensity"], other_rows["flops_per_second"], ".", color=colour, alpha=0.5)
@@ -172,7 +172,7 @@ def _seconds(value: float) -> str:
 
 
 def write_function_roofline(path: Path, functions: pd.DataFrame, rates: MachineRates, title: str) -> None:
-    """Write a roofline with a point for each function to a PNG; nothing where no function has one.
+    """Write a roofline with a point for each function to a PNG; nothing if no function has one.
 
     Args:
         functions: columns `function`, `arithmetic_intensity`, `flops_per_second`, `share_of_matmul_rate` and

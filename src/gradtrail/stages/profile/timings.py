@@ -1,4 +1,4 @@
-"""How long the variants of a profile take, for its run in MLflow: metrics, tables and figures. Changes no out.
+"""How long the variants of a profile take, for its run in MLflow: metrics, tables and figures. Changes no output.
 
 Without tracking nothing is timed, nor with a debug switch on, which changes what runs.
 """
@@ -22,7 +22,7 @@ from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.profile import time_figures
-from gradtrail.stages.profile.tables import doubling_table, of_configured
+from gradtrail.stages.profile.tables import configured_rows, doubling_table
 from gradtrail.support.memory import available_bytes, release_memory
 
 _MIB = 2**20
@@ -42,7 +42,7 @@ class Timings:
     precisions: dict[str, float]  # metrics of `precision_ratios`
 
 
-def wanted(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
+def is_timed(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
     """Return whether to time at all."""
     return is_tracked and not (runtime.debug_nans or runtime.disable_jit)
 
@@ -108,7 +108,7 @@ def function_table(
 def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict[str, float]:
     """Return the time of a training step in each other precision over that in float32, as metrics with 95 % intervals.
 
-    The ratios are taken round by round, so that drift of the machine cancels out. Empty where float32 is not among the
+    The ratios are taken round by round, so that drift of the machine cancels out. Empty if float32 is not among the
     precisions, or rounds are too few for an interval.
     """
     rounds: dict[str, tuple[float, ...]] = {
@@ -142,7 +142,7 @@ def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame
     Returns:
         Columns `function`, `trace`, `lower`, `compile`, `first call`, `calls` (in an epoch) and `an epoch`.
     """
-    pace = of_configured(table, configured.variant, but="").set_index("function")["seconds"]
+    pace = configured_rows(table, configured.variant, but="").set_index("function")["seconds"]
     calls = configured.program.steps_per_epoch
     rows = [
         {

@@ -1,7 +1,7 @@
-"""What the report shows, read from the outs of the stages before it; what is missing or damaged is one line.
+"""What the report shows, read from the outputs of the stages before it; what is missing or damaged is one line.
 
-Which stages those are is read from `dvc.yaml`. DVC does not accept that file as a dep, but the outs that it names are
-deps: one stage more, or another out, runs the report again.
+Which stages those are is read from `dvc.yaml`. DVC does not accept that file as a dep, but the outputs that it names
+are deps: one stage more, or another output, runs the report again.
 """
 
 import csv
@@ -16,7 +16,7 @@ import pandas as pd
 
 from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts.parquet import read_parquet
-from gradtrail.stages.artifacts.privacy import Promise, read_promise
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
 from gradtrail.stages.artifacts.splits import read_samples
 from gradtrail.stages.common.dataset import DatasetInfo, read_info
 from gradtrail.stages.common.digests import digest
@@ -74,7 +74,7 @@ class Sources:
     summary: str  # summary of the gradient analysis, in Markdown
     stages: dict[str, StageSpec]  # the stages that the report depends on, as `dvc.yaml` declares them
     digests: dict[str, str]  # path of each file or folder that a stage reads or writes → digest, as in `dvc.lock`
-    promise: Promise | None  # guarantee of a private training; else None
+    guarantee: PrivacyGuarantee | None  # guarantee of a private training; else None
 
     def metric(self, stage: str, key: str) -> float:
         """Return a metric of a stage."""
@@ -87,7 +87,7 @@ class Sources:
         return value
 
     def param(self, key: str) -> Any:
-        """Return the value of a dotted key of `params.yaml`; raise UserError where there is none."""
+        """Return the value of a dotted key of `params.yaml`; raise UserError if there is none."""
         try:
             return functools.reduce(lambda node, part: node[part], key.split("."), self.params)
         except (KeyError, TypeError, IndexError):
@@ -133,7 +133,7 @@ def read_sources(folder: Path) -> Sources:
         summary=_read_text(folder / "results" / "gradients" / "summary.md"),
         stages=stages,
         digests=_digests_of(stages, folder),
-        promise=read_promise(folder / "results" / "train"),
+        guarantee=read_guarantee(folder / "results" / "train"),
     )
 
 
@@ -150,7 +150,7 @@ def read_png(path: Path) -> Png:
 
 
 def _read_metrics(path: Path, info: DatasetInfo) -> dict[str, Any]:
-    """Read a metrics file; raise UserError where it is damaged, or of another data set than `data/processed`."""
+    """Read a metrics file; raise UserError if it is damaged, or of another data set than `data/processed`."""
     content = read_mapping(path, "metrics")
     if not info.digest.startswith(str(content.get("dataset_digest", ""))):
         raise UserError(f"{path}: of another data set than data/processed, which is {info.label}; run `dvc repro`")

@@ -66,7 +66,7 @@ class Content:
     sections: list[Section]
 
 
-def content_of(sources: Sources) -> Content:
+def make_content(sources: Sources) -> Content:
     """Return what the page shows."""
     first, rest = (evaluation_section, training_section), (data_section, gradients_section, costs_section)
     return Content(

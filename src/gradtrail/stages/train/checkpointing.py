@@ -65,7 +65,7 @@ class ResumeFolder:
         folder: of these checkpoints alone; None to write none. Its name is part of their seals.
         every_seconds: from one checkpoint to the next.
         clock: returns seconds.
-        user: key of the state that is made, where it is another one: a training with this member.
+        user: key of the state that is made, if it is another one: a training with this member.
         processes: that train together.
         inputs_changed: whether the stage's inputs have changed, so that a complete training is checkpointed too.
     """

@@ -65,7 +65,7 @@ class Member:
         seeds: of its random numbers; of several networks, those of the first.
         others: of networks that the same program trains at once with it.
         checkpoints: of its training.
-        name: in messages; empty where it is the only one.
+        name: in messages; empty if it is the only one.
         secret: that batches and noise of a private training come from; None for the seed. No checkpoint has it, nor the
             keys that are made of it.
         epsilons: of a private training, after each epoch, for messages.

@@ -107,7 +107,7 @@ def write_each(
 
 
 def write_members(new: Path, written: Mapping[int, WrittenMember]) -> None:
-    """Put the outs of a training together; the files of its members, by seed, are moved away."""
+    """Put the outputs of a training together; the files of its members, by seed, are moved away."""
     first = next(iter(written.values()))
     for out in (_MODELS, _RESULTS):
         shutil.copytree(first.folder / out, new / out, dirs_exist_ok=True)
@@ -130,7 +130,7 @@ def mean_epochs(members: Mapping[int, WrittenMember]) -> pd.DataFrame:
     """Return the table of epochs of a training: of a single member, its own.
 
     Of several, the mean of each column over the members that were trained for that epoch, and the ends of its 95 %
-    interval, `_low` and `_high`, where there are at least two.
+    interval, `_low` and `_high`, if there are at least two.
     """
     if len(members) == 1:
         return next(iter(members.values())).epochs

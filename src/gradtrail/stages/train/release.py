@@ -1,4 +1,4 @@
-"""What a private training tells: its promise, and where it is to be published nothing of its examples without noise.
+"""What a private training tells: its promise, and if it is to be published nothing of its examples without noise.
 
 What comes from the validation split stays, which a private training does not protect.
 """
@@ -15,14 +15,14 @@ from gradtrail.core.train.dynamics import LearningDynamics
 from gradtrail.core.train.history import History
 from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.core.train.step import StepRecord
-from gradtrail.stages.artifacts.privacy import Promise
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee
 
 # Of steps and of epochs; the gradient norms of steps stay: they are those of noised sums
 WITHHELD = ("loss", "cross_entropy", "accuracy")
 _BLANK: dict[str, Any] = dict.fromkeys(WITHHELD, float("nan"))
 
 
-def promise_of(config: TrainConfig, spent: Mapping[str, float], *, num_examples: int, steps: int) -> Promise:
+def guarantee_of(config: TrainConfig, spent: Mapping[str, float], *, num_examples: int, steps: int) -> PrivacyGuarantee:
     """Return what a private training promises.
 
     Args:
@@ -33,7 +33,7 @@ def promise_of(config: TrainConfig, spent: Mapping[str, float], *, num_examples:
     """
     privacy = config.privacy
     rounded = {name: float(f"{value:.9g}") for name, value in spent.items()}  # as in the metrics
-    return Promise(
+    return PrivacyGuarantee(
         **{"epsilon_each": rounded["epsilon"], **rounded},
         example_clip_norm=privacy.example_clip_norm,
         sampling=privacy.sampling,
@@ -48,7 +48,7 @@ def promise_of(config: TrainConfig, spent: Mapping[str, float], *, num_examples:
 
 
 def to_publish(history: History, privacy: PrivacyConfig) -> History:
-    """Return the history that outs and runs may tell: of a private training with `release`, a copy without the rest.
+    """Return the history that outputs and runs may tell: of a private training with `release`, a copy without the rest.
 
     Its losses and accuracies are NaN, its batches have 0 examples, and its learning dynamics are those of no example.
     """

@@ -18,7 +18,7 @@ _OF_MEMBERS = ("seed", "members", "members_at_once", "vary")  # params that say 
 
 
 def read_secret(privacy: PrivacyConfig) -> str | None:
-    """Return the secret of a private training from the environment; None where the params name no digest.
+    """Return the secret of a private training from the environment; None if the params name no digest.
 
     Raises:
         UserError: the variable is missing, or its SHA-256 is another; one line, which does not show the secret.

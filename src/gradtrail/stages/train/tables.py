@@ -40,7 +40,7 @@ def epoch_table(epochs: Sequence[EpochRecord], epsilons: Sequence[float] = ()) -
 
 
 def step_table(steps: Sequence[StepRecord], *, before: int = 0) -> pd.DataFrame:
-    """Return a row for each step, counted from 1 after the steps `before`; loss scales where there are any."""
+    """Return a row for each step, counted from 1 after the steps `before`; loss scales if there are any."""
     fields = (field.name for field in dataclasses.fields(StepRecord) if field.name != "rows")
     columns = [name for name in fields if getattr(steps[0], name) is not None]
     table = pd.DataFrame({name: np.concatenate([getattr(part, name) for part in steps]) for name in columns})
@@ -92,7 +92,7 @@ def write_all_weights(
     folder: Path, history: History, config: ModelConfig, label_smoothing: float, dataset: DatasetInfo
 ) -> None:
     """Write the weights that a training leaves behind: `final`, `best`, and `epochs/NNN` for those kept."""
-    (folder / "epochs").mkdir(parents=True)  # an out even where no epoch is kept
+    (folder / "epochs").mkdir(parents=True)  # an output even where no epoch is kept
     kept = {f"epochs/{weights.epoch:03d}": weights for weights in history.kept}
     for name, weights in {"final": history.final, "best": history.best, **kept}.items():
         info = WeightsInfo(model=config, label_smoothing=label_smoothing, dataset=dataset, epoch=weights.epoch)
@@ -122,7 +122,7 @@ def measure(history: History, config: TrainConfig, planned_steps: int) -> dict[s
 def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> dict[str, float]:
     """Return the mean over the training of the gradient noise scale, in examples.
 
-    From the norms of the gradients of whole batches and of their `num_parts` parts; nothing where the batches are not
+    From the norms of the gradients of whole batches and of their `num_parts` parts; nothing if the batches are not
     worked in parts. Steps whose batch was not full, or that were skipped, are left out.
     """
     if history.steps[0].part_grad_norm is None:
@@ -137,7 +137,7 @@ def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> di
 
 
 def _measure_scaling(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Return how often a step was skipped and the last loss scale; nothing where the loss was not scaled."""
+    """Return how often a step was skipped and the last loss scale; nothing if the loss was not scaled."""
     if steps[-1].loss_scale is None:
         return {}
     skipped = sum(int(np.sum(part.skipped)) for part in steps if part.skipped is not None)

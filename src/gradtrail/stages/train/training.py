@@ -24,7 +24,7 @@ from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts import accounting, splits
 from gradtrail.stages.artifacts.accounting import Spending
 from gradtrail.stages.artifacts.shards import ShardedSplit
-from gradtrail.stages.artifacts.splits import HeldSplit
+from gradtrail.stages.artifacts.splits import InMemorySource
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig
@@ -52,7 +52,7 @@ class Training:
     config: TrainConfig
     runtime: RuntimeConfig
     info: DatasetInfo
-    train: Split | HeldSplit | ShardedSplit
+    train: Split | InMemorySource | ShardedSplit
     spending: Spending | None
     devices: Sequence[jax.Device]
     processes: Processes
@@ -73,7 +73,7 @@ class Training:
     @property
     def followed(self) -> Int[np.ndarray, " followed"]:
         """Positions of the training examples whose learning dynamics are recorded: of a large split a sample."""
-        return splits.sample_of(len(self.train))
+        return splits.sample_rows(len(self.train))
 
     @property
     def followed_id(self) -> Int[np.ndarray, " followed"]:

@@ -32,7 +32,7 @@ def costs_section(sources: Sources) -> Section:
             Table(
                 caption=_caption(sources), header=_HEADER, rows=[(row["function"], *_cells(row)) for row in configured]
             ),
-            _of_stages(sources),
+            _stage_costs(sources),
             _forms(costs),
         ),
         figures=_figures(sources, costs),
@@ -88,7 +88,7 @@ def _caption(sources: Sources) -> str:
 
 
 def _numbered(table: CsvTable) -> list[dict[str, str]]:
-    """Return the rows; raise UserError where a value that is shown is not a number."""
+    """Return the rows; raise UserError if a value that is shown is not a number."""
     for name in (*_COSTS, "data_dependent_loops"):
         table.numbers(name)
     for name in ("function", "precision", "batch_size", "remat"):
@@ -109,7 +109,7 @@ def _cells(row: dict[str, str]) -> Cells:
     )
 
 
-def _of_stages(sources: Sources) -> Table:
+def _stage_costs(sources: Sources) -> Table:
     """Return the costs of the functions that the stages compiled; those of `profile` are by variant."""
     rows = []
     for stage, name in [(stage, name) for stage, costs in sources.costs.items() for name in sorted(costs)]:

@@ -15,7 +15,7 @@ _WELL_CALIBRATED = 0.005  # difference of confidence and accuracy that does not 
 
 def evaluation_section(sources: Sources) -> Section:
     """Describe the accuracy, the classes and the calibration of the predictions."""
-    confusions = _confused(sources)
+    confusions = _confusions(sources)
     return Section(
         id="evaluation",
         title="Evaluation",
@@ -39,7 +39,7 @@ def evaluation_section(sources: Sources) -> Section:
     )
 
 
-def _confused(sources: Sources) -> list[tuple[tuple[str, str], int]]:
+def _confusions(sources: Sources) -> list[tuple[tuple[str, str], int]]:
     """Return ((label, predicted), count) of the wrong predictions, the most frequent first."""
     table = sources.table("evaluate/classes")
     pairs = Counter(
@@ -83,7 +83,7 @@ def _export(sources: Sources) -> Markup:
 
 
 def _by_corrected_labels(sources: Sources) -> str:
-    """Return a sentence on the second accuracy; nothing where no test label was corrected."""
+    """Return a sentence on the second accuracy; nothing if no test label was corrected."""
     if CORRECTED not in sources.metrics["evaluate"]:
         return ""
     accuracy, number = sources.metric("evaluate", CORRECTED), sources.metric("preprocess", "test_corrected_labels")

@@ -82,8 +82,10 @@ def make_gallery(sources: Sources) -> Gallery:
     table = _scored(sources)
     chosen = {
         ("mistakes", "Mistakes", "confidence"): spread(table[table["confidence"].notna()], _limit(sources)),
-        ("largest", "Largest gradients", "norm"): _listed(sources, "gradients/largest", table.index),
-        ("suspects", "Suspected label errors", "suspicion"): _listed(sources, "gradients/suspects", table.index),
+        ("largest", "Largest gradients", "norm"): _named_examples(sources, "gradients/largest", table.index),
+        ("suspects", "Suspected label errors", "suspicion"): _named_examples(
+            sources, "gradients/suspects", table.index
+        ),
         ("correct", "Least confident correct", "confidence"): _least_confident(table),
     }
     groups = [Group(id=key, name=name, score=by, number=len(ids)) for (key, name, by), ids in chosen.items()]
@@ -106,7 +108,7 @@ def make_gallery(sources: Sources) -> Gallery:
 def spread(table: pd.DataFrame, limit: int) -> list[Hashable]:
     """Return the index of the mistakes of a table, the most confident first.
 
-    Where there are more than `limit`, each pair of label and prediction keeps its most confident ones: every pair its
+    If there are more than `limit`, each pair of label and prediction keeps its most confident ones: every pair its
     first before any its second.
     """
     wrong = table[table["label"] != table["predicted"]].sort_values("confidence", ascending=False, kind="stable")
@@ -121,7 +123,7 @@ def _least_confident(table: pd.DataFrame) -> list[Hashable]:
     return list(rows[rows.groupby("label").cumcount() < _CORRECT].index)
 
 
-def _listed(sources: Sources, name: str, index: pd.Index) -> list[Hashable]:
+def _named_examples(sources: Sources, name: str, index: pd.Index) -> list[Hashable]:
     table = sources.table(name)
     ids = (int(number) for number in table.numbers("example_id"))
     examples = list(zip(table.text("split"), ids, strict=True))

@@ -4,13 +4,13 @@ import math
 
 from gradtrail.stages.report.components import Figure, Section, Table, count, percent
 from gradtrail.stages.report.inputs import Sources
-from gradtrail.stages.report.sections.privacy import is_published, warning
+from gradtrail.stages.report.sections.privacy import is_redacted, warning
 
 
 def gradients_section(sources: Sources) -> Section:
     """Return the summary of the stage with its figures."""
     figures: tuple[Figure, ...] = (_histograms(sources), _relations(sources))
-    if not is_published(sources):
+    if not is_redacted(sources):
         figures += (_course(sources), _classes(sources), _influence(sources), *_detection(sources))
     return Section(
         id="gradients",
@@ -18,7 +18,7 @@ def gradients_section(sources: Sources) -> Section:
         summary=_summary_of(sources),
         text=(),
         markdown=sources.summary,
-        tables=() if is_published(sources) else (_noise_table(sources),),
+        tables=() if is_redacted(sources) else (_noise_table(sources),),
         figures=figures,
         warning=warning(sources),
     )
@@ -26,7 +26,7 @@ def gradients_section(sources: Sources) -> Section:
 
 def _summary_of(sources: Sources) -> str:
     number = count(sources.metric("gradients", "num_examples"))
-    if is_published(sources):
+    if is_redacted(sources):
         return (
             f"The gradient of the loss of each of {number} validation and test examples: median norm "
             f"{sources.metric('gradients', 'test_grad_norm_median'):.3g} in testing."
@@ -58,7 +58,7 @@ def _noise_table(sources: Sources) -> Table:
 
 def _histograms(sources: Sources) -> Figure:
     prefixes = {"validation": "validation_", "test": "test_"}
-    if not is_published(sources):
+    if not is_redacted(sources):
         prefixes = {"training": "", **prefixes}
     medians = {split: sources.metric("gradients", f"{prefix}grad_norm_median") for split, prefix in prefixes.items()}
     parts = ", ".join(f"{value:.3g} in the {split} split" for split, value in medians.items())
@@ -72,7 +72,7 @@ def _histograms(sources: Sources) -> Figure:
 def _relations(sources: Sources) -> Figure:
     names = {"loss": "the loss", "margin": "the margin", "input_norm": "the input norm"}
     caption = "Gradient norm over loss, margin and input norm; one point per example"
-    if is_published(sources):
+    if is_redacted(sources):
         return Figure(png=sources.figure("gradients/relations"), caption=caption, alt=f"Scatter plots. {caption}.")
     correlations = {name: sources.metric("gradients", f"rank_correlation_{key}") for key, name in names.items()}
     parts = ", ".join(f"{value:+.2f} with {name}" for name, value in correlations.items())

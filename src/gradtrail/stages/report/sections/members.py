@@ -86,7 +86,7 @@ def how_good(sources: Sources) -> str:
 
 
 def member_tables(sources: Sources) -> tuple[Table, ...]:
-    """Return a table with a row for each member and one for the ensemble; none where there is a single member."""
+    """Return a table with a row for each member and one for the ensemble; none if there is a single member."""
     if num_members(sources) == 1:
         return ()
     table = sources.table(_TABLE)

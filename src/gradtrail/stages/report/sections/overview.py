@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradtrail.stages.common.in_force import in_force
+from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.report.charts import Chart, Series, Stop
 from gradtrail.stages.report.components import Tile, count, percent
 from gradtrail.stages.report.inputs import CsvTable, Sources
 from gradtrail.stages.report.sections.evaluation import CORRECTED, interval, verdict
 from gradtrail.stages.report.sections.members import member_tiles, num_members, served
-from gradtrail.stages.report.sections.privacy import is_published
+from gradtrail.stages.report.sections.privacy import is_redacted
 from gradtrail.stages.report.sections.training import model_name
 
 _LARGEST_MATRIX = 30  # classes; a larger one is a figure
@@ -23,8 +23,8 @@ _SMOOTHED, _PLAIN = "training (with label smoothing)", "training (cross-entropy)
 _STYLES = {"training": "train", "validation": "validation"}
 _IN_NAME = ("hidden", "channels", "features")  # params that the name of a model tells of
 _LEFT_OUT = {"model", "keep_epochs", "secret_sha256", "sampling", *_IN_NAME}
-_SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown where they are not 0, false or null
-_OFF = {  # params that are shown only where they have another value
+_SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown if they are not 0, false or null
+_OFF = {  # params that are shown only if they have another value
     "members": 1,
     "members_at_once": 1,
     "vary": ["initialization", "order", "augmentation", "dropout"],
@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """What the first screen shows; no matrix where there are too many classes for one."""
+    """What the first screen shows; no matrix if there are too many classes for one."""
 
     tiles: Sequence[Tile]
     charts: Sequence[Chart]
@@ -67,11 +67,11 @@ def make_overview(sources: Sources) -> Overview:
         charts=(_loss(sources), _error(sources)),
         calibration=_calibration(sources),
         matrix=_matrix(sources),
-        params=params_in_force(sources),
+        params=params_with_effect(sources),
     )
 
 
-def params_in_force(sources: Sources) -> dict[str, str]:
+def params_with_effect(sources: Sources) -> dict[str, str]:
     """Return the params that had an effect on the training, name → value; those of kinds not chosen had none.
 
     What is off is left out. A name that says too little, or that two blocks have, begins with that of its block.
@@ -79,15 +79,15 @@ def params_in_force(sources: Sources) -> dict[str, str]:
     kinds = [sources.param(f"train.{name}") for name in ("model", "optimizer", "schedule")]
     data = {f"preprocess.{name}": sources.param(f"preprocess.{name}") for name in ("label_noise", "corrections")}
     params = {"model": model_name(sources)}
-    for key, value in in_force(flatten({"train": sources.params["train"]}) | data).items():
+    for key, value in active_params(flatten({"train": sources.params["train"]}) | data).items():
         _, *block, name = key.split(".")
         is_off = (not value and _SWITCHES.issuperset(block) and block) or (name in _OFF and value == _OFF[name])
         if not is_off and name not in _LEFT_OUT:
             params[name if not block or (block[0] in kinds and name not in params) else f"{block[0]}: {name}"] = value
-    return {name.replace("_", " "): _written(value) for name, value in params.items()}
+    return {name.replace("_", " "): _format_param(value) for name, value in params.items()}
 
 
-def _written(value: Any) -> str:
+def _format_param(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {None: "none", True: "yes", False: "no"}[value]
     if isinstance(value, list):
@@ -138,7 +138,7 @@ def _size(sources: Sources) -> Tile:
 
 def _loss(sources: Sources) -> Chart:
     table = sources.table("train/epochs")
-    curves = {} if is_published(sources) else {"train": ("training", table.numbers("cross_entropy"))}
+    curves = {} if is_redacted(sources) else {"train": ("training", table.numbers("cross_entropy"))}
     if curves and sources.param("train.label_smoothing"):
         curves = {"train": (_PLAIN, table.numbers("cross_entropy")), "smoothed": (_SMOOTHED, table.numbers("loss"))}
     curves["validation"] = ("validation", table.numbers("validation_loss"))
@@ -157,7 +157,7 @@ def _loss(sources: Sources) -> Chart:
 def _error(sources: Sources) -> Chart:
     table = sources.table("train/epochs")
     names = {"training": "accuracy", "validation": "validation_accuracy"}
-    if is_published(sources):
+    if is_redacted(sources):
         del names["training"]
     curves = {split: [100 * (1 - value) for value in table.numbers(name)] for split, name in names.items()}
     validation = curves["validation"]
