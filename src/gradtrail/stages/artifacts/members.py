@@ -1,8 +1,8 @@
 """The members of a training: networks that differ only in the seed, and statistics over them.
 
 `models/members/members.json` lists their seeds. If there are several, `models/members/seed_K` and
-`results/train/members/seed_K` have what the training of the one with seed K alone would write; `models` itself then has
-the weights of the first.
+`results/train/members/seed_K` hold the outputs that a training with seed K alone would write, and `models` holds the
+weights of the first.
 """
 
 import math

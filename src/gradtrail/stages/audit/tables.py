@@ -18,7 +18,7 @@ _LIKELY = 0.5  # probability from which a label counts as probably wrong
 
 
 def detection_table(planted: Mapping[NoiseKind, Planted]) -> pd.DataFrame:
-    """Return how well each score finds planted wrong labels.
+    """Return the quality of each score as a detector of planted wrong labels.
 
     Returns:
         A row for each kind of noise and score: `noise`, `score`, `auroc`, `average_precision`.

@@ -1,4 +1,4 @@
-"""The data sets that `fetch.dataset` may name. Adding one is adding an entry to `DATASETS`; `docs/data.md` says how."""
+"""The data sets for `fetch.dataset`. To add one, add an entry to `DATASETS`, see `docs/data.md`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FourArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What the four IDX files hold: training images, training labels, test images, test labels."""
+    """The content of the four IDX files: training images, training labels, test images, test labels."""
 
     image_shape: tuple[int, int]  # height and width in pixels
     num_classes: int  # labels are 0 to num_classes - 1
@@ -23,7 +23,7 @@ class Contents:
 
 @dataclass(frozen=True, kw_only=True)
 class Framing:
-    """How a data set's images were made from larger ones: bright ink on black, scaled with its proportions kept."""
+    """The scaling of a data set's images: bright ink on black, with its proportions kept."""
 
     share: float  # share of the frame's side that the longer side of the ink takes
     by_mass: bool  # True if its centre of mass is in the middle of the frame, else the middle of its extent
@@ -31,12 +31,12 @@ class Framing:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """An entry: what a data set holds, and where it comes from.
+    """An entry of the catalog: the content of a data set and its sources.
 
     It needs `load`, or else a `folder_variable`; folder, mirrors and OpenML are tried in this order.
 
     Attributes:
-        class_names: what the classes show, in their order; empty if its number says what a class shows.
+        class_names: names of the classes, in order; empty if the numbers are the names.
     """
 
     title: str  # name in messages and in the report
@@ -134,16 +134,16 @@ DATASETS = {
 
 
 def title(dataset: str) -> str:
-    """Return what people call a data set, such as `MNIST`; one that has no entry by its own name."""
+    """Return the title of a data set, such as `MNIST`; for one without an entry its name."""
     return DATASETS[dataset].title if dataset in DATASETS else dataset
 
 
 def class_names(dataset: str, num_classes: int) -> tuple[str, ...]:
-    """Return what each class of a data set shows: its name, or else its number."""
+    """Return the name of each class of a data set, by default its number."""
     names = DATASETS[dataset].class_names if dataset in DATASETS else ()
     return names or tuple(map(str, range(num_classes)))
 
 
 def stands_in_for(dataset: str) -> str:
-    """Return the name of the data set for which this one is the stand-in; empty if it is none."""
+    """Return the name of the data set that this one stands in for; empty if there is none."""
     return next((name for name, entry in DATASETS.items() if dataset and entry.stand_in == dataset), "")

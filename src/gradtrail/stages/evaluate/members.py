@@ -1,4 +1,4 @@
-"""The evaluation of a training's members: of each by itself, and of their ensemble, which is what is served."""
+"""The evaluation of the members of a training, and of their ensemble, which is served."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ class Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class MembersEvaluation:
-    """Evaluations on the test split, each with the temperature of the same networks on the validation split."""
+    """Evaluations on the test split, each calibrated with the temperature fitted on the validation split."""
 
     predictions: Sequence[Predictions]
     members: Sequence[Evaluation]  # the evaluation of each member, in the same order
@@ -55,7 +55,7 @@ class MembersEvaluation:
         return {member.weights: result for member, result in zip(self.predictions, self.members, strict=True)}
 
     def metrics(self, test: Split) -> dict[str, Any]:
-        """Return the metrics of a single member; of several, means and spreads over them, and the ensemble's."""
+        """Return the metrics of a single member, or means and spreads over several and the ensemble's metrics."""
         metrics = over_members(self._rows(test))
         if len(self.members) == 1:
             return metrics
@@ -68,7 +68,7 @@ class MembersEvaluation:
         return pd.DataFrame([{"seed": member.seed, **row} for member, row in zip(self.predictions, rows, strict=True)])
 
     def agreement(self) -> Float[np.ndarray, " examples"]:
-        """Return the share of the members that predict the class that the ensemble predicts, for each example."""
+        """Return for each example the share of the members that agree with the ensemble's prediction."""
         agree = [result.predicted == self.ensemble.predicted for result in self.members]
         return np.asarray(np.mean(agree, axis=0, dtype=np.float64), np.float32)
 
@@ -89,10 +89,10 @@ def predict(
     model: Model,
     batch_size: int,
 ) -> list[Predictions]:
-    """Let every member classify two splits; one network is in memory at a time.
+    """Predict two splits with every member; one network is in memory at a time.
 
     Args:
-        function: compiled: params, images, labels → rows.
+        function: compiled function of params, images and labels that returns rows.
         paths: seed → weights file.
         dataset: data set that the members must have been trained on.
         splits: the validation and the test split.

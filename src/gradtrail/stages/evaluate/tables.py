@@ -11,7 +11,7 @@ from gradtrail.stages.evaluate.members import MembersEvaluation
 
 
 def write_tables(folder: Path, split: Split, evaluation: MembersEvaluation, num_mistakes: int) -> None:
-    """Write a split's tables to a new folder; of several members, those of the ensemble, and one row for each member.
+    """Write a split's tables to a new folder; for several members those of the ensemble, and a row for each member.
 
     `predictions.parquet`: the label, prediction, loss and calibrated class probabilities of every example; of several
     members also the share of them that agree with the prediction.

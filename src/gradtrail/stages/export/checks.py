@@ -1,4 +1,4 @@
-"""What an export's files tell: its size, what the evaluation says of it, and how near its answers are to that."""
+"""Metrics of an export: its size, its evaluation, and the difference between its answers and the evaluated ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def answers(exported: ExportedModel, forward: Callable[..., Any], split: Split) 
 
 
 def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFrame:
-    """Read the predictions of `evaluate`; raise UserError in one line if they are damaged or of other examples."""
+    """Read the predictions of `evaluate`; raise UserError, one line, if they are damaged or of other examples."""
     path = results / _PREDICTIONS
     columns = ["example_id", "label", "predicted", *_columns(num_classes)]
     table = read_parquet(path, columns)
@@ -55,15 +55,15 @@ def measure(
     """Return flat metrics of an export.
 
     Sizes in bytes, numbers of parameters and classes, the temperature; the accuracy and the worst class's recall on the
-    test split with Wilson's 95 % intervals, and the calibration error with its interval, as `evaluate` found them; and
-    how far the export's answers are from those.
+    test split with Wilson's 95 % intervals, and the calibration error with its interval, from `evaluate`; and the
+    largest difference between the export's answers and those.
 
     Args:
         exported: the model.
         folder: folder of the export.
-        evaluated: what the evaluation says of its networks.
-        said: the predictions of the evaluation.
-        own: the probabilities of the same examples by the exported program.
+        evaluated: the evaluated weights and their calibration.
+        evaluation: the predictions of `evaluate`.
+        probabilities: the probabilities of the same examples by the exported program.
     """
     sizes = {f"{path.stem.replace('.', '_')}_bytes": path.stat().st_size for path in sorted(folder.iterdir())}
     error = evaluated.calibration_error
@@ -87,7 +87,7 @@ def measure(
 
 
 def _worst_class(evaluation: pd.DataFrame) -> dict[str, float]:
-    """Return the class with the lowest recall, the first of equal ones, of those that the split has, and its recall."""
+    """Return the class with the lowest recall in the split, the first of equal ones, and its recall."""
     labels, is_correct = evaluation["label"].to_numpy(), np.asarray(evaluation["predicted"] == evaluation["label"])
     worst = min(np.unique(labels), key=lambda label: float(is_correct[labels == label].mean()))
     return {"worst_class": int(worst), **_share("worst_class_recall", is_correct[labels == worst])}

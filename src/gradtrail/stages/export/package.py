@@ -20,12 +20,12 @@ from gradtrail.stages.common.files import write_json
 from gradtrail.stages.datasets.catalog import class_names
 from gradtrail.support.errors import UserError
 
-_PACKAGES = ("flax", "jax", "jaxlib")  # whose versions made the program
+_PACKAGES = ("flax", "jax", "jaxlib")  # packages whose versions are recorded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What is exported: a network, or an ensemble of several."""
+    """A network to export, or an ensemble of several."""
 
     model: Model  # the network
     members: Mapping[int, Params | HostParams]  # parameters of each member, by seed
@@ -63,10 +63,10 @@ def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:
 
 
 def write_export(folder: Path, network: Network, config: ExportConfig) -> Manifest:
-    """Write an exported model to a new folder: the same bytes for the same network and versions, wherever it is.
+    """Write an exported model to a new folder: the same bytes for the same network and versions, in any place.
 
     Returns:
-        What `manifest.json` says.
+        The content of `manifest.json`.
     """
     folder.mkdir(parents=True)
     leaves = tensors([*network.members.values()], network.temperature)

@@ -25,7 +25,7 @@ from gradtrail.support.errors import NoSourceError, UserError, one_line, printab
 from gradtrail.support.progress import progress_bar
 
 STALL_SECONDS = 10.0  # longest wait for the next bytes
-_CONNECT_SECONDS = 3.0  # for each address of a host
+_CONNECT_SECONDS = 3.0  # limit for each address of a host
 _CHUNK_BYTES = 64 * 1024
 _SPARE_BYTES = 1024 * 1024  # gzip may make a file longer, and its header has room for a name and a comment
 _REDIRECTS = 5
@@ -40,8 +40,8 @@ class KnownFile:
     """A file whose content is known beforehand."""
 
     name: str  # without `.gz`
-    max_bytes: int  # its length uncompressed, if that is known; no more is written
-    sha256: str | None  # of its uncompressed bytes, hexadecimal; None if any bytes will do
+    max_bytes: int  # uncompressed length, if it is known; no more is written
+    sha256: str | None  # hexadecimal, of the uncompressed bytes; None if any bytes will do
 
 
 def download(
@@ -50,17 +50,17 @@ def download(
     """Fetch a file from the first mirror that delivers the right bytes, and unpack it.
 
     Args:
-        file: The expected bytes; no more than `max_bytes` + 1 MiB are received.
-        bases: Base URLs that serve the file as `<base>/<name>.gz`, in order. Proxies of the environment are used.
-        to: Path at which the file appears, complete and verified, or not at all.
-        timeout_seconds: Limit for the download from one mirror; one that sends nothing for 10 s is given up.
-        report: Function that is called with one line for each mirror that fails.
+        file: the expected bytes; no more than `max_bytes` + 1 MiB are received.
+        bases: base URLs that serve the file as `<base>/<name>.gz`, in order. Proxies of the environment are used.
+        to: path at which the file appears, complete and verified, or not at all.
+        timeout_seconds: limit for the download from one mirror; one that sends nothing for 10 s is given up.
+        report: function that is called with one line for each mirror that fails.
 
     Returns:
         The base URL that delivered the file.
 
     Raises:
-        NoSourceError: No mirror delivered the file; each reason was reported.
+        NoSourceError: no mirror delivered the file; each reason was reported.
     """
     for base in bases:
         url = f"{base.rstrip('/')}/{file.name}.gz"
@@ -109,7 +109,7 @@ def chunks(file: IO[bytes], *, gzipped: bool) -> Iterator[bytes]:
     """Yield the bytes of an open file, unpacked if `gzipped`, in pieces of at most 64 KiB.
 
     Raises:
-        SourceError: The file is no gzip file, damaged, or truncated.
+        SourceError: the file is no gzip file, damaged, or truncated.
     """
     try:
         stream = gzip.GzipFile(fileobj=file) if gzipped else file

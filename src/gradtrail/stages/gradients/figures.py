@@ -25,7 +25,7 @@ def draw(
 ) -> None:
     """Draw all figures of the `gradients` stage into a folder; `batch_size` is that of the training.
 
-    Without training examples those about them are left out.
+    Without training examples, figures about them are left out.
     """
     plotting.save(draw_histograms(tables.scores, title), folder / "histograms.png")
     plotting.save(draw_relations(tables.scores, title), folder / "relations.png")
@@ -119,7 +119,7 @@ def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_si
         axes[0, 1].plot(epochs, correlations, "o-", color=colour, label=label)
     axes[0, 1].set(xlabel="epoch", ylabel="rank correlation with ‖∇ℓᵢ‖ at that epoch", ylim=(-1.05, 1.05))
     axes[0, 1].legend()
-    axes[0, 0].set_xlim(axes[0, 1].get_xlim())  # so that an epoch without a noise scale is seen to be missing
+    axes[0, 0].set_xlim(axes[0, 1].get_xlim())  # so that an epoch without a noise scale is visibly missing
     return figure
 
 

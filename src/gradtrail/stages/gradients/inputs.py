@@ -1,4 +1,4 @@
-"""Reads what the gradient analysis takes from a training: kept weights, learning rates, and learning dynamics."""
+"""The inputs of the gradient analysis from a training: kept weights, learning rates, and learning dynamics."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ DYNAMICS = ("example_id", "forgetting_events", "first_correct_epoch", "mean_prob
 
 @dataclass(frozen=True, kw_only=True)
 class MemberInputs:
-    """What the analysis takes from the training of one member."""
+    """The inputs of the analysis from the training of one member."""
 
     seed: int
     name: str  # name in messages; empty for a single member
@@ -37,7 +37,7 @@ class MemberInputs:
 def scored_splits(splits: Mapping[str, Split], guarantee: PrivacyGuarantee | None) -> dict[str, Split]:
     """Return the splits to score; the training split of a training to publish has no examples.
 
-    So nothing in the outputs can come from a training example, whatever is computed.
+    So nothing in the outputs can come from a training example.
     """
     if guarantee is None or not guarantee.release:
         return dict(splits)
@@ -49,7 +49,7 @@ def scored_splits(splits: Mapping[str, Split], guarantee: PrivacyGuarantee | Non
 def read_members(
     models: Path, results: Path, scored: WeightsKind, dataset: DatasetInfo, train: Split
 ) -> Iterator[MemberInputs]:
-    """Read the inputs of one member after the other, as they are asked for.
+    """Yield the inputs of each member, read on demand.
 
     Raises:
         UserError: the errors of `read_trajectory` and `read_dynamics`, or the members differ in their model.
@@ -76,7 +76,7 @@ def read_trajectory(
 ) -> tuple[Model, WeightsInfo, Trajectory]:
     """Read the weights to score and those of the kept epochs, and the learning rates, of one member.
 
-    `batch_size` is the mean one of a private training, whose batches differ in size; None for that of the steps.
+    `batch_size` is the mean batch size of a private training; None for the batch size of the steps.
 
     Raises:
         UserError: a file is missing or damaged, or the weights are not those of one model trained on `dataset`.
@@ -108,10 +108,10 @@ def read_trajectory(
 
 
 def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
-    """Read the learning dynamics of each training example, in the order of the split; of a large one of its sample.
+    """Read the learning dynamics of each training example, in the order of the split, or of a sample of a large split.
 
     Raises:
-        UserError: The file is missing or damaged, or has other examples than the split.
+        UserError: the file is missing or damaged, or has other examples than the split.
     """
     path = results / "dynamics.parquet"
     table = read_parquet(path, DYNAMICS)
@@ -126,7 +126,7 @@ def read_schedule(results: Path, batch_size: int | None = None) -> tuple[int, np
     """Read the number of epochs of a training, the learning rate of every step, and the batch size if it is None.
 
     Raises:
-        UserError: A file is missing or damaged, or the epochs have different numbers of steps.
+        UserError: a file is missing or damaged, or the epochs have different numbers of steps.
     """
     epochs, path = _count_epochs(results / "epochs.csv"), results / "steps.parquet"
     steps = read_parquet(path, ("num_examples", "learning_rate"))

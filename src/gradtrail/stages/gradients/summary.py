@@ -57,10 +57,7 @@ def summarize(
 
 
 def with_privacy_note(words: str, guarantee: PrivacyGuarantee | None, every_example: str = "") -> str:
-    """Return a summary that says below its heading what a private training's promise is to do with it.
-
-    And, if there is something to say, what it is of: a sample of the training examples.
-    """
+    """Return the summary with notes below its heading: the privacy of the training, and the use of a sample."""
     notes = [] if guarantee is None else [RELEASED if guarantee.release else NOT_COVERED]
     heading, _, rest = words.partition("\n\n")
     return "\n\n".join([heading, *notes, *([every_example] if every_example else []), rest])
@@ -78,7 +75,7 @@ def warn_of_unknown_layers(model: Model) -> None:
 
 def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
     """Warn on stderr, in one line, of a score whose error is larger than the model's precision explains."""
-    large = {name: value for name, value in errors.items() if not value <= LIMITS[precision]}  # NaN too
+    large = {name: value for name, value in errors.items() if not value <= LIMITS[precision]}  # also NaN
     if large:
         name = max(large, key=lambda key: large[key])
         print(
@@ -89,7 +86,7 @@ def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
 
 
 def _members(seeds: Sequence[int]) -> list[str]:
-    """Return what is a mean over several members and what is not."""
+    """Return a sentence on which results are means over several members."""
     if len(seeds) == 1:
         return []
     return [
@@ -199,7 +196,7 @@ def _learning(tables: Tables, metrics: dict[str, float]) -> str:
 
 
 def _errors(errors: Mapping[str, float]) -> str:
-    """Return how far the scores are from those in float64."""
+    """Return a sentence on the errors of the scores against float64."""
     parts = ", ".join(f"{errors[name]:.2g} of {name}" for name in sorted(errors, key=lambda key: -errors[key]))
     return (
         f"The scores of {NUM_EXAMPLES} examples, or of all where there are fewer, evenly spaced over all splits, were "

@@ -25,7 +25,7 @@ _SINGLE = ("mean_probability", "forgetting_events", "self_influence", "alignment
 SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "loss", "margin"]
 SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
 SUSPECT_SPLITS = ("train", "test")
-STRONGEST = 5  # training examples that are listed on either side of an influence
+STRONGEST = 5  # training examples that are listed for each sign of the influence
 _MEDIAN = "grad_norm_median"
 _TRAINING_TABLES = ("noise_scale", "classes", "influence")  # tables
 _NORM_DECADES = (-6, 2)  # of the histogram of norms, as powers of ten
@@ -55,7 +55,7 @@ def detection_table(train: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row for each score and epoch, the best first: `auroc` and `average_precision`; and with as many suspects as
         there are wrong labels, `precision` and `false_negative_rate`, the share of wrong labels that are not among the
-        suspects. No row where no label is wrong, or all are.
+        suspects. No rows if no label is wrong, or all are.
     """
     is_wrong = (train["label"] != train["true_label"]).to_numpy()
     columns = ["score", "epoch", "auroc", "average_precision", "precision", "false_negative_rate"]
@@ -80,7 +80,7 @@ def _candidates(train: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 def _detection(is_wrong: np.ndarray, suspect: np.ndarray) -> tuple[float, float, float, float]:
-    from sklearn.metrics import (  # here: it takes a second to import, and only label noise needs it
+    from sklearn.metrics import (  # late: the import takes a second, and only label noise needs it
         average_precision_score,
         roc_auc_score,
     )
@@ -117,7 +117,7 @@ def score_table(
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """All tables of the stage: those that are written, drawn and summarized in words."""
+    """All tables of the stage, for files, figures and the summary."""
 
     scores: pd.DataFrame  # scores of every example, see `score_table`
     largest: pd.DataFrame  # examples with the largest gradients over all splits, the largest first
@@ -157,7 +157,7 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
 def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> None:
     """Write `scores.parquet`, with every example, and the other tables that have rows, as CSV, to a new folder.
 
-    `float64_errors.csv` has the errors of `float64_errors`. Without training examples those about them have no rows.
+    `float64_errors.csv` has the errors of `float64_errors`. Without training examples, tables about them have no rows.
     """
     folder.mkdir(parents=True)
     tables.scores.to_parquet(folder / "scores.parquet", index=False)
@@ -206,7 +206,7 @@ def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
 def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
     """Return a row for each class: share of a step's decrease in loss, cosine and coherence with every class.
 
-    No row if there are no training examples.
+    No rows if there are no training examples.
     """
     classes = analysis.classes
     numbers = range(len(classes.share))
@@ -239,7 +239,7 @@ def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataF
 
 
 def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
-    """Return the median of the finite noise scales, of an even number the upper one; None if none is finite."""
+    """Return the (upper) median of the finite noise scales; None if none is finite."""
     finite = sorted(
         noise_scale.value for noise_scale in analysis.noise_scales.values() if math.isfinite(noise_scale.value)
     )
@@ -247,7 +247,7 @@ def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
 
 
 def split_table(scores: pd.DataFrame, config: GradientsConfig) -> pd.DataFrame:
-    """Return a row for each split: norms, and what they correlate with, see `summarize`."""
+    """Return a row for each split: norms and their correlations, see `summarize`."""
     parts = {str(split): part for split, part in scores.groupby("split", observed=True)}
     rows = [
         {"split": split}
@@ -264,9 +264,9 @@ def error_table(errors: Mapping[str, float]) -> pd.DataFrame:
 
 
 def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
-    """Return the metrics: the summary of the training split, the median norm of the others, and the analyses' own.
+    """Return the metrics: the summary of the training split, the median norms of the others, and those of the analyses.
 
-    Without training examples those about them are left out.
+    Without training examples, metrics about them are left out.
     """
     splits = {str(row.pop("split")): row for row in tables.splits.to_dict("records")}
     medians = {f"{split}_{_MEDIAN}": row[_MEDIAN] for split, row in splits.items() if split != "train"}

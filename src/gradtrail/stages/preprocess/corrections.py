@@ -1,7 +1,7 @@
-"""The file of corrections, `pipeline/corrections.csv`: what people decided about labels, and applying it to the splits.
+"""The file of corrections, `pipeline/corrections.csv`: decisions of people about labels, and their application.
 
-A row is a decision about one example. `gradtrail review` writes the file, and a person may; spreadsheets mangle such
-files, so that every value is checked.
+A row is a decision about one example. `gradtrail review` writes the file, and a person may edit it; spreadsheets damage
+such files, so that every value is checked.
 """
 
 import csv
@@ -25,7 +25,7 @@ PATH = Path("pipeline/corrections.csv")
 COLUMNS = ("split", "example_id", "old", "new", "reviewer", "time", "reason")
 LONGEST_TEXT = 200
 _MAX_BYTES = 2**24
-_SHOWN = 5  # examples that an error names
+_SHOWN = 5  # most examples in an error
 _UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -43,12 +43,12 @@ class Correction:
 
     @property
     def example(self) -> tuple[bool, int]:
-        """Names the example: whether it is a test example, and its id. Another seed may move it between the others."""
+        """The key of the example: True for a test example, and its id. The seed decides between the other splits."""
         return self.split == "test", self.example_id
 
     @property
     def changes(self) -> bool:
-        """Whether the label is another one."""
+        """Whether the label changes."""
         return self.new is not None and self.new != self.old
 
     def __str__(self) -> str:
@@ -56,11 +56,11 @@ class Correction:
 
 
 def check_text(name: str, text: str) -> str:
-    """Return a text that may stand in the file, without space around it; raise UserError if it may not."""
+    """Return a text for the file, without space around it; raise UserError if the file may not contain it."""
     text = text.strip()
     if len(text) > LONGEST_TEXT or _UNPRINTED.search(text):
         raise UserError(f"{name} must be one line of at most {LONGEST_TEXT} characters, got {one_line(text)[:50]!r}")
-    if unicodedata.normalize("NFKC", text[:1]).startswith(("=", "+", "-", "@")):  # full-width signs too
+    if unicodedata.normalize("NFKC", text[:1]).startswith(("=", "+", "-", "@")):  # also full-width signs
         raise UserError(f"{name} begins with {text[0]!r}, which a spreadsheet would run as a formula: {text[:50]!r}")
     return text
 
@@ -107,7 +107,7 @@ def disagreements(rows: Iterable[Correction]) -> list[str]:
 
 
 def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_classes: int, path: Path) -> None:
-    """Raise UserError unless every correction is of a class, and its old label is the given one where `splits` have it.
+    """Raise UserError unless every correction names a class, and its old label is the given one of the example.
 
     Args:
         rows: corrections as read.
@@ -129,24 +129,24 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
 
 
 def read_applied(path: Path, which: Literal[False, True, "test"]) -> list[Correction]:
-    """Read the corrections that `preprocess.corrections` names: all, those of the test split, or none."""
+    """Read the corrections selected by `preprocess.corrections`: all, those of the test split, or none."""
     return [row for row in read_corrections(path) if which is True or row.split == which] if which else []
 
 
 def apply_corrections(
     splits: Mapping[str, Split], rows: Sequence[Correction], sizes: Mapping[str, int], num_classes: int, path: Path
 ) -> dict[str, Split]:
-    """Return the splits with corrected labels; those of the test split stand next to the given ones.
+    """Return the splits with corrected labels; the test split keeps the given ones as its labels.
 
     Args:
-        splits: after label noise.
+        splits: splits after label noise.
         rows: corrections as read.
         sizes: number of examples in the original files `train` and `test`.
         num_classes: number of classes of the data set.
         path: path of the file, for messages.
 
     Raises:
-        UserError: a correction is of an unknown example or class, or its old label is not the given one.
+        UserError: a correction names an unknown example or class, or its old label is not the given one.
     """
     for row in rows:
         if row.example_id >= (size := sizes["test" if row.split == "test" else "train"]):

@@ -1,4 +1,4 @@
-"""Figures of the data: what the images look like."""
+"""Figures of the data: sample images."""
 
 from collections.abc import Mapping
 from pathlib import Path

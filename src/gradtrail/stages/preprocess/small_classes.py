@@ -1,4 +1,4 @@
-"""Says which classes have too few training examples for what follows."""
+"""A warning about classes with too few training examples."""
 
 import sys
 
@@ -8,7 +8,7 @@ _SHOWN = 10  # classes
 
 
 def warn(labels: np.ndarray, num_classes: int, *, versions: int) -> None:
-    """Print one line on stderr where a class has fewer than two training examples, counting versions of each."""
+    """Print one line on stderr if a class has fewer than two training examples, counting versions of each."""
     counts = np.bincount(labels, minlength=num_classes) * versions
     small = [f"{label} ({counts[label]})" for label in np.flatnonzero(counts < 2)]
     if small:

@@ -1,4 +1,4 @@
-"""An audit: trainings with canaries, what is guessed of them, and what that says of the epsilon accounted for."""
+"""A privacy audit: trainings with canaries, guesses of their membership, and the resulting bounds on epsilon."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from gradtrail.stages.privacy_audit.bounds import (
 )
 from gradtrail.stages.privacy_audit.checks import Check, check_training
 
-_CHANCE = 1e-6  # of a check that a faultless training fails
+_CHANCE = 1e-6  # of a false alarm in a check
 _PURPOSES = ("initialization", "order", "augmentation", "dropout", "noise")
-_SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)  # of the canaries, whose guesses a figure shows
+_SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01)  # shares of the canaries in the figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What is claimed of each of the audited trainings: it is (epsilon, delta)-private."""
+    """The guarantee of each of the audited trainings: it is (epsilon, delta)-private."""
 
     epsilon: float
     delta: float
@@ -36,10 +36,10 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What came of an audit.
+    """The result of an audit.
 
     Attributes:
-        by_share: guesses and `lower_bound` of other shares, each as if it were the only one.
+        by_share: guesses and `lower_bound` for other shares, each evaluated alone.
     """
 
     claim: Claim  # the audited guarantee
@@ -55,19 +55,19 @@ class Audit:
 
     @property
     def faults(self) -> list[str]:
-        """What says that the training is less private than claimed; empty if nothing does."""
+        """The names of the results that contradict the guarantee; empty if there are none."""
         names = ["epsilon_lower_bound"] if max(self.lower_bound, self.lower_bound_any) > self.claim.epsilon else []
         return names + [check.name for check in self.checks if not check.passes]
 
 
 def require_private(config: TrainConfig) -> None:
-    """Raise ConfigError, in one line, if the training is not private."""
+    """Raise ConfigError, one line, if the training is not private."""
     if not config.privacy.enabled:
         raise ConfigError("train.privacy.enabled must be true for a privacy audit, got false")
 
 
 def draw_canaries(config: PrivacyAuditConfig, train: Split, num_classes: int) -> Canaries:
-    """Draw the canaries of all trainings; raise ConfigError, in one line, if there cannot be so many."""
+    """Draw the canaries of all trainings; raise ConfigError, one line, if there are too few examples."""
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(0,)))
     try:
         return make_canaries(train, config.canaries, config.num_canaries, num_classes, rng=rng)
@@ -83,15 +83,15 @@ def audit(
     claim: Claim,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Audit:
-    """Make the trainings and guess.
+    """Train, and guess which canaries were in the training sets.
 
     Args:
         config: number of trainings, and of guesses.
-        watched: compiled for `train` and `canaries`.
+        watched: program compiled for `train` and `canaries`.
         train: the training split.
         canaries: canaries of `draw_canaries`.
         claim: guarantee of each of the trainings.
-        advance: called with the number of steps after each epoch.
+        advance: function that is called with the number of steps after each epoch.
     """
     coins, scores, fixed, checks, accuracies = [], [], [], [], []
     for number in range(config.trainings):
@@ -134,5 +134,5 @@ def _guesses(scores: Float[np.ndarray, " canaries"], coins: Bool[np.ndarray, " c
 
 
 def _worst(checks: Sequence[Check]) -> Check:
-    """Return the check of the training that is nearest to a limit, or farthest beyond."""
+    """Return the check that is nearest to a limit, or farthest beyond it."""
     return max(checks, key=lambda check: max(check.low - check.value, check.value - check.high))

@@ -1,9 +1,9 @@
 """Lower bounds on epsilon from guesses: which canaries of a training set were in it?
 
-Each of m canaries is put into the training set by a fair coin of its own. An auditor sees what the training gave out,
-guesses the coins of r canaries and is right v times. The guarantee under audit limits how often that can be, whatever
-the auditor does and however the guesses depend on each other. What is refuted is the guarantee for data sets that
-differ in one example more or less, the one of `train.privacy`.
+Each of m canaries is put into the training set by an independent fair coin. An auditor sees the outputs of the
+training, guesses the coins of r canaries and is right v times. The guarantee under audit bounds the probability of
+that, whatever the auditor does and however the guesses depend on each other. The bounds refute the guarantee for data
+sets that differ by adding or removing one example, the one of `train.privacy`.
 
 Two theorems are here. That of Steinke, Nasr and Jagielski (arXiv 2305.08846) is on (epsilon, delta); that of
 Mahloujifar, Melis and Chaudhuri (arXiv 2410.22235) on the whole trade-off curve of the mechanism, which is known for
@@ -26,7 +26,7 @@ _HALVINGS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """What came of guessing the coins of canaries."""
+    """The outcome of guessing the coins of canaries."""
 
     canaries: int  # m, number of canaries of all trainings together
     guesses: int  # r, number of guesses; for the other canaries the guesser abstained

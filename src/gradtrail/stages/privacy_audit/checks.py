@@ -1,7 +1,7 @@
 """Direct checks of a watched training: is the noise as large, and are noise and draws as independent, as stated?
 
-Guesses of canaries see what an attacker would; a fault that gives little away, or gives it away in a manner that the
-guesses do not look for, is found here. A faultless training fails any of them with a chance below one in a million.
+Guesses of canaries see what an attacker sees; these checks detect faults that leak little, or in a way that the guesses
+do not use. A faultless training fails any of them with a probability below one in a million.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from gradtrail.core.privacy_audit.training import Watched
 
 _SIGMAS = 6.0
 _CHANCE = 1e-8
-_ROUNDING = 1e-3  # of noise that is the difference of two numbers in float32
+_ROUNDING = 1e-3  # rounding error of noise that is the difference of two float32 numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A number that was measured, and between what it must be."""
+    """A measured number with its limits."""
 
     name: str  # subject of the check
     value: float  # measured value
@@ -53,13 +53,13 @@ def _noise_between_steps(trace: Watched) -> Check:
         return Check(name="noise_between_steps", value=0.0, low=0.0, high=1.0)
     high = max(_ROUNDING, _SIGMAS / np.sqrt(noise.shape[1]))
     directions = noise / np.sqrt(np.sum(np.square(noise), axis=1, keepdims=True))
-    products = np.einsum("ak,bk->ab", directions, directions)  # no `@`: a BLAS adds in an order of its own
+    products = np.einsum("ak,bk->ab", directions, directions)  # no `@`: the order of sums in a BLAS varies
     value = float(np.abs(products[np.triu_indices(len(noise), 1)]).max())
     return Check(name="noise_between_steps", value=value, low=0.0, high=high)
 
 
 def _noise_and_draws(trace: Watched) -> Check:
-    """Check whether the noise tells what was drawn, as it does where one key makes the bits of both.
+    """Check whether the noise reveals the drawn examples, as it does if one key makes the bits of both.
 
     The draw of an example and the number of the noise at the same place are then functions of the same bits. The value
     is the mean of the noise at the places of the batch's examples, in standard errors.
@@ -83,7 +83,7 @@ def _batch_sizes(trace: Watched) -> Check:
 def _visits(trace: Watched) -> Check:
     """Check the variance of how often an example was in a batch, over that of the binomial distribution.
 
-    It is 0 if every epoch has each example once, and the number of epochs where all epochs are the same.
+    It is 0 if every epoch has each example once, and the number of epochs if all epochs are the same.
     """
     steps, rate = len(trace.batches), trace.rate
     visits = np.bincount(trace.batches[trace.batches != PADDING], minlength=len(trace.present))[trace.present]
@@ -92,7 +92,7 @@ def _visits(trace: Watched) -> Check:
         return Check(name="visits", value=1.0, low=0.0, high=1.0)
     variance = (2 + (1 - 6 * rate * (1 - rate)) / spread) / len(
         visits
-    )  # of the mean of squares, fourth moment included
+    )  # standard error of the mean of squares, fourth moment included
     margin = _SIGMAS * float(np.sqrt(max(variance, 0.0)))
     value = float(np.mean(np.square(visits - steps * rate)) / spread)
     return Check(name="visits", value=value, low=1 - margin, high=1 + margin)

@@ -1,4 +1,4 @@
-"""The figure of a privacy audit: the scores of canaries that were and were not in the training set, and the bounds."""
+"""The figure of a privacy audit: the scores of canaries in and outside of the training set, and the bounds."""
 
 from pathlib import Path
 

@@ -49,13 +49,13 @@ def forms_to_compare(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
 
 
 def _other_forms(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
-    """Return the rows at the configured batch size whose precision or remat is another."""
+    """Return the rows at the configured batch size with another precision or remat."""
     same_batch = table[table["batch_size"] == configured.batch_size]
     return same_batch[(same_batch["precision"] != configured.precision) | (same_batch["remat"] != configured.remat)]
 
 
 def _form_label(row: dict, configured: Variant) -> str:
-    """Say in what a row differs from the configured variant, batch size aside."""
+    """Return how a row differs from the configured variant, batch size aside."""
     if row["remat"] != configured.remat:
         return "with remat" if row["remat"] else "without remat"
     return "" if row["precision"] == configured.precision else str(row["precision"])

@@ -123,7 +123,7 @@ def draw_roofline(functions: pd.DataFrame, configured: Variant, rates: MachineRa
 
 
 def draw_times(times: pd.DataFrame, title: str) -> Figure:
-    """Draw the time that each function takes for an epoch: tracing, lowering, compiling, first call, steady calls."""
+    """Draw the time of each function in an epoch: tracing, lowering, compiling, first call, steady calls."""
     pieces = [column for column in times if column not in ("function", "calls")]
     figure, axes = plotting.new_figure(f"Where the time goes · {title}", size=(9, 3.8))
     axis, left = axes[0, 0], np.zeros(len(times))
@@ -161,7 +161,7 @@ def _draw_doubling(axis: Axes, doubling: pd.DataFrame) -> None:
 
 
 def _note(figure: Figure, text: str) -> None:
-    """Put small print below a figure."""
+    """Add a note below a figure."""
     figure.supxlabel(textwrap.fill(text, 145), fontsize=8, color=plotting.GREY, x=0.02, ha="left")
 
 

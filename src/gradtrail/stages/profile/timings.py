@@ -1,6 +1,6 @@
-"""How long the variants of a profile take, for its run in MLflow: metrics, tables and figures. Changes no output.
+"""Times of the variants of a profile, for its run in MLflow: metrics, tables and figures. Changes no output.
 
-Without tracking nothing is timed, nor with a debug switch on, which changes what runs.
+Nothing is timed without tracking, or with a debug switch on, which changes the compiled functions.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Timings:
 
 
 def is_timed(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
-    """Return whether to time at all."""
+    """Return True if the variants are to be timed."""
     return is_tracked and not (runtime.debug_nans or runtime.disable_jit)
 
 
@@ -58,11 +58,11 @@ def take(
     """Time all variants that fit into memory; warn of each that does not.
 
     Args:
-        config: how many steps to time, and for how long at most.
-        compiled: the configured variant first.
+        config: number of steps, and the time limit.
+        compiled: compiled variants, the configured one first.
         num_classes: number of classes of the data set.
         compiler: compiler of the variants.
-        advance: called with a `message` after each of two pieces of work.
+        advance: function that is called with a `message` after each of two steps.
     """
     bench = Bench(config, num_classes, compiler)
     with compiler.planned():  # steps without jit compile each operation: that is what is timed
@@ -106,10 +106,10 @@ def function_table(
 
 
 def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict[str, float]:
-    """Return the time of a training step in each other precision over that in float32, as metrics with 95 % intervals.
+    """Return the ratio of step times of each precision to float32, as metrics with 95 % intervals.
 
-    The ratios are taken round by round, so that drift of the machine cancels out. Empty if float32 is not among the
-    precisions, or rounds are too few for an interval.
+    The ratios are taken round by round, so that drift of the machine cancels out. Empty without float32, or with
+    too few rounds for an interval.
     """
     rounds: dict[str, tuple[float, ...]] = {
         time.variant.precision: time.rounds
@@ -137,7 +137,7 @@ def step_table(steps: StepTimes) -> pd.DataFrame:
 
 
 def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the time that each configured function takes for an epoch, by phase, in seconds.
+    """Return the time of each configured function in an epoch, by phase, in seconds.
 
     Returns:
         Columns `function`, `trace`, `lower`, `compile`, `first call`, `calls` (in an epoch) and `an epoch`.
@@ -160,7 +160,7 @@ def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame
 
 
 def metrics(timings: Timings) -> dict[str, float]:
-    """Return what compiling, looping and precisions gain as metrics; infinite ones are left out."""
+    """Return the gains of compiling, looping and precisions as metrics; infinite ones are left out."""
     steps = timings.steps
     values = timings.precisions | {
         "jit/seconds_per_step": steps.one_by_one,

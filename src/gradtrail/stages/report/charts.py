@@ -1,4 +1,4 @@
-"""Line charts as SVG that equal values draw with equal bytes; the values are in the page as text, for hovering."""
+"""Line charts as SVG, with equal bytes for equal values; the page has the values as text, for hovering."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ class Series:
     """A line of a chart.
 
     Attributes:
-        band: (x, low, high) of an area around the line, cut at the ends of the axis, which the lines decide.
+        band: (x, low, high) of an area around the line, clipped to the axis, whose range follows from the lines.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """A place on the x axis that the reader can point at, and what is shown there, a line for each value."""
+    """A place on the x axis that the reader can point at, with a line of text for each value there."""
 
     x: float
     lines: Sequence[str]
@@ -50,8 +50,8 @@ class Chart:
     """A chart with one x axis.
 
     Attributes:
-        bars: (x, height from 0 to 1), drawn faintly below the lines, as wide as this share of the plot; `bars_name`
-            says what they are.
+        bars: (x, height from 0 to 1) of bars behind the lines; `bar_width` is a share of the plot, `bars_name` their
+            label.
     """
 
     id: str  # id of its figure on the page
@@ -179,7 +179,7 @@ def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> 
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return the numbers 1, 2 and 5 times a power of ten from `low` to `high`; only the powers where those are many."""
+    """Return the numbers 1, 2 and 5 times a power of ten from `low` to `high`; only the powers if those are many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 
     def among(digits: Iterable[int]) -> list[float]:

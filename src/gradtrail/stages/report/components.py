@@ -1,4 +1,4 @@
-"""The parts of a section of the report, and how its numbers are written."""
+"""The parts of a section of the report, and the format of its numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Table:
     """A table as text; the first cell of each row is its heading.
 
     Attributes:
-        folded: whether the page shows the caption alone until the reader opens the table. Long tables are folded too.
+        folded: True if the page shows the caption alone until the reader opens the table. Long tables are folded too.
     """
 
     caption: str

@@ -1,4 +1,4 @@
-"""What the report shows, read from the outputs of the stages before it; what is missing or damaged is one line.
+"""The inputs of the report, from the outputs of the stages before it; a missing or damaged file is one line.
 
 Which stages those are is read from `dvc.yaml`. DVC does not accept that file as a dep, but the outputs that it names
 are deps: one stage more, or another output, runs the report again.
@@ -59,7 +59,7 @@ class CsvTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Everything that the report shows."""
+    """The inputs of the report."""
 
     info: DatasetInfo  # description of the data set, with the number of examples in each split
     params: dict[str, Any]  # section → key → value, as in `params.yaml`
@@ -103,7 +103,7 @@ class Sources:
 
 
 def read_sources(folder: Path) -> Sources:
-    """Read everything that the report shows from a working folder.
+    """Read the inputs of the report from a working folder.
 
     Raises:
         UserError: a file is missing or damaged, or stages used different data sets.

@@ -49,7 +49,7 @@ class ReportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StageLineage:
-    """What a stage reads and writes, path → digest, and its params, dotted key → value."""
+    """The inputs and outputs of a stage, path → digest, and its params, dotted key → value."""
 
     name: str
     reads: Mapping[str, str]
@@ -67,7 +67,7 @@ class Content:
 
 
 def make_content(sources: Sources) -> Content:
-    """Return what the page shows."""
+    """Return the content of the page."""
     first, rest = (evaluation_section, training_section), (data_section, gradients_section, costs_section)
     return Content(
         overview=make_overview(sources),

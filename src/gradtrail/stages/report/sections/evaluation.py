@@ -9,8 +9,8 @@ from gradtrail.stages.report.inputs import Sources
 from gradtrail.stages.report.sections.members import how_good, member_tables, num_members, served
 
 CORRECTED = "accuracy_corrected_labels"  # metric of runs with corrected test labels
-_CONFUSIONS = 10  # that the page lists
-_WELL_CALIBRATED = 0.005  # difference of confidence and accuracy that does not count
+_CONFUSIONS = 10  # mistakes in the list
+_WELL_CALIBRATED = 0.005  # largest difference of confidence and accuracy that counts as calibrated
 
 
 def evaluation_section(sources: Sources) -> Section:

@@ -20,7 +20,7 @@ _DARK = 255
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Examples that were chosen for one reason."""
+    """Examples chosen by one criterion."""
 
     id: str  # id in the page's markup
     name: str
@@ -49,7 +49,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """The examples in order, and what they can be filtered by."""
+    """The examples in order, and their filters."""
 
     examples: list[Example]
     groups: list[Group]

@@ -1,4 +1,4 @@
-"""What the report says of a training with several members: of each, of their mean, and of their ensemble."""
+"""The parts of the report on several members: each of them, their mean, and their ensemble."""
 
 from gradtrail.stages.report.components import Table, Tile, count, percent
 from gradtrail.stages.report.inputs import Sources
@@ -14,12 +14,12 @@ _COLUMNS = {  # column of the table of members → its title and form
 
 
 def num_members(sources: Sources) -> int:
-    """Return how many networks the training has."""
+    """Return the number of networks of the training."""
     return int(sources.metric("evaluate", "members")) if "members" in sources.metrics["evaluate"] else 1
 
 
 def served(sources: Sources, key: str) -> float:
-    """Return a metric of the evaluation: of the network, or of the ensemble of several."""
+    """Return a metric of the evaluation of what is served: the network, or the ensemble of several."""
     return sources.metric("evaluate", key if num_members(sources) == 1 else f"ensemble_{key}")
 
 

@@ -1,4 +1,4 @@
-"""The report's first screen: the result, the learning curves, the confusion matrix, calibration, params in force."""
+"""The report's first screen: the result, the learning curves, the confusion matrix, calibration, active params."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ _LARGEST_MATRIX = 30  # classes; a larger one is a figure
 _LEVELS = 9  # shades of a cell
 _SMOOTHED, _PLAIN = "training (with label smoothing)", "training (cross-entropy)"
 _STYLES = {"training": "train", "validation": "validation"}
-_IN_NAME = ("hidden", "channels", "features")  # params that the name of a model tells of
+_IN_NAME = ("hidden", "channels", "features")  # params that are part of a model's name
 _LEFT_OUT = {"model", "keep_epochs", "secret_sha256", "sampling", *_IN_NAME}
 _SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown if they are not 0, false or null
 _OFF = {  # params that are shown only if they have another value
@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """What the first screen shows; no matrix if there are too many classes for one."""
+    """The content of the first screen; without a matrix if there are too many classes."""
 
     tiles: Sequence[Tile]
     charts: Sequence[Chart]
@@ -72,9 +72,9 @@ def make_overview(sources: Sources) -> Overview:
 
 
 def params_with_effect(sources: Sources) -> dict[str, str]:
-    """Return the params that had an effect on the training, name → value; those of kinds not chosen had none.
+    """Return the params that had an effect on the training, name → value.
 
-    What is off is left out. A name that says too little, or that two blocks have, begins with that of its block.
+    Switches that are off are left out. An ambiguous name begins with that of its block.
     """
     kinds = [sources.param(f"train.{name}") for name in ("model", "optimizer", "schedule")]
     data = {f"preprocess.{name}": sources.param(f"preprocess.{name}") for name in ("label_noise", "corrections")}
@@ -96,7 +96,7 @@ def _format_param(value: Any) -> str:
 
 
 def _tiles(sources: Sources) -> list[Tile]:
-    """Return six tiles, which fill the row: the accuracy by corrected labels takes the place of the model's size."""
+    """Return six tiles, which fill the row: the accuracy by corrected labels replaces the model's size."""
     is_corrected = CORRECTED in sources.metrics["evaluate"]
     raw = sources.metric("evaluate", "expected_calibration_error_uncalibrated")
     wrong, total = (count(sources.metric("evaluate", key)) for key in ("num_mistakes", "num_examples"))
@@ -176,7 +176,7 @@ def _error(sources: Sources) -> Chart:
 
 
 def _ends(table: CsvTable, column: str) -> list[tuple[float, float, float]]:
-    """Return (epoch, low, high) of a mean over members; none of a single member, or of the only one at an epoch."""
+    """Return (epoch, low, high) of a mean over members, for epochs with at least two members."""
     if not any(row.get(f"{column}_low") for row in table.rows):
         return []
     banded = CsvTable(path=table.path, rows=[row for row in table.rows if row.get(f"{column}_low")])

@@ -1,4 +1,4 @@
-"""What the report says of a private training: what it promises, what the promise covers, and what it does not."""
+"""The parts of the report on a private training: its guarantee, what it covers, and what not."""
 
 from gradtrail.stages.artifacts.privacy import NOT_COVERED, PrivacyGuarantee
 from gradtrail.stages.report.charts import Chart, Series, Stop
@@ -30,12 +30,12 @@ _PUBLISHED = "Where something was computed from training examples without noise,
 
 
 def is_redacted(sources: Sources) -> bool:
-    """Whether the outputs of a private training leave out what was computed from its examples without noise."""
+    """Whether the outputs leave out everything that was computed from training examples without noise."""
     return sources.guarantee is not None and sources.guarantee.release
 
 
 def warning(sources: Sources) -> str:
-    """Return the line above what a private training's promise does not cover; empty if there is none to warn of."""
+    """Return the warning above content that the guarantee does not cover; empty if there is none."""
     return NOT_COVERED if sources.guarantee is not None and not sources.guarantee.release else ""
 
 

@@ -18,7 +18,7 @@ def model_name(sources: Sources) -> str:
 
 
 def dataset_name(sources: Sources) -> str:
-    """Return what people call the data set, such as `MNIST`."""
+    """Return the title of the data set, such as `MNIST`."""
     return title(sources.info.name)
 
 
