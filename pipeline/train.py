@@ -40,7 +40,7 @@ def member_checkpoints(
     with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # which is locked already
         checkpoints = training.checkpoints(state, user=stage.state, inputs_changed=inputs_changed)
         is_kept = training.config.members > 1 or checkpoints.is_complete
-        if checkpoints.is_begun:
+        if checkpoints.has_checkpoints:
             run.timings(resumed=True)
         yield checkpoints
         if not is_kept:

@@ -55,11 +55,11 @@ def test_scores_of_other_splits_are_as_before(
     analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]],
 ) -> None:
     whole, part, visits = analyses
-    of_training = {"alignment", "class_alignment"}  # cosines with the mean gradient of the training examples
+    training_secret = {"alignment", "class_alignment"}  # cosines with the mean gradient of the training examples
     for split in ("validation", "test"):
         assert set(part.scores[split]) == set(whole.scores[split]) == set(part.scores["train"])
         for name, values in part.scores[split].items():
-            if name in of_training:
+            if name in training_secret:
                 assert np.isnan(values).all()
             else:
                 np.testing.assert_array_equal(values, whole.scores[split][name])

@@ -9,7 +9,7 @@ from factories import private_config, random_split
 from gradtrail.core.train.history import EpochRecord
 from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
 from gradtrail.stages.train import figures, tables
-from gradtrail.stages.train.secret import VARIABLE, of_training, read_secret
+from gradtrail.stages.train.secret import VARIABLE, read_secret, training_secret
 from gradtrail.support.errors import UserError
 
 SECRET = "correct horse battery staple, and more"  # noqa: S105
@@ -56,12 +56,12 @@ def test_a_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pyte
 
 def test_trainings_with_one_secret_have_secrets_of_their_own_and_members_the_same() -> None:
     config, split = private_config(), random_split(6)
-    mine = of_training(SECRET, config, split)
-    assert of_training(None, config, split) is None
-    assert of_training(SECRET, dataclasses.replace(config, seed=3, members=4), split) == mine
+    mine = training_secret(SECRET, config, split)
+    assert training_secret(None, config, split) is None
+    assert training_secret(SECRET, dataclasses.replace(config, seed=3, members=4), split) == mine
     others = [
-        of_training(SECRET, dataclasses.replace(config, clip_norm=0.5), split),
-        of_training(SECRET, config, random_split(7)),
-        of_training("another", config, split),
+        training_secret(SECRET, dataclasses.replace(config, clip_norm=0.5), split),
+        training_secret(SECRET, config, random_split(7)),
+        training_secret("another", config, split),
     ]
     assert len({mine, *others}) == 4

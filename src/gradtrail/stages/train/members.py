@@ -16,7 +16,7 @@ from gradtrail.stages.artifacts.members import FOLDER, member_folder, spread, wr
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.train import tables
 from gradtrail.stages.train.loop import TrainResult
-from gradtrail.stages.train.release import to_publish
+from gradtrail.stages.train.release import redacted_history
 from gradtrail.support.errors import UserError
 
 _STATE_COPIES = 10  # of the parameters, in a checkpoint: optimizer, average and kept weights
@@ -71,13 +71,13 @@ def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_f
     Raises:
         UserError: how many would fit; one line.
     """
-    kept = 2 + sum(epoch <= config.epochs for epoch in config.keep_epochs)
-    each = (_STATE_COPIES + kept) * 4 * num_parameters + _EXAMPLE_BYTES * num_followed
+    num_weights = 2 + sum(epoch <= config.epochs for epoch in config.keep_epochs)
+    member_bytes = (_STATE_COPIES + num_weights) * 4 * num_parameters + _EXAMPLE_BYTES * num_followed
     free = shutil.disk_usage(scratch).free
-    if config.members > 1 and config.members * each > free:
+    if config.members > 1 and config.members * member_bytes > free:
         raise UserError(
-            f"train.members: {config.members:,} members take about {config.members * each / 1e9:,.1f} GB, and "
-            f"{max(0, free) / 1e9:,.1f} GB of disk space are free; at most {max(0, free // each):,} fit"
+            f"train.members: {config.members:,} members take about {config.members * member_bytes / 1e9:,.1f} GB, and "
+            f"{max(0, free) / 1e9:,.1f} GB of disk space are free; at most {max(0, free // member_bytes):,} fit"
         )
 
 
@@ -97,7 +97,7 @@ def write_each(
     first: TrainResult | None = None
     written = {}
     for seed, trained in results:
-        done = dataclasses.replace(trained, history=to_publish(trained.history, config.privacy))
+        done = dataclasses.replace(trained, history=redacted_history(trained.history, config.privacy))
         first = first or done
         written[seed] = _write_member(scratch / str(seed), done, model, config, dataset, example_id)
         del trained, done
@@ -135,12 +135,12 @@ def mean_epochs(members: Mapping[int, WrittenMember]) -> pd.DataFrame:
     if len(members) == 1:
         return next(iter(members.values())).epochs
     rows = []
-    for epoch, found in pd.concat(member.epochs for member in members.values()).groupby("epoch"):
+    for epoch, rows_of_epoch in pd.concat(member.epochs for member in members.values()).groupby("epoch"):
         row: dict[str, float] = {"epoch": int(str(epoch))}
-        for column in found.columns.drop("epoch"):
-            row[column] = float(found[column].mean())
-            if len(found) > 1 and column != "epsilon":  # the same of each
-                of = spread(column, found[column].tolist())
-                row |= {f"{column}_low": of.low, f"{column}_high": of.high}
+        for column in rows_of_epoch.columns.drop("epoch"):
+            row[column] = float(rows_of_epoch[column].mean())
+            if len(rows_of_epoch) > 1 and column != "epsilon":  # the same of each
+                interval = spread(column, rows_of_epoch[column].tolist())
+                row |= {f"{column}_low": interval.low, f"{column}_high": interval.high}
         rows.append(row)
     return pd.DataFrame(rows)

@@ -33,7 +33,7 @@ from gradtrail.stages.common.processes import Processes
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
 from gradtrail.stages.train.loop import Members, Unheard, train_members
-from gradtrail.stages.train.secret import of_training, read_secret
+from gradtrail.stages.train.secret import read_secret, training_secret
 from gradtrail.support.memory import require_memory
 
 
@@ -154,7 +154,7 @@ class Training:
         """Return what the members have in common; see there for `checkpoints`."""
         return Members(
             checkpoints=checkpoints,
-            secret=of_training(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
+            secret=training_secret(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
             epsilons=self.epsilons,
             processes=self.processes,
         )
