@@ -64,7 +64,7 @@ def taken_bytes(action: Callable[[], object]) -> int:
     return status_bytes("VmHWM") - before
 
 
-def status_bytes(key: str, of: int | str = "self") -> int:
+def status_bytes(key: str, process: int | str = "self") -> int:
     """Return a figure of what the system says of a process: `VmRSS` is its memory now, `VmHWM` at its peak."""
-    lines = Path(f"/proc/{of}/status").read_text().splitlines()
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))

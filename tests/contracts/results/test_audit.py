@@ -50,8 +50,8 @@ def test_it_finds_labels_that_preprocess_made_wrong(project: Project) -> None:
     assert roc_auc_score(is_wrong, train["score"]) > 0.99
     assert average_precision_score(is_wrong, train["score"]) > 0.95
     assert train["probability_wrong"].sum() == pytest.approx(is_wrong.sum(), rel=0.15)
-    found = train[is_wrong & (train["probability_wrong"] > 0.5)]
-    assert (found["proposed_label"].to_numpy() == truth.loc[found["example_id"]].to_numpy()).mean() > 0.95
+    detected = train[is_wrong & (train["probability_wrong"] > 0.5)]
+    assert (detected["proposed_label"].to_numpy() == truth.loc[detected["example_id"]].to_numpy()).mean() > 0.95
     probabilities = train["probability_wrong"].to_numpy(np.float64)
     bins = in_bins(bins_of_equal_width(probabilities, 15), probabilities, is_wrong, 15)
     assert bins.expected_calibration_error < 0.03

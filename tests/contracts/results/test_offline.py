@@ -22,7 +22,7 @@ def repro(project: Project, *options: str) -> str:
     return project.gradtrail("repro", *options, "fetch", env={"MNIST_DIR": ""})
 
 
-def test_the_stage_says_what_to_do_and_falls_back_to_nothing(project: Project) -> None:
+def test_stage_without_source_advises_and_changes_nothing(project: Project) -> None:
     before = (project.folder / "params.yaml").read_bytes()
     output = project.dvc("repro", "fetch", env={"MNIST_DIR": ""}, status=255)
     assert "http://127.0.0.1:9/mnist" in output
@@ -33,7 +33,7 @@ def test_the_stage_says_what_to_do_and_falls_back_to_nothing(project: Project) -
 
 
 @pytest.mark.slow
-def test_make_repro_goes_on_with_the_digits_and_says_so_every_time(project: Project) -> None:
+def test_make_repro_continues_with_digits_and_says_so(project: Project) -> None:
     path = project.folder / "params.yaml"
     before = path.read_text().splitlines()
     output = repro(project)

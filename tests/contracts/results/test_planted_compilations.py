@@ -85,20 +85,20 @@ def besides_epochs(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not line.startswith("train: epoch ")]
 
 
-def assert_told(stderr: str, here: str) -> None:
+def assert_told(stderr: str, location: str) -> None:
     """Each plant has one line, and there is no other."""
-    expected = [f"train: warning: {words.format(here=here)}" for words, _ in TOLD.values()]
+    expected = [f"train: warning: {words.format(here=location)}" for words, _ in TOLD.values()]
     lines = besides_epochs(stderr)
     assert len(lines) == len(expected), stderr
     assert all(any(re.fullmatch(words, line) for line in lines) for words in expected), stderr
 
 
-def test_a_training_compiles_nothing_by_a_call(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_compiles_nothing_by_a_call(capsys: pytest.CaptureFixture[str]) -> None:
     work()
     assert besides_epochs(capsys.readouterr().err) == []
 
 
-def test_the_stage_tells_all_five(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stage_warns_of_all_five(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plant(monkeypatch)
     work()
     assert_told(capsys.readouterr().err, r"\S*test_planted_compilations\.py:\d+")
@@ -122,27 +122,27 @@ def grown(values):
 
 
 @pytest.mark.slow
-def test_they_are_told_in_a_project_whatever_the_cache_has(tmp_path: Path) -> None:
+def test_project_warns_of_all_five_with_cold_and_warm_cache(tmp_path: Path) -> None:
     """Planted in the code of the training loop; the second execution finds all programs in the persistent cache."""
     project = finished_project().copy(tmp_path / "project")
     (project.folder / "benchmarks").mkdir()
     project.gradtrail("gate", "--accept")
     path = project.folder / "src/gradtrail/core/train/loop.py"
     source = path.read_text()
-    for found, planted in {
+    for original, planted in {
         "if records is None else records\n": "if records is None else records" + _EACH_EPOCH,
         "    done = epoch * engine": "    state.step + 1\n                done = epoch * engine",
         "        donate_argnums=(0, 1),\n": "",
     }.items():
-        assert source.count(found) == 1
-        source = source.replace(found, planted)
+        assert source.count(original) == 1
+        source = source.replace(original, planted)
     path.write_text(source + _FUNCTIONS)
-    here = r"by a call at src/gradtrail/core/train/loop\.py:\d+"
+    location = r"by a call at src/gradtrail/core/train/loop\.py:\d+"
     expected = [
-        rf"<lambda> was compiled 3 times {here}; float32\[3\]",
-        rf"by_epoch was compiled 3 times {here}; float32\[3\]",
-        rf"grown was compiled 3 times {here}; argument 1: float32\[1\], float32\[2\], float32\[3\]",
-        rf"add was compiled once {here}; int32\[\], int32\[\], weak_type=True",
+        rf"<lambda> was compiled 3 times {location}; float32\[3\]",
+        rf"by_epoch was compiled 3 times {location}; float32\[3\]",
+        rf"grown was compiled 3 times {location}; argument 1: float32\[1\], float32\[2\], float32\[3\]",
+        rf"add was compiled once {location}; int32\[\], int32\[\], weak_type=True",
         r"train_step, compiled at src/gradtrail/core/train/loop\.py:\d+, does not reuse the memory of \d+ arguments.+",
     ]
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_they_are_told_in_a_project_whatever_the_cache_has(tmp_path: Path) -> No
         assert len(warnings) == len(expected), warnings
         for words, line in zip(expected, warnings, strict=True):
             assert re.fullmatch(f"train: warning: {words}", line), warnings
-    with pytest.raises(AssertionError, match="ended with 1") as told:
+    with pytest.raises(AssertionError, match="ended with 1") as failure:
         project.gradtrail("gate")
     for words in expected:
-        assert re.search(words.replace("3 times", "2 times").replace(r", float32\[3\]", ""), str(told.value))
+        assert re.search(words.replace("3 times", "2 times").replace(r", float32\[3\]", ""), str(failure.value))

@@ -54,16 +54,16 @@ def test_any_number_of_images_is_padded_to_the_sizes_of_the_manifest(folder: Pat
     np.testing.assert_array_equal(np.asarray(exported.run(IMAGES[:4])), whole[:4])
 
 
-def test_the_digest_is_that_of_all_that_changes_an_answer(folder: Path, tmp_path: Path) -> None:
+def test_digest_is_that_of_all_that_changes_an_answer(folder: Path, tmp_path: Path) -> None:
     before = read_manifest(folder)
     again = write_small_export(tmp_path / "again", model="linear", batch_sizes=(2, 4))
     assert read_manifest(again).digest == before.digest
-    others = ({"seed": 1}, {"temperature": 2.0}, {"name": "other"}, {"members": 2}, {"always": 7}, {"model": "mlp"})
+    changes = ({"seed": 1}, {"temperature": 2.0}, {"name": "other"}, {"members": 2}, {"always": 7}, {"model": "mlp"})
     digests = set()
-    for number, other in enumerate(others):
+    for number, other in enumerate(changes):
         options: dict[str, Any] = {"model": "linear", "batch_sizes": (2, 4)} | other
         digests.add(read_manifest(write_small_export(tmp_path / str(number), **options)).digest)
-    assert len(digests - {before.digest}) == len(others)
+    assert len(digests - {before.digest}) == len(changes)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_the_digest_is_that_of_all_that_changes_an_answer(folder: Path, tmp_path
     ],
 )
 def test_probabilities_are_not_below_0_and_sum_to_1(row: list[float], are_right: bool) -> None:
-    others = [[1.0, 0.0, 0.0]] * 2
-    rows = np.array([*others, row], np.float32)
+    valid = [[1.0, 0.0, 0.0]] * 2
+    rows = np.array([*valid, row], np.float32)
     assert are_probabilities(rows).tolist() == [True, True, are_right]
 
 
@@ -118,7 +118,7 @@ def test_program_of_another_type_is_refused(changed: Callable[[Any], Any], tmp_p
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (
             lambda folder: (folder / "manifest.json").unlink(),
@@ -139,13 +139,13 @@ def test_program_of_another_type_is_refused(changed: Callable[[Any], Any], tmp_p
         (lambda folder: (folder / "weights.safetensors").write_bytes(b"0"), "is not the file that was exported"),
     ],
 )
-def test_what_is_damaged_or_missing_or_later_is_refused_in_one_line(
-    folder: Path, damage: Callable[[Path], object], said: str
+def test_damaged_missing_or_newer_export_is_refused_in_one_line(
+    folder: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(folder)
     with pytest.raises(UserError) as caught:
         read_export(folder)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -153,11 +153,11 @@ def test_what_is_damaged_or_missing_or_later_is_refused_in_one_line(
 @functools.cache
 def distributions(*names: str) -> frozenset[str]:
     """Return packages and those that they require, extras aside."""
-    found = set(names)
+    packages = set(names)
     for name in names:
         needed = [line for line in requires(name) or [] if "extra ==" not in line]
-        found |= distributions(*(line.split(">")[0].split("<")[0].split("=")[0].strip(" ;!~") for line in needed))
-    return frozenset(found)
+        packages |= distributions(*(line.split(">")[0].split("<")[0].split("=")[0].strip(" ;!~") for line in needed))
+    return frozenset(packages)
 
 
 @pytest.fixture
@@ -168,13 +168,13 @@ def only_needed(tmp_path: Path) -> Path:
     for name in distributions(*NEEDED):
         tops = {path.parts[0]: path for path in files(name) or () if path.parts[0] not in ("..", "__pycache__")}
         for top, path in tops.items():
-            own = Path(str(path.locate())).parents[len(path.parts) - 1] / top
+            installed = Path(str(path.locate())).parents[len(path.parts) - 1] / top
             if not (place / top).exists():
-                (place / top).symlink_to(own)
+                (place / top).symlink_to(installed)
     return place
 
 
-def test_the_lines_of_the_docs_load_it_with_four_packages_alone(tmp_path: Path, only_needed: Path) -> None:
+def test_lines_of_the_docs_load_it_with_four_packages_alone(tmp_path: Path, only_needed: Path) -> None:
     folder = write_small_export(tmp_path / "models" / "export", batch_sizes=(8,))
     page = (ROOT / "docs/export.md").read_text(encoding="utf-8")
     (snippet,) = (part.split("```")[0] for part in page.split("```python\n")[1:])

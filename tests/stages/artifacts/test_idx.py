@@ -80,7 +80,7 @@ def test_arbitrary_bytes_parse_or_are_refused_in_one_line(data: bytes, shape: tu
 
 
 @pytest.mark.parametrize(
-    ("header", "found"),
+    ("header", "message"),
     [
         ("00000d03", "magic number is 0x00000d03; allowed is 0x00000803 (uint8, 3 dimensions)"),
         ("00000801", "magic number is 0x00000801"),
@@ -89,16 +89,16 @@ def test_arbitrary_bytes_parse_or_are_refused_in_one_line(data: bytes, shape: tu
         ("1f8b0803", "magic number is 0x1f8b0803"),
     ],
 )
-def test_a_wrong_magic_number_is_named(header: str, found: str) -> None:
-    assert found in refused(bytes.fromhex(header) + struct.pack(">3I", 1, 1, 1) + b"x", (None, None, None))
+def test_wrong_magic_number_is_named(header: str, message: str) -> None:
+    assert message in refused(bytes.fromhex(header) + struct.pack(">3I", 1, 1, 1) + b"x", (None, None, None))
 
 
-def test_a_size_of_zero_is_refused() -> None:
+def test_size_of_zero_is_refused() -> None:
     assert "any from 1" in refused(struct.pack(">HBB3I", 0, 8, 3, 0, 2**32 - 1, 2**32 - 1), (None, None, None))
 
 
 @pytest.mark.parametrize("sizes", [(2**31, 1, 1), (2**31, 2, 1), (2**31, 2**31, 4), (2**32 - 1,) * 3])
-def test_a_lying_header_takes_no_memory(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
+def test_lying_header_takes_no_memory(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
     """Among the products are 2**32 and 2**64: an overflow would make them 0, the number of bytes that are there."""
     path = tmp_path / "lie"
     path.write_bytes(struct.pack(">HBB3I", 0, 8, 3, *sizes))
@@ -112,7 +112,7 @@ def test_a_lying_header_takes_no_memory(tmp_path: Path, sizes: tuple[int, int, i
     assert peak_bytes < 1_000_000
 
 
-def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
+def test_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(UserError, match="there is no such file"):
             read_idx(path, shape=(None,))
@@ -122,6 +122,6 @@ def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
     "array",
     [np.zeros(3, np.int8), np.zeros((2, 2), np.uint8), np.zeros((), np.uint8), np.zeros((0, 28, 28), np.uint8)],
 )
-def test_the_writer_refuses_what_the_reader_would(array: npt.NDArray[np.generic]) -> None:
+def test_writer_refuses_arrays_that_reader_refuses(array: npt.NDArray[np.generic]) -> None:
     with pytest.raises(ValueError, match="array"):
         encode_idx(array)

@@ -23,21 +23,22 @@ def test_columns_are_read_in_the_order_that_is_asked_for(tmp_path: Path) -> None
     pd.testing.assert_frame_equal(read_parquet(tmp_path / "a.parquet", ["share", "word"]), TABLE[["share", "word"]])
 
 
-def test_an_index_that_pandas_wrote_is_a_column_like_others(tmp_path: Path) -> None:
+def test_index_that_pandas_wrote_is_a_column_like_others(tmp_path: Path) -> None:
     TABLE.set_index("word").to_parquet(tmp_path / "a.parquet")
     assert read_parquet(tmp_path / "a.parquet", ["word"])["word"].tolist() == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"), [(["number", "none"], "not a table of this project: No match"), (["number"], "no such file")]
+    ("columns", "message"),
+    [(["number", "none"], "not a table of this project: No match"), (["number"], "no such file")],
 )
-def test_what_is_not_there_is_one_line(columns: list[str], said: str, tmp_path: Path) -> None:
+def test_missing_file_or_column_is_one_line(columns: list[str], message: str, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     if "none" in columns:
         path.write_bytes(encoded())
     line = refusal(lambda: read_parquet(path, columns, made_by="it"))
     assert line is not None
-    assert line.startswith(f"{path}: {said}")
+    assert line.startswith(f"{path}: {message}")
     assert "`it` makes it" in line
 
 

@@ -28,8 +28,8 @@ def test_saving_twice_gives_equal_bytes(tmp_path: Path) -> None:
 
 def test_no_setting_of_matplotlib_changes_a_figure(tmp_path: Path) -> None:
     plotting.save(everything(), tmp_path / "plain.png")
-    others = {"font.size": 20, "axes.facecolor": "red", "lines.linewidth": 9, "savefig.dpi": 50, "image.cmap": "jet"}
-    with mpl.rc_context(others | {"backend": "svg"}):
+    settings = {"font.size": 20, "axes.facecolor": "red", "lines.linewidth": 9, "savefig.dpi": 50, "image.cmap": "jet"}
+    with mpl.rc_context(settings | {"backend": "svg"}):
         plotting.save(everything(), tmp_path / "changed.png")
     assert (tmp_path / "changed.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
@@ -39,10 +39,10 @@ def test_every_image_of_a_gallery_lies_below_its_caption(count: int) -> None:
     images = np.random.default_rng(0).integers(0, 256, (count, 4, 3), dtype=np.uint8)
     captions = [f"image {number}\nof {count}" for number in range(count)]
     figure = plotting.gallery(images, captions, "A · title", columns=3)
-    found = cells(figure, (4, 3))
-    assert [caption for caption, _ in found] == captions
-    for (_, shown), image in zip(found, images, strict=True):
-        np.testing.assert_array_equal(shown, image)
+    drawn = cells(figure, (4, 3))
+    assert [caption for caption, _ in drawn] == captions
+    for (_, pixels), image in zip(drawn, images, strict=True):
+        np.testing.assert_array_equal(pixels, image)
     places = [text.get_position() for text in figure.axes[0].texts]
     assert len({row for _, row in places}) == -(-count // 3)
     assert len(set(places)) == count

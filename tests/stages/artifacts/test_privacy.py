@@ -9,7 +9,7 @@ from gradtrail.stages.artifacts.privacy import read_guarantee, write_guarantee
 from gradtrail.support.errors import UserError
 
 
-def test_a_promise_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_promise_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_guarantee(tmp_path) is None, "of a training that is not private"
     write_guarantee(tmp_path, a_guarantee())
     assert read_guarantee(tmp_path) == a_guarantee()

@@ -61,7 +61,7 @@ def assert_equal(left: Split, right: Split) -> None:
         assert one.dtype == other.dtype
 
 
-def test_what_is_written_comes_back(written: Path) -> None:
+def test_shards_round_trip(written: Path) -> None:
     split = opened(written)
     split.verify()
     assert len(split) == len(SPLIT)
@@ -78,7 +78,7 @@ def test_any_part_of_it_is_read_across_shards(written: Path, start: int, stop: i
     np.testing.assert_array_equal(labels, SPLIT.labels[start:stop])
 
 
-def test_rows_anywhere_are_taken_and_it_is_a_source_of_single_examples(written: Path) -> None:
+def test_rows_and_single_examples_are_read(written: Path) -> None:
     split = opened(written)
     rows = np.array([0, 3, SIZE - 1, SIZE, 69_999])
     assert_equal(split.take(rows), take_rows(SPLIT, rows))
@@ -90,7 +90,7 @@ def test_rows_anywhere_are_taken_and_it_is_a_source_of_single_examples(written: 
         split[len(SPLIT)]
 
 
-def test_a_shard_is_as_large_as_asked_and_numpy_reads_it(written: Path) -> None:
+def test_shard_is_as_large_as_asked_and_numpy_reads_it(written: Path) -> None:
     index = read_json(written / "index.json")
     assert [shard["examples"] for shard in index["shards"]] == [SIZE, SIZE, 70_000 - 2 * SIZE]
     size = sum(file.stat().st_size for file in written.glob("00000.*"))
@@ -98,20 +98,22 @@ def test_a_shard_is_as_large_as_asked_and_numpy_reads_it(written: Path) -> None:
     np.testing.assert_array_equal(np.load(written / "00001.images.npy"), SPLIT.images[SIZE : 2 * SIZE])
 
 
-def test_the_shards_do_not_depend_on_the_parts_that_they_are_made_of(written: Path, tmp_path: Path) -> None:
+def test_shards_do_not_depend_on_the_parts_that_they_are_made_of(written: Path, tmp_path: Path) -> None:
     write_shards(tmp_path / "train.npz", [SPLIT], 1)
     assert (tmp_path / "train.npz/index.json").read_bytes() == (written / "index.json").read_bytes()
 
 
-def test_a_changed_example_changes_only_the_shard_that_has_it(written: Path, tmp_path: Path) -> None:
+def test_changed_example_changes_only_the_shard_that_has_it(written: Path, tmp_path: Path) -> None:
     changed = dataclasses.replace(SPLIT, images=SPLIT.images.copy())
     changed.images[SIZE] ^= 1
     write_shards(tmp_path / "train.npz", [changed], 1)
-    before, after = ({file.name: sha256(file) for file in each.iterdir()} for each in (written, tmp_path / "train.npz"))
+    before, after = (
+        {file.name: sha256(file) for file in folder.iterdir()} for folder in (written, tmp_path / "train.npz")
+    )
     assert {name for name in before if before[name] != after[name]} == {"00001.images.npy", "index.json"}
 
 
-def test_a_missing_or_cut_shard_is_refused_before_anything_is_read(folder: Path) -> None:
+def test_missing_or_cut_shard_is_refused_before_anything_is_read(folder: Path) -> None:
     file = folder / "00001.images.npy"
     content = file.read_bytes()
     file.write_bytes(content[:-1])
@@ -122,7 +124,7 @@ def test_a_missing_or_cut_shard_is_refused_before_anything_is_read(folder: Path)
     assert "no such file" in refused(lambda: opened(folder), file)
 
 
-def test_a_changed_shard_is_refused_when_it_is_verified(folder: Path) -> None:
+def test_changed_shard_is_refused_when_it_is_verified(folder: Path) -> None:
     file = folder / "00002.labels.npy"
     content = bytearray(file.read_bytes())
     content[-4] ^= 1
@@ -130,7 +132,7 @@ def test_a_changed_shard_is_refused_when_it_is_verified(folder: Path) -> None:
     assert "not the bytes" in refused(opened(folder).verify, file)
 
 
-def test_a_shard_that_is_cut_while_it_is_used_is_one_line(folder: Path) -> None:
+def test_shard_that_is_cut_while_it_is_used_is_one_line(folder: Path) -> None:
     split, file = opened(folder), folder / "00000.images.npy"
     file.write_bytes(file.read_bytes()[:1000])
     assert "truncated while it was read" in refused(lambda: split.read(0, 4096), file)

@@ -31,10 +31,10 @@ def path(tmp_path: Path) -> Path:
 def rewrite(path: Path, tensors: dict[str, Any] | None = None, **metadata: str) -> None:
     """Write the file again with some tensors changed (None: left out), or with other metadata."""
     with safe_open(path, framework="numpy") as file:
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         described = file.metadata()
-    kept = {name: tensor for name, tensor in {**found, **(tensors or {})}.items() if tensor is not None}
-    save_file(kept, path, metadata=metadata or described)
+    remaining = {name: tensor for name, tensor in {**read, **(tensors or {})}.items() if tensor is not None}
+    save_file(remaining, path, metadata=metadata or described)
 
 
 def refusal(path: Path) -> str:
@@ -58,8 +58,8 @@ def test_weights_come_back_to_the_bit_with_their_model(path: Path) -> None:
 def test_special_numbers_keep_their_bits(special: float, tmp_path: Path) -> None:
     params = jax.tree.map(lambda leaf: np.full_like(leaf, special), PARAMS)
     write_weights(tmp_path / "w", params, INFO)
-    found = read_weights(tmp_path / "w")[1]
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, (found, params)), strict=True))
+    restored = read_weights(tmp_path / "w")[1]
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, (restored, params)), strict=True))
 
 
 def test_equal_weights_are_equal_bytes_in_every_process(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_equal_weights_are_equal_bytes_in_every_process(tmp_path: Path) -> None:
     assert digest(tmp_path / "w") == "c2b4925f94a3f9f91a7e1ea1473809cd"
 
 
-def test_anybody_can_read_the_tensors(path: Path) -> None:
+def test_tensors_are_readable_by_safetensors(path: Path) -> None:
     with safe_open(path, framework="numpy") as file:
         assert set(file.keys()) == {f"layers/{n}/{part}" for n in (0, 1) for part in ("kernel", "bias")}
         np.testing.assert_array_equal(file.get_tensor("layers/0/kernel"), PARAMS["layers"][0]["kernel"])
@@ -81,7 +81,7 @@ def test_tensors_that_the_model_lacks_are_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 100, -1])
-def test_a_truncated_file_is_refused(cut: int, path: Path) -> None:
+def test_truncated_file_is_refused(cut: int, path: Path) -> None:
     path.write_bytes(path.read_bytes()[:cut])
     refusal(path)
 
@@ -110,7 +110,7 @@ def test_missing_key_of_model_is_named(path: Path) -> None:
     assert "model.features" in refusal(path)
 
 
-def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:
+def test_pickle_is_never_loaded(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(pickle.dumps(Bomb()))
     refusal(tmp_path / "w")
 
@@ -120,5 +120,5 @@ class Bomb:
         return pytest.fail, ("a pickle was read",)
 
 
-def test_a_missing_file_is_named_with_what_makes_it(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     assert "dvc repro" in refusal(tmp_path / "w")

@@ -10,11 +10,11 @@ TRAIN = flatten({"train": read_yaml(ROOT / "params.yaml")["train"]})
 
 
 def blocks(**changes: str | bool) -> set[str]:
-    found = active_params(TRAIN | {f"train.{key}": value for key, value in changes.items()})
-    return {key.split(".")[1] for key in found if key.count(".") == 2}
+    active = active_params(TRAIN | {f"train.{key}": value for key, value in changes.items()})
+    return {key.split(".")[1] for key in active if key.count(".") == 2}
 
 
-def test_the_blocks_of_the_chosen_kinds_are_in_force() -> None:
+def test_blocks_of_the_chosen_kinds_are_in_force() -> None:
     assert blocks(model="mlp", optimizer="adamw", schedule="cosine") == {"mlp", "adamw", "cosine", "augmentation"}
     assert blocks(model="cnn", optimizer="sgd", schedule="linear") == {"cnn", "sgd", "linear", "augmentation"}
     assert blocks(precision="float16") == blocks() | {"loss_scaling"}
@@ -22,7 +22,7 @@ def test_the_blocks_of_the_chosen_kinds_are_in_force() -> None:
         assert blocks(**{"privacy.enabled": enabled}) == blocks() | {"privacy"}
 
 
-def test_what_members_vary_in_counts_where_there_are_several() -> None:
+def test_vary_is_active_with_several_members() -> None:
     of_several = {"train.vary", "train.members_at_once"}
     assert not of_several & active_params(TRAIN).keys()
     assert not of_several & active_params({key: str(value) for key, value in TRAIN.items()}).keys()
@@ -30,17 +30,17 @@ def test_what_members_vary_in_counts_where_there_are_several() -> None:
         assert of_several <= active_params(TRAIN | {"train.members": members}).keys()
 
 
-def test_how_sums_are_added_up_counts_where_there_are_several_shards() -> None:
+def test_reduction_is_active_with_several_shards() -> None:
     assert "train.reduction" not in active_params(TRAIN)
     for shards in (2, "2"):
         assert "train.reduction" in active_params(TRAIN | {"train.shards": shards})
 
 
-def test_the_linear_model_has_no_block_though_a_schedule_has_that_name() -> None:
+def test_linear_model_has_no_block_though_a_schedule_has_that_name() -> None:
     assert blocks(model="linear", optimizer="sgd", schedule="cosine") == {"sgd", "cosine", "augmentation"}
 
 
-def test_what_belongs_to_no_block_is_in_force_and_all_is_where_no_model_is_chosen() -> None:
+def test_params_outside_of_blocks_are_active() -> None:
     of_several = {"train.vary", "train.members_at_once", "train.reduction"}
     assert {key for key in TRAIN if key.count(".") == 1} - of_several <= active_params(TRAIN).keys()
     assert active_params({"train.cnn.dropout": 1, "evaluate.weights": "best"}) == {

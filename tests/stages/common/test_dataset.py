@@ -38,7 +38,7 @@ def refusal(path: Path, info: DatasetInfo) -> str:
     return str(caught.value)
 
 
-def test_a_processed_folder_comes_back(tmp_path: Path) -> None:
+def test_processed_folder_comes_back(tmp_path: Path) -> None:
     splits = {name: random_split(size) for name, size in zip(dataset.SPLITS, (5, 4, 3), strict=True)}
     dataset.write_processed(tmp_path / "processed", splits, INFO)
     info = dataset.read_info(tmp_path / "processed")
@@ -58,7 +58,7 @@ def test_truncated_split_is_refused(cut: int, tmp_path: Path) -> None:
     assert "not the bytes that" in refusal(path, info)
 
 
-def test_a_whole_file_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
+def test_other_file_in_place_of_split_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.npz"
     dataset.write_split(path, SPLIT)
     info = described(path)
@@ -66,7 +66,7 @@ def test_a_whole_file_in_the_place_of_another_is_refused(tmp_path: Path) -> None
     assert "not the bytes that" in refusal(path, info)
 
 
-def test_pickled_objects_are_refused_unread(tmp_path: Path) -> None:
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     objects = np.array([Bomb()], dtype=object)
     np.savez(tmp_path / "train.npz", allow_pickle=True, **{**vars(SPLIT), "labels": objects})
     with pytest.raises(ValueError, match="pickle"):
@@ -79,7 +79,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"name": "digits"}'])
-def test_a_description_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+def test_invalid_description_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "dataset.json").write_text(content)
     with pytest.raises(UserError) as caught:
         dataset.read_info(tmp_path)
@@ -87,7 +87,7 @@ def test_a_description_that_is_none_is_refused(content: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_missing_is_named_with_what_makes_it(tmp_path: Path) -> None:
+def test_missing_split_or_description_is_named(tmp_path: Path) -> None:
     assert "dvc repro" in refusal(tmp_path / "train.npz", INFO)
     with pytest.raises(UserError, match=r"dataset\.json: no such file; `dvc repro`"):
         dataset.read_info(tmp_path)

@@ -50,7 +50,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
     return TRAIN | ({outer: TRAIN[outer] | {inner: value}} if outer else {inner: value})
 
 
-def test_the_sections_of_the_repository_load() -> None:
+def test_sections_of_the_repository_load() -> None:
     for section, into in SECTIONS.items():
         loaded = load_section(section, into, ROOT / "params.yaml")
         assert {field.name for field in dataclasses.fields(loaded)} == PARAMS[section].keys()
@@ -73,7 +73,7 @@ def test_the_sections_of_the_repository_load() -> None:
         ("mlp", None),
     ],
 )
-def test_a_wrong_value_is_named_by_its_key(key: str, value: Any) -> None:
+def test_wrong_value_is_named_by_its_key(key: str, value: Any) -> None:
     assert f"params.yaml: train.{key}" in refusal(changed(key, value), TrainConfig)
 
 
@@ -96,7 +96,7 @@ def test_corrections_are_on_off_or_of_the_test_split() -> None:
 
 
 @pytest.mark.parametrize("key", ["epochs", "mlp.hidden", "adamw.b2"])
-def test_a_missing_key_is_named(key: str) -> None:
+def test_missing_key_is_named(key: str) -> None:
     section = changed(key, None)
     outer, _, inner = key.rpartition(".")
     del (section[outer] if outer else section)[inner]
@@ -106,7 +106,7 @@ def test_a_missing_key_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "near"), [("epoch", "; did you mean 'epochs'?"), ("mlp.hidden_", "; did you mean 'hidden'?"), ("mlp.q", "")]
 )
-def test_an_unknown_key_is_named_with_the_nearest_known_one(key: str, near: str) -> None:
+def test_unknown_key_is_named_with_the_nearest_known_one(key: str, near: str) -> None:
     assert refusal(changed(key, 1), TrainConfig) == f"params.yaml: train.{key} is not a known key{near}"
 
 
@@ -179,7 +179,7 @@ def test_number_that_nothing_can_count_is_refused_by_its_key() -> None:
         )
 
 
-def test_a_missing_file_or_section_is_named(tmp_path: Path) -> None:
+def test_missing_file_or_section_is_named(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     with pytest.raises(UserError, match=r"params\.yaml: no such file"):
         load_section("train", Numbers, path)

@@ -64,7 +64,7 @@ def key_of(stage: str, folder: Path) -> str:
     return state_key(stage, live_entry(pipeline[stage], folder))
 
 
-def test_the_pipeline_file_is_read_with_all_its_forms(folder: Path) -> None:
+def test_pipeline_file_is_read_with_all_its_forms(folder: Path) -> None:
     assert read_pipeline(folder / "dvc.yaml") == {
         "make": StageSpec(
             cmd="make it",
@@ -78,7 +78,7 @@ def test_the_pipeline_file_is_read_with_all_its_forms(folder: Path) -> None:
     }
 
 
-def test_a_live_entry_has_the_values_and_digests_of_the_files(folder: Path) -> None:
+def test_live_entry_has_the_values_and_digests_of_the_files(folder: Path) -> None:
     entry = live_entry(read_pipeline(folder / "dvc.yaml")["use"], folder)
     assert entry == Entry(
         cmd="use it",
@@ -102,7 +102,7 @@ def test_a_live_entry_has_the_values_and_digests_of_the_files(folder: Path) -> N
         ("dvc.yaml", "deps: [data/part.txt, code.py]", "deps: [code.py, data/part.txt]", set()),
     ],
 )
-def test_the_key_changes_with_each_ingredient_and_with_nothing_else(
+def test_key_changes_with_each_ingredient_and_with_nothing_else(
     file: str, old: str, new: str, changed: set[str], folder: Path
 ) -> None:
     before = {stage: key_of(stage, folder) for stage in ("make", "use")}
@@ -118,13 +118,13 @@ def locked(entry: Entry) -> dict[str, Any]:
     return {"cmd": entry.cmd, "deps": deps, "params": entry.params, "outs": [{"path": "results", "md5": "0"}]}
 
 
-def test_the_key_is_the_same_from_a_lock_and_from_files(folder: Path) -> None:
+def test_key_is_the_same_from_a_lock_and_from_files(folder: Path) -> None:
     pipeline = read_pipeline(folder / "dvc.yaml")
     lock = {name: locked(live_entry(spec, folder)) for name, spec in pipeline.items()}
     assert state_key("use", locked_entry(lock["use"])) == key_of("use", folder)
 
 
-def test_upstream_stages_are_found_by_file_and_by_folder_but_not_by_prefix() -> None:
+def test_upstream_stages_match_files_and_folders_but_no_prefix() -> None:
     specs = {
         "folder": StageSpec(cmd="", deps=(), params={}, outs=("data",)),
         "file": StageSpec(cmd="", deps=(), params={}, outs=("models/best",)),
@@ -135,7 +135,7 @@ def test_upstream_stages_are_found_by_file_and_by_folder_but_not_by_prefix() -> 
     assert upstream_stages("folder", specs) == []
 
 
-def test_a_missing_dep_is_an_error(folder: Path) -> None:
+def test_missing_dep_is_an_error(folder: Path) -> None:
     (folder / "code.py").unlink()
     with pytest.raises(FileNotFoundError):
         key_of("make", folder)
@@ -157,7 +157,7 @@ def test_file_without_stages_is_refused_in_one_line(file: str, content: str, fol
     assert line.startswith(f"{folder / file}: no stages as DVC ")
 
 
-def test_the_pipeline_beside_the_root_is_read_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optional_pipeline_is_read_with_the_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_pipelines(folder) == read_pipeline(folder / "dvc.yaml")
     (folder / "pipeline" / "audit").mkdir(parents=True)
     (folder / "pipeline" / "audit" / "dvc.yaml").write_text(

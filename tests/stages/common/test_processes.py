@@ -54,7 +54,7 @@ def test_process_0_decides_and_the_others_get_the_same_values() -> None:
     assert ALONE.agreed(lambda: 5) == 5
 
 
-def test_a_signal_of_another_process_reaches_process_0() -> None:
+def test_signal_of_another_process_reaches_process_0() -> None:
     first, second = pair()
     assert first.asked_to_stop() is None
     second.ask_to_stop(15)
@@ -75,7 +75,7 @@ def test_shards_that_the_processes_cannot_share_are_refused() -> None:
         pair()[0].devices(3)
 
 
-def test_who_is_not_told_of_others_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_variables_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert join(1.0) is ALONE
     monkeypatch.setenv("SLURM_NTASKS", "4")
     assert join(1.0) is ALONE
@@ -111,7 +111,7 @@ class Waiting(Client):
             return self.values[key]
 
 
-def test_nobody_goes_on_before_all_are_ready() -> None:
+def test_no_process_continues_before_all_are_ready() -> None:
     client = Waiting()
     passed: queue.Queue[int] = queue.Queue()
 
@@ -143,7 +143,7 @@ os.write(2, b"from C++\\n")
 
 
 @pytest.mark.parametrize(("index", "terminal"), [("0", "from Python\n"), ("1", "")])
-def test_terminal_has_what_process_0_prints_and_logs_what_libraries_print(
+def test_terminal_shows_process_0_and_logs_have_library_output(
     index: str, terminal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_PROCESS_ID", index)

@@ -48,7 +48,7 @@ def is_cached(compiler: Compiler) -> bool:
     return compiler.compile("doubled", lambda values: jnp.sin(values) * 2, argument).times.cached
 
 
-def test_what_was_compiled_before_comes_from_the_cache_unless_it_is_disabled(cache: Path) -> None:
+def test_compiled_function_comes_from_cache_unless_disabled(cache: Path) -> None:
     guard = setup.only_compiler(cache)
     assert [is_cached(Compiler(time.perf_counter, guard)) for _ in range(2)] == [False, True]
     with setup.cache_disabled():
@@ -56,7 +56,7 @@ def test_what_was_compiled_before_comes_from_the_cache_unless_it_is_disabled(cac
     assert is_cached(Compiler(time.perf_counter, guard))
 
 
-def test_a_program_is_compiled_by_one_at_a_time(tmp_path: Path) -> None:
+def test_program_is_compiled_by_one_at_a_time(tmp_path: Path) -> None:
     inside, entered = [], threading.Event()
 
     def compile_it() -> None:
@@ -75,7 +75,7 @@ def test_a_program_is_compiled_by_one_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_about_the_cache(tmp_path: Path) -> None:
+def test_full_disk_is_one_line_about_the_cache(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").touch()
     command = [sys.executable, "-c", FULL]
     for _ in range(2):  # then with the entries that were half written

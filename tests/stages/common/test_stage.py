@@ -11,7 +11,7 @@ from factories import ROOT
 from gradtrail.stages.common.stage import Stage, run_stage
 
 
-def test_a_stage_ends_with_its_metrics_and_its_time(
+def test_stage_ends_with_its_metrics_and_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pipeline").mkdir()

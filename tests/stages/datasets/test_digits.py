@@ -44,7 +44,7 @@ def test_digits_are_enlarged_bilinearly_and_framed_as_mnist_is(arrays: FourArray
 
 
 @pytest.mark.parametrize("name", [name for name, entry in DATASETS.items() if entry.contents])
-def test_the_real_files_are_those_that_the_catalog_describes(name: str, tmp_path: Path) -> None:
+def test_real_files_are_those_that_the_catalog_describes(name: str, tmp_path: Path) -> None:
     """Of what needs a network, where the environment names a folder with it."""
     entry = DATASETS[name]
     if entry.folder_variable and not os.environ.get(entry.folder_variable):

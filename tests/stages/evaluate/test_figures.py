@@ -22,7 +22,7 @@ def evaluation(num_examples: int, num_classes: int = 3, *, perfect: bool = False
 
 
 @pytest.mark.parametrize(("num_classes", "perfect"), [(10, False), (2, False), (3, True)])
-def test_the_confusion_matrix_has_every_count_and_colours_for_mistakes(num_classes: int, perfect: bool) -> None:
+def test_confusion_matrix_has_every_count_and_colours_for_mistakes(num_classes: int, perfect: bool) -> None:
     confusion = evaluation(20, num_classes, perfect=perfect).confusion
     (axis,) = figures.draw_confusion(confusion, "a title").axes
     written = {text.get_position(): text.get_text() for text in axis.texts}
@@ -36,10 +36,10 @@ def test_the_confusion_matrix_has_every_count_and_colours_for_mistakes(num_class
 
 def test_tables_have_every_prediction_and_as_many_mistakes_as_asked_for(tmp_path: Path) -> None:
     split, result = random_split(20), evaluation(20)
-    said = Predictions(
+    predictions = Predictions(
         seed=0, weights=Path("final"), epoch=1, validation=result.probabilities, test=result.probabilities
     )
-    alone = MembersEvaluation(predictions=[said], members=[result], ensemble=result)
+    alone = MembersEvaluation(predictions=[predictions], members=[result], ensemble=result)
     tables.write_tables(tmp_path / "evaluate", split, alone, 5)
     assert len(pd.read_csv(tmp_path / "evaluate" / "mistakes.csv")) == 5
     everyone = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")

@@ -41,7 +41,7 @@ def test_other_rows_of_openml_are_refused(acquisition: Acquisition, internet: Mi
         ("/download", b"@RELATION\n\n?"),
     ],
 )
-def test_whatever_openml_answers_the_fault_is_one_line(
+def test_faulty_answer_of_openml_is_one_line(
     acquisition: Acquisition, internet: MirrorServer, path: str, body: bytes
 ) -> None:
     internet.routes[path] = whole(body)
@@ -52,6 +52,6 @@ def test_whatever_openml_answers_the_fault_is_one_line(
     assert socket.getdefaulttimeout() is None
 
 
-def test_openml_is_not_asked_unless_wanted(acquisition: Acquisition, internet: MirrorServer) -> None:
+def test_openml_is_used_only_if_enabled(acquisition: Acquisition, internet: MirrorServer) -> None:
     assert "to ask, as MNIST_DIR is not set: set MNIST_DIR" in acquisition.refusal()
     assert internet.requests == []

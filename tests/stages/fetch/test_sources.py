@@ -31,7 +31,7 @@ def serve_mirror(internet: MirrorServer, route: str, files: dict[str, bytes]) ->
 
 @pytest.mark.parametrize("gzipped", [False, True])
 @pytest.mark.parametrize(("dataset", "variable"), [("mnist", "MNIST_DIR"), ("fashion_mnist", "FASHION_MNIST_DIR")])
-def test_a_folder_comes_first(
+def test_folder_comes_first(
     acquisition: Acquisition,
     internet: MirrorServer,
     tmp_path: Path,
@@ -62,7 +62,7 @@ FAULTS: dict[str, tuple[str, bytes | None, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_folder_is_reported_in_a_line_and_passed_over(
+def test_faulty_folder_is_reported_and_next_source_is_used(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     suffix, data, reason = FAULTS[fault]
@@ -105,7 +105,7 @@ def test_files_of_another_data_set_are_refused(acquisition: Acquisition, interne
 # Where no source answers.
 
 
-def test_a_network_that_is_down_is_a_line_a_host_and_one_that_says_what_to_do(
+def test_unreachable_network_is_one_line_per_host_and_advice(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is scikit-learn called, which would wait long and try again."""
@@ -152,7 +152,7 @@ def test_only_mnist_has_a_stand_in(acquisition: Acquisition, tmp_path: Path, mon
         ({"dataset": "idx", "folder": "here"}, "fetch.folder is not a known key"),
     ],
 )
-def test_a_section_that_is_wrong_is_one_line(content: dict, words: str) -> None:
+def test_invalid_section_is_one_line(content: dict, words: str) -> None:
     with pytest.raises(UserError) as caught:
         validate(content, FetchConfig, "params.yaml: fetch")
     assert words in str(caught.value)

@@ -56,7 +56,7 @@ def sharded(tmp_path: Path) -> ShardedSplit:
 
 
 def test_every_example_has_its_scores_in_the_order_of_the_split(tmp_path: Path) -> None:
-    found = scored(tmp_path / "a.parquet", InMemorySource(SPLIT))
+    result = scored(tmp_path / "a.parquet", InMemorySource(SPLIT))
     file = pq.ParquetFile(tmp_path / "a.parquet")
     assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [12, 12, 12, 12, 2]
     table = file.read().to_pandas()
@@ -68,7 +68,7 @@ def test_every_example_has_its_scores_in_the_order_of_the_split(tmp_path: Path) 
     np.testing.assert_array_equal(table["correct"], correct)
     expected = {"grad_norm_mean": norms.mean(), "grad_norm_std": norms.std(), "grad_norm_max": norms.max()}
     expected |= {"examples": 50, "misclassified": 1 - correct.mean()}
-    assert found == pytest.approx({f"every_example/{name}": value for name, value in expected.items()})
+    assert result == pytest.approx({f"every_example/{name}": value for name, value in expected.items()})
 
 
 def test_from_shards_come_the_same_bytes(tmp_path: Path, sharded: ShardedSplit) -> None:
@@ -76,7 +76,7 @@ def test_from_shards_come_the_same_bytes(tmp_path: Path, sharded: ShardedSplit) 
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
-def test_no_more_than_two_parts_are_read_ahead_of_what_is_scored(tmp_path: Path) -> None:
+def test_at_most_two_parts_are_read_ahead(tmp_path: Path) -> None:
     reads: list[int] = []
     done: list[int] = []
 

@@ -32,14 +32,12 @@ def analyzed(num_examples: int, *, noisy: bool = False) -> tuple[dict[str, Split
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[dict[str, Split], GradientAnalysis, Tables]:
+def result() -> tuple[dict[str, Split], GradientAnalysis, Tables]:
     return analyzed(NUM_EXAMPLES, noisy=True)
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_scores_that_find_wrong_labels_are_drawn_where_there_are_some(
-    noisy: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_detection_is_drawn_if_labels_are_wrong(noisy: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     saved: list[str] = []
     monkeypatch.setattr(plotting, "save", lambda figure, path: saved.append(path.relative_to(tmp_path).stem))
     splits, analysis, rows = analyzed(6, noisy=noisy)
@@ -49,9 +47,9 @@ def test_scores_that_find_wrong_labels_are_drawn_where_there_are_some(
 
 
 def test_galleries_have_the_images_that_their_captions_name(
-    found: tuple[dict[str, Split], GradientAnalysis, Tables],
+    result: tuple[dict[str, Split], GradientAnalysis, Tables],
 ) -> None:
-    splits, _, rows = found
+    splits, _, rows = result
     largest = cells(figures.draw_largest(rows.largest, splits, "a title"), SHAPE)
     suspects = cells(figures.draw_suspects(rows.suspects["train"], splits, "a title"), SHAPE)
     assert len(largest) == len(rows.largest)
@@ -67,13 +65,13 @@ def test_galleries_have_the_images_that_their_captions_name(
         np.testing.assert_array_equal(image, splits["train"].images[row.example_id])
 
 
-def test_influences_have_a_row_for_each_test_example(found: tuple[dict[str, Split], GradientAnalysis, Tables]) -> None:
-    splits, _, rows = found
-    shown = cells(figures.draw_influence(rows.influence, splits, "a title"), SHAPE)
+def test_influences_have_a_row_for_each_test_example(result: tuple[dict[str, Split], GradientAnalysis, Tables]) -> None:
+    splits, _, rows = result
+    drawn = cells(figures.draw_influence(rows.influence, splits, "a title"), SHAPE)
     for start, (name, part) in zip((0, 11), rows.influence.groupby("test_example", sort=False), strict=True):
-        first, *others = shown[start : start + 11]
+        first, *influences = drawn[start : start + 11]
         assert first[0].startswith(f"test #{name}\n")
         np.testing.assert_array_equal(first[1], splits["test"].images[int(str(name))])
-        for (caption, image), row in zip(others, part.itertuples(), strict=True):
+        for (caption, image), row in zip(influences, part.itertuples(), strict=True):
             assert caption == f"{row.effect} #{row.train_example}\n{row.train_label}  {row.influence:+.2g}"
             np.testing.assert_array_equal(image, splits["train"].images[row.train_example])

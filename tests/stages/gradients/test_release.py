@@ -38,17 +38,19 @@ def analyses() -> tuple[GradientAnalysis, GradientAnalysis, list[int]]:
     mesh, visits = make_mesh(jax.devices()[:1]), []
     passes = compile_passes(MODEL, 0.1, 2, curvature=True, compiler=new_compiler(), mesh=mesh)
     whole = analyze(passes, TRAJECTORY, SPLITS, CONFIG, NUM_CLASSES)
-    told = scored_splits(SPLITS, PUBLISHED)
-    part = analyze(passes, TRAJECTORY, told, CONFIG, NUM_CLASSES, advance=lambda count, **_: visits.append(count))
+    public_splits = scored_splits(SPLITS, PUBLISHED)
+    part = analyze(
+        passes, TRAJECTORY, public_splits, CONFIG, NUM_CLASSES, advance=lambda count, **_: visits.append(count)
+    )
     return whole, part, visits
 
 
 def test_only_a_training_to_publish_hides_its_examples() -> None:
     for guarantee in (None, a_guarantee()):
         assert scored_splits(SPLITS, guarantee) == SPLITS
-    told = scored_splits(SPLITS, PUBLISHED)
-    assert {name: len(split) for name, split in told.items()} == {"train": 0, "validation": 6, "test": 9}
-    assert told["train"].images.shape[1:] == SPLITS["train"].images.shape[1:]
+    public_splits = scored_splits(SPLITS, PUBLISHED)
+    assert {name: len(split) for name, split in public_splits.items()} == {"train": 0, "validation": 6, "test": 9}
+    assert public_splits["train"].images.shape[1:] == SPLITS["train"].images.shape[1:]
 
 
 def test_scores_of_other_splits_are_as_before(
@@ -74,10 +76,10 @@ def test_scores_of_other_splits_are_as_before(
 
 
 def made(analysis: GradientAnalysis, *, release: bool) -> tables.Tables:
-    told = scored_splits(SPLITS, a_guarantee(release=release))
-    dynamics = learning_dynamics(len(told["train"]))
+    public_splits = scored_splits(SPLITS, a_guarantee(release=release))
+    dynamics = learning_dynamics(len(public_splits["train"]))
     assert {*dynamics} == {*DYNAMICS} - {"example_id"}
-    return tables.make_tables(tables.score_table(told, analysis.scores, dynamics), analysis, CONFIG)
+    return tables.make_tables(tables.score_table(public_splits, analysis.scores, dynamics), analysis, CONFIG)
 
 
 def test_outs_to_publish_have_their_schema_and_no_training_example(
@@ -86,9 +88,9 @@ def test_outs_to_publish_have_their_schema_and_no_training_example(
     whole, part, _ = analyses
     for name, analysis in (("whole", whole), ("published", part)):
         release = name == "published"
-        found = made(analysis, release=release)
-        tables.write_tables(tmp_path / name, found, {"float64_error/loss": 1e-6})
-    figures.draw(tmp_path / "published", found, part, scored_splits(SPLITS, PUBLISHED), "a title", 5)
+        made_tables = made(analysis, release=release)
+        tables.write_tables(tmp_path / name, made_tables, {"float64_error/loss": 1e-6})
+    figures.draw(tmp_path / "published", made_tables, part, scored_splits(SPLITS, PUBLISHED), "a title", 5)
     schemas = [pq.read_schema(tmp_path / name / "scores.parquet") for name in ("whole", "published")]
     assert schemas[0].equals(schemas[1])
     scores = pd.read_parquet(tmp_path / "published/scores.parquet")
@@ -107,11 +109,13 @@ def test_metrics_and_words_to_publish_leave_the_training_split_out(
     analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]],
 ) -> None:
     _, part, _ = analyses
-    found = made(part, release=True)
-    metrics = tables.measure(found, part)
+    made_tables = made(part, release=True)
+    metrics = tables.measure(made_tables, part)
     assert set(metrics) == {"num_examples", "validation_grad_norm_median", "test_grad_norm_median"}
     assert metrics["num_examples"] == 15
-    words = summary.with_privacy_note(summary.summarize("a title", found, part, metrics, CONFIG, 5, (0,)), PUBLISHED)
+    words = summary.with_privacy_note(
+        summary.summarize("a title", made_tables, part, metrics, CONFIG, 5, (0,)), PUBLISHED
+    )
     assert words.startswith(f"# Summary of per-example gradients: a title\n\n{RELEASED}\n\n## Suspected")
     assert "train split" not in words
     assert words.count("## ") == 1

@@ -52,7 +52,7 @@ ROWS = st.lists(
 
 @fuzz(50)
 @given(rows=ROWS)
-def test_what_is_written_comes_back_and_equal_decisions_are_equal_bytes(tmp_path: Path, rows: list[Correction]) -> None:
+def test_corrections_round_trip_with_equal_bytes(tmp_path: Path, rows: list[Correction]) -> None:
     write_corrections(tmp_path / "a.csv", rows)
     write_corrections(tmp_path / "b.csv", reversed(rows))
     assert {row.example: row for row in read_corrections(tmp_path / "a.csv")} == {row.example: row for row in rows}
@@ -61,7 +61,7 @@ def test_what_is_written_comes_back_and_equal_decisions_are_equal_bytes(tmp_path
     assert (tmp_path / "c.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
 
 
-def test_the_committed_file_is_readable() -> None:
+def test_committed_file_is_readable() -> None:
     read_corrections(Path(__file__).parents[3] / PATH)
 
 
@@ -84,7 +84,7 @@ def test_forms_of_csv_that_are_read(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "the first line is ''; expected split,example_id,"),
         (ROW, "the first line is 'train,7,1,2,Ann,2026-01-02,'; expected split,example_id,"),
@@ -109,23 +109,23 @@ def test_forms_of_csv_that_are_read(tmp_path: Path, text: str) -> None:
         ),
     ],
 )
-def test_what_is_refused_in_one_line(tmp_path: Path, content: str | bytes, said: str) -> None:
+def test_invalid_corrections_are_refused_in_one_line(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as caught:
         read_corrections(path)
-    assert str(caught.value).startswith(f"{path}: {said}")
+    assert str(caught.value).startswith(f"{path}: {message}")
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+def test_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"a.csv: no such file; without corrections it holds the line {HEADER}$"):
         read_corrections(tmp_path / "a.csv")
 
 
 @fuzz(100)
 @given(data=st.data())
-def test_a_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+def test_damaged_file_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.csv"
     write_corrections(path, [correction(example_id=number, reason="a, b") for number in range(3)])
     path.write_bytes(data.draw(damaged(path.read_bytes())))
@@ -146,33 +146,33 @@ def applied(splits: dict[str, Split], rows: Sequence[Correction]) -> dict[str, S
     return apply_corrections(splits, rows, SIZES, NUM_CLASSES, Path("a.csv"))
 
 
-def wrong(split: str, given: Split, places: Sequence[int]) -> list[Correction]:
+def wrong(split: str, labelled: Split, places: Sequence[int]) -> list[Correction]:
     """Corrections of some examples to the next class."""
     return [
         correction(
             split=split,
-            example_id=int(given.example_id[place]),
-            old=int(given.labels[place]),
-            new=int(given.labels[place] + 1) % NUM_CLASSES,
+            example_id=int(labelled.example_id[place]),
+            old=int(labelled.labels[place]),
+            new=int(labelled.labels[place] + 1) % NUM_CLASSES,
         )
         for place in places
     ]
 
 
-def test_corrections_change_the_labels_they_name_and_those_of_the_test_split_beside_the_given_ones() -> None:
+def test_corrections_change_labels_but_not_given_test_labels() -> None:
     splits = splits_of()
     rows = [row for name, split in splits.items() for row in wrong(name, split, [0, 4])]
     unchanged = correction(split="train", example_id=int(splits["train"].example_id[1]), new=None)
-    kept = dataclasses.replace(unchanged, old=int(splits["train"].labels[1]))
-    found = applied(splits, [*rows, kept])
+    confirmed = dataclasses.replace(unchanged, old=int(splits["train"].labels[1]))
+    corrected = applied(splits, [*rows, confirmed])
     for name, split in splits.items():
         expected = split.labels.copy()
         expected[[0, 4]] = (expected[[0, 4]] + 1) % NUM_CLASSES
-        np.testing.assert_array_equal(found[name].given_labels, split.labels)
-        np.testing.assert_array_equal(found[name].corrected_labels, expected)
-        np.testing.assert_array_equal(found[name].labels, split.labels if name == "test" else expected)
-        np.testing.assert_array_equal(found[name].true_labels, found[name].labels)
-        np.testing.assert_array_equal(found[name].images, split.images)
+        np.testing.assert_array_equal(corrected[name].given_labels, split.labels)
+        np.testing.assert_array_equal(corrected[name].corrected_labels, expected)
+        np.testing.assert_array_equal(corrected[name].labels, split.labels if name == "test" else expected)
+        np.testing.assert_array_equal(corrected[name].true_labels, corrected[name].labels)
+        np.testing.assert_array_equal(corrected[name].images, split.images)
 
 
 def test_planted_noise_comes_first_and_corrections_undo_it() -> None:
@@ -184,14 +184,14 @@ def test_planted_noise_comes_first_and_corrections_undo_it() -> None:
         correction(example_id=int(train.example_id[i]), old=int(train.labels[i]), new=int(train.true_labels[i]))
         for i in planted[:10]
     ]
-    found = applied(splits, rows)["train"]
-    np.testing.assert_array_equal(found.true_labels, train.true_labels)
-    np.testing.assert_array_equal(np.flatnonzero(found.labels != found.true_labels), planted[10:])
+    corrected = applied(splits, rows)["train"]
+    np.testing.assert_array_equal(corrected.true_labels, train.true_labels)
+    np.testing.assert_array_equal(np.flatnonzero(corrected.labels != corrected.true_labels), planted[10:])
     with pytest.raises(UserError, match=r"^a.csv: train \d+: old is \d, but the label is \d; planted noise counts$"):
         applied(splits_of(), rows)  # made for other labels
 
 
-def test_an_example_keeps_its_correction_in_whichever_split_another_seed_puts_it() -> None:
+def test_example_keeps_its_correction_in_whichever_split_another_seed_puts_it() -> None:
     splits = splits_of()
     (row,) = wrong("train", splits["validation"], [3])
     np.testing.assert_array_equal(
@@ -202,12 +202,12 @@ def test_an_example_keeps_its_correction_in_whichever_split_another_seed_puts_it
 def test_corrections_of_examples_outside_of_a_subset_are_left_out() -> None:
     whole, part = splits_of(), splits_of(subset_fraction=0.2)
     rows = wrong("train", whole["train"], range(len(whole["train"])))
-    found = applied(part, rows)["train"]
-    assert np.all(found.labels != part["train"].labels)
+    corrected = applied(part, rows)["train"]
+    assert np.all(corrected.labels != part["train"].labels)
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         (correction(example_id=60), "train 60: no such example, ids are 0 to 59"),
         (correction(split="test", example_id=20), "test 20: no such example, ids are 0 to 19"),
@@ -215,7 +215,7 @@ def test_corrections_of_examples_outside_of_a_subset_are_left_out() -> None:
         (correction(old=3, new=None), "train 7: no class 3, they are 0 to 2"),
     ],
 )
-def test_corrections_that_do_not_fit_the_data(row: Correction, said: str) -> None:
+def test_corrections_that_do_not_fit_the_data(row: Correction, message: str) -> None:
     with pytest.raises(UserError) as caught:
         applied(splits_of(), [row])
-    assert str(caught.value) == f"a.csv: {said}"
+    assert str(caught.value) == f"a.csv: {message}"

@@ -38,7 +38,7 @@ def columns(split: Split) -> list[list]:
 
 
 @pytest.mark.parametrize("deformations", [1, 3])
-def test_shards_hold_what_whole_arrays_hold(tmp_path: Path, deformations: int) -> None:
+def test_shards_equal_whole_arrays(tmp_path: Path, deformations: int) -> None:
     whole, measured = written(tmp_path / "whole", deformations=deformations)
     sharded, other = written(tmp_path / "sharded", deformations=deformations, shard_mib=1)
     assert (tmp_path / "sharded/train.npz").is_dir()
@@ -50,7 +50,7 @@ def test_shards_hold_what_whole_arrays_hold(tmp_path: Path, deformations: int) -
     assert measured["noisy_labels"] == deformations * np.sum(SPLITS["train"].labels != 0)
 
 
-def test_a_training_takes_shards_into_memory_or_in_parts_and_sees_the_same(tmp_path: Path) -> None:
+def test_training_takes_shards_into_memory_or_in_parts_and_sees_the_same(tmp_path: Path) -> None:
     info, _ = written(tmp_path / "data", shard_mib=1, deformations=2)
     path = tmp_path / "data/train.npz"
     held = open_train(path, info, stream_above_mib=1, private=False)
@@ -63,14 +63,14 @@ def test_a_training_takes_shards_into_memory_or_in_parts_and_sees_the_same(tmp_p
         np.testing.assert_array_equal(left, right)
 
 
-def test_a_private_training_has_shards_in_whole_arrays(tmp_path: Path) -> None:
+def test_private_training_has_shards_in_whole_arrays(tmp_path: Path) -> None:
     info, _ = written(tmp_path / "data", shard_mib=1)
     whole = open_train(tmp_path / "data/train.npz", info, stream_above_mib=1, private=True)
     assert isinstance(whole, Split)
     assert columns(whole) == columns(read_split(tmp_path / "data/train.npz", info))
 
 
-def test_a_private_training_is_refused_where_the_split_is_read_in_parts(tmp_path: Path) -> None:
+def test_private_training_of_streamed_split_is_refused(tmp_path: Path) -> None:
     info, _ = written(tmp_path / "data", shard_mib=1)
     with pytest.raises(UserError, match=r"^train.privacy.enabled: .* runtime.stream_above_mib is 0; .*train.npz"):
         open_train(tmp_path / "data/train.npz", info, stream_above_mib=0, private=True)

@@ -25,7 +25,7 @@ CLAIM = Claim(epsilon=3.0, delta=1e-5)
 
 def finding(**overrides: object) -> Audit:
     guessed = Guesses(canaries=40, guesses=20, correct=15)
-    found = Audit(
+    audit_result = Audit(
         claim=CLAIM,
         confidence=0.95,
         scores=np.linspace(-1, 2, 40),
@@ -37,7 +37,7 @@ def finding(**overrides: object) -> Audit:
         checks=(Check(name="noise_scale", value=1.0, low=0.99, high=1.01),),
         accuracy=0.5,
     )
-    return dataclasses.replace(found, **overrides)
+    return dataclasses.replace(audit_result, **overrides)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def finding(**overrides: object) -> Audit:
         ({"checks": (Check(name="visits", value=2.0, low=0.0, high=1.0),)}, ["visits"]),
     ],
 )
-def test_what_is_found_is_named(overrides: dict, faults: list[str]) -> None:
+def test_faults_are_named(overrides: dict, faults: list[str]) -> None:
     assert finding(**overrides).faults == faults
     assert tables.measure(finding(**overrides))["faults"] == faults[0]
 
 
-def test_a_training_that_is_not_private_is_refused() -> None:
+def test_training_that_is_not_private_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^train\.privacy\.enabled must be true for a privacy audit, got false$"):
         require_private(train_config())
     require_private(train_config(privacy=dataclasses.replace(NOT_PRIVATE, enabled=True)))
@@ -66,7 +66,7 @@ def test_too_many_canaries_are_refused_by_the_name_of_the_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"num_canaries": 10}, "num_canaries must be at least 20"),
         ({"guess_share": 0.0}, "guess_share must be above 0"),
@@ -74,8 +74,8 @@ def test_too_many_canaries_are_refused_by_the_name_of_the_key() -> None:
         ({"trainings": 0}, "trainings must be at least 1"),
     ],
 )
-def test_params_out_of_their_bounds_are_refused(wrong: dict, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_params_out_of_their_bounds_are_refused(wrong: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         privacy_audit_config(**wrong)
 
 

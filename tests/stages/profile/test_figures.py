@@ -15,7 +15,7 @@ FUNCTIONS = ("train_step", "predict", "score")
 @pytest.mark.parametrize(
     ("without_jit", "last", "pays_after"), [(0.1, 100, 21), (0.0011, 1.4 * 20_001, 20_001), (0.001, 100, None)]
 )
-def test_steps_with_jit_begin_with_compiling_and_meet_those_without_where_it_pays(
+def test_jit_line_starts_at_compile_time_and_meets_eager_line(
     without_jit: float, last: float, pays_after: int | None
 ) -> None:
     steps = step_times(without_jit=without_jit)

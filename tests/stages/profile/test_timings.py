@@ -32,7 +32,7 @@ def test_metrics_of_given_times() -> None:
     assert {name.partition("/")[0] for name in metrics} == {"jit", "scan"}
 
 
-def test_doublings_are_those_of_the_times() -> None:
+def test_doublings_follow_from_times() -> None:
     doubling = doubling_table(timings_of().functions, CONFIGURED, timings.DOUBLED)
     assert list(zip(doubling["batch_size"], doubling["doubled"], strict=True)) == [(16, 32), (32, 64)]
     assert doubling["seconds"].tolist() == pytest.approx([42 / 26, 74 / 42])

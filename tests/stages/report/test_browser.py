@@ -60,7 +60,7 @@ def choose(browser: Browser, name: str, value: str) -> None:
     browser.run(f"{chosen}.dispatchEvent(new Event('change'))")
 
 
-def test_a_cell_of_the_matrix_shows_its_images_and_escape_leads_back(opened: Browser) -> None:
+def test_cell_of_the_matrix_shows_its_images_and_escape_leads_back(opened: Browser) -> None:
     assert shown(opened) == ["test-2654", "test-1226", "test-720"], "mistakes, the most confident first"
     opened.click(".matrix a[data-label='5'][data-predicted='3']")
     assert shown(opened) == ["test-1226", "test-720"]
@@ -72,7 +72,7 @@ def test_a_cell_of_the_matrix_shows_its_images_and_escape_leads_back(opened: Bro
     assert shown(opened) == ["test-3"], "of correct predictions, the least confident ones"
 
 
-def test_the_matrix_is_one_stop_of_the_keyboard_with_arrows_within(opened: Browser) -> None:
+def test_matrix_is_one_stop_of_the_keyboard_with_arrows_within(opened: Browser) -> None:
     assert opened.run("[...document.querySelectorAll('.matrix a')].filter((each) => each.tabIndex === 0).length") == 1
     opened.run("document.querySelector('.matrix a[tabindex=\"0\"]').focus()")
     assert focus(opened) == "1 with label 0, predicted 0"
@@ -85,7 +85,7 @@ def test_the_matrix_is_one_stop_of_the_keyboard_with_arrows_within(opened: Brows
     assert shown(opened) == ["test-2654"]
 
 
-def test_the_gallery_is_filtered_by_group_split_label_prediction_and_score(opened: Browser) -> None:
+def test_gallery_is_filtered_by_group_split_label_prediction_and_score(opened: Browser) -> None:
     choose(opened, "group", "")
     assert set(shown(opened)) == {"test-720", "test-1226", "test-2654", "train-42566", "test-0", "test-3"}
     choose(opened, "split", "train")
@@ -102,7 +102,7 @@ def test_the_gallery_is_filtered_by_group_split_label_prediction_and_score(opene
     suspicion = opened.run(
         "Object.fromEntries([...gallery.children].map((item) => [item.id, +item.dataset.suspicion]))"
     )
-    assert everything == sorted(everything, key=lambda each: -suspicion[each])
+    assert everything == sorted(everything, key=lambda key: -suspicion[key])
     opened.run("least.value = 50; least.dispatchEvent(new Event('input'))")
     assert shown(opened) == everything[:3]
     choose(opened, "group", "suspects")
@@ -113,17 +113,17 @@ def test_charts_say_their_values_under_the_pointer_and_by_keyboard(opened: Brows
     tip = "document.querySelector('#loss .tip').textContent"
     opened.run("document.querySelector('#loss svg').focus()")
     opened.press("End")
-    said = "epoch 3\ntraining (cross-entropy): 0.1000\ntraining (with label smoothing): 0.5000\nvalidation: 0.2000"
-    assert opened.run(tip) == said
+    expected = "epoch 3\ntraining (cross-entropy): 0.1000\ntraining (with label smoothing): 0.5000\nvalidation: 0.2000"
+    assert opened.run(tip) == expected
     opened.press("ArrowLeft")
     assert opened.run(tip).startswith("epoch 1\n")
     opened.press("Escape")
     assert opened.run("document.querySelector('#loss .tip').hidden")
     opened.click("#loss svg .stop:last-of-type rect")
-    assert opened.run(tip) == said
+    assert opened.run(tip) == expected
 
 
-def test_a_link_of_the_contents_opens_its_section_and_paper_opens_all(opened: Browser) -> None:
+def test_link_of_the_contents_opens_its_section_and_paper_opens_all(opened: Browser) -> None:
     opened.click("nav a[href='#costs']")
     opened.run("new Promise((done) => setTimeout(done, 50))")
     assert opened.run("[...document.querySelectorAll('.fold')].map((each) => each.open)") == [False, False, True, False]

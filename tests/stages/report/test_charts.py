@@ -16,7 +16,7 @@ def a_chart(points: list[tuple[float, float]], *, log: bool = False, square: boo
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_the_line_goes_through_the_values_as_the_ticks_number_them(log: bool) -> None:
+def test_line_goes_through_the_values_as_the_ticks_number_them(log: bool) -> None:
     chart = a_chart([(1, 0.5), (2, 1.0), (4, 0.1)], log=log)
     ((_, path, dots),) = chart.lines
     assert path == " ".join(f"{letter}{x} {y}" for letter, (x, y) in zip("MLL", dots, strict=True))
@@ -29,7 +29,7 @@ def test_the_line_goes_through_the_values_as_the_ticks_number_them(log: bool) ->
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_a_band_goes_there_above_and_back_below_and_stays_in_the_plot(log: bool) -> None:
+def test_band_goes_there_above_and_back_below_and_stays_in_the_plot(log: bool) -> None:
     points = [(1.0, 0.5), (2.0, 1.0), (4.0, 0.1)]
     band = [(1.0, 0.4, 0.6), (2.0, -3.0, 9.0), (4.0, 0.0, 0.2)]
     chart = Chart(
@@ -55,7 +55,7 @@ def test_a_band_goes_there_above_and_back_below_and_stays_in_the_plot(log: bool)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
-def test_what_an_axis_cannot_show_is_left_out(value: float) -> None:
+def test_values_outside_of_axis_are_left_out(value: float) -> None:
     ((_, path, dots),) = a_chart([(1, 0.5), (2, value)], log=True).lines
     assert len(dots) == path.count(" ") == 1
 

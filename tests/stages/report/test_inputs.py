@@ -28,7 +28,7 @@ from gradtrail.support.errors import UserError
         *("results/evaluate/predictions.parquet", "results/gradients/scores.parquet", "data/processed/test.npz"),
     ],
 )
-def test_a_missing_file_is_one_line(file: str, folder: Path) -> None:
+def test_missing_file_is_one_line(file: str, folder: Path) -> None:
     path = folder / file
     (shutil.rmtree if path.is_dir() else Path.unlink)(path)
     with pytest.raises(UserError, match=f"{re.escape(file)}: no such file") as error:
@@ -41,7 +41,7 @@ def write(text: str) -> Callable[[Path], object]:
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "said"),
+    ("file", "change", "message"),
     [
         ("results/metrics/train.json", write("{"), "not readable as JSON"),
         ("results/metrics/train.json", write('{"dataset_digest": "other"}'), "of another data set"),
@@ -49,17 +49,15 @@ def write(text: str) -> Callable[[Path], object]:
         ("params.yaml", write("train: 1\n"), "train.model is missing"),
     ],
 )
-def test_a_file_of_another_kind_is_one_line(
-    file: str, change: Callable[[Path], object], said: str, folder: Path
-) -> None:
+def test_damaged_file_is_one_line(file: str, change: Callable[[Path], object], message: str, folder: Path) -> None:
     change(folder / file)
-    with pytest.raises(UserError, match=re.escape(said)) as error:
+    with pytest.raises(UserError, match=re.escape(message)) as error:
         render(folder)
     assert Path(file).name in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_missing_key_of_the_params_is_named(folder: Path) -> None:
+def test_missing_key_of_the_params_is_named(folder: Path) -> None:
     params = load_params(folder)
     del params["train"]["optimizer"]
     (folder / "params.yaml").write_text(json.dumps(params))

@@ -31,13 +31,13 @@ from gradtrail.stages.report import page as report
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' & ![a](https://a.b/c.png) <b>"
 
 
-def test_the_same_files_give_the_same_bytes_wherever_they_lie(folder: Path, tmp_path_factory: Any) -> None:
+def test_same_files_give_the_same_bytes_wherever_they_lie(folder: Path, tmp_path_factory: Any) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     shutil.copytree(folder, elsewhere)
     assert render(folder) == render(folder) == render(elsewhere)
 
 
-def test_the_page_loads_nothing_and_runs_no_script_but_its_own(folder: Path) -> None:
+def test_page_loads_nothing_and_runs_no_script_but_its_own(folder: Path) -> None:
     page = render(folder)
     reader = Reader(page)
     (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
@@ -85,7 +85,7 @@ def test_text_from_files_is_text_on_the_page(folder: Path) -> None:
         ("clothes", "clothes"),
     ],
 )
-def test_the_page_names_the_data_set_and_no_other(name: str, called: str, folder: Path) -> None:
+def test_page_names_the_data_set_and_no_other(name: str, called: str, folder: Path) -> None:
     path = folder / "data/processed/dataset.json"
     path.write_text(path.read_text().replace("mnist", name))
     params = load_params(folder)
@@ -98,9 +98,9 @@ def test_the_page_names_the_data_set_and_no_other(name: str, called: str, folder
     assert ("mnist" in words.lower()) == ("mnist" in name)
 
 
-def test_the_numbers_are_those_of_the_metrics_files(folder: Path) -> None:
+def test_numbers_equal_metrics_files(folder: Path) -> None:
     words = Reader(render(folder)).words
-    for said in (
+    for message in (
         "Test accuracy 98.59% 98.34% to 98.80% (95% interval)",
         "Mistakes 141 of 10,000 test examples",
         "Test loss 0.1414",
@@ -117,7 +117,7 @@ def test_the_numbers_are_those_of_the_metrics_files(folder: Path) -> None:
         "382,509 29,519 unbounded",
         "train_step train 128 134 MFLOP 60.1 MiB 1.79 MiB 46.5 MiB 1,358 61",
     ):
-        assert said in words, said
+        assert message in words, message
 
 
 def with_members(folder: Path) -> None:
@@ -144,7 +144,7 @@ def test_of_several_members_there_are_means_and_the_ensemble(folder: Path) -> No
     with_members(folder)
     page = render(folder)
     words = Reader(page).words
-    for said in (
+    for message in (
         "Test accuracy 98.59% ± 0.09% (sd), mean over 3 seeds",
         "Accuracy of the ensemble 98.80% 98.57% to 99.00% (95% interval)",
         "Test loss of the ensemble 0.0410 nats; of one network 0.1414 ± 0.0020 (sd)",
@@ -160,7 +160,7 @@ def test_of_several_members_there_are_means_and_the_ensemble(folder: Path) -> No
         "ensemble 98.80% 0.0410 0.0025 0.5",
         "members 3 vary order, dropout epochs 10",
     ):
-        assert said in words, said
+        assert message in words, message
     assert page.count('class="band validation"') == 2
 
 
@@ -181,23 +181,23 @@ def test_headings_are_in_order_ids_are_unique_and_contents_lead_somewhere(folder
     assert all(cell["scope"] in ("row", "col") for cell in reader.all("th"))
 
 
-def test_the_lineage_has_every_digest_param_and_version(folder: Path) -> None:
+def test_lineage_has_every_digest_param_and_version(folder: Path) -> None:
     words = Reader(render(folder)).words
     versions = YAML(typ="safe", pure=True).load(folder / "pipeline/versions.yaml")
     for spec in STAGES.values():
         for out in spec.outs:
             assert f"{out} {digest(folder / out)}" in words
-    for said in ("train.mlp.hidden [256, 128]", "train.clip_norm 1.0", "train.patience null", "train.remat false"):
-        assert said in words, said
+    for message in ("train.mlp.hidden [256, 128]", "train.clip_norm 1.0", "train.patience null", "train.remat false"):
+        assert message in words, message
     assert f"jax {versions['jax']}" in words
 
 
-def test_the_report_runs_again_where_a_param_that_it_shows_changes() -> None:
-    shown = {key for spec in STAGES.values() for key in spec.params["params.yaml"]}
-    assert shown <= set(read_pipeline(ROOT / "dvc.yaml")["report"].params["params.yaml"])
+def test_report_runs_again_where_a_param_that_it_shows_changes() -> None:
+    params = {key for spec in STAGES.values() for key in spec.params["params.yaml"]}
+    assert params <= set(read_pipeline(ROOT / "dvc.yaml")["report"].params["params.yaml"])
 
 
 @pytest.mark.parametrize("title", ["", "  ", "x" * 201])
-def test_a_title_is_neither_empty_nor_long(title: str) -> None:
+def test_title_is_neither_empty_nor_long(title: str) -> None:
     with pytest.raises(ValueError, match="title must have 1 to 200 characters"):
         report.ReportConfig(title=title)

@@ -18,21 +18,21 @@ from gradtrail.stages.train.checkpointing import ResumeFolder
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
-def test_all_that_a_training_carries_comes_back_to_the_bit(step: int, tmp_path: Path) -> None:
+def test_checkpoint_round_trips_to_the_bit(step: int, tmp_path: Path) -> None:
     save(ResumeFolder(tmp_path, 0.0, lambda: 0.0), step)
-    found, chunk, history = load(tmp_path), make_chunk(step), make_history(step)
-    assert found is not None
-    assert (found.step, found.seconds) == (step, 2.5)
-    assert bits(found.state) == bits(chunk.state)
-    assert jax.tree.map(lambda leaf: (leaf.dtype, leaf.sharding), found.state) == jax.tree.map(
+    progress, chunk, history = load(tmp_path), make_chunk(step), make_history(step)
+    assert progress is not None
+    assert (progress.step, progress.seconds) == (step, 2.5)
+    assert bits(progress.state) == bits(chunk.state)
+    assert jax.tree.map(lambda leaf: (leaf.dtype, leaf.sharding), progress.state) == jax.tree.map(
         lambda leaf: (leaf.dtype, leaf.sharding), chunk.state
     )
-    assert (found.records is None) == chunk.ends_epoch
-    assert found.records is None or bits(found.records) == bits(chunk.records)
-    assert bits(found.history.as_arrays()) == bits(history.as_arrays())
+    assert (progress.records is None) == chunk.ends_epoch
+    assert progress.records is None or bits(progress.records) == bits(chunk.records)
+    assert bits(progress.history.as_arrays()) == bits(history.as_arrays())
 
 
-def test_they_are_written_in_the_background_when_due_and_the_last_two_are_kept(tmp_path: Path) -> None:
+def test_checkpoints_are_written_when_due_and_last_two_are_kept(tmp_path: Path) -> None:
     now = 0.0
     folder = ResumeFolder(tmp_path / STATE, 10.0, lambda: now)
     for step in range(1, 10):
@@ -47,7 +47,7 @@ def test_they_are_written_in_the_background_when_due_and_the_last_two_are_kept(t
     assert not (tmp_path / STATE).exists()
 
 
-def test_a_full_disk_costs_one_line(
+def test_full_disk_costs_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
@@ -58,7 +58,7 @@ def test_a_full_disk_costs_one_line(
     assert names(tmp_path / STATE) == []
 
 
-def test_a_write_that_fails_costs_one_line_and_later_ones_succeed(
+def test_write_that_fails_costs_one_line_and_later_ones_succeed(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -78,9 +78,9 @@ def test_a_write_that_fails_costs_one_line_and_later_ones_succeed(
     gc.collect()  # a future that failed and was never asked tells of itself when it goes
     assert capsys.readouterr().err == ""
     assert (reported, [record for record in caplog.records if record.levelno >= logging.WARNING]) == ([], [])
-    found = load(tmp_path / STATE)
-    assert found is not None
-    assert found.step == 5
+    progress = load(tmp_path / STATE)
+    assert progress is not None
+    assert progress.step == 5
 
 
 @pytest.fixture
@@ -163,11 +163,11 @@ def test_remains_of_a_killed_process_do_no_harm(written: Path, capsys: pytest.Ca
     (written / "step_000000003/_CHECKPOINT_METADATA").unlink()
     shutil.copytree(written / "step_000000004", written / "step_000000007")
     (written / "step_000000007.digest").write_text(digest(written / "step_000000007"))
-    found = load(written)
-    assert found is not None
-    assert found.step == 5
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("train: skipping the checkpoint step_000000007: ")
+    progress = load(written)
+    assert progress is not None
+    assert progress.step == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("train: skipping the checkpoint step_000000007: ")
     save(ResumeFolder(written, 0.0, lambda: 0.0), 6, 7)
     assert capsys.readouterr().err == ""
     assert names(written) == [f"step_00000000{n}{end}" for n in (6, 7) for end in ("", ".digest")]

@@ -28,16 +28,14 @@ def test_learning_curves_are_loss_and_error_of_both_splits(num_epochs: int, accu
     figure.draw_without_rendering()
 
 
-@pytest.mark.parametrize(("num_steps", "window", "said"), [(1, 1, "each step"), (250, 2, "mean of 2 steps")])
-def test_steps_have_a_panel_for_each_column_with_a_running_mean_where_it_is_noisy(
-    num_steps: int, window: int, said: str
-) -> None:
+@pytest.mark.parametrize(("num_steps", "window", "message"), [(1, 1, "each step"), (250, 2, "mean of 2 steps")])
+def test_steps_figure_has_panel_per_column_and_running_mean(num_steps: int, window: int, message: str) -> None:
     columns = {name: np.linspace(2, 1, num_steps) for name in ("loss", "grad_norm", "learning_rate")}
     steps = pd.DataFrame({"step": np.arange(1, num_steps + 1), **columns, "cross_entropy": columns["loss"]})
     figure = figures.draw_steps(steps, "a title", None)
     assert [axis.get_ylabel() for axis in figure.axes] == ["loss in nats", "gradient norm", "learning rate"]
     for axis, column in zip(figure.axes, columns, strict=True):
         np.testing.assert_array_equal(points(axis.lines[0]), steps[["step", column]])
-    mean = lines(figure.axes[0])[f"training, {said}"]
+    mean = lines(figure.axes[0])[f"training, {message}"]
     assert points(mean)[-1, 1] == pytest.approx(steps["loss"][-window:].mean())
     figure.draw_without_rendering()

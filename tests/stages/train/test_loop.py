@@ -88,7 +88,7 @@ def bits(result: TrainResult) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("name", "steps"), [("much at once", 9), ("early stopping", 6)])
-def test_a_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
+def test_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
     name: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So it does after any: what follows a resumed step depends on nothing but its checkpoint."""
@@ -106,7 +106,7 @@ def test_a_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
     assert bits(result) == bits(straight)
 
 
-def test_a_killed_private_training_spends_no_more_and_its_checkpoints_do_not_hold_its_keys(tmp_path: Path) -> None:
+def test_killed_private_training_spends_no_more_and_its_checkpoints_do_not_hold_its_keys(tmp_path: Path) -> None:
     straight = run(PRIVATE, None, Listener(None), secret=SECRET)
     engine, seeds = make_engine(PRIVATE, SPLIT)[0], PRIVATE.seeds_of(PRIVATE.seed)
     keys = keys_of(seeds, secret=SECRET)
@@ -133,7 +133,7 @@ def test_another_secret_gives_other_noise_and_the_state_does_not_show_which() ->
     assert len({result.history.epochs[-1].loss for result in results}) == 3
 
 
-def test_progress_tells_epsilon_and_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_epsilon_but_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
     run(PRIVATE, None, Listener(None), secret=SECRET, epsilons=(0.5, 0.75, 1.0))
     said = capfd.readouterr().err
     assert all(f"epsilon {spent} (" in said for spent in ("0.5", "0.75", "1"))

@@ -21,7 +21,7 @@ def privacy(secret: str | None = None) -> PrivacyConfig:
     return dataclasses.replace(NOT_PRIVATE, enabled=True, secret_sha256=digest)
 
 
-def test_a_secret_is_asked_for_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_asked_for_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert read_secret(privacy()) is None
     assert read_secret(dataclasses.replace(privacy(SECRET), enabled=False)) is None
@@ -48,7 +48,7 @@ def test_epsilon_is_a_column_and_a_panel_of_private_trainings_alone() -> None:
     assert [axis.get_ylabel() for axis in figures.draw_learning_curves(private, "title").axes][2:] == ["epsilon"]
 
 
-def test_a_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "short")
     with pytest.raises(UserError, match=r"must have at least 32 characters, got 5"):
         read_secret(privacy("short"))
@@ -56,12 +56,12 @@ def test_a_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pyte
 
 def test_trainings_with_one_secret_have_secrets_of_their_own_and_members_the_same() -> None:
     config, split = private_config(), random_split(6)
-    mine = training_secret(SECRET, config, split)
+    secret = training_secret(SECRET, config, split)
     assert training_secret(None, config, split) is None
-    assert training_secret(SECRET, dataclasses.replace(config, seed=3, members=4), split) == mine
-    others = [
+    assert training_secret(SECRET, dataclasses.replace(config, seed=3, members=4), split) == secret
+    other_secrets = [
         training_secret(SECRET, dataclasses.replace(config, clip_norm=0.5), split),
         training_secret(SECRET, config, random_split(7)),
         training_secret("another", config, split),
     ]
-    assert len({mine, *others}) == 4
+    assert len({secret, *other_secrets}) == 4

@@ -91,19 +91,19 @@ def test_weights_are_written_under_the_names_of_their_epochs(history: History, t
     }
 
 
-@pytest.mark.parametrize(("num_steps", "shown"), [(6, 6), (200, 200), (399, 399), (400, 200), (5000, 200)])
-def test_curves_show_all_steps_of_a_short_training_and_some_200_of_a_long_one(num_steps: int, shown: int) -> None:
+@pytest.mark.parametrize(("num_steps", "num_points"), [(6, 6), (200, 200), (399, 399), (400, 200), (5000, 200)])
+def test_curves_show_all_steps_of_a_short_training_and_some_200_of_a_long_one(num_steps: int, num_points: int) -> None:
     steps = pd.DataFrame({name: np.arange(1, num_steps + 1) for name in ("step", "loss", "grad_norm", "learning_rate")})
     epochs = pd.DataFrame({"epoch": [1, 2], "loss": [3.0, 2.0]})
     curves = curve_tables.curves(epochs, steps, num_steps)
     assert curves["train/loss"] == {1: 3.0, 2: 2.0}
-    assert len(curves["steps/loss"]) == shown
+    assert len(curves["steps/loss"]) == num_points
     assert all(step == value for step, value in curves["steps/grad_norm"].items())
     half = curve_tables.curves(epochs, steps[: num_steps // 2], num_steps)
     assert half["steps/loss"].items() <= curves["steps/loss"].items(), "a live curve is the beginning of the last one"
 
 
-def test_live_curves_equal_those_of_the_tables(history: History, tmp_path: Path) -> None:
+def test_live_curves_equal_tables(history: History, tmp_path: Path) -> None:
     tables.write_tables(tmp_path, history, IDS)
     later = curve_tables.curves(*curve_tables.read_tables(tmp_path), planned_steps=6)
     first = copy.copy(history)
@@ -123,7 +123,7 @@ def test_metrics_of_a_training(history: History) -> None:
     assert metrics["best_validation_accuracy"] == pytest.approx(1 / 3)
 
 
-def test_the_table_of_dynamics_has_a_row_for_each_example(tmp_path: Path, history: History) -> None:
+def test_table_of_dynamics_has_a_row_for_each_example(tmp_path: Path, history: History) -> None:
     tables.write_tables(tmp_path, history, IDS)
     table = pd.read_parquet(tmp_path / "dynamics.parquet")
     assert table["example_id"].tolist() == IDS.tolist()
@@ -131,7 +131,7 @@ def test_the_table_of_dynamics_has_a_row_for_each_example(tmp_path: Path, histor
     np.testing.assert_array_equal(table["mean_probability"], history.dynamics.mean_probability)
 
 
-def test_the_noise_scale_is_measured_where_batches_are_worked_in_parts(history: History) -> None:
+def test_noise_scale_is_measured_if_batches_have_parts(history: History) -> None:
     assert tables.measure_noise_scale(history, 4, 1) == {}
     config = train_config(epochs=3, accumulation_steps=2)
     engine, examples = make_engine(config, random_split(10))
@@ -141,8 +141,8 @@ def test_the_noise_scale_is_measured_where_batches_are_worked_in_parts(history: 
         if chunk.ends_epoch:
             in_parts.add(chunk, on_host(chunk.state.params), {"loss": 1.0, "accuracy": 1 / 3})
     assert all(len(part.part_grad_norm) == 3 for part in in_parts.steps)
-    found = tables.measure_noise_scale(in_parts, 4, 2)
+    metrics = tables.measure_noise_scale(in_parts, 4, 2)
     columns = [np.concatenate([getattr(part, name)[:2] for part in in_parts.steps]) for name in NORMS]  # full batches
     trace, squared_norm = noise_scale.from_two_batch_sizes(*columns, small_size=2, large_size=4)
     expected = trace / np.where(squared_norm > 0, squared_norm, np.nan)
-    assert found == ({"noise_scale": pytest.approx(np.nanmean(expected))} if (squared_norm > 0).any() else {})
+    assert metrics == ({"noise_scale": pytest.approx(np.nanmean(expected))} if (squared_norm > 0).any() else {})
