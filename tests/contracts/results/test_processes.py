@@ -3,8 +3,6 @@
 The processes of a real project on the digits, on this machine: gloo on loopback.
 """
 
-import contextlib
-import random
 import re
 import shutil
 import signal
@@ -185,32 +183,6 @@ def test_signal_stops_all_at_one_step_with_a_checkpoint(number: signal.Signals, 
     resumed, output = train(project, 4)
     assert f"resuming after step {stopped[1]}, from a checkpoint" in output
     assert resumed == whole
-
-
-@pytest.mark.nightly
-def test_twenty_kills_of_single_processes_change_no_byte(project: Project) -> None:
-    """At random moments, of a random process, each time with another number of them."""
-    project.set("train.epochs", 40)
-    whole, _ = train(project, 1)
-    draw, kills, seconds = random.Random(0), 0, list[float]()  # noqa: S311
-    while kills < 20:
-        count = draw.choice([1, 2, 4])
-        launcher = start(project, count)
-        victims = processes_of(launcher, count)
-        time.sleep(draw.uniform(1, 12))
-        with contextlib.suppress(psutil.NoSuchProcess):
-            victims[draw.randrange(count)].kill()
-        sent = time.monotonic()
-        output, _ = launcher.communicate(timeout=60)
-        if launcher.returncode == 0:  # it had trained to the end: over again
-            assert project.digests(*STAGES["train"].outs) == whole
-            continue
-        seconds.append(time.monotonic() - sent)
-        assert launcher.returncode == 2, output
-        assert not any(item.is_running() for item in victims)
-        kills += 1
-    assert train(project, 2)[0] == whole
-    assert max(seconds) < 15, seconds
 
 
 @pytest.mark.nightly

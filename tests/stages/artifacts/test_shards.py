@@ -98,11 +98,6 @@ def test_shard_is_as_large_as_asked_and_numpy_reads_it(written: Path) -> None:
     np.testing.assert_array_equal(np.load(written / "00001.images.npy"), SPLIT.images[SIZE : 2 * SIZE])
 
 
-def test_shards_do_not_depend_on_the_parts_that_they_are_made_of(written: Path, tmp_path: Path) -> None:
-    write_shards(tmp_path / "train.npz", [SPLIT], 1)
-    assert (tmp_path / "train.npz/index.json").read_bytes() == (written / "index.json").read_bytes()
-
-
 def test_changed_example_changes_only_the_shard_that_has_it(written: Path, tmp_path: Path) -> None:
     changed = dataclasses.replace(SPLIT, images=SPLIT.images.copy())
     changed.images[SIZE] ^= 1

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common import processes
 from gradtrail.stages.common.processes import ALONE, Processes, join
 from gradtrail.support.errors import UserError
@@ -67,12 +66,6 @@ def test_another_value_than_that_of_process_0_is_one_line() -> None:
     first.require_same({"data/processed": "a"})
     with pytest.raises(UserError, match=r"^data/processed differs from that of process 0, on \S+$"):
         second.require_same({"data/processed": "b"})
-
-
-def test_shards_that_the_processes_cannot_share_are_refused() -> None:
-    message = r"^train\.shards must be a multiple of the number of processes, 2, got 3$"
-    with pytest.raises(ConfigError, match=message):
-        pair()[0].devices(3)
 
 
 def test_process_without_variables_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

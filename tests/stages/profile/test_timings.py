@@ -57,9 +57,3 @@ def test_precisions_are_compared_with_float32_at_the_configured_batch_size() -> 
         ratios = timings.precision_ratios(times, configured)
         assert set(ratios) == {f"bfloat16_over_float32{end}" for end in ("", "_low", "_high")}
         assert list(ratios.values()) == pytest.approx([1.4] * 3)
-
-
-def test_without_float32_or_with_few_rounds_there_is_no_ratio() -> None:
-    half = dataclasses.replace(CONFIGURED, precision="bfloat16")
-    assert timings.precision_ratios([time_of(half, [1.4] * 9)], half) == {}
-    assert timings.precision_ratios([time_of(half, [1.4] * 5), time_of(CONFIGURED, [1.0] * 5)], half) == {}

@@ -28,32 +28,6 @@ def test_line_goes_through_the_values_as_the_ticks_number_them(log: bool) -> Non
     assert all(left <= float(x) <= right and top <= float(y) <= bottom for x, y in dots)
 
 
-@pytest.mark.parametrize("log", [False, True])
-def test_band_goes_there_above_and_back_below_and_stays_in_the_plot(log: bool) -> None:
-    points = [(1.0, 0.5), (2.0, 1.0), (4.0, 0.1)]
-    band = [(1.0, 0.4, 0.6), (2.0, -3.0, 9.0), (4.0, 0.0, 0.2)]
-    chart = Chart(
-        id="c",
-        title="t",
-        alt="a",
-        x_label="x",
-        series=[Series(name="a", style="train", points=points, band=band)],
-        stops=[],
-        log=log,
-    )
-    ((_, path),) = chart.bands
-    places = [tuple(map(float, place.split())) for place in path.strip("MZ").split(" L")]
-    dots = [float(x) for x, _ in chart.lines[0][2]]
-    assert [x for x, _ in places] == dots + dots[::-1]
-    left, right, top, bottom = chart.frame
-    assert all(left <= x <= right and top <= y <= bottom for x, y in places)
-    assert places[0] == (float(chart.across(1.0)), float(chart.down(0.6)))
-    assert places[-1] == (float(chart.across(1.0)), float(chart.down(0.4)))
-    assert places[1][1] == top, "cut at the end of the axis"
-    assert places[-2][1] == bottom
-    assert a_chart(points, log=log).bands == []
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
 def test_values_outside_of_axis_are_left_out(value: float) -> None:
     ((_, path, dots),) = a_chart([(1, 0.5), (2, value)], log=True).lines

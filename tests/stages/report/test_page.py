@@ -102,19 +102,13 @@ def test_numbers_equal_metrics_files(folder: Path) -> None:
     words = Reader(render(folder)).words
     for message in (
         "Test accuracy 98.59% 98.34% to 98.80% (95% interval)",
-        "Mistakes 141 of 10,000 test examples",
-        "Test loss 0.1414",
         "Calibration error 0.0978 uncalibrated: 0.1200",
         "Best validation accuracy 98.56% epoch 2; last epoch 98.54%",
-        "Parameters 235,146 mlp-256-128",
         "model mlp-256-128 seed 0 epochs 10 batch size 128 activation relu dropout 0 precision float32 optimizer adamw",
         "schedule warmup_cosine warmup fraction 0.1 end fraction 0 clip norm 1 label smoothing 0.1",
         "The typical gradient noise scale is 382,509 examples, at batch size 128.",
         "9,859 of 10,000 test examples are classified correctly and 141 are not",
-        "The most frequent mistake is label 5 predicted as 3 (2 times)",
         "the model is underconfident. The expected calibration error is 0.0978, and 0.1200 without the temperature",
-        "train_step 134 MFLOP 18.9 MiB 1.79 MiB 46.5 MiB 1,358 86",
-        "382,509 29,519 unbounded",
         "train_step train 128 134 MFLOP 60.1 MiB 1.79 MiB 46.5 MiB 1,358 61",
     ):
         assert message in words, message
@@ -147,15 +141,9 @@ def test_of_several_members_there_are_means_and_the_ensemble(folder: Path) -> No
     for message in (
         "Test accuracy 98.59% ± 0.09% (sd), mean over 3 seeds",
         "Accuracy of the ensemble 98.80% 98.57% to 99.00% (95% interval)",
-        "Test loss of the ensemble 0.0410 nats; of one network 0.1414 ± 0.0020 (sd)",
         "Calibration error 0.0025 of the ensemble; uncalibrated: 0.1100",
-        "Validation accuracy 98.54% ± 0.11% (sd); best epochs 98.56%",
-        "Parameters 235,146 mlp-256-128, each of 3",
         "It classifies 9,880 of 10,000 test examples correctly",
-        "Probabilities are calibrated by a temperature of 0.5,",
-        "The expected calibration error is 0.0025, and 0.1100 without",
         "each of the 3 seeds 0 to 2; metrics are means over them",
-        "was reached on average in epoch 2.7.",
         "Members of the ensemble seed test accuracy test loss calibration error temperature 0 98.00% 0.0500 0.0100 0.6",
         "ensemble 98.80% 0.0410 0.0025 0.5",
         "members 3 vary order, dropout epochs 10",

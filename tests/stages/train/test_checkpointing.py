@@ -13,7 +13,6 @@ import jax
 import pytest
 from checkpoints import STATE, bits, load, make_chunk, make_history, names, save
 
-from gradtrail.stages.common.digests import digest
 from gradtrail.stages.train.checkpointing import ResumeFolder
 
 
@@ -153,24 +152,6 @@ def test_checkpoint_without_seal_is_skipped(written: Path, capsys: pytest.Captur
     assert progress is not None
     assert progress.step == 4
     assert "it has no seal" in capsys.readouterr().err
-
-
-def test_remains_of_a_killed_process_do_no_harm(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A write, a seal without its folder, one that was being removed; and one of the format before."""
-    (written / "step_000000006.orbax-checkpoint-tmp").mkdir()
-    (written / "step_000000002.digest").write_text("of a folder that is gone")
-    shutil.copytree(written / "step_000000004", written / "step_000000003")
-    (written / "step_000000003/_CHECKPOINT_METADATA").unlink()
-    shutil.copytree(written / "step_000000004", written / "step_000000007")
-    (written / "step_000000007.digest").write_text(digest(written / "step_000000007"))
-    progress = load(written)
-    assert progress is not None
-    assert progress.step == 5
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("train: skipping the checkpoint step_000000007: ")
-    save(ResumeFolder(written, 0.0, lambda: 0.0), 6, 7)
-    assert capsys.readouterr().err == ""
-    assert names(written) == [f"step_00000000{n}{end}" for n in (6, 7) for end in ("", ".digest")]
 
 
 def test_checkpoint_of_another_training_is_not_used(

@@ -123,14 +123,6 @@ def test_metrics_of_a_training(history: History) -> None:
     assert metrics["best_validation_accuracy"] == pytest.approx(1 / 3)
 
 
-def test_table_of_dynamics_has_a_row_for_each_example(tmp_path: Path, history: History) -> None:
-    tables.write_tables(tmp_path, history, IDS)
-    table = pd.read_parquet(tmp_path / "dynamics.parquet")
-    assert table["example_id"].tolist() == IDS.tolist()
-    assert table["first_correct_epoch"].between(0, 2).all()
-    np.testing.assert_array_equal(table["mean_probability"], history.dynamics.mean_probability)
-
-
 def test_noise_scale_is_measured_if_batches_have_parts(history: History) -> None:
     assert tables.measure_noise_scale(history, 4, 1) == {}
     config = train_config(epochs=3, accumulation_steps=2)
