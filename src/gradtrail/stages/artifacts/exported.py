@@ -61,7 +61,7 @@ class ExportedModel:
     """A model that answers: `compile` for one batch size, or `predict` for any number of images.
 
     Attributes:
-        manifest: its description.
+        manifest: description of the model.
         program: function of tensors and images that returns probabilities.
         tensors: arguments of the program, on the device.
     """

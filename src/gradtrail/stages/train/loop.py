@@ -41,8 +41,8 @@ class Listener(Protocol):
         """Receive the steps of the epoch in which the training diverged."""
 
 
-class Unheard:
-    """The listener of a training of which nothing is logged."""
+class NullListener:
+    """A listener that logs nothing."""
 
     def after_chunk(self, state: TrainState) -> None:
         """Do nothing."""
@@ -62,25 +62,19 @@ class Member:
     """A network to train, of several that differ in their seeds, or the only one; or some that are trained at once.
 
     Attributes:
-        seeds: of its random numbers; of several networks, those of the first.
-        others: of networks that the same program trains at once with it.
-        checkpoints: of its training.
-        name: in messages; empty if it is the only one.
-        secret: that batches and noise of a private training come from; None for the seed. No checkpoint has it, nor the
-            keys that are made of it.
-        epsilons: of a private training, after each epoch, for messages.
-        is_kept: whether a last checkpoint stays when the training is complete, for a training with other members.
-        processes: that train it together, each running the same code.
+        secret: secret behind batches and noise of a private training; None for the seed. No checkpoint has it, nor the
+            keys made of it.
+        is_kept: True if a last checkpoint stays when the training is complete, for a training with other members.
     """
 
-    seeds: MemberSeeds
-    others: Sequence[MemberSeeds] = ()
-    checkpoints: ResumeFolder
-    name: str = ""
+    seeds: MemberSeeds  # seeds of its random numbers; for several networks, those of the first
+    others: Sequence[MemberSeeds] = ()  # seeds of the networks that the same program trains together with it
+    checkpoints: ResumeFolder  # checkpoints of its training
+    name: str = ""  # name in messages; empty for a single member
     is_kept: bool = False
     secret: str | None = field(default=None, repr=False)
-    epsilons: Sequence[float] = ()
-    processes: Processes = ALONE
+    epsilons: Sequence[float] = ()  # epsilon of a private training after each epoch, for messages
+    processes: Processes = ALONE  # processes that train it together, each running the same code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +82,8 @@ class Members:
     """What the members of a training have in common; see `Member`.
 
     Attributes:
-        checkpoints: returns those of a member, or of as many as are trained at once from it on, which no other process
-            uses meanwhile.
+        checkpoints: function that returns the exclusive checkpoints of a member, or of as many as are trained together
+            from it on.
     """
 
     checkpoints: Callable[[MemberSeeds, int], AbstractContextManager[ResumeFolder]]
@@ -100,19 +94,13 @@ class Members:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """The result of a training.
-
-    Attributes:
-        seconds: of the loop, summed over all processes that ran it.
-        planned_steps: of all epochs of the config; early stopping may skip some.
-        epsilons: of a private training, after each of the epochs of the config; else empty.
-    """
+    """The result of a training."""
 
     state: TrainState
     history: History
-    seconds: float
-    planned_steps: int
-    epsilons: Sequence[float] = ()
+    seconds: float  # time of the loop, summed over all processes that ran it
+    planned_steps: int  # steps of all epochs of the config; early stopping may skip some
+    epsilons: Sequence[float] = ()  # epsilon of a private training after each epoch of the config; else empty
 
 
 def train_members(
@@ -129,16 +117,16 @@ def train_members(
 
     Args:
         engines: members that are trained at once → the compiled program.
-        validate: see `run`, as the other arguments and the errors.
+        validate: validation function, see `run`, as the other arguments and the errors.
     """
     several = config.members > 1
     members.processes.all_ready()
     for group in config.groups:
-        first, *others = [config.seeds_of(seed) for seed in group]
+        first, *other_seeds = [config.seeds_of(seed) for seed in group]
         with members.checkpoints(first, len(group)) as folder:
             member = Member(
                 seeds=first,
-                others=others,
+                others=other_seeds,
                 checkpoints=folder,
                 name=_name(group) if several else "",
                 is_kept=several,
@@ -156,7 +144,7 @@ def train_members(
                 steps_per_call=steps_per_call,
             )
             for seed in group:
-                yield seed, results.pop(0)  # no result is kept here while the next group is trained
+                yield seed, results.pop(0)  # this frame holds no result while the next group is trained
 
 
 def _name(group: range) -> str:
@@ -190,11 +178,11 @@ def run_at_once(
     listener: Listener,
     steps_per_call: int,
 ) -> list[TrainResult]:
-    """Train to the end; a member that was trained to its end before is read from its checkpoint.
+    """Train to the end; a member that is already complete is read from its checkpoint.
 
     Args:
-        engine: compiled for as many networks as `member` has, and for examples in blocks where `train` is a source.
-        validate: params → `loss` and `accuracy` on the validation split.
+        engine: compiled for as many networks as `member` has, and for examples in blocks if `train` is a source.
+        validate: function of params that returns `loss` and `accuracy` on the validation split.
         steps_per_call: steps in a chunk; changes no bit of the result.
 
     Raises:
@@ -237,14 +225,14 @@ def run_at_once(
             if chunk.ends_epoch:
                 history.add(chunk, on_host(engine.evaluation_params(state)), validate)
                 _tell_epoch(listener, history, seconds())
-            said = _describe(history, member.epsilons)
-            bar.update(chunk.step, message=said)
+            line = _describe(history, member.epsilons)
+            bar.update(chunk.step, message=line)
             if chunk.ends_epoch:
-                bar.log(f"{title}: {said} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
+                bar.log(f"{title}: {line} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
             to_keep = dataclasses.replace(chunk, state=without_secret(state))
             if (stop := _agreed_stop(request, member.processes)) is not None:
                 checkpoints.save(to_keep, history, seconds())
-                member.processes.agreed(lambda: None)  # the others end when it is written
+                member.processes.agreed(lambda: None)  # the other processes end when it is written
                 how = f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` resumes from there"
                 raise Stopped(how, stop)
             if is_over(chunk.step):
@@ -254,17 +242,17 @@ def run_at_once(
     return [
         TrainResult(
             state=own_state,
-            history=own,
+            history=own_history,
             seconds=seconds() / len(history.each),
             planned_steps=engine.num_steps,
             epsilons=member.epsilons,
         )
-        for own_state, own in zip(_states_of(engine, without_secret(state)), history.each, strict=True)
+        for own_state, own_history in zip(_states_of(engine, without_secret(state)), history.each, strict=True)
     ]
 
 
 def _keys(engine: Engine, member: Member, secret: str | None = None) -> Key[Array, "..."]:
-    """Return the keys that the training begins with."""
+    """Return the initial keys of the training."""
     if engine.members is None:
         return keys_of(member.seeds, secret=secret)
     return keys_at_once([member.seeds, *member.others])
@@ -274,37 +262,37 @@ def _states_of(engine: Engine, state: TrainState) -> list[TrainState]:
     """Return the state of each network, by way of the host: to take it out on the device something is compiled."""
     if engine.members is None:
         return [state]
-    found = state_on_host(state)
-    return [state_on_device(member_of(found, member), like=state) for member in range(engine.members)]
+    on_host = state_on_host(state)
+    return [state_on_device(member_of(on_host, member), like=state) for member in range(engine.members)]
 
 
 def _agreed_stop(request: StopRequest, processes: Processes) -> int | None:
-    """Return the signal to obey after this chunk: that of process 0, or one that another process has told it of."""
+    """Return the signal to obey after this chunk: that of process 0, or one forwarded by another process."""
     if request.number is not None:
         processes.ask_to_stop(request.number)
     return processes.agreed(lambda: request.number or processes.asked_to_stop())
 
 
 def _exchange_keys(engine: Engine, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:
-    """Return what makes a state that may be written, its keys being those of the seeds, and the way back.
+    """Return functions that replace the keys of a secret by those of the seeds, for a checkpoint, and back.
 
-    No step changes the keys. Whoever has those of a secret could take the noise off again. `state` is the first one,
-    with the secret's keys.
+    No step changes the keys. With the keys of the secret one could remove the noise. `state` is the first state, with
+    the secret's keys.
     """
     if member.secret is None:
         return lambda state: state, lambda state: state
     public = engine.init(_keys(engine, member)).keys
-    keys = state.keys  # of the first state, which is replaced before a step reuses its memory
+    keys = state.keys  # keys of the first state, whose memory the steps reuse
     return lambda state: dataclasses.replace(state, keys=public), lambda state: dataclasses.replace(state, keys=keys)
 
 
 def _tell_epoch(listener: Listener, history: Histories, seconds: float) -> None:
-    for own in history.each:
-        listener.after_epoch(own, seconds)
+    for own_history in history.each:
+        listener.after_epoch(own_history, seconds)
 
 
 def _describe(history: Histories, epsilons: Sequence[float]) -> str:
-    """Return the line of progress: the last epoch, and what a private training has spent until its end."""
+    """Return the line of progress: the last epoch, and the epsilon at its end."""
     if not (epsilons and (done := len(history.each[0].epochs))):
         return history.describe()
     return f"{history.describe()} · epsilon {epsilons[done - 1]:.3g}"

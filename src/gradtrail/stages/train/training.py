@@ -1,4 +1,4 @@
-"""A training as each of its processes loads and compiles it: all do the same, and process 0 also writes and logs."""
+"""Loading and compiling a training, in each of its processes; process 0 also writes and logs."""
 
 import contextlib
 import sys
@@ -32,31 +32,23 @@ from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.processes import Processes
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
-from gradtrail.stages.train.loop import Members, Unheard, train_members
+from gradtrail.stages.train.loop import Members, NullListener, train_members
 from gradtrail.stages.train.secret import read_secret, training_secret
 from gradtrail.support.memory import require_memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a training starts from.
-
-    Attributes:
-        train: the training split, whole or to be read in parts.
-        spending: of a private training; else None.
-        devices: one for each shard, of all processes.
-        processes: that train together.
-        steps_per_call: of `runtime`, as process 0 has it.
-    """
+    """The inputs of a training."""
 
     config: TrainConfig
     runtime: RuntimeConfig
     info: DatasetInfo
-    train: Split | InMemorySource | ShardedSplit
-    spending: Spending | None
-    devices: Sequence[jax.Device]
-    processes: Processes
-    steps_per_call: int
+    train: Split | InMemorySource | ShardedSplit  # training split, whole or streamed in parts
+    spending: Spending | None  # privacy budget of a private training; else None
+    devices: Sequence[jax.Device]  # one for each shard, of all processes
+    processes: Processes  # processes that train together
+    steps_per_call: int  # value of `runtime` in process 0
     secret: str | None = field(repr=False)
 
     @property
@@ -67,12 +59,12 @@ class Training:
 
     @property
     def epsilons(self) -> Sequence[float]:
-        """What a private training has spent after each epoch; else empty."""
+        """The epsilon of a private training after each epoch; else empty."""
         return self.spending.epsilons if self.spending else ()
 
     @property
     def followed(self) -> Int[np.ndarray, " followed"]:
-        """Positions of the training examples whose learning dynamics are recorded: of a large split a sample."""
+        """The positions of the training examples whose learning dynamics are recorded; a sample of a large split."""
         return splits.sample_rows(len(self.train))
 
     @property
@@ -117,7 +109,7 @@ class Training:
         """Refuse a batch, or members at once, that do not fit, before any of the memory is allocated.
 
         Raises:
-            ConfigError: one line with what would fit.
+            ConfigError: too little memory; one line with the batch size that fits.
         """
         if engine.members is None:
             fixed = engine.run_steps.cost.argument_bytes
@@ -137,13 +129,13 @@ class Training:
             return {}
         engine = engines[len(seeds)]
         examples = loop.on_device(self.train.images, self.train.labels, engine.mesh)
-        found = speedup(engine, engines[1], examples, seeds, time.perf_counter)
-        advice = "" if found > 1 else "; train.members_at_once: 1 is as fast, with the bits of each seed by itself"
+        factor = speedup(engine, engines[1], examples, seeds, time.perf_counter)
+        advice = "" if factor > 1 else "; train.members_at_once: 1 is as fast, with the bits of each seed by itself"
         print(
-            f"train: {len(seeds)} members at once: {found:.2f} times as fast as one after the other{advice}",
+            f"train: {len(seeds)} members at once: {factor:.2f} times as fast as one after the other{advice}",
             file=sys.stderr,
         )
-        return {"members_at_once_speedup": found}
+        return {"members_at_once_speedup": factor}
 
     def checkpoints(self, state: str, **options: Any) -> ResumeFolder:
         """Return the checkpoints of the state with this key, see `resume_folder`; in process 0 it must be the key."""
@@ -166,14 +158,14 @@ class Training:
         def checkpoints(_: MemberSeeds, __: int) -> Iterator[ResumeFolder]:
             yield self.checkpoints("")
 
-        self.processes.agreed(lambda: None)  # process 0 has compiled: what it compiled is in the cache
+        self.processes.agreed(lambda: None)  # process 0 has compiled: its functions are in the cache
         results = train_members(
             self.compile(compiler),
             self.processes.of_first(_unknown),
             self.train,
             self.config,
             members=self.members(checkpoints),
-            listener=Unheard(),
+            listener=NullListener(),
             steps_per_call=self.steps_per_call,
         )
         for _ in results:
@@ -181,16 +173,16 @@ class Training:
 
 
 def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig, processes: Processes) -> Training:
-    """Read what a training starts from, and find the devices of its shards; JAX must not have looked for any yet.
+    """Read the inputs of a training, and find the devices of its shards; JAX must not have looked for any yet.
 
     Args:
         folder: `data/processed`.
-        config: of the training.
-        runtime: how it runs.
-        processes: that train together.
+        config: params of the training.
+        runtime: settings of the run.
+        processes: processes that train together.
 
     Raises:
-        UserError: data or secret are missing or damaged, or this process has others than process 0, or other params.
+        UserError: data or secret are missing or damaged, or this process has other data or params than process 0.
         ConfigError: the processes cannot have equally many shards, or no noise keeps the budget of a private training.
     """
     info = dataset.read_info(folder)
