@@ -33,12 +33,12 @@ def main(stage: Stage) -> None:
         fixed = judges.engine.run_steps.cost.argument_bytes
         require_memory("audit.batch_size", config.batch_size, judges.functions, fixed_bytes=fixed)
         with progress_bar("audit", planting.num_visits_of_audit(splits, config), unit="steps") as bar:
-            given, planted = planting.judge_all(
+            judgements, planted = planting.judge_all(
                 judges, splits, config, steps_per_call=stage.runtime.steps_per_call, advance=bar.advance
             )
         detection = tables.detection_table(planted)
         chosen = tables.choose_score(detection)
-        findings = find(given, {name: split.labels for name, split in splits.items()}, chosen, seed=config.seed)
+        findings = find(judgements, {name: split.labels for name, split in splits.items()}, chosen, seed=config.seed)
         calibration = tables.calibration_of(planted, find_planted(planted, chosen, seed=config.seed))
         suspects = tables.suspect_table(splits, findings, chosen)
 

@@ -33,16 +33,16 @@ def main(stage: Stage) -> None:
         predict = inference.compile_predict(model, config.batch_size, compiler=compiler)
         require_memory("evaluate.batch_size", config.batch_size, [predict], fixed_bytes=first.stat().st_size)
         splits = (validation, test)
-        said = members.predict(predict, paths, info, splits, model=model, batch_size=config.batch_size)
-        found = members.evaluate(said, splits, config)
+        predictions = members.predict(predict, paths, info, splits, model=model, batch_size=config.batch_size)
+        evaluation = members.evaluate(predictions, splits, config)
 
         with stage.writing_outs() as new:
             results = new / "results" / "evaluate"
-            tables.write_tables(results, test, found, config.num_mistakes)
-            write_calibration(results, found.by_weights, found.ensemble, num_examples=len(validation))
+            tables.write_tables(results, test, evaluation, config.num_mistakes)
+            write_calibration(results, evaluation.by_weights, evaluation.ensemble, num_examples=len(validation))
             title = f"{model.config.name}, {about.title(config.weights, len(paths))} on {info.label}, test"
-            figures.draw(results, found.ensemble, test, title, config.num_mistakes)
-            stage.write_metrics(new, {**info.as_metrics(), **found.metrics(test)})
+            figures.draw(results, evaluation.ensemble, test, title, config.num_mistakes)
+            stage.write_metrics(new, {**info.as_metrics(), **evaluation.metrics(test)})
             stage.write_costs(new, static_costs([predict]))
 
         run.outs()

@@ -23,7 +23,7 @@ def main(stage: Stage) -> None:
     info = dataset.read_info(Path("data/processed"))
     test = dataset.read_split(Path("data/processed/test.npz"), info)
     evaluated = read_evaluated(Path("results/evaluate"), Path("models"))
-    said = checks.read_evaluation(Path("results/evaluate"), test, info.num_classes)
+    predictions = checks.read_evaluation(Path("results/evaluate"), test, info.num_classes)
     network = read_network(evaluated, info)
 
     with tracked(stage) as run, compiling(run) as compiler, run.stage.scratch() as scratch:
@@ -31,10 +31,12 @@ def main(stage: Stage) -> None:
         write_export(folder, network, config)
         exported = read_export(folder)
         forward = checks.compile_largest(exported, compiler=compiler)
-        own = checks.answers(exported, forward, test)
+        probabilities = checks.answers(exported, forward, test)
 
         with stage.writing_outs() as new:
-            stage.write_metrics(new, {**info.as_metrics(), **checks.measure(exported, folder, evaluated, said, own)})
+            stage.write_metrics(
+                new, {**info.as_metrics(), **checks.measure(exported, folder, evaluated, predictions, probabilities)}
+            )
             stage.write_costs(new, static_costs([forward]))
             folder.rename(new / "models" / "export")
 

@@ -67,19 +67,19 @@ def main(stage: Stage) -> None:
                 weights, path = first.trajectory.params[first.trajectory.scored], scratch / every_example.NAME
                 every = every_example.score_every_example(passes, weights, large, path, advance=bar.advance)
         summary.warn_of_errors(analyzed.errors, model.config.precision)
-        found = analyzed.tables(config)
+        score_tables = analyzed.tables(config)
 
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
             title = f"{model.config.name}, {about.title(config.weights, len(analyzed.seeds))} on {info.label}"
-            tables.write_tables(results, found, analyzed.errors)
+            tables.write_tables(results, score_tables, analyzed.errors)
             if every:
                 (scratch / every_example.NAME).rename(results / every_example.NAME)
             analyzed.write(results)
-            figures.draw(results, found, analyzed.first, splits, title, trajectory.batch_size)
-            metrics = tables.measure(found, analyzed.first) | analyzed.errors
+            figures.draw(results, score_tables, analyzed.first, splits, title, trajectory.batch_size)
+            metrics = tables.measure(score_tables, analyzed.first) | analyzed.errors
             words = summary.summarize(
-                title, found, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
+                title, score_tables, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
             )
             (results / "summary.md").write_text(
                 summary.with_privacy_note(words, guarantee, every_example.summarize(every, len(splits["train"]))),

@@ -42,13 +42,13 @@ def main(stage: Stage) -> None:
         delta = train_config.privacy.delta
         claim = auditing.Claim(epsilon=steps.epsilon(delta), delta=delta)
         with progress_bar("privacy_audit", config.trainings * watched.num_steps, unit="steps") as bar:
-            found = auditing.audit(config, watched, train, canaries, claim, advance=bar.advance)
+            result = auditing.audit(config, watched, train, canaries, claim, advance=bar.advance)
 
         with stage.writing_outs() as new:
             folder = new / "results" / "privacy_audit"
-            tables.write_tables(folder, found, config.trainings)
-            figures.draw(folder, found, f"{model.config.name} on {info.label}")
-            stage.write_metrics(new, {**info.as_metrics(), **tables.measure(found)})
+            tables.write_tables(folder, result, config.trainings)
+            figures.draw(folder, result, f"{model.config.name} on {info.label}")
+            stage.write_metrics(new, {**info.as_metrics(), **tables.measure(result)})
             stage.write_costs(new, static_costs(watched.functions))
 
         run.outs()

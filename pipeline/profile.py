@@ -49,8 +49,8 @@ def main(stage: Stage) -> None:
         if is_timed:
             run.metrics(timings.metrics(timed))
             ratios = {metric_name("profile", name): value for name, value in timed.precisions.items()}
-            if said := precision_note(ratios, configured.precision, configured.batch_size):
-                print(f"profile: {said}", flush=True)
+            if note := precision_note(ratios, configured.precision, configured.batch_size):
+                print(f"profile: {note}", flush=True)
         run.outs()
         if is_timed:  # drawn while the tracker logs the outs
             with tempfile.TemporaryDirectory() as name:

@@ -139,13 +139,9 @@ class Stage:
         write_json(new / "results" / "costs" / f"{self.name}.json", costs)
 
     def read_metrics(self) -> dict[str, Any]:
-        """Read the metrics file from the working folder; raise UserError if it holds other than numbers and text."""
+        """Read the metrics file from the working folder."""
         name = f"results/metrics/{self.name}.json"
-        metrics = read_mapping(self.folder / name, "metrics", name)
-        for key, value in metrics.items():
-            if not isinstance(value, str | int | float):
-                raise UserError(f"{name}: {key} should be a number or text, got {value!r}")
-        return metrics
+        return read_mapping(self.folder / name, "metrics", name)
 
 
 def run_stage(
