@@ -31,7 +31,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it to `path` on success, remove it on any exception.
+    """Yield a temporary path next to `path`; rename it to `path` on success, remove it on any exception.
 
     A symlink stays, and the file that it names is replaced.
     """

@@ -139,9 +139,13 @@ class Stage:
         write_json(new / "results" / "costs" / f"{self.name}.json", costs)
 
     def read_metrics(self) -> dict[str, Any]:
-        """Read the metrics file from the working folder."""
+        """Read the metrics file from the working folder; raise UserError if it holds anything but numbers and text."""
         name = f"results/metrics/{self.name}.json"
-        return read_mapping(self.folder / name, "metrics", name)
+        metrics = read_mapping(self.folder / name, "metrics", name)
+        for key, value in metrics.items():
+            if not isinstance(value, str | int | float):
+                raise UserError(f"{name}: {key} should be a number or text, got {value!r}")
+        return metrics
 
 
 def run_stage(
