@@ -117,7 +117,7 @@ def test_unreachable_network_is_one_line_per_host_and_advice(
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", lambda *_, **__: pytest.fail("scikit-learn was called"))
     monkeypatch.setenv(NO_SOURCE_FLAG, str(tmp_path / "flag"))
     assert acquisition.refusal(mirrors=None, openml=True) == (
-        "no source of MNIST answered (asked: mirrors, OpenML): set MNIST_DIR to a folder with the four "
+        "no source of MNIST answered (tried: mirrors, OpenML): set MNIST_DIR to a folder with the four "
         "IDX files, or set fetch.dataset: digits in params.yaml"
     )
     hosts = [f"{base}/{RAW_FILES[0]}.gz" for base in DATASETS["mnist"].mirrors]

@@ -93,9 +93,9 @@ def test_forms_of_csv_that_are_read(tmp_path: Path, text: str) -> None:
         (f"{HEADER}\n{ROW}".replace("Ann", "Jürgen").encode("latin-1"), "not UTF-8 at byte"),
         (f"{HEADER}\ntrain,7,1,2", "line 2: 4 values, expected 7"),
         (f"{HEADER}\n{ROW}\nTrain,8,1,2,,,", "line 3: split must be one of train, validation, test, got 'Train'"),
-        (f"{HEADER}\ntrain,1.234,1,2,,,", "line 2: example_id must be digits alone; got '1.234'"),
-        (f"{HEADER}\ntrain,7,1,=1+1,,,", "line 2: new must be digits alone, or empty where it cannot be told; got"),
-        (f"{HEADER}\ntrain,7,1,２,,,", "line 2: new must be digits alone, or empty"),
+        (f"{HEADER}\ntrain,1.234,1,2,,,", "line 2: example_id must be digits only; got '1.234'"),
+        (f"{HEADER}\ntrain,7,1,=1+1,,,", "line 2: new must be digits only, or empty if it cannot be decided; got"),
+        (f"{HEADER}\ntrain,7,1,２,,,", "line 2: new must be digits only, or empty"),
         (f"{HEADER}\ntrain,7,1,2,Ann,,=cmd()", "line 2: reason begins with '=', which a spreadsheet would run"),
         (f"{HEADER}\ntrain,7,1,2,@Ann,,", "line 2: reviewer begins with '@'"),
         (f'{HEADER}\ntrain,7,1,2,"A\nnn",,', "line 3: reviewer must be one line of at most 200 characters"),
@@ -104,7 +104,7 @@ def test_forms_of_csv_that_are_read(tmp_path: Path, text: str) -> None:
         (f"{HEADER}\n{ROW}\n{ROW}", "train 7 is listed twice; keep one line for each example"),
         (
             f"{HEADER}\n{ROW}\ntest,7,1,2,,,\ntrain,7,1,3,Ben,,\ntrain,8,1,1,Ann,,\nvalidation,8,1,,Ben,,",
-            "decided differently, none is applied: train 7: Ann says 1 → 2, Ben says 1 → 3; "
+            "conflicting decisions, none is applied: train 7: Ann says 1 → 2, Ben says 1 → 3; "
             "train 8: Ann says 1 is right, Ben says it cannot be told",
         ),
     ],
@@ -187,7 +187,7 @@ def test_planted_noise_comes_first_and_corrections_undo_it() -> None:
     corrected = applied(splits, rows)["train"]
     np.testing.assert_array_equal(corrected.true_labels, train.true_labels)
     np.testing.assert_array_equal(np.flatnonzero(corrected.labels != corrected.true_labels), planted[10:])
-    with pytest.raises(UserError, match=r"^a.csv: train \d+: old is \d, but the label is \d; planted noise counts$"):
+    with pytest.raises(UserError, match=r"^a.csv: train \d+: old is \d, but the label \(after label noise\) is \d$"):
         applied(splits_of(), rows)  # made for other labels
 
 
@@ -211,8 +211,8 @@ def test_corrections_of_examples_outside_of_a_subset_are_left_out() -> None:
     [
         (correction(example_id=60), "train 60: no such example, ids are 0 to 59"),
         (correction(split="test", example_id=20), "test 20: no such example, ids are 0 to 19"),
-        (correction(new=3), "train 7: no class 3, they are 0 to 2"),
-        (correction(old=3, new=None), "train 7: no class 3, they are 0 to 2"),
+        (correction(new=3), "train 7: no class 3; classes are 0 to 2"),
+        (correction(old=3, new=None), "train 7: no class 3; classes are 0 to 2"),
     ],
 )
 def test_corrections_that_do_not_fit_the_data(row: Correction, message: str) -> None:

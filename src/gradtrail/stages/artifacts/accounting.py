@@ -215,7 +215,7 @@ def _loss_of_step(rate: float, noise: float, cells: int) -> Any:
     """Return the privacy loss distribution of one step.
 
     Its variance is about rate² (exp(1 / noise²) - 1). What cells of a certain width add to it is in proportion to
-    the square of the width, so the cells are a share of the standard deviation; where noise is small, and the variance
+    the square of the width, so the cells are a share of the standard deviation; if noise is small, and the variance
     that of rare large losses, at most a hundredth of their size.
     """
     deviation = rate * math.sqrt(math.expm1(min(noise**-2, 500.0)))

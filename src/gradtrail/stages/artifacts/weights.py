@@ -71,7 +71,7 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
 def require_same_data(path: Path, info: WeightsInfo, dataset: DatasetInfo) -> None:
     """Raise UserError unless the weights in a file were trained on this data set, with these splits."""
     if info.dataset != dataset:
-        raise UserError(f"{path}: trained on other data ({info.dataset.label}) than there is now ({dataset.label})")
+        raise UserError(f"{path}: trained on other data ({info.dataset.label}) than data/processed ({dataset.label})")
 
 
 def _digest(tensors: dict[str, np.ndarray]) -> str:

@@ -36,7 +36,7 @@ def require_copies() -> None:
     require_full_clone(root())
     if not str(folder := cache_folder()).isascii():
         raise UserError(
-            f"{folder}: DVC's queue and `dvc exp run --temp` fail where the path of its cache is not ASCII; "
+            f"{folder}: DVC's queue and `dvc exp run --temp` fail if the path of its cache is not ASCII; "
             "`dvc cache dir --local PATH` sets another, or move the repository"
         )
 

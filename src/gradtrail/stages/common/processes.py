@@ -70,7 +70,7 @@ class Processes:
         return [device for index in sorted(devices) for device in devices[index][: shards // self.count]]
 
     def agreed(self, decide: Callable[[], T]) -> T:
-        """Return what `decide` returns in process 0, where alone it is called: a plain value, by JSON.
+        """Return the result of `decide`, which process 0 alone calls: a plain value, as JSON.
 
         All processes must ask for the same decisions in the same order; the others wait for process 0 without limit.
         """
@@ -93,7 +93,7 @@ class Processes:
         self.agreed(lambda: [self._wait_for(f"{key}/{index}") for index in range(1, self.count)])
 
     def of_first(self, function: Callable[..., T]) -> Callable[..., T]:
-        """Return a function that gives what `function` returns in process 0, where alone it is called."""
+        """Return a function with the result of `function` in process 0, which alone calls it."""
         return lambda *args: self.agreed(functools.partial(function, *args))
 
     def require_same(self, values: Mapping[str, str]) -> None:
@@ -198,7 +198,7 @@ def join(seconds: float) -> Processes:
             names = f"{ADDRESS}, {COUNT} and {INDEX}"
             line = f"JAX detected no scheduler that started this process; {LAUNCH} needs one, or {names}"
             raise UserError(line) from None
-        raise UserError(f"the processes could not meet: {one_line(error)[:200]}") from None
+        raise UserError(f"the processes could not connect: {one_line(error)[:200]}") from None
     state = _jax_processes()
     return Processes(state.process_id, state.num_processes, state.client)
 
@@ -212,7 +212,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _gloo_on_loopback() -> contextlib.AbstractContextManager[object]:
-    """Have gloo listen on loopback alone where the coordinator does; JAX itself takes the host's own address."""
+    """Let gloo listen on loopback alone if the coordinator does; by default JAX uses the host's address."""
     if not is_loopback(_jax_processes().coordinator_address):
         return contextlib.nullcontext()
     jaxlib = importlib.import_module("jaxlib._jax")

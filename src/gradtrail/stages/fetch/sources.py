@@ -86,7 +86,7 @@ def acquire(config: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInf
         Path(flag).touch()
     advice = f"set {entry.folder_variable} to a folder with the four IDX files"
     advice += f", or set fetch.dataset: {entry.stand_in} in params.yaml" if entry.stand_in else ""
-    outcome = f"answered (asked: {', '.join(sources)})" if sources else f"to ask, as {entry.folder_variable} is not set"
+    outcome = f"answered (tried: {', '.join(sources)})" if sources else f"to ask, as {entry.folder_variable} is not set"
     raise NoSourceError(f"no source of {entry.title} {outcome}: {advice}")
 
 

@@ -122,10 +122,10 @@ def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_cla
     }
     for row in rows:
         if max(row.old, row.new or 0) >= num_classes:
-            raise UserError(f"{path}: {row}: no class {max(row.old, row.new or 0)}, they are 0 to {num_classes - 1}")
+            raise UserError(f"{path}: {row}: no class {max(row.old, row.new or 0)}; classes are 0 to {num_classes - 1}")
         if labels.get(row.example, row.old) != row.old:
             actual = labels[row.example]
-            raise UserError(f"{path}: {row}: old is {row.old}, but the label is {actual}; planted noise counts")
+            raise UserError(f"{path}: {row}: old is {row.old}, but the label (after label noise) is {actual}")
 
 
 def read_applied(path: Path, which: Literal[False, True, "test"]) -> list[Correction]:
@@ -192,8 +192,8 @@ def _parse(row: Sequence[str], place: str) -> Correction:
         raise UserError(f"{place}: split must be one of {', '.join(SPLITS)}, got {values['split'][:50]!r}")
     for name in ("example_id", "old", "new"):
         if not re.fullmatch(r"[0-9]{1,9}", values[name]) and not (name == "new" and not values[name]):
-            empty = ", or empty where it cannot be told" if name == "new" else ""
-            raise UserError(f"{place}: {name} must be digits alone{empty}; got {values[name][:50]!r}")
+            empty = ", or empty if it cannot be decided" if name == "new" else ""
+            raise UserError(f"{place}: {name} must be digits only{empty}; got {values[name][:50]!r}")
     reviewer, time, reason = (check_text(f"{place}: {name}", values[name]) for name in ("reviewer", "time", "reason"))
     return Correction(
         split=values["split"],
@@ -209,7 +209,7 @@ def _parse(row: Sequence[str], place: str) -> Correction:
 def _require_once(rows: Sequence[Correction], path: Path) -> None:
     if differing := disagreements(rows):
         more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise UserError(f"{path}: decided differently, none is applied: {'; '.join(differing[:_SHOWN])}{more}")
+        raise UserError(f"{path}: conflicting decisions, none is applied: {'; '.join(differing[:_SHOWN])}{more}")
     examples: set[tuple[bool, int]] = set()
     for row in rows:
         if row.example in examples:

@@ -30,7 +30,7 @@ def doubling_table(table: pd.DataFrame, configured: Variant, columns: Sequence[s
 
     Returns:
         A row for each pair of batch sizes of which one is twice the other: `function`, `batch_size` and `doubled`, and
-        a factor for each of `columns`, NaN where the value at the smaller size is 0.
+        a factor for each of `columns`, NaN if the value at the smaller size is 0.
     """
     part = configured_rows(table, configured, but="batch_size")[["function", "batch_size", *columns]]
     doubled = part.assign(batch_size=part["batch_size"] / 2)

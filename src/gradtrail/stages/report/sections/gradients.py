@@ -42,7 +42,7 @@ def _summary_of(sources: Sources) -> str:
 
 
 def _examples(number: float) -> str:
-    """Write a noise scale in examples, which is infinite where the mean gradient cannot be told from noise."""
+    """Write a noise scale in examples, which is infinite if the mean gradient is indistinguishable from noise."""
     return count(number) if math.isfinite(number) else "unbounded"
 
 
