@@ -95,8 +95,6 @@ def read_trajectory(
         by_epoch[kept_about.epoch] = kept_params
     by_epoch |= {about.epoch: params}
     epochs, learning_rates, batch_size = read_schedule(results, batch_size)
-    if max(by_epoch) > epochs:
-        raise UserError(f"{models}: weights after epoch {max(by_epoch)}, but {results} has {epochs} epochs")
     trajectory = Trajectory(
         params=by_epoch,
         scored=about.epoch,

@@ -45,7 +45,6 @@ class Png:
 class CsvTable:
     """A CSV table of a stage, its values as text."""
 
-    path: Path  # path of the file, for messages
     rows: list[dict[str, str]]  # column → value, for each row
 
     def text(self, column: str) -> list[str]:
@@ -139,7 +138,7 @@ def read_sources(folder: Path) -> Sources:
 
 def read_table(path: Path) -> CsvTable:
     """Read a CSV table with a header."""
-    return CsvTable(path=path, rows=list(csv.DictReader(_read_text(path).splitlines())))
+    return CsvTable(rows=list(csv.DictReader(_read_text(path).splitlines())))
 
 
 def read_png(path: Path) -> Png:

@@ -22,7 +22,7 @@ _BATCH_SIZES = {("train", _STEP): "train.batch_size", ("evaluate", "predict"): "
 def costs_section(sources: Sources) -> Section:
     """Describe the FLOPs, bytes and memory of the configured functions, and of other variants."""
     costs = sources.table("profile/costs")
-    configured = [row for row in _numbered(costs) if _is_configured(sources, row)]
+    configured = [row for row in costs.rows if _is_configured(sources, row)]
     return Section(
         id="costs",
         title="Compiling",
@@ -87,15 +87,6 @@ def _caption(sources: Sources) -> str:
     return f"Compiled by profile: one call on {batch} examples, {sources.param('train.precision')}{remat}"
 
 
-def _numbered(table: CsvTable) -> list[dict[str, str]]:
-    """Return the rows; raise UserError if a value that is shown is not a number."""
-    for name in (*_COSTS, "data_dependent_loops"):
-        table.numbers(name)
-    for name in ("function", "precision", "batch_size", "remat"):
-        table.text(name)
-    return table.rows
-
-
 def _is_configured(sources: Sources, row: dict[str, str]) -> bool:
     keys = ("precision", "batch_size", "remat")
     return all(row[key] == str(sources.param(f"train.{key}")) for key in keys)
@@ -130,7 +121,7 @@ def _stage_costs(sources: Sources) -> Table:
 def _forms(costs: CsvTable) -> Table:
     rows = [
         (row["function"], row["precision"], row["batch_size"], "yes" if row["remat"] == "True" else "no", *_cells(row))
-        for row in _numbered(costs)
+        for row in costs.rows
     ]
     header = (_HEADER[0], "precision", "batch size", "remat", *_HEADER[1:])
     return Table(caption="All variants compared", header=header, rows=rows, folded=True)

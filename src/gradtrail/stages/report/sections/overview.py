@@ -179,7 +179,7 @@ def _ends(table: CsvTable, column: str) -> list[tuple[float, float, float]]:
     """Return (epoch, low, high) of a mean over members, for epochs with at least two members."""
     if not any(row.get(f"{column}_low") for row in table.rows):
         return []
-    banded = CsvTable(path=table.path, rows=[row for row in table.rows if row.get(f"{column}_low")])
+    banded = CsvTable(rows=[row for row in table.rows if row.get(f"{column}_low")])
     return list(zip(*(banded.numbers(name) for name in ("epoch", f"{column}_low", f"{column}_high")), strict=True))
 
 
