@@ -1,9 +1,7 @@
 """The processes of a training: agreements, refusals in one line, and logs."""
 
-import queue
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -83,47 +81,6 @@ def test_process_without_variables_is_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("JAX_PROCESS_ID", "1")
     with pytest.raises(SystemExit):
         refuse_followers("evaluate")
-
-
-class Waiting(Client):
-    """Gives values as JAX does: it waits for them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changed = threading.Condition()
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        with self.changed:
-            super().key_value_set(key, value, allow_overwrite)
-            self.changed.notify_all()
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, 0.01):
-                raise RuntimeError("DEADLINE_EXCEEDED")
-            return self.values[key]
-
-
-def test_no_process_continues_before_all_are_ready() -> None:
-    client = Waiting()
-    passed: queue.Queue[int] = queue.Queue()
-
-    def go(index: int) -> None:
-        member = Processes(index, 3, client)
-        for _ in range(2):
-            member.all_ready()
-            passed.put(index)
-
-    threads = [threading.Thread(target=go, args=(index,)) for index in range(3)]
-    for thread in threads[:2]:
-        thread.start()
-    with pytest.raises(queue.Empty):
-        passed.get(timeout=0.1)
-    threads[2].start()
-    for thread in threads:
-        thread.join(10)
-    assert sorted(passed.get_nowait() for _ in range(6)) == [0, 0, 1, 1, 2, 2]
-    ALONE.all_ready()
 
 
 PRINTS = """

@@ -81,8 +81,6 @@ def test_text_from_files_is_text_on_the_page(folder: Path) -> None:
         ("mnist", "MNIST"),
         ("fashion_mnist", "Fashion-MNIST"),
         ("digits", "scikit-learn's digits"),
-        ("idx", "IDX files"),
-        ("clothes", "clothes"),
     ],
 )
 def test_page_names_the_data_set_and_no_other(name: str, called: str, folder: Path) -> None:
