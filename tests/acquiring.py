@@ -1,4 +1,4 @@
-"""A dozen random images that stand for MNIST, the places that have them, and what the stage `fetch` makes of these."""
+"""A dozen random images in place of MNIST, their sources, and a call of the stage `fetch`."""
 
 import dataclasses
 import gzip

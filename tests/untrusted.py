@@ -1,4 +1,4 @@
-"""Damage as a strategy, and what every reader owes to damaged bytes: one line, soon, and no memory for mere claims.
+"""Damage as a strategy, and the duty of readers of damaged bytes: one line, quickly, in little memory.
 
 Used for what comes from outside: data sets, images, exports, HLO, label corrections.
 """

@@ -1,4 +1,4 @@
-"""The audit is a pipeline beside the main one: run by itself, tracked and rebuilt like every stage."""
+"""The audit is an optional pipeline: run alone, tracked and rebuilt like every stage."""
 
 import contextlib
 import shutil

@@ -1,4 +1,4 @@
-"""Where no source of MNIST answers: one line from the stage; from `gradtrail repro` a banner, and the digits."""
+"""Without a source of MNIST: one line from the stage; from `gradtrail repro` a banner, and the digits."""
 
 import json
 import shutil

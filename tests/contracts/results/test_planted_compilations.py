@@ -1,4 +1,4 @@
-"""What a call compiles in a training is told by the stage and by the gate, and so is a donation that is lost.
+"""The stage reports what a call compiles in a training, and a donation that is lost.
 
 Five are planted: a jitted lambda each epoch, `static_argnums` on the epoch, a shape that grows with the epoch, an eager
 operation in each chunk, and a train step that donates nothing.

@@ -1,4 +1,4 @@
-"""What a change re-runs, asked of DVC itself: the real `dvc.yaml` over made-up outs that DVC takes as they are."""
+"""What a change re-runs, according to DVC itself: the real `dvc.yaml` over placeholder outputs."""
 
 from pathlib import Path
 

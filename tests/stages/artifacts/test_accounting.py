@@ -1,4 +1,4 @@
-"""What a private training spends, against closed forms, a quadrature, and what must be monotonic."""
+"""Privacy accounting, against closed forms, quadrature, and monotonicity."""
 
 import dataclasses
 import math

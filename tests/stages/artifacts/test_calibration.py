@@ -1,4 +1,4 @@
-"""A calibration is read for the weights that it was fitted for, and for no others."""
+"""A calibration applies to the weights that it was fitted for, and to no others."""
 
 import json
 from pathlib import Path

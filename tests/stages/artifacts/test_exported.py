@@ -1,4 +1,4 @@
-"""An exported model is read as it was written, or refused in one line; the lines of the docs need no gradtrail."""
+"""An exported model round-trips, or is refused in one line; the lines of the docs need no gradtrail."""
 
 import functools
 import hashlib

@@ -1,4 +1,4 @@
-"""The IDX reader takes what the writer made, and refuses everything else in one line."""
+"""The IDX reader accepts the output of the writer, and refuses everything else in one line."""
 
 import struct
 import tempfile

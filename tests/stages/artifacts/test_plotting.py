@@ -1,4 +1,4 @@
-"""One look for all figures, galleries whose captions belong to their images, and equal bytes for equal figures."""
+"""Figures have one style and equal bytes, and galleries the right captions."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a private training promises, as a file: it is read as it was written, and damage is one line."""
+"""The guarantee of a private training as a file: it round-trips, and damage is one line."""
 
 from pathlib import Path
 

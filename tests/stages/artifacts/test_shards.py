@@ -1,4 +1,4 @@
-"""A split in shards comes back as it was, in any parts; a shard that is cut, changed or missing is one line."""
+"""A split in shards round-trips, in any parts; a truncated, changed or missing shard is one line."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Weights come back to the bit; equal weights are equal bytes; a foreign or damaged file is refused in one line."""
+"""Weights round-trip to the bit; equal weights are equal bytes; a foreign or damaged file is refused."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Params of kinds that are not chosen are left out; a param that is left out changes no result."""
+"""Params of types that are not chosen are inactive."""
 
 from factories import ROOT
 

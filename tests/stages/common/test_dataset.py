@@ -1,4 +1,4 @@
-"""Splits come back as they were written, and a damaged or foreign file is refused in one line."""
+"""Splits read back as they were written; a damaged or foreign file is refused in one line."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files come from DVC's cache by their digests, and nothing comes from there or goes elsewhere that should not."""
+"""Files come from DVC's cache by their digests, and only with the right bytes."""
 
 import hashlib
 import json

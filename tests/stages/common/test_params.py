@@ -1,4 +1,4 @@
-"""Every mistake in `params.yaml` is one line that names the key, what was found and what is allowed."""
+"""Every mistake in `params.yaml` is one line with the key, its value and the allowed values."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A process takes from the cache what another one compiled, and two at once compile a function once."""
+"""A process uses the functions that another one compiled, and two processes do not compile the same one."""
 
 import threading
 import time

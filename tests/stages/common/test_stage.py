@@ -1,4 +1,4 @@
-"""A stage ends with one line: what came out, and how long it took."""
+"""A stage ends with one line: its metrics and its time."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Members are evaluated by themselves, and together by their mean probabilities, as a definition in words says."""
+"""Members are evaluated alone, and as an ensemble by their mean probabilities; compared with NumPy and SciPy."""
 
 from pathlib import Path
 

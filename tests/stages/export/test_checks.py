@@ -1,4 +1,4 @@
-"""What an export's files tell is counted right, and predictions of other examples are refused."""
+"""Metrics of an export are correct, and predictions of other examples are refused."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""OpenML, as scikit-learn asks it: the last source of MNIST, which ends in the same files or in a line.
+"""OpenML through scikit-learn: the last source of MNIST, which delivers the same files or one line.
 
 A dozen random images stand for MNIST, under its name.
 """

@@ -1,4 +1,4 @@
-"""IDX files of one's own: any images and classes, and faults that are told of by file."""
+"""The user's own IDX files: any images and classes, and errors that name the file."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each source of a data set ends in the same four verified files; the order of the sources, and what none means.
+"""Each source of a data set delivers the same four verified files; the order of the sources, and their absence.
 
 Most tests let a dozen random images stand for MNIST, under its name. OpenML and files of one's own have modules of
 their own.

@@ -1,4 +1,4 @@
-"""One pass writes the scores of every example as it goes: the same as all at once, from memory or from shards."""
+"""One pass writes the scores of every example in parts: those of the whole split, from memory or shards."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a training wrote reads back unchanged, and damage is an error of one line."""
+"""The outputs of a training read back unchanged; a missing or damaged file is an error of one line."""
 
 import shutil
 from pathlib import Path

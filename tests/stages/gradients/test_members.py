@@ -1,4 +1,4 @@
-"""Scores of several members are the means of those of each alone, computed here by NumPy from all at once."""
+"""Scores of several members are the means over the members, compared with NumPy."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Of a private training to publish, the gradients tell nothing of training examples, and all else as before."""
+"""For a training to publish, outputs of the gradients hold nothing of training examples; the rest is unchanged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tables of gradients, and the sentences made of them, on an analysis drawn at random."""
+"""Tables of gradients, and their summary, on random analyses."""
 
 import dataclasses
 import functools

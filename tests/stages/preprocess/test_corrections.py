@@ -1,4 +1,4 @@
-"""The file of corrections: it comes back as written, is refused in one line when mangled, and corrects labels."""
+"""The file of corrections: it round-trips, is refused in one line if it is damaged, and corrects labels."""
 
 import dataclasses
 from collections.abc import Sequence

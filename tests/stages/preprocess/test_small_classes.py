@@ -1,4 +1,4 @@
-"""Classes that are too small for what follows are named in one line."""
+"""Classes with too few training examples are named in one line."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What came of an audit is written as it is; planted faults are found, and faultless trainings pass."""
+"""Planted faults are found by an audit, and faultless trainings pass."""
 
 import dataclasses
 import time

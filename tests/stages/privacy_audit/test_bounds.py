@@ -1,4 +1,4 @@
-"""Bounds on epsilon hold as often as they say, against mechanisms whose every outcome can be counted."""
+"""Bounds on epsilon hold with the stated confidence, against mechanisms whose outcomes can be enumerated."""
 
 import math
 

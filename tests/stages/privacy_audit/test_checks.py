@@ -1,4 +1,4 @@
-"""Checks pass what is as stated, and each fails the fault that it is for."""
+"""A faultless training passes all checks, and each check detects its fault."""
 
 import dataclasses
 

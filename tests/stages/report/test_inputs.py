@@ -1,4 +1,4 @@
-"""What is missing among the inputs of the report, or of another kind, is one line."""
+"""A missing or damaged input of the report is an error of one line."""
 
 import json
 import re

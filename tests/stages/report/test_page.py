@@ -1,4 +1,4 @@
-"""The report is one file that holds everything it shows, runs no script but its own, and says what the metrics say."""
+"""The report is one self-contained file, runs no script but its own, and agrees with the metrics."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""What the report says of a private training; of one that is not private it says nothing."""
+"""The parts of the report on a private training; a public one has none."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Checkpoints of an unfinished training: what they bring back, when they are written, and what a full disk costs."""
+"""Checkpoints of an unfinished training: content, timing, full disks and damage."""
 
 import gc
 import logging

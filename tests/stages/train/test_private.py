@@ -1,4 +1,4 @@
-"""A private training in its stage: the secret, and what it tells. What a killed one resumes from: `test_loop.py`."""
+"""A private training in its stage: the secret, and the reported epsilon. Resuming one: `test_loop.py`."""
 
 import dataclasses
 import hashlib
