@@ -16,7 +16,6 @@ from gradtrail.stages.gradients import figures, tables
 from gradtrail.stages.gradients.tables import Tables
 
 NUM_EXAMPLES = 40
-SIDES = ("correct", True), ("misclassified", False)
 
 
 def analyzed(num_examples: int, *, noisy: bool = False) -> tuple[dict[str, Split], GradientAnalysis, Tables]:

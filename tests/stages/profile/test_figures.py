@@ -9,8 +9,6 @@ from stage_results import CONFIGURED, step_times, timings_of
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.profile import time_figures, timings
 
-FUNCTIONS = ("train_step", "predict", "score")
-
 
 @pytest.mark.parametrize(
     ("without_jit", "last", "pays_after"), [(0.1, 100, 21), (0.0011, 1.4 * 20_001, 20_001), (0.001, 100, None)]
