@@ -28,7 +28,7 @@ from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts.shards import ShardedSplit
-from gradtrail.stages.artifacts.splits import SAMPLE, sample_of
+from gradtrail.stages.artifacts.splits import SAMPLE, sample_rows
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.environment import EnvironmentConfig, set_up_jax
 from gradtrail.stages.common.params import load_section
@@ -73,7 +73,7 @@ def main() -> None:
     compiler, mesh = Compiler(time.perf_counter), make_mesh(jax.local_devices()[:1])
 
     def chunks(count: int, *, streamed: bool) -> Iterator[loop.Chunk]:
-        sampled = sample_of(count) if count > SAMPLE else None
+        sampled = sample_rows(count) if count > SAMPLE else None
         program = loop.make_program(config, model, count, jax.local_devices(), streamed=streamed, sampled=sampled)
         engine = loop.compile_engine(program, compiler=compiler)
         examples = split if streamed else loop.on_device(some.images, some.labels, program.mesh)

@@ -8,7 +8,6 @@ from gradtrail.stages.artifacts import idx
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.fetch.sources import FetchConfig, acquire
-from gradtrail.support.paths import private_folder
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -19,7 +18,7 @@ def main(stage: Stage) -> None:
         with stage.writing_outs() as new:
             raw = new / "data" / "raw"
             raw.mkdir()
-            info = acquire(config, raw, parts=private_folder() / "downloads", runtime=runtime)
+            info = acquire(config, raw, runtime)
             dataset.write_info(raw, info)
             stage.write_metrics(new, {**info.as_metrics(), **idx.measure_raw(raw, info)})
         run.outs()

@@ -17,7 +17,7 @@ from gradtrail.core.gradients.exact import compile_exact, float64_errors, sample
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.xla.compiler import static_costs
-from gradtrail.stages.artifacts.privacy import read_promise
+from gradtrail.stages.artifacts.privacy import read_guarantee
 from gradtrail.stages.artifacts.splits import open_large, read_samples
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.stage import Stage, run_stage
@@ -31,8 +31,8 @@ from gradtrail.tracking.mlflow.run import tracked
 def main(stage: Stage) -> None:
     config = stage.params(GradientsConfig)
     info = dataset.read_info(Path("data/processed"))
-    promise = read_promise(Path("results/train"))
-    splits = inputs.to_score(read_samples(Path("data/processed"), info), promise)
+    guarantee = read_guarantee(Path("results/train"))
+    splits = inputs.scored_splits(read_samples(Path("data/processed"), info), guarantee)
     large = open_large(Path("data/processed/train.npz"), info) if len(splits["train"]) else None
     rest = inputs.read_members(Path("models"), Path("results/train"), config.weights, info, splits["train"])
     first = next(rest)
@@ -67,22 +67,23 @@ def main(stage: Stage) -> None:
                 weights, path = first.trajectory.params[first.trajectory.scored], scratch / every_example.NAME
                 every = every_example.score_every_example(passes, weights, large, path, advance=bar.advance)
         summary.warn_of_errors(analyzed.errors, model.config.precision)
-        result_tables = analyzed.tables(config)
+        score_tables = analyzed.tables(config)
 
         with stage.writing_outs() as new:
             results = new / "results" / "gradients"
             title = f"{model.config.name}, {about.title(config.weights, len(analyzed.seeds))} on {info.label}"
-            tables.write_tables(results, result_tables, analyzed.errors)
+            tables.write_tables(results, score_tables, analyzed.errors)
             if every:
                 (scratch / every_example.NAME).rename(results / every_example.NAME)
             analyzed.write(results)
-            figures.draw(results, result_tables, analyzed.first, splits, title, trajectory.batch_size)
-            metrics = tables.measure(result_tables, analyzed.first) | analyzed.errors
-            words = summary.in_words(
-                title, result_tables, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
+            figures.draw(results, score_tables, analyzed.first, splits, title, trajectory.batch_size)
+            metrics = tables.measure(score_tables, analyzed.first) | analyzed.errors
+            words = summary.summarize(
+                title, score_tables, analyzed.first, metrics, config, trajectory.batch_size, analyzed.seeds
             )
             (results / "summary.md").write_text(
-                summary.marked(words, promise, every_example.in_words(every, len(splits["train"]))), encoding="utf-8"
+                summary.with_privacy_note(words, guarantee, every_example.summarize(every, len(splits["train"]))),
+                encoding="utf-8",
             )
             stage.write_metrics(new, {**info.as_metrics(), **analyzed.metrics(), **every})
             stage.write_costs(new, static_costs(passes.functions))

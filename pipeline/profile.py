@@ -28,7 +28,7 @@ def main(stage: Stage) -> None:
     set_cpu_devices(train_config.shards)
 
     with tracked(stage) as run, compiling(run) as compiler:
-        is_timed = timings.wanted(stage.runtime, is_tracked=run.is_open)
+        is_timed = timings.is_timed(stage.runtime, is_tracked=run.is_open)
         pieces = programs.num_pieces(config, train_config, timed=is_timed)
         with progress_bar("profile", pieces, unit="steps") as bar:
             compiled = programs.compile_variants(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.report.inputs import read_sources
-from gradtrail.stages.report.page import ReportConfig, content_of, measure, render
+from gradtrail.stages.report.page import ReportConfig, make_content, measure, render
 from gradtrail.tracking.mlflow.run import tracked
 
 
@@ -17,7 +17,7 @@ def main(stage: Stage) -> None:
     sources = read_sources(Path())
 
     with tracked(stage) as run:
-        content = content_of(sources)
+        content = make_content(sources)
         page = render(config, sources, content)
 
         with stage.writing_outs() as new:

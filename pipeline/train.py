@@ -15,14 +15,14 @@ from gradtrail.core.nn.models import num_parameters
 from gradtrail.core.train.config import MemberSeeds, TrainConfig
 from gradtrail.core.xla.compiler import static_costs
 from gradtrail.stages.artifacts.members import over_members
-from gradtrail.stages.artifacts.privacy import write_promise
+from gradtrail.stages.artifacts.privacy import write_guarantee
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.setup import cached_compiler
 from gradtrail.stages.common.stage import Stage, run_stage
 from gradtrail.stages.train import figures, members, tables
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
-from gradtrail.stages.train.release import promise_of
+from gradtrail.stages.train.release import guarantee_of
 from gradtrail.stages.train.training import Training, load_training
 from gradtrail.tracking.gc.files import forget_old_members
 from gradtrail.tracking.lineage.state import lock_of
@@ -40,7 +40,7 @@ def member_checkpoints(
     with lock_of(stage.name, state) if state != stage.state else contextlib.nullcontext():  # its lock is held already
         checkpoints = training.checkpoints(state, user=stage.state, inputs_changed=inputs_changed)
         is_kept = training.config.members > 1 or checkpoints.is_complete
-        if checkpoints.is_begun:
+        if checkpoints.has_checkpoints:
             run.timings(resumed=True)
         yield checkpoints
         if not is_kept:
@@ -89,8 +89,8 @@ def main(stage: Stage) -> None:
             if spending:
                 lengths = spending.counted([len(member.epochs) for member in written.values()])
                 spent, steps = spending.measure(lengths), sum(lengths) * spending.steps_per_epoch
-                promise = promise_of(config, spent, num_examples=len(train), steps=steps)
-                write_promise(new / "results" / "train", promise)
+                guarantee = guarantee_of(config, spent, num_examples=len(train), steps=steps)
+                write_guarantee(new / "results" / "train", guarantee)
             stage.write_metrics(new, {**info.as_metrics(), **measured, **spent})
             stage.write_costs(new, static_costs(functions))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
 
@@ -28,12 +27,6 @@ def heights(axis: Axes) -> dict[str, list[float]]:
 def lengths(axis: Axes) -> dict[str, list[float]]:
     """The same of horizontal bars."""
     return {str(group.get_label()): [bar.get_width() for bar in group] for group in axis.containers}
-
-
-def legend_of(drawn: Axes | Figure) -> list[str]:
-    """The entries of the legend of a plot, or of a figure as a whole."""
-    legends = [drawn.get_legend()] if isinstance(drawn, Axes) else drawn.legends
-    return [text.get_text() for legend in legends if isinstance(legend, Legend) for text in legend.get_texts()]
 
 
 def names(axis: Axes) -> tuple[str, str, str]:

@@ -191,7 +191,7 @@ def set_param(folder: Path, section: str, key: str, value: Any) -> None:
 def render(folder: Path, title: str = "A title") -> str:
     """Return the page of a folder."""
     sources = inputs.read_sources(folder)
-    return page.render(page.ReportConfig(title=title), sources, page.content_of(sources))
+    return page.render(page.ReportConfig(title=title), sources, page.make_content(sources))
 
 
 class Reader(HTMLParser):

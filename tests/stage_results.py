@@ -14,7 +14,7 @@ from gradtrail.core.gradients.diagnostics import ClassStructure
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.profile.benchmark import MachineRates, StepTimes
 from gradtrail.core.profile.variants import Variant
-from gradtrail.stages.artifacts.privacy import Promise
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee
 from gradtrail.stages.profile.timings import Timings
 
 
@@ -45,8 +45,8 @@ def gradient_analysis(sizes: Mapping[str, int], *, num_classes: int = NUM_CLASSE
     )
 
 
-def a_promise(**changes: Any) -> Promise:
-    promise = Promise(
+def a_guarantee(**changes: Any) -> PrivacyGuarantee:
+    promise = PrivacyGuarantee(
         epsilon=3.0,
         epsilon_each=3.0,
         epsilon_rdp=3.2,

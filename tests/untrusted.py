@@ -1,15 +1,13 @@
-"""Damage as a strategy, and what every reader owes to damaged bytes: one line, soon, and no memory for mere claims.
+"""Damage as a strategy, and the duty of readers of damaged bytes: one line, quickly, in little memory.
 
-Each reader of the project is held to it in a `test_untrusted_*.py` beside its other tests.
+Used for what comes from outside: data sets, images, exports, HLO, label corrections.
 """
 
-import string
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from gradtrail.support.errors import UserError
@@ -66,39 +64,7 @@ def taken_bytes(action: Callable[[], object]) -> int:
     return status_bytes("VmHWM") - before
 
 
-def status_bytes(key: str, of: int | str = "self") -> int:
+def status_bytes(key: str, process: int | str = "self") -> int:
     """Return a figure of what the system says of a process: `VmRSS` is its memory now, `VmHWM` at its peak."""
-    lines = Path(f"/proc/{of}/status").read_text().splitlines()
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{key}:"))
-
-
-def keys_of(content: dict[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the path of every key, of sections and of blocks in them too."""
-    found = []
-    for key, value in content.items():
-        found += [(*above, key), *(keys_of(value, (*above, key)) if isinstance(value, dict) else [])]
-    return found
-
-
-def replaced(content: Any, keys: tuple[str, ...], value: Any) -> Any:
-    return content | {keys[0]: replaced(content[keys[0]], keys[1:], value)} if keys else value
-
-
-NUMBERS = [float("nan"), float("inf"), -float("inf"), 10**30, -(10**30), 10**400, 10**4000, 1e308, -1, 0, 2**63, 5e-324]
-NASTY = [*NUMBERS, -(10**400), None, True, "text", "new\nline", ["new\nline"], [], {}, {"a\nb": 1}]
-VALUES = st.one_of(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    st.lists(st.sampled_from(NASTY), max_size=3),
-    st.dictionaries(st.text(string.printable, max_size=5), st.integers(), max_size=2),
-)
-
-
-def search(check: Callable[[Any], None], inputs: st.SearchStrategy[Any], num_fixed: int, *, is_random: bool) -> None:
-    """Check generated inputs: the same ones each time, or 20 times as many at random."""
-    settings(
-        max_examples=20 * num_fixed if is_random else num_fixed,
-        derandomize=not is_random,
-        database=None,
-        print_blob=True,
-        suppress_health_check=list(HealthCheck),
-    )(given(inputs)(check))()

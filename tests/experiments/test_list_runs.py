@@ -13,7 +13,7 @@ from gradtrail.core.train.optimizers import OptimizerKind
 from gradtrail.core.train.schedules import ScheduleKind
 from gradtrail.experiments import list_runs
 from gradtrail.experiments.list_runs import fitting_table, in_order, print_runs
-from gradtrail.stages.common.in_force import SHARED_BLOCKS
+from gradtrail.stages.common.active_params import SHARED_BLOCKS
 from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError
 

@@ -103,7 +103,7 @@ def test_a_data_set_whose_sources_do_not_answer_is_one_line_and_status_2(project
     *_, line, status = copy.run("sh", "-c", command, env=env).splitlines()
     assert status == "status 2"
     assert line == (
-        "fetch: no source of Fashion-MNIST answered (asked: mirrors): "
+        "fetch: no source of Fashion-MNIST answered (tried: mirrors): "
         "set FASHION_MNIST_DIR to a folder with the four IDX files"
     )
     params = (copy.folder / "params.yaml").read_bytes()

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from gradtrail.stages.common.in_force import in_force
+from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
@@ -119,7 +119,7 @@ def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
 
 def _differing(runs: Sequence[Run]) -> list[str]:
     """Return the params that differ between runs; a param of a kind counts only for runs of that kind."""
-    used = [in_force(_with_seeds(run.data.params)) for run in runs]
+    used = [active_params(_with_seeds(run.data.params)) for run in runs]
     names = dict.fromkeys(name for params in used for name in params)
     return [name for name in names if len({params[name] for params in used if name in params}) > 1]
 

@@ -13,12 +13,12 @@ STAGES = ("evaluate", "gradients")
 def metrics_with(project: Project, flags: list[str]) -> dict[str, float]:
     """Return what the stages measure with flags for XLA, without costs of compiled functions."""
     project.set("environment.xla_flags", flags)
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for stage in STAGES:
         project.run_stage(stage)
         metrics = json.loads((project.folder / "results" / "metrics" / f"{stage}.json").read_text())
-        found |= {f"{stage}/{key}": value for key, value in metrics.items() if not isinstance(value, str)}
-    return found
+        values |= {f"{stage}/{key}": value for key, value in metrics.items() if not isinstance(value, str)}
+    return values
 
 
 @pytest.mark.slow
@@ -27,9 +27,9 @@ def test_metrics_of_the_same_weights_agree_between_instruction_sets(tmp_path: Pa
     project.set("runtime.tracking", False)
     project.set("train.precision", "float32")
     project.run_stage("train")
-    here, narrower = metrics_with(project, []), metrics_with(project, ["--xla_cpu_max_isa=AVX2"])
-    assert len(here) > 30
+    widest, narrower = metrics_with(project, []), metrics_with(project, ["--xla_cpu_max_isa=AVX2"])
+    assert len(widest) > 30
     differing = {
-        key: (value, narrower[key]) for key, value in here.items() if not np.isclose(value, narrower[key], rtol=1e-6)
+        key: (value, narrower[key]) for key, value in widest.items() if not np.isclose(value, narrower[key], rtol=1e-6)
     }
     assert not differing

@@ -1,4 +1,4 @@
-"""What a call compiles in a training is told by the stage and by the gate, and so is a donation that is lost.
+"""The stage reports what a call compiles in a training, and a donation that is lost.
 
 Five are planted: a jitted lambda each epoch, `static_argnums` on the epoch, a shape that grows with the epoch, an eager
 operation in each chunk, and a train step that donates nothing.
@@ -16,14 +16,13 @@ import jax
 import numpy as np
 import pytest
 from factories import NUM_CLASSES, SHAPE, random_split, train_config
-from projects import ROOT, finished_project
+from projects import finished_project
 
 from gradtrail.core.nn import inference
 from gradtrail.core.nn.models import Model
 from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk, compile_engine, make_program
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.experiments import cost_gate
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.tracking.mlflow.compile_report import compiling
@@ -82,59 +81,27 @@ def work() -> None:
         training_runs.run(engine, validate, SPLIT, CONFIG, member=member, listener=silent, steps_per_call=2)
 
 
-@pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Return the gate, of training alone, after it accepted the costs of today."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(cost_gate, "ACCEPTED", tmp_path / "accepted.json")
-    monkeypatch.setattr(cost_gate, "_IMAGE_SHAPE", SHAPE)
-    monkeypatch.setattr(cost_gate, "_NUM_EXAMPLES", 50)
-
-    def measure() -> cost_gate.Record:
-        return cost_gate.Record(machine={}, params={}, costs=cost_gate.measure_training(CONFIG))
-
-    monkeypatch.setattr(cost_gate, "measure", measure)
-    assert cost_gate.run_gate(accept=True) == 0
-    assert cost_gate.read_record(cost_gate.ACCEPTED).costs["train/unplanned"] == {"compilations": 0}
-    return functools.partial(cost_gate.run_gate, accept=False)
-
-
 def besides_epochs(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not line.startswith("train: epoch ")]
 
 
-def assert_told(stderr: str, here: str) -> None:
+def assert_told(stderr: str, location: str) -> None:
     """Each plant has one line, and there is no other."""
-    expected = [f"train: warning: {words.format(here=here)}" for words, _ in TOLD.values()]
+    expected = [f"train: warning: {words.format(here=location)}" for words, _ in TOLD.values()]
     lines = besides_epochs(stderr)
     assert len(lines) == len(expected), stderr
     assert all(any(re.fullmatch(words, line) for line in lines) for words in expected), stderr
 
 
-def test_a_training_compiles_nothing_by_a_call(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_compiles_nothing_by_a_call(capsys: pytest.CaptureFixture[str]) -> None:
     work()
     assert besides_epochs(capsys.readouterr().err) == []
 
 
-def test_the_stage_tells_all_five(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stage_warns_of_all_five(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plant(monkeypatch)
     work()
     assert_told(capsys.readouterr().err, r"\S*test_planted_compilations\.py:\d+")
-
-
-def test_the_gate_tells_all_five(
-    gate: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (gate(), capsys.readouterr().err) == (0, "")
-    plant(monkeypatch)
-    assert gate() == 1
-    told = capsys.readouterr()
-    assert_told(told.err, r"\S*test_planted_compilations\.py:\d+")
-    changed = dict(
-        re.findall(r"train/(unplanned|train_step) .*?(?:compilations|donated_buffers)\W+(\d+\W+\d+)", told.out)
-    )
-    assert changed["unplanned"].split()[-1] == str(sum(count for _, count in TOLD.values()))
-    assert changed["train_step"].split()[-1] == "0"
 
 
 _EACH_EPOCH = """
@@ -155,27 +122,27 @@ def grown(values):
 
 
 @pytest.mark.slow
-def test_they_are_told_in_a_project_whatever_the_cache_has(tmp_path: Path) -> None:
+def test_project_warns_of_all_five_with_cold_and_warm_cache(tmp_path: Path) -> None:
     """Planted in the code of the training loop; the second execution finds all programs in the persistent cache."""
     project = finished_project().copy(tmp_path / "project")
     (project.folder / "benchmarks").mkdir()
     project.gradtrail("gate", "--accept")
     path = project.folder / "src/gradtrail/core/train/loop.py"
     source = path.read_text()
-    for found, planted in {
+    for original, planted in {
         "if records is None else records\n": "if records is None else records" + _EACH_EPOCH,
         "    done = epoch * engine": "    state.step + 1\n                done = epoch * engine",
         "        donate_argnums=(0, 1),\n": "",
     }.items():
-        assert source.count(found) == 1
-        source = source.replace(found, planted)
+        assert source.count(original) == 1
+        source = source.replace(original, planted)
     path.write_text(source + _FUNCTIONS)
-    here = r"by a call at src/gradtrail/core/train/loop\.py:\d+"
+    location = r"by a call at src/gradtrail/core/train/loop\.py:\d+"
     expected = [
-        rf"<lambda> was compiled 3 times {here}; float32\[3\]",
-        rf"by_epoch was compiled 3 times {here}; float32\[3\]",
-        rf"grown was compiled 3 times {here}; argument 1: float32\[1\], float32\[2\], float32\[3\]",
-        rf"add was compiled once {here}; int32\[\], int32\[\], weak_type=True",
+        rf"<lambda> was compiled 3 times {location}; float32\[3\]",
+        rf"by_epoch was compiled 3 times {location}; float32\[3\]",
+        rf"grown was compiled 3 times {location}; argument 1: float32\[1\], float32\[2\], float32\[3\]",
+        rf"add was compiled once {location}; int32\[\], int32\[\], weak_type=True",
         r"train_step, compiled at src/gradtrail/core/train/loop\.py:\d+, does not reuse the memory of \d+ arguments.+",
     ]
     for _ in range(2):
@@ -183,7 +150,7 @@ def test_they_are_told_in_a_project_whatever_the_cache_has(tmp_path: Path) -> No
         assert len(warnings) == len(expected), warnings
         for words, line in zip(expected, warnings, strict=True):
             assert re.fullmatch(f"train: warning: {words}", line), warnings
-    with pytest.raises(AssertionError, match="ended with 1") as told:
+    with pytest.raises(AssertionError, match="ended with 1") as failure:
         project.gradtrail("gate")
     for words in expected:
-        assert re.search(words.replace("3 times", "2 times").replace(r", float32\[3\]", ""), str(told.value))
+        assert re.search(words.replace("3 times", "2 times").replace(r", float32\[3\]", ""), str(failure.value))

@@ -1,4 +1,4 @@
-"""The privacy audit is a pipeline beside the main one: refused without privacy, run by itself, tracked, repeatable."""
+"""The privacy audit is an optional pipeline: refused without privacy, run alone, tracked, repeatable."""
 
 import json
 import shutil

@@ -50,14 +50,14 @@ def _contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
-def test_a_stage_refuses_code_from_elsewhere(project: Project, tmp_path: Path) -> None:
+def test_stage_refuses_code_from_elsewhere(project: Project, tmp_path: Path) -> None:
     elsewhere = shutil.copytree(project.folder / "src", tmp_path / "src")
     output = project.python("-m", "pipeline.fetch", env={"PYTHONPATH": str(elsewhere)}, status=2)
     assert "gradtrail was imported from" in output
     assert len(output.splitlines()) == 1
 
 
-def test_the_interpreter_of_the_repository_is_found_without_activating(project: Project, tmp_path: Path) -> None:
+def test_interpreter_of_repository_is_used_without_activation(project: Project, tmp_path: Path) -> None:
     """As with `.venv/bin/dvc repro` in a shell whose `python` knows nothing of the project."""
     (project.folder / ".venv").symlink_to(Path(sys.executable).parents[1])
     foreign = tmp_path / "bin"
@@ -84,7 +84,7 @@ def test_other_versions_than_recorded_are_refused(project: Project) -> None:
 
 
 @pytest.mark.parametrize("size", [3000, 0])
-def test_a_damaged_data_file_is_one_line(project: Project, size: int) -> None:
+def test_damaged_data_file_is_one_line(project: Project, size: int) -> None:
     images = project.folder / "data/raw/train-images-idx3-ubyte"
     images.write_bytes(images.read_bytes()[:size])
     status, output = start(project, "preprocess")

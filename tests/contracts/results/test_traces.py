@@ -39,7 +39,7 @@ def functions_of(run: dict[str, Any]) -> set[str]:
     "stage",
     [stage if stage in TRACED else pytest.param(stage, marks=pytest.mark.nightly) for stage in STAGES],
 )
-def test_a_stage_is_traced_and_writes_the_same_bytes(stage: str, project: Project) -> None:
+def test_stage_is_traced_and_writes_the_same_bytes(stage: str, project: Project) -> None:
     outs = read_pipeline(project.folder / "dvc.yaml")[stage].outs
     before = project.digests(*outs)
     output = project.run_stage(stage)
@@ -54,16 +54,16 @@ def test_a_stage_is_traced_and_writes_the_same_bytes(stage: str, project: Projec
         return
     (trace,) = traces_of(project, stage)
     assert 0 < sum(path.stat().st_size for path in trace.iterdir()) <= LARGEST_BYTES
-    told = json.loads(gzip.decompress((trace / "perfetto_trace.json.gz").read_bytes()))
-    shown = {event.get("name") for event in told["traceEvents"]}
+    perfetto = json.loads(gzip.decompress((trace / "perfetto_trace.json.gz").read_bytes()))
+    event_names = {event.get("name") for event in perfetto["traceEvents"]}
     (xplane,) = trace.glob("*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(xplane)).planes
     read = {event.name for plane in planes for line in plane.lines for event in line.events}
-    assert functions_of(run) & shown & read
+    assert functions_of(run) & event_names & read
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stage_that_is_stopped_while_it_is_recorded_has_a_whole_run_and_no_trace(
+def test_stage_that_is_stopped_while_it_is_recorded_has_a_whole_run_and_no_trace(
     number: signal.Signals, project: Project
 ) -> None:
     before = traces_of(project, "train")

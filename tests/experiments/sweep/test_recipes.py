@@ -8,7 +8,7 @@ from factories import ROOT
 from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.sweep import recipes
 from gradtrail.experiments.sweep.recipes import Recipe, Result
-from gradtrail.stages.common.in_force import in_force
+from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import changed, flatten, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline
@@ -74,7 +74,7 @@ def test_the_params_that_are_looked_for_are_all_that_a_training_read() -> None:
     read: dict[str, Any] = {}
     for name in ("fetch", "preprocess", "train"):
         read |= locked[name]["params"]["params.yaml"]
-    expected = in_force({key: shown(value) for key, value in flatten(read).items()})
+    expected = active_params({key: shown(value) for key, value in flatten(read).items()})
     assert recipes.wanted_params(Recipe(about="", set={}), PARAMS, read_pipeline()) == expected
 
 

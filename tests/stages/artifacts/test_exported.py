@@ -1,6 +1,5 @@
-"""An exported model is read as it was written, or refused in one line; the lines of the docs need no gradtrail."""
+"""An exported model round-trips, or is refused in one line; the lines of the docs need no gradtrail."""
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 from exports import SHAPE, write_small_export, write_wrong_export
 from projects import ROOT
 
 from gradtrail.core.export import forward
-from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, are_probabilities, read_export, read_manifest
+from gradtrail.stages.artifacts.exported import are_probabilities, read_export, read_manifest
 from gradtrail.stages.common.files import write_json
 from gradtrail.support.errors import UserError
 
@@ -56,22 +54,16 @@ def test_any_number_of_images_is_padded_to_the_sizes_of_the_manifest(folder: Pat
     np.testing.assert_array_equal(np.asarray(exported.run(IMAGES[:4])), whole[:4])
 
 
-def test_the_digest_is_that_of_all_that_changes_an_answer(folder: Path, tmp_path: Path) -> None:
+def test_digest_is_that_of_all_that_changes_an_answer(folder: Path, tmp_path: Path) -> None:
     before = read_manifest(folder)
     again = write_small_export(tmp_path / "again", model="linear", batch_sizes=(2, 4))
     assert read_manifest(again).digest == before.digest
-    others = ({"seed": 1}, {"temperature": 2.0}, {"name": "other"}, {"members": 2}, {"always": 7}, {"model": "mlp"})
+    changes = ({"seed": 1}, {"temperature": 2.0}, {"name": "other"}, {"members": 2}, {"always": 7}, {"model": "mlp"})
     digests = set()
-    for number, other in enumerate(others):
+    for number, other in enumerate(changes):
         options: dict[str, Any] = {"model": "linear", "batch_sizes": (2, 4)} | other
         digests.add(read_manifest(write_small_export(tmp_path / str(number), **options)).digest)
-    assert len(digests - {before.digest}) == len(others)
-
-
-def test_one_that_always_says_7(tmp_path: Path) -> None:
-    said = read_export(write_small_export(tmp_path / "seven", always=7, batch_sizes=(11,))).predict(IMAGES)
-    assert (said.argmax(axis=1) == 7).all()
-    assert (said.max(axis=1) > 0.99).all()
+    assert len(digests - {before.digest}) == len(changes)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +81,8 @@ def test_one_that_always_says_7(tmp_path: Path) -> None:
     ],
 )
 def test_probabilities_are_not_below_0_and_sum_to_1(row: list[float], are_right: bool) -> None:
-    others = [[1.0, 0.0, 0.0]] * 2
-    rows = np.array([*others, row], np.float32)
+    valid = [[1.0, 0.0, 0.0]] * 2
+    rows = np.array([*valid, row], np.float32)
     assert are_probabilities(rows).tolist() == [True, True, are_right]
 
 
@@ -126,73 +118,46 @@ def test_program_of_another_type_is_refused(changed: Callable[[Any], Any], tmp_p
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (
             lambda folder: (folder / "manifest.json").unlink(),
             "manifest.json: no such file; `dvc repro export` makes it",
         ),
         (lambda folder: (folder / "manifest.json").write_text("{"), "no exported model"),
-        (lambda folder: (folder / "manifest.json").write_text("[]"), "no exported model"),
         (lambda folder: change(folder, format=2), "format 2; this version reads format 1"),
         (lambda folder: change(folder, surplus=1), "no exported model"),
         (lambda folder: change(folder, classes=None), "no exported model"),
         (lambda folder: change(folder, batch_sizes=[4, 2]), "batch_sizes (4, 2)"),
-        (lambda folder: change(folder, image_shape=[28]), "image_shape (28,)"),
-        (lambda folder: change(folder, epochs=[]), "epochs ()"),
         (lambda folder: change(folder, files={"../up": "0"}), "files {'../up': '0'}"),
-        (lambda folder: change(folder, files=["forward.cpu.bin"]), "files ['forward.cpu.bin']"),
         (lambda folder: change(folder, temperature="1"), "temperature 1"),
-        (lambda folder: change(folder, temperature=0), "temperature 0"),
-        (lambda folder: change(folder, dataset=5), "name, model, weights, dataset"),
         (lambda folder: change(folder, classes=["7"]), "which are not those of manifest.json"),
-        (lambda folder: change(folder, image_shape=[3, 3]), "which are not those of manifest.json"),
         (lambda folder: replace(folder, "forward.cpu.bin", bytes(1000)), "cannot read it: "),
-        (lambda folder: replace(folder, "forward.cpu.bin", b""), "cannot read it: "),
         (lambda folder: replace(folder, "weights.safetensors", b"0"), "weights.safetensors: cannot be read: "),
         (lambda folder: change(folder, files={}), "has no forward.cpu.bin; JAX runs on cpu here"),
         (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors: cannot be read"),
         (lambda folder: (folder / "weights.safetensors").write_bytes(b"0"), "is not the file that was exported"),
-        (lambda folder: (folder / "forward.cpu.bin").write_bytes(b"0"), "is not the file that was exported"),
     ],
 )
-def test_what_is_damaged_or_missing_or_later_is_refused_in_one_line(
-    folder: Path, damage: Callable[[Path], object], said: str
+def test_damaged_missing_or_newer_export_is_refused_in_one_line(
+    folder: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(folder)
     with pytest.raises(UserError) as caught:
         read_export(folder)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_program_that_this_jax_cannot_read_is_refused_in_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: bytearray) -> None:
-        raise ValueError("calling convention 99\nis not supported")
-
-    monkeypatch.setattr(jax.export, "deserialize", refuse)
-    with pytest.raises(UserError, match=r"cannot read it: .*calling convention 99"):
-        read_export(folder)
-
-
-def test_a_manifest_is_written_as_it_is_read(folder: Path) -> None:
-    manifest = read_manifest(folder)
-    content = json.loads((folder / "manifest.json").read_text())
-    assert json.loads(json.dumps(dataclasses.asdict(manifest))) == content
-    assert set(content) == {field.name for field in dataclasses.fields(Manifest)}
 
 
 @functools.cache
 def distributions(*names: str) -> frozenset[str]:
     """Return packages and those that they require, extras aside."""
-    found = set(names)
+    packages = set(names)
     for name in names:
         needed = [line for line in requires(name) or [] if "extra ==" not in line]
-        found |= distributions(*(line.split(">")[0].split("<")[0].split("=")[0].strip(" ;!~") for line in needed))
-    return frozenset(found)
+        packages |= distributions(*(line.split(">")[0].split("<")[0].split("=")[0].strip(" ;!~") for line in needed))
+    return frozenset(packages)
 
 
 @pytest.fixture
@@ -203,13 +168,13 @@ def only_needed(tmp_path: Path) -> Path:
     for name in distributions(*NEEDED):
         tops = {path.parts[0]: path for path in files(name) or () if path.parts[0] not in ("..", "__pycache__")}
         for top, path in tops.items():
-            own = Path(str(path.locate())).parents[len(path.parts) - 1] / top
+            installed = Path(str(path.locate())).parents[len(path.parts) - 1] / top
             if not (place / top).exists():
-                (place / top).symlink_to(own)
+                (place / top).symlink_to(installed)
     return place
 
 
-def test_the_lines_of_the_docs_load_it_with_four_packages_alone(tmp_path: Path, only_needed: Path) -> None:
+def test_lines_of_the_docs_load_it_with_four_packages_alone(tmp_path: Path, only_needed: Path) -> None:
     folder = write_small_export(tmp_path / "models" / "export", batch_sizes=(8,))
     page = (ROOT / "docs/export.md").read_text(encoding="utf-8")
     (snippet,) = (part.split("```")[0] for part in page.split("```python\n")[1:])
@@ -231,11 +196,3 @@ np.save("probabilities.npy", forward(tensors, images))
     blank = read_export(folder).predict(np.zeros((8, *SHAPE), np.uint8)).argmax(axis=1)
     assert done.stdout.strip() == str([str(label) for label in blank])
     np.testing.assert_array_equal(np.load(tmp_path / "probabilities.npy"), read_export(folder).predict(IMAGES[:8]))
-
-
-def test_a_model_compiles_a_size_once(folder: Path) -> None:
-    exported: ExportedModel = read_export(folder)
-    exported.compile(2)
-    compiled = exported._compiled[2]
-    exported.predict(IMAGES[:2])
-    assert exported._compiled[2] is compiled

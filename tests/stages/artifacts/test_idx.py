@@ -1,6 +1,7 @@
-"""The IDX reader takes what the writer made, and refuses everything else in one line."""
+"""The IDX reader accepts the output of the writer, and refuses everything else in one line."""
 
 import struct
+import tempfile
 import tracemalloc
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from untrusted import refusal
 
-from gradtrail.stages.artifacts.idx import encode_idx, parse_idx, read_idx
+from gradtrail.stages.artifacts.idx import encode_idx, read_idx
 from gradtrail.support.errors import UserError
 
 Array = npt.NDArray[np.uint8]
@@ -20,20 +22,26 @@ SHAPES = st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 6), s
 ARRAYS = hnp.arrays(np.uint8, SHAPES)
 
 
-def refusal(data: bytes, shape: tuple[int | None, ...]) -> str:
+def parse(data: bytes, shape: tuple[int | None, ...]) -> Array:
+    """Return the array in a file with these bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "some-file").write_bytes(data)
+        return read_idx(Path(folder) / "some-file", shape=shape)
+
+
+def refused(data: bytes, shape: tuple[int | None, ...]) -> str:
     """Return the message with which `data` are refused."""
-    with pytest.raises(UserError) as caught:
-        parse_idx(data, name="some-file", shape=shape)
-    message = str(caught.value)
-    assert message.startswith("some-file: ")
-    assert "\n" not in message
-    return message
+    line = refusal(lambda: parse(data, shape))
+    assert line is not None
+    assert "/some-file: " in line
+    return line
 
 
 @given(ARRAYS)
 def test_round_trip(array: Array) -> None:
-    decoded = parse_idx(encode_idx(array), name="some-file", shape=array.shape)
+    decoded = parse(encode_idx(array), array.shape)
     assert decoded.dtype == np.uint8
+    assert decoded.flags.writeable
     np.testing.assert_array_equal(decoded, array)
 
 
@@ -41,23 +49,18 @@ def test_known_bytes() -> None:
     data = bytes.fromhex("00000803 00000002 00000001 00000003 010203 0405ff")
     array = np.array([[[1, 2, 3]], [[4, 5, 255]]], dtype=np.uint8)
     assert encode_idx(array) == data
-    np.testing.assert_array_equal(parse_idx(data, name="some-file", shape=(None, 1, 3)), array)
-
-
-def test_memory_layout_does_not_matter() -> None:
-    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    assert encode_idx(np.asfortranarray(array)) == encode_idx(array)
+    np.testing.assert_array_equal(parse(data, (None, 1, 3)), array)
 
 
 @given(ARRAYS, st.data())
 def test_any_truncation_is_refused(array: Array, draw: st.DataObject) -> None:
     data = encode_idx(array)
-    refusal(data[: draw.draw(st.integers(0, len(data) - 1))], (None,) * array.ndim)
+    refused(data[: draw.draw(st.integers(0, len(data) - 1))], (None,) * array.ndim)
 
 
 @given(ARRAYS, st.binary(min_size=1, max_size=50))
 def test_any_trailing_bytes_are_refused(array: Array, surplus: bytes) -> None:
-    assert "needs exactly" in refusal(encode_idx(array) + surplus, (None,) * array.ndim)
+    assert "needs exactly" in refused(encode_idx(array) + surplus, (None,) * array.ndim)
 
 
 @given(ARRAYS, st.data())
@@ -65,22 +68,19 @@ def test_any_changed_header_byte_is_refused(array: Array, draw: st.DataObject) -
     data = bytearray(encode_idx(array))
     place = draw.draw(st.integers(0, 3 + 4 * array.ndim))
     data[place] ^= draw.draw(st.integers(1, 255))
-    refusal(bytes(data), (None,) * array.ndim)
-    refusal(bytes(data), array.shape)
+    refused(bytes(data), (None,) * array.ndim)
+    refused(bytes(data), array.shape)
 
 
 @given(st.binary(max_size=40), st.sampled_from([(None,), (None, None, None)]))
 def test_arbitrary_bytes_parse_or_are_refused_in_one_line(data: bytes, shape: tuple[None, ...]) -> None:
-    try:
-        array = parse_idx(data, name="some-file", shape=shape)
-    except UserError:
-        refusal(data, shape)
-    else:
-        assert encode_idx(array) == data
+    arrays: list[Array] = []
+    if refusal(lambda: arrays.append(parse(data, shape))) is None:
+        assert encode_idx(arrays[0]) == data
 
 
 @pytest.mark.parametrize(
-    ("header", "found"),
+    ("header", "message"),
     [
         ("00000d03", "magic number is 0x00000d03; allowed is 0x00000803 (uint8, 3 dimensions)"),
         ("00000801", "magic number is 0x00000801"),
@@ -89,22 +89,16 @@ def test_arbitrary_bytes_parse_or_are_refused_in_one_line(data: bytes, shape: tu
         ("1f8b0803", "magic number is 0x1f8b0803"),
     ],
 )
-def test_a_wrong_magic_number_is_named(header: str, found: str) -> None:
-    assert found in refusal(bytes.fromhex(header) + struct.pack(">3I", 1, 1, 1) + b"x", (None, None, None))
+def test_wrong_magic_number_is_named(header: str, message: str) -> None:
+    assert message in refused(bytes.fromhex(header) + struct.pack(">3I", 1, 1, 1) + b"x", (None, None, None))
 
 
-def test_a_wrong_size_is_named_with_what_is_allowed() -> None:
-    data = encode_idx(np.zeros((2, 3, 4), dtype=np.uint8))
-    expected = "some-file: header declares sizes (2, 3, 4); allowed are ('any from 1', 28, 28)"
-    assert refusal(data, (None, 28, 28)) == expected
-
-
-def test_a_size_of_zero_is_refused() -> None:
-    assert "any from 1" in refusal(struct.pack(">HBB3I", 0, 8, 3, 0, 2**32 - 1, 2**32 - 1), (None, None, None))
+def test_size_of_zero_is_refused() -> None:
+    assert "any from 1" in refused(struct.pack(">HBB3I", 0, 8, 3, 0, 2**32 - 1, 2**32 - 1), (None, None, None))
 
 
 @pytest.mark.parametrize("sizes", [(2**31, 1, 1), (2**31, 2, 1), (2**31, 2**31, 4), (2**32 - 1,) * 3])
-def test_a_lying_header_takes_no_memory(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
+def test_lying_header_takes_no_memory(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
     """Among the products are 2**32 and 2**64: an overflow would make them 0, the number of bytes that are there."""
     path = tmp_path / "lie"
     path.write_bytes(struct.pack(">HBB3I", 0, 8, 3, *sizes))
@@ -118,23 +112,7 @@ def test_a_lying_header_takes_no_memory(tmp_path: Path, sizes: tuple[int, int, i
     assert peak_bytes < 1_000_000
 
 
-def test_a_file_is_read_as_a_writable_array(tmp_path: Path) -> None:
-    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    (tmp_path / "some").write_bytes(encode_idx(array))
-    read = read_idx(tmp_path / "some", shape=(None, 3, 4))
-    read += 0
-    np.testing.assert_array_equal(read, array)
-
-
-@pytest.mark.parametrize("surplus", [-1, 1])
-def test_a_file_of_another_length_is_refused(tmp_path: Path, surplus: int) -> None:
-    data = encode_idx(np.zeros(10, dtype=np.uint8)) + b"x"
-    (tmp_path / "some").write_bytes(data[: len(data) - 1 + surplus])
-    with pytest.raises(UserError, match=f"{18 + surplus} bytes; .* needs exactly 18"):
-        read_idx(tmp_path / "some", shape=(None,))
-
-
-def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
+def test_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(UserError, match="there is no such file"):
             read_idx(path, shape=(None,))
@@ -144,11 +122,6 @@ def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:
     "array",
     [np.zeros(3, np.int8), np.zeros((2, 2), np.uint8), np.zeros((), np.uint8), np.zeros((0, 28, 28), np.uint8)],
 )
-def test_the_writer_refuses_what_the_reader_would(array: npt.NDArray[np.generic]) -> None:
+def test_writer_refuses_arrays_that_reader_refuses(array: npt.NDArray[np.generic]) -> None:
     with pytest.raises(ValueError, match="array"):
         encode_idx(array)
-
-
-def test_a_shape_of_two_dimensions_is_a_fault_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="1 or 3"):
-        parse_idx(b"", name="some-file", shape=(None, None))

@@ -15,7 +15,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_description_follows_the_bytes(folder: Path) -> None:
+def test_description_follows_the_bytes(folder: Path) -> None:
     info = describe_raw(folder, "mnist")
     assert (info.image_shape, info.num_classes) == ((4, 4), 5)
     assert info.examples == {"train": 5, "test": 3}

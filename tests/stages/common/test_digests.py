@@ -33,22 +33,6 @@ def test_of_a_file(content: bytes, tmp_path: Path) -> None:
     assert digest(path) == dvc_digest(path, tmp_path / "odb")
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["one"],
-        ["b", "a", "C", "a/b"[:1] + "0"],
-        ["a/b", "a.txt", "a-b", "a0"],
-        ["x/y/z", "x/y.z", "x y", "x/ü", "日本/é"],
-        ["a/b/c", "a/b-c", "a/b0", "A/b"],
-    ],
-)
-def test_of_a_folder_with_nested_folders_and_any_names(names: list[str], tmp_path: Path) -> None:
-    folder = write(tmp_path / "folder", {name: name.encode() for name in names})
-    assert digest(folder) == dvc_digest(folder, tmp_path / "odb")
-    assert digest(folder).endswith(".dir")
-
-
 PATHS = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)
 
 
@@ -59,18 +43,3 @@ def test_of_any_folder(tmp_path: Path, paths: set[str], data: st.DataObject) -> 
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     write(folder, {path: path.encode() for path in files})
     assert digest(folder) == dvc_digest(folder, tmp_path / "odb")
-
-
-def test_any_change_of_a_folder_changes_its_digest(tmp_path: Path) -> None:
-    digests = [
-        digest(write(tmp_path / str(number), files))
-        for number, files in enumerate(
-            [{"a": b"1"}, {"a": b"2"}, {"b": b"1"}, {"a": b"1", "b": b"1"}, {"a/a": b"1"}],
-        )
-    ]
-    assert len(set(digests)) == len(digests)
-
-
-def test_of_nothing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        digest(tmp_path / "nothing")

@@ -16,7 +16,7 @@ from gradtrail.stages.common.environment import (
     refuse_unknown_variables,
     require_jax,
 )
-from gradtrail.stages.common.params import load_section, validate
+from gradtrail.stages.common.params import validate
 from gradtrail.support.errors import UserError
 
 CONFIG = EnvironmentConfig(cpu_threads=3, xla_flags=("--xla_cpu_enable_fast_math=true",))
@@ -61,19 +61,19 @@ def set_up(**env: str) -> tuple[dict[str, str], dict[str, str], dict[str, str], 
     )
 
 
-def test_whatever_the_environment_says_a_stage_computes_with_the_same_switches() -> None:
+def test_environment_does_not_change_switches_of_stage() -> None:
     all_pinned = {name.upper(): OTHER.get(name.upper(), str(not value)) for name, value in PINNED.items()}
     flags = "--xla_gpu_deterministic_ops=false --xla_force_host_platform_device_count=4 --xla_dump_to=x"
     more = {"JAX_NUM_CPU_DEVICES": "5", "PJRT_NPROC": "7", "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
     as_started, expected, variables, _ = set_up(XLA_FLAGS="")
-    changed, found, changed_variables, devices = set_up(**all_pinned, **more, XLA_FLAGS=flags)
+    changed, switches, changed_variables, devices = set_up(**all_pinned, **more, XLA_FLAGS=flags)
     assert all(as_started[name] == expected[name] for name in PINNED), "pinned to JAX's own defaults"
     assert {name for name in PINNED if changed[name] != as_started[name]} == PINNED.keys(), "else it shows nothing"
-    assert found == expected
+    assert switches == expected
     assert devices == 2
-    own = "--xla_cpu_enable_fast_math=true --xla_gpu_deterministic_ops=true"
-    assert variables == {"XLA_FLAGS": own, "PJRT_NPROC": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    assert changed_variables["XLA_FLAGS"] == f"--xla_dump_to=x {own}"
+    own_flags = "--xla_cpu_enable_fast_math=true --xla_gpu_deterministic_ops=true"
+    assert variables == {"XLA_FLAGS": own_flags, "PJRT_NPROC": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    assert changed_variables["XLA_FLAGS"] == f"--xla_dump_to=x {own_flags}"
     assert changed_variables["PJRT_NPROC"] == "3"
     assert changed_variables["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
 
@@ -92,7 +92,7 @@ def test_whatever_the_environment_says_a_stage_computes_with_the_same_switches()
         ("XLA_FLAGS", "flags.txt"),
     ],
 )
-def test_what_may_change_results_is_refused_in_one_line(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_that_may_change_results_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
     refuse_unknown_variables(CONFIG)
     monkeypatch.setenv(name, value)
@@ -100,7 +100,7 @@ def test_what_may_change_results_is_refused_in_one_line(name: str, value: str, m
         refuse_unknown_variables(CONFIG)
 
 
-def test_what_changes_no_result_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harmless_variable_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*HARMLESS, *(name.upper() for name in PINNED), "JAXTYPING_DISABLE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -108,14 +108,6 @@ def test_what_changes_no_result_is_not_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true")
     refuse_unknown_variables(CONFIG)
-
-
-def test_a_stage_that_does_not_compute_takes_any_flag_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-    refuse_unknown_variables(None)
-    monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "AVX2")
-    with pytest.raises(UserError, match=r"^NPY_DISABLE_CPU_FEATURES"):
-        refuse_unknown_variables(None)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +147,6 @@ def test_flags_in_the_params_are_tried_once(monkeypatch: pytest.MonkeyPatch, tmp
     require_jax(CONFIG.xla_flags)
 
 
-@pytest.mark.parametrize("name", ["JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
-def test_number_of_a_process_must_be_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "two")
-    with pytest.raises(UserError, match=f"^{name}: must be a whole number, got 'two'$"):
-        refuse_unknown_variables(None)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -172,11 +157,7 @@ def test_number_of_a_process_must_be_whole(name: str, monkeypatch: pytest.Monkey
         ("xla_flags", ["--xla_gpu_deterministic_ops=false"], "leave --xla_gpu_deterministic_ops to the stage"),
     ],
 )
-def test_a_wrong_section_is_one_line(key: str, value: object, words: str) -> None:
+def test_wrong_section_is_one_line(key: str, value: object, words: str) -> None:
     section = {"cpu_threads": 2, "xla_flags": []} | {key: value}
     with pytest.raises(UserError, match=rf"^environment\.{key}\b[^\n]*{words}[^\n]*$"):
         validate(section, EnvironmentConfig, "environment")
-
-
-def test_the_repositorys_section_is_valid() -> None:
-    assert load_section("environment", EnvironmentConfig, ROOT / "params.yaml").xla_flags == ()

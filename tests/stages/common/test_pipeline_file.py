@@ -1,20 +1,19 @@
 """A state's key changes with every ingredient, and is the same from live files and from `dvc.lock`."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import ROOT
+from untrusted import refusal
 
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
     Entry,
     StageSpec,
     dvc_target,
     live_entry,
     locked_entry,
+    read_lock,
     read_locks,
     read_pipeline,
     read_pipelines,
@@ -65,7 +64,7 @@ def key_of(stage: str, folder: Path) -> str:
     return state_key(stage, live_entry(pipeline[stage], folder))
 
 
-def test_the_pipeline_file_is_read_with_all_its_forms(folder: Path) -> None:
+def test_pipeline_file_is_read_with_all_its_forms(folder: Path) -> None:
     assert read_pipeline(folder / "dvc.yaml") == {
         "make": StageSpec(
             cmd="make it",
@@ -79,7 +78,7 @@ def test_the_pipeline_file_is_read_with_all_its_forms(folder: Path) -> None:
     }
 
 
-def test_a_live_entry_has_the_values_and_digests_of_the_files(folder: Path) -> None:
+def test_live_entry_has_the_values_and_digests_of_the_files(folder: Path) -> None:
     entry = live_entry(read_pipeline(folder / "dvc.yaml")["use"], folder)
     assert entry == Entry(
         cmd="use it",
@@ -103,7 +102,7 @@ def test_a_live_entry_has_the_values_and_digests_of_the_files(folder: Path) -> N
         ("dvc.yaml", "deps: [data/part.txt, code.py]", "deps: [code.py, data/part.txt]", set()),
     ],
 )
-def test_the_key_changes_with_each_ingredient_and_with_nothing_else(
+def test_key_changes_with_each_ingredient_and_with_nothing_else(
     file: str, old: str, new: str, changed: set[str], folder: Path
 ) -> None:
     before = {stage: key_of(stage, folder) for stage in ("make", "use")}
@@ -113,29 +112,19 @@ def test_the_key_changes_with_each_ingredient_and_with_nothing_else(
     assert {stage for stage in before if key_of(stage, folder) != before[stage]} == changed
 
 
-def test_stages_of_equal_content_but_other_names_are_other_states() -> None:
-    keys = {state_key(name, Entry(cmd="run", params={}, deps={})) for name in ("left", "right")}
-    assert len(keys) == 2
-    assert all(len(key) == 64 for key in keys)
-
-
 def locked(entry: Entry) -> dict[str, Any]:
     """Write an entry as DVC does, the deps sorted by path."""
     deps = [{"path": path, "hash": "md5", "md5": md5, "size": 1} for path, md5 in sorted(entry.deps.items())]
     return {"cmd": entry.cmd, "deps": deps, "params": entry.params, "outs": [{"path": "results", "md5": "0"}]}
 
 
-def test_the_key_is_the_same_from_a_lock_and_from_files(folder: Path) -> None:
+def test_key_is_the_same_from_a_lock_and_from_files(folder: Path) -> None:
     pipeline = read_pipeline(folder / "dvc.yaml")
     lock = {name: locked(live_entry(spec, folder)) for name, spec in pipeline.items()}
     assert state_key("use", locked_entry(lock["use"])) == key_of("use", folder)
 
 
-def test_a_stage_without_deps_or_params_may_be_locked() -> None:
-    assert locked_entry({"cmd": "run"}) == Entry(cmd="run", params={}, deps={})
-
-
-def test_upstream_stages_are_found_by_file_and_by_folder_but_not_by_prefix() -> None:
+def test_upstream_stages_match_files_and_folders_but_no_prefix() -> None:
     specs = {
         "folder": StageSpec(cmd="", deps=(), params={}, outs=("data",)),
         "file": StageSpec(cmd="", deps=(), params={}, outs=("models/best",)),
@@ -146,22 +135,29 @@ def test_upstream_stages_are_found_by_file_and_by_folder_but_not_by_prefix() -> 
     assert upstream_stages("folder", specs) == []
 
 
-def test_a_missing_dep_is_an_error(folder: Path) -> None:
+def test_missing_dep_is_an_error(folder: Path) -> None:
     (folder / "code.py").unlink()
     with pytest.raises(FileNotFoundError):
         key_of("make", folder)
 
 
-def test_every_stage_of_the_repository_but_the_first_builds_on_another() -> None:
-    pipeline = read_pipeline(ROOT / "dvc.yaml")
-    assert upstream_stages("train", pipeline) == ["preprocess"]
-    assert set(upstream_stages("gradients", pipeline)) == {"preprocess", "train"}
-    assert {name for name in pipeline if not upstream_stages(name, pipeline)} == {"fetch"}
-    assert all(dataclasses.asdict(spec)["outs"] for spec in pipeline.values())
-    assert read_yaml(ROOT / "dvc.yaml")["stages"].keys() == pipeline.keys()
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("dvc.yaml", "plots: []\n"),
+        ("dvc.yaml", "stages: [make]\n"),
+        ("dvc.yaml", "stages: {make: {deps: [a]}}\n"),
+        ("dvc.lock", "stages: [make]\n"),
+        ("dvc.lock", "stages: {make: {cmd: it, deps: [{path: code.py}]}}\n"),
+    ],
+)
+def test_file_without_stages_is_refused_in_one_line(file: str, content: str, folder: Path) -> None:
+    (folder / file).write_text(content)
+    line = refusal(lambda: read_pipeline(folder / file) if file == "dvc.yaml" else read_lock(folder / file)) or ""
+    assert line.startswith(f"{folder / file}: no stages as DVC ")
 
 
-def test_the_pipeline_beside_the_root_is_read_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optional_pipeline_is_read_with_the_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_pipelines(folder) == read_pipeline(folder / "dvc.yaml")
     (folder / "pipeline" / "audit").mkdir(parents=True)
     (folder / "pipeline" / "audit" / "dvc.yaml").write_text(

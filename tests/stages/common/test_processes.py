@@ -1,17 +1,14 @@
 """The processes of a training: agreements, refusals in one line, and logs."""
 
-import queue
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gradtrail.core.common.validation import ConfigError
 from gradtrail.stages.common import processes
-from gradtrail.stages.common.processes import ALONE, Processes, is_loopback, join
+from gradtrail.stages.common.processes import ALONE, Processes, join
 from gradtrail.support.errors import UserError
 from gradtrail.support.ranks import refuse_followers
 
@@ -54,7 +51,7 @@ def test_process_0_decides_and_the_others_get_the_same_values() -> None:
     assert ALONE.agreed(lambda: 5) == 5
 
 
-def test_a_signal_of_another_process_reaches_process_0() -> None:
+def test_signal_of_another_process_reaches_process_0() -> None:
     first, second = pair()
     assert first.asked_to_stop() is None
     second.ask_to_stop(15)
@@ -69,13 +66,7 @@ def test_another_value_than_that_of_process_0_is_one_line() -> None:
         second.require_same({"data/processed": "b"})
 
 
-def test_shards_that_the_processes_cannot_share_are_refused() -> None:
-    message = r"^train\.shards must be a multiple of the number of processes, 2, got 3$"
-    with pytest.raises(ConfigError, match=message):
-        pair()[0].devices(3)
-
-
-def test_who_is_not_told_of_others_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_variables_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert join(1.0) is ALONE
     monkeypatch.setenv("SLURM_NTASKS", "4")
     assert join(1.0) is ALONE
@@ -92,55 +83,6 @@ def test_who_is_not_told_of_others_is_alone(monkeypatch: pytest.MonkeyPatch) -> 
         refuse_followers("evaluate")
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("10.0.0.1:1", False), ("node001:1", False)],
-)
-def test_loopback_is_told_from_other_addresses(address: str, expected: bool) -> None:
-    assert is_loopback(address) is expected
-
-
-class Waiting(Client):
-    """Gives values as JAX does: it waits for them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changed = threading.Condition()
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        with self.changed:
-            super().key_value_set(key, value, allow_overwrite)
-            self.changed.notify_all()
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, 0.01):
-                raise RuntimeError("DEADLINE_EXCEEDED")
-            return self.values[key]
-
-
-def test_nobody_goes_on_before_all_are_ready() -> None:
-    client = Waiting()
-    passed: queue.Queue[int] = queue.Queue()
-
-    def go(index: int) -> None:
-        member = Processes(index, 3, client)
-        for _ in range(2):
-            member.all_ready()
-            passed.put(index)
-
-    threads = [threading.Thread(target=go, args=(index,)) for index in range(3)]
-    for thread in threads[:2]:
-        thread.start()
-    with pytest.raises(queue.Empty):
-        passed.get(timeout=0.1)
-    threads[2].start()
-    for thread in threads:
-        thread.join(10)
-    assert sorted(passed.get_nowait() for _ in range(6)) == [0, 0, 1, 1, 2, 2]
-    ALONE.all_ready()
-
-
 PRINTS = """
 import os, sys
 from gradtrail.stages.common.processes import write_log
@@ -151,7 +93,7 @@ os.write(2, b"from C++\\n")
 
 
 @pytest.mark.parametrize(("index", "terminal"), [("0", "from Python\n"), ("1", "")])
-def test_terminal_has_what_process_0_prints_and_logs_what_libraries_print(
+def test_terminal_shows_process_0_and_logs_have_library_output(
     index: str, terminal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_PROCESS_ID", index)

@@ -1,4 +1,4 @@
-"""A stage ends with one line: what came out, and how long it took."""
+"""A stage ends with one line: its metrics and its time."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from factories import ROOT
 from gradtrail.stages.common.stage import Stage, run_stage
 
 
-def test_a_stage_ends_with_its_metrics_and_its_time(
+def test_stage_ends_with_its_metrics_and_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pipeline").mkdir()

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from drawing import cells, legend_of, lines, names, points
-from factories import SHAPE, random_split
+from drawing import names
+from factories import random_split
 
 from gradtrail.core.evaluate.metrics import Evaluation, evaluate
 from gradtrail.stages.evaluate import figures, tables
@@ -22,7 +22,7 @@ def evaluation(num_examples: int, num_classes: int = 3, *, perfect: bool = False
 
 
 @pytest.mark.parametrize(("num_classes", "perfect"), [(10, False), (2, False), (3, True)])
-def test_the_confusion_matrix_has_every_count_and_colours_for_mistakes(num_classes: int, perfect: bool) -> None:
+def test_confusion_matrix_has_every_count_and_colours_for_mistakes(num_classes: int, perfect: bool) -> None:
     confusion = evaluation(20, num_classes, perfect=perfect).confusion
     (axis,) = figures.draw_confusion(confusion, "a title").axes
     written = {text.get_position(): text.get_text() for text in axis.texts}
@@ -34,43 +34,12 @@ def test_the_confusion_matrix_has_every_count_and_colours_for_mistakes(num_class
     assert axis.get_xticks().tolist() == axis.get_yticks().tolist() == list(range(num_classes))
 
 
-@pytest.mark.parametrize("num_examples", [1, 50])
-def test_calibration_has_a_point_and_a_bar_for_each_bin(num_examples: int) -> None:
-    result = evaluation(num_examples)
-    figure = figures.draw_reliability(result, "a title")
-    above, below = figure.axes
-    drawn = list(lines(above).values())
-    kinds = [result.reliability, result.reliability_uncalibrated]
-    assert points(drawn[0]).tolist() == [[0, 0], [1, 1]]
-    for number, bins in enumerate(kinds):
-        np.testing.assert_array_equal(points(drawn[1 + number]), np.column_stack([bins.confidence, bins.accuracy]))
-        bars = below.containers[number]
-        assert [bar.get_height() for bar in bars] == bins.count.tolist()
-        np.testing.assert_allclose([bar.get_x() for bar in bars], np.arange(3) / 3 + number * 0.15)
-        assert f"calibration error {bins.expected_calibration_error:.4f}" in legend_of(above)[1 + number]
-    assert "temperature 2" in legend_of(above)[1]
-    assert below.get_xlim() == above.get_xlim()
-    figure.draw_without_rendering()
-
-
-@pytest.mark.parametrize(("num_examples", "perfect"), [(13, False), (1, False), (5, True)])
-def test_mistakes_are_the_most_confident_wrong_predictions(num_examples: int, perfect: bool) -> None:
-    result, split = evaluation(num_examples, perfect=perfect), random_split(num_examples)
-    found = cells(figures.draw_mistakes(result, split, "a title", 12), SHAPE)
-    assert len(found) == (0 if perfect else min(12, num_examples))
-    for (caption, image), position in zip(found, result.mistakes, strict=False):
-        assert caption.startswith(f"#{position}\n{split.labels[position]} → {result.predicted[position]} (")
-        np.testing.assert_array_equal(image, split.images[position])
-    shown = [float(caption.split("(")[1].rstrip("%)")) for caption, _ in found]
-    assert shown == sorted(shown, reverse=True)
-
-
 def test_tables_have_every_prediction_and_as_many_mistakes_as_asked_for(tmp_path: Path) -> None:
     split, result = random_split(20), evaluation(20)
-    said = Predictions(
+    predictions = Predictions(
         seed=0, weights=Path("final"), epoch=1, validation=result.probabilities, test=result.probabilities
     )
-    alone = MembersEvaluation(predictions=[said], members=[result], ensemble=result)
+    alone = MembersEvaluation(predictions=[predictions], members=[result], ensemble=result)
     tables.write_tables(tmp_path / "evaluate", split, alone, 5)
     assert len(pd.read_csv(tmp_path / "evaluate" / "mistakes.csv")) == 5
     everyone = pd.read_parquet(tmp_path / "evaluate" / "predictions.parquet")

@@ -1,4 +1,4 @@
-"""What an export's files tell is counted right, and predictions of other examples are refused."""
+"""Metrics of an export are correct, and predictions of other examples are refused."""
 
 import dataclasses
 from pathlib import Path
@@ -31,28 +31,28 @@ def predictions(probabilities: np.ndarray, split: Split = SPLIT) -> pd.DataFrame
 def test_metrics_of_an_export(tmp_path: Path) -> None:
     folder = write_small_export(tmp_path / "export", model="linear", batch_sizes=(8,))
     exported = read_export(folder)
-    own = checks.answers(exported, checks.compile_largest(exported, compiler=new_compiler()), SPLIT)
-    np.testing.assert_array_equal(own, exported.predict(SPLIT.images))
-    others = own.copy()
-    others[4] = np.roll(others[4], 1)
-    said = predictions(others)
-    found = checks.measure(exported, folder, EVALUATED, said, own)
+    probabilities = checks.answers(exported, checks.compile_largest(exported, compiler=new_compiler()), SPLIT)
+    np.testing.assert_array_equal(probabilities, exported.predict(SPLIT.images))
+    changed = probabilities.copy()
+    changed[4] = np.roll(changed[4], 1)
+    evaluated = predictions(changed)
+    metrics = checks.measure(exported, folder, EVALUATED, evaluated, probabilities)
 
-    is_correct = np.asarray(said["predicted"]) == SPLIT.labels
+    is_correct = np.asarray(evaluated["predicted"]) == SPLIT.labels
     recalls = {label: is_correct[SPLIT.labels == label] for label in np.unique(SPLIT.labels)}
     worst = min(recalls, key=lambda label: recalls[label].mean())
-    assert found["accuracy"] == is_correct.mean()
+    assert metrics["accuracy"] == is_correct.mean()
     accuracy = share_interval(int(is_correct.sum()), 21)
-    assert (found["accuracy_low"], found["accuracy_high"]) == (accuracy.low, accuracy.high)
-    assert (found["worst_class"], found["worst_class_recall"]) == (worst, recalls[worst].mean())
-    assert found["worst_class_recall_low"] == share_interval(int(recalls[worst].sum()), len(recalls[worst])).low
-    assert [found[f"expected_calibration_error{end}"] for end in ("_low", "", "_high")] == [0.0, 0.1, 0.2]
-    assert found["largest_difference"] == np.abs(own[4] - others[4]).max() > 0
-    assert found["num_other_labels"] == 1
-    assert found["num_parameters"] == num_parameters(small_network(model="linear").members[0])
-    assert found["size_bytes"] == sum(path.stat().st_size for path in folder.iterdir())
-    assert found["weights_bytes"] == (folder / "weights.safetensors").stat().st_size
-    assert found["forward_cuda_bytes"] == (folder / "forward.cuda.bin").stat().st_size
+    assert (metrics["accuracy_low"], metrics["accuracy_high"]) == (accuracy.low, accuracy.high)
+    assert (metrics["worst_class"], metrics["worst_class_recall"]) == (worst, recalls[worst].mean())
+    assert metrics["worst_class_recall_low"] == share_interval(int(recalls[worst].sum()), len(recalls[worst])).low
+    assert [metrics[f"expected_calibration_error{end}"] for end in ("_low", "", "_high")] == [0.0, 0.1, 0.2]
+    assert metrics["largest_difference"] == np.abs(probabilities[4] - changed[4]).max() > 0
+    assert metrics["num_other_labels"] == 1
+    assert metrics["num_parameters"] == num_parameters(small_network(model="linear").members[0])
+    assert metrics["size_bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert metrics["weights_bytes"] == (folder / "weights.safetensors").stat().st_size
+    assert metrics["forward_cuda_bytes"] == (folder / "forward.cuda.bin").stat().st_size
 
 
 def test_predictions_are_read_as_they_were_written(tmp_path: Path) -> None:

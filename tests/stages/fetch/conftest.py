@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from acquiring import CONTENTS, Acquisition, random_arrays, serve_openml
-from downloading import PACKED
-from mirrors import MirrorServer, mirror_server, whole
+from mirrors import MirrorServer, mirror_server
 
 from gradtrail.stages.datasets.catalog import DATASETS
 from gradtrail.stages.fetch import sources
@@ -16,12 +15,11 @@ from gradtrail.support.errors import NO_SOURCE_FLAG
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MirrorServer]:
-    """A server that is asked without a proxy, and has the file to download under `good`."""
+    """A server that is reached without a proxy."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     with mirror_server() as server:
-        server.routes["good"] = whole(PACKED)
         yield server
 
 

@@ -1,4 +1,4 @@
-"""OpenML, as scikit-learn asks it: the last source of MNIST, which ends in the same files or in a line.
+"""OpenML through scikit-learn: the last source of MNIST, which delivers the same files or one line.
 
 A dozen random images stand for MNIST, under its name.
 """
@@ -8,8 +8,6 @@ import socket
 import pytest
 from acquiring import SMALL, Acquisition, random_arrays, serve_openml
 from mirrors import MirrorServer, whole
-
-from gradtrail.stages.fetch import sources
 
 
 def test_openml_comes_last_and_ends_in_the_same_files(
@@ -23,7 +21,7 @@ def test_openml_comes_last_and_ends_in_the_same_files(
     acquisition.acquire(mirrors=(internet.base("gone"),), openml=True)
     assert acquisition.written() == SMALL
     assert acquisition.reports()[-1].startswith("MNIST from OpenML mnist_784, version 1; cite ")
-    assert [path for path, _ in internet.asked].count("/download") == 1
+    assert internet.requests.count("/download") == 1
     assert socket.getdefaulttimeout() is None
 
 
@@ -43,7 +41,7 @@ def test_other_rows_of_openml_are_refused(acquisition: Acquisition, internet: Mi
         ("/download", b"@RELATION\n\n?"),
     ],
 )
-def test_whatever_openml_answers_the_fault_is_one_line(
+def test_faulty_answer_of_openml_is_one_line(
     acquisition: Acquisition, internet: MirrorServer, path: str, body: bytes
 ) -> None:
     internet.routes[path] = whole(body)
@@ -54,14 +52,6 @@ def test_whatever_openml_answers_the_fault_is_one_line(
     assert socket.getdefaulttimeout() is None
 
 
-def test_a_bug_in_what_asks_openml_is_not_openmls_fault(
-    acquisition: Acquisition, internet: MirrorServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "encode_idx", lambda _: {}["a bug"])
-    with pytest.raises(KeyError, match="a bug"):
-        acquisition.acquire(openml=True)
-
-
-def test_openml_is_not_asked_unless_wanted(acquisition: Acquisition, internet: MirrorServer) -> None:
+def test_openml_is_used_only_if_enabled(acquisition: Acquisition, internet: MirrorServer) -> None:
     assert "to ask, as MNIST_DIR is not set: set MNIST_DIR" in acquisition.refusal()
-    assert internet.asked == []
+    assert internet.requests == []

@@ -1,4 +1,4 @@
-"""IDX files of one's own: any images and classes, and faults that are told of by file."""
+"""The user's own IDX files: any images and classes, and errors that name the file."""
 
 import hashlib
 from pathlib import Path
@@ -14,7 +14,7 @@ from gradtrail.stages.fetch import sources
 
 @pytest.mark.parametrize("gzipped", [False, True])
 @pytest.mark.parametrize(("shape", "num_classes"), [((12, 10), 4), ((1, 1), 2), ((3, 100), 10)])
-def test_a_folder_of_ones_own_may_hold_any_images_and_classes(
+def test_own_folder_may_hold_any_images_and_classes(
     acquisition: Acquisition,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -47,7 +47,7 @@ OWN_FAULTS: dict[str, tuple[str, bytes | None, str]] = {
 
 
 @pytest.mark.parametrize("fault", OWN_FAULTS)
-def test_a_faulty_file_of_ones_own_is_one_line_that_names_it(
+def test_faulty_own_file_is_named_in_one_line(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     name, data, reason = OWN_FAULTS[fault]
@@ -62,12 +62,12 @@ def test_a_faulty_file_of_ones_own_is_one_line_that_names_it(
     assert acquisition.reports() == []
 
 
-def test_a_single_class_is_refused(acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_class_is_refused(acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IDX_DIR", str(write_folder(tmp_path / "own", as_files(random_arrays(num_classes=1)))))
     assert f"{RAW_FILES[1]}: every label is 0; at least 2 classes are needed" in acquisition.refusal("idx")
 
 
-def test_a_bomb_of_ones_own_ends_at_a_limit(
+def test_gzip_bomb_in_own_folder_ends_at_a_limit(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "_MAX_OWN_BYTES", 1 << 20)
@@ -75,7 +75,7 @@ def test_a_bomb_of_ones_own_ends_at_a_limit(
     assert f"{LAST}.gz: more than 1048576 bytes" in acquisition.refusal("idx")
 
 
-def test_a_folder_of_ones_own_must_be_named(acquisition: Acquisition, internet: MirrorServer) -> None:
+def test_variable_of_own_folder_must_be_set(acquisition: Acquisition, internet: MirrorServer) -> None:
     expected = "no source of IDX files to ask, as IDX_DIR is not set: set IDX_DIR to a folder with the four IDX files"
     assert acquisition.refusal("idx", mirrors=(internet.base(),), openml=True) == expected
-    assert internet.asked == []
+    assert internet.requests == []

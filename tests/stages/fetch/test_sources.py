@@ -1,10 +1,9 @@
-"""Each source of a data set ends in the same four verified files; the order of the sources, and what none means.
+"""Each source of a data set delivers the same four verified files; the order of the sources, and their absence.
 
 Most tests let a dozen random images stand for MNIST, under its name. OpenML and files of one's own have modules of
 their own.
 """
 
-import dataclasses
 import gzip
 import socket
 from pathlib import Path
@@ -32,7 +31,7 @@ def serve_mirror(internet: MirrorServer, route: str, files: dict[str, bytes]) ->
 
 @pytest.mark.parametrize("gzipped", [False, True])
 @pytest.mark.parametrize(("dataset", "variable"), [("mnist", "MNIST_DIR"), ("fashion_mnist", "FASHION_MNIST_DIR")])
-def test_a_folder_comes_first(
+def test_folder_comes_first(
     acquisition: Acquisition,
     internet: MirrorServer,
     tmp_path: Path,
@@ -48,7 +47,7 @@ def test_a_folder_comes_first(
     assert (info.name, info.image_shape, info.num_classes) == (dataset, (28, 28), 10)
     entry = DATASETS[dataset]
     assert acquisition.reports() == [f"{entry.title} from {tmp_path / 'folder'}; cite {entry.citation}"]
-    assert internet.asked == []
+    assert internet.requests == []
 
 
 FAULTS: dict[str, tuple[str, bytes | None, str]] = {
@@ -63,7 +62,7 @@ FAULTS: dict[str, tuple[str, bytes | None, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_folder_is_reported_in_a_line_and_passed_over(
+def test_faulty_folder_is_reported_and_next_source_is_used(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     suffix, data, reason = FAULTS[fault]
@@ -97,46 +96,16 @@ def test_each_file_comes_from_the_first_mirror_that_has_it(
     assert reports[3].startswith(f"MNIST from {', '.join(mirrors)}; cite ")
 
 
-def test_fashion_mnist_comes_from_the_mirrors_of_its_entry(
-    acquisition: Acquisition, internet: MirrorServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirror = serve_mirror(internet, "fashion", SMALL)
-    entry = dataclasses.replace(DATASETS["fashion_mnist"], mirrors=(mirror,))
-    monkeypatch.setitem(DATASETS, "fashion_mnist", entry)
-    assert acquisition.acquire("fashion_mnist", mirrors=None).name == "fashion_mnist"
-    assert acquisition.written() == SMALL
-    assert internet.asked == [(f"/fashion/{name}.gz", None) for name in RAW_FILES]
-
-
 def test_files_of_another_data_set_are_refused(acquisition: Acquisition, internet: MirrorServer) -> None:
     mirror = serve_mirror(internet, "other", as_files(random_arrays(num_classes=5)))
     assert "no source of Fashion-MNIST answered" in acquisition.refusal("fashion_mnist", mirrors=(mirror,))
     assert f"{mirror}/{RAW_FILES[1]}.gz: SHA-256 of its 28 bytes is " in acquisition.reports()[0]
 
 
-def test_a_mirror_that_is_no_url_is_a_fault_of_the_params(acquisition: Acquisition) -> None:
-    assert "only http:// and https:// URLs" in acquisition.refusal(mirrors=("ftp://mirror",), openml=True)
-
-
-def test_what_came_of_a_broken_download_lies_apart(acquisition: Acquisition, internet: MirrorServer) -> None:
-    """A stage refuses files in its outs that are no outs."""
-    mirror = serve_mirror(internet, "mirror", SMALL)
-    packed = gzip.compress(SMALL[LAST])
-    internet.routes[f"/mirror/{LAST}.gz"] = (
-        lambda handler: [  # type: ignore[func-returns-value]
-            handler.head(200, Content_Length=len(packed)),
-            handler.wfile.write(packed[:-1]),
-        ]
-    )
-    acquisition.acquire(mirrors=(mirror,), openml=True)
-    assert acquisition.written() == SMALL
-    assert [path.read_bytes() for path in acquisition.parts.iterdir()] == [packed[:-1]]
-
-
 # Where no source answers.
 
 
-def test_a_network_that_is_down_is_a_line_a_host_and_one_that_says_what_to_do(
+def test_unreachable_network_is_one_line_per_host_and_advice(
     acquisition: Acquisition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is scikit-learn called, which would wait long and try again."""
@@ -148,7 +117,7 @@ def test_a_network_that_is_down_is_a_line_a_host_and_one_that_says_what_to_do(
     monkeypatch.setattr(sklearn.datasets, "fetch_openml", lambda *_, **__: pytest.fail("scikit-learn was called"))
     monkeypatch.setenv(NO_SOURCE_FLAG, str(tmp_path / "flag"))
     assert acquisition.refusal(mirrors=None, openml=True) == (
-        "no source of MNIST answered (asked: mirrors, OpenML): set MNIST_DIR to a folder with the four "
+        "no source of MNIST answered (tried: mirrors, OpenML): set MNIST_DIR to a folder with the four "
         "IDX files, or set fetch.dataset: digits in params.yaml"
     )
     hosts = [f"{base}/{RAW_FILES[0]}.gz" for base in DATASETS["mnist"].mirrors]
@@ -176,14 +145,11 @@ def test_only_mnist_has_a_stand_in(acquisition: Acquisition, tmp_path: Path, mon
     ("content", "words"),
     [
         ({"dataset": "cifar"}, f"dataset must be one of {', '.join(DATASETS)}, got 'cifar'"),
-        ({"dataset": "two\nlines"}, "got 'two\\nlines'"),
         ({"dataset": 7}, "fetch.dataset: Input should be a valid string, got 7"),
-        ({"dataset": None}, "fetch.dataset"),
-        ({}, "fetch.dataset is missing"),
         ({"dataset": "idx", "folder": "here"}, "fetch.folder is not a known key"),
     ],
 )
-def test_a_section_that_is_wrong_is_one_line(content: dict, words: str) -> None:
+def test_invalid_section_is_one_line(content: dict, words: str) -> None:
     with pytest.raises(UserError) as caught:
         validate(content, FetchConfig, "params.yaml: fetch")
     assert words in str(caught.value)

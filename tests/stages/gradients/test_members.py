@@ -1,17 +1,16 @@
-"""Scores of several members are the means of those of each alone, computed here by NumPy from all at once."""
+"""Scores of several members are the means over the members, compared with NumPy."""
 
 import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 from factories import gradients_config, random_split
 from stage_results import gradient_analysis, learning_dynamics
 
 from gradtrail.core.gradients.analysis import GradientAnalysis, epoch_column
 from gradtrail.stages.artifacts.members import over_members
-from gradtrail.stages.gradients import summary, tables
+from gradtrail.stages.gradients import tables
 from gradtrail.stages.gradients.members import WITH_ERROR, MeanScores, Members
 
 SIZES = {"train": 30, "validation": 6, "test": 9}
@@ -26,10 +25,10 @@ def analysis(seed: int) -> GradientAnalysis:
     scores = {
         split: {
             name: rng.permutation(values)
-            for name, values in found.items()
+            for name, values in columns.items()
             if seed < SEEDS[-1] or not name.endswith(epoch_column("", 2))
         }
-        for split, found in drawn.scores.items()
+        for split, columns in drawn.scores.items()
     }
     return dataclasses.replace(drawn, scores=scores)
 
@@ -39,80 +38,61 @@ def scores_of(seed: int) -> pd.DataFrame:
 
 
 def added(folder: Path, seeds: tuple[int, ...]) -> Members:
-    found = Members(folder)
+    members = Members(folder)
     for seed in seeds:
         made = tables.make_tables(scores_of(seed), analysis(seed), CONFIG)
-        found.add(seed, made, analysis(seed), {"float64_error/loss": seed / 10})
-    return found
+        members.add(seed, made, analysis(seed), {"float64_error/loss": seed / 10})
+    return members
 
 
 def test_every_score_is_the_mean_and_the_main_ones_have_its_standard_error() -> None:
-    mean, each = MeanScores(), [scores_of(seed) for seed in SEEDS]
-    for scores in each:
+    mean, tables_of_members = MeanScores(), [scores_of(seed) for seed in SEEDS]
+    for scores in tables_of_members:
         mean.add(scores)
-    found = mean.table()
-    numeric = each[0].columns.drop(["split", "example_id", "label", "true_label", "predicted", "correct"])
+    means = mean.table()
+    numeric = tables_of_members[0].columns.drop(["split", "example_id", "label", "true_label", "predicted", "correct"])
     for name in numeric:
-        values = np.array([scores[name] for scores in each if name in scores], np.float64)
-        np.testing.assert_allclose(found[name], values.mean(axis=0), rtol=1e-6, err_msg=name)
-        assert (f"{name}_se" in found) == (name in WITH_ERROR)
+        values = np.array([scores[name] for scores in tables_of_members if name in scores], np.float64)
+        np.testing.assert_allclose(means[name], values.mean(axis=0), rtol=1e-6, err_msg=name)
+        assert (f"{name}_se" in means) == (name in WITH_ERROR)
         if name in WITH_ERROR:
             expected = values.std(axis=0, ddof=1) / np.sqrt(len(SEEDS))
-            np.testing.assert_allclose(found[f"{name}_se"], expected, rtol=1e-5, atol=1e-7, err_msg=name)
+            np.testing.assert_allclose(means[f"{name}_se"], expected, rtol=1e-5, atol=1e-7, err_msg=name)
     assert {*WITH_ERROR} <= {*numeric}
-    pd.testing.assert_frame_equal(found[["split", "example_id", "label"]], each[0][["split", "example_id", "label"]])
+    pd.testing.assert_frame_equal(
+        means[["split", "example_id", "label"]], tables_of_members[0][["split", "example_id", "label"]]
+    )
 
 
-def test_the_prediction_is_that_of_most_members_or_the_first_of_several() -> None:
+def test_prediction_is_that_of_most_members_or_the_first_of_several() -> None:
     mean, scores = MeanScores(), scores_of(SEEDS[0])
     votes = np.resize(np.array([[0, 1, 1, 2], [1, 2, 2, 0], [2, 1, 0, 0]]), (3, len(scores)))
     for predicted in votes.astype(np.int32):
         mean.add(scores.assign(predicted=predicted))
-    found = mean.table()
+    means = mean.table()
     expected = [np.bincount(column).argmax() for column in votes.T]
-    assert found["predicted"].tolist() == expected
-    assert found["correct"].tolist() == (np.array(expected) == scores["label"]).tolist()
-
-
-def test_a_score_that_all_members_agree_on_has_no_error() -> None:
-    mean = MeanScores()
-    for _ in range(7):
-        mean.add(scores_of(SEEDS[0]))
-    found = mean.table()
-    assert (found["loss"] == scores_of(SEEDS[0])["loss"]).all()
-    assert (found["loss_se"] == 0).all()
-    assert found.loc[found["split"] == "test", "mean_probability_se"].isna().all()
+    assert means["predicted"].tolist() == expected
+    assert means["correct"].tolist() == (np.array(expected) == scores["label"]).tolist()
 
 
 def test_each_member_is_on_disk_and_the_metrics_are_over_their_own(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    found = added(tmp_path / "scratch", SEEDS)
+    members_of_three = added(tmp_path / "scratch", SEEDS)
     (tmp_path / "results").mkdir()
-    found.write(tmp_path / "results")
+    members_of_three.write(tmp_path / "results")
     for seed in SEEDS:
         written = pd.read_parquet(tmp_path / "results" / "members" / f"seed_{seed}.parquet")
         pd.testing.assert_frame_equal(written, scores_of(seed))
-    each = [
+    member_metrics = [
         tables.measure(tables.make_tables(scores_of(seed), analysis(seed), CONFIG), analysis(seed)) for seed in SEEDS
     ]
-    assert found.metrics() == over_members(each)
-    assert found.errors == {"float64_error/loss": 0.6}
-    assert found.first.scores["test"].keys() == analysis(SEEDS[0]).scores["test"].keys()
+    assert members_of_three.metrics() == over_members(member_metrics)
+    assert members_of_three.errors == {"float64_error/loss": 0.6}
+    assert members_of_three.first.scores["test"].keys() == analysis(SEEDS[0]).scores["test"].keys()
 
 
-def test_a_single_member_has_its_own_tables_and_no_folder(tmp_path: Path) -> None:
-    found = added(tmp_path, SEEDS[:1])
-    pd.testing.assert_frame_equal(found.tables(CONFIG).scores, scores_of(SEEDS[0]))
-    found.write(tmp_path / "results")
+def test_single_member_has_its_own_tables_and_no_folder(tmp_path: Path) -> None:
+    single = added(tmp_path, SEEDS[:1])
+    pd.testing.assert_frame_equal(single.tables(CONFIG).scores, scores_of(SEEDS[0]))
+    single.write(tmp_path / "results")
     assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize("seeds", [SEEDS[:1], SEEDS])
-def test_the_summary_says_what_is_a_mean(seeds: tuple[int, ...], tmp_path: Path) -> None:
-    members = added(tmp_path, seeds)
-    found = members.tables(CONFIG)
-    metrics = tables.measure(found, members.first)
-    words = summary.in_words("a title", found, members.first, metrics, CONFIG, 3, members.seeds)
-    said = "Scores are means over 3 networks, seeds 4 to 6, and the prediction is that of most of them. "
-    assert (said in words) == (len(seeds) > 1)
-    assert ("influences are those of the network with seed 4." in words) == (len(seeds) > 1)

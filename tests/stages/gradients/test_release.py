@@ -1,4 +1,4 @@
-"""Of a private training to publish, the gradients tell nothing of training examples, and all else as before."""
+"""For a training to publish, outputs of the gradients hold nothing of training examples; the rest is unchanged."""
 
 from pathlib import Path
 
@@ -8,18 +8,18 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from factories import NUM_CLASSES, gradients_config, initial_params, model_config, new_compiler, random_split
-from stage_results import a_promise, gradient_analysis, learning_dynamics
+from stage_results import a_guarantee, learning_dynamics
 
 from gradtrail.core.common.sharding import make_mesh
 from gradtrail.core.gradients.analysis import GradientAnalysis, Trajectory, analyze, num_visits
 from gradtrail.core.gradients.passes import compile_passes
 from gradtrail.core.nn.models import Model
-from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED
+from gradtrail.stages.artifacts.privacy import RELEASED
 from gradtrail.stages.gradients import figures, summary, tables
-from gradtrail.stages.gradients.inputs import DYNAMICS, to_score
+from gradtrail.stages.gradients.inputs import DYNAMICS, scored_splits
 
 SPLITS = {"train": random_split(30), "validation": random_split(6), "test": random_split(9)}
-PUBLISHED = a_promise(release=True)
+PUBLISHED = a_guarantee(release=True)
 MODEL = Model(model_config())
 TRAJECTORY = Trajectory(
     params={epoch: initial_params(MODEL, epoch) for epoch in (0, 1)},
@@ -38,28 +38,30 @@ def analyses() -> tuple[GradientAnalysis, GradientAnalysis, list[int]]:
     mesh, visits = make_mesh(jax.devices()[:1]), []
     passes = compile_passes(MODEL, 0.1, 2, curvature=True, compiler=new_compiler(), mesh=mesh)
     whole = analyze(passes, TRAJECTORY, SPLITS, CONFIG, NUM_CLASSES)
-    told = to_score(SPLITS, PUBLISHED)
-    part = analyze(passes, TRAJECTORY, told, CONFIG, NUM_CLASSES, advance=lambda count, **_: visits.append(count))
+    public_splits = scored_splits(SPLITS, PUBLISHED)
+    part = analyze(
+        passes, TRAJECTORY, public_splits, CONFIG, NUM_CLASSES, advance=lambda count, **_: visits.append(count)
+    )
     return whole, part, visits
 
 
 def test_only_a_training_to_publish_hides_its_examples() -> None:
-    for promise in (None, a_promise()):
-        assert to_score(SPLITS, promise) == SPLITS
-    told = to_score(SPLITS, PUBLISHED)
-    assert {name: len(split) for name, split in told.items()} == {"train": 0, "validation": 6, "test": 9}
-    assert told["train"].images.shape[1:] == SPLITS["train"].images.shape[1:]
+    for guarantee in (None, a_guarantee()):
+        assert scored_splits(SPLITS, guarantee) == SPLITS
+    public_splits = scored_splits(SPLITS, PUBLISHED)
+    assert {name: len(split) for name, split in public_splits.items()} == {"train": 0, "validation": 6, "test": 9}
+    assert public_splits["train"].images.shape[1:] == SPLITS["train"].images.shape[1:]
 
 
 def test_scores_of_other_splits_are_as_before(
     analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]],
 ) -> None:
     whole, part, visits = analyses
-    of_training = {"alignment", "class_alignment"}  # cosines with the mean gradient of the training examples
+    training_secret = {"alignment", "class_alignment"}  # cosines with the mean gradient of the training examples
     for split in ("validation", "test"):
         assert set(part.scores[split]) == set(whole.scores[split]) == set(part.scores["train"])
         for name, values in part.scores[split].items():
-            if name in of_training:
+            if name in training_secret:
                 assert np.isnan(values).all()
             else:
                 np.testing.assert_array_equal(values, whole.scores[split][name])
@@ -70,14 +72,14 @@ def test_scores_of_other_splits_are_as_before(
     assert part.curvature is None
     assert part.influence.shape == (0, 2)
     np.testing.assert_array_equal(part.influenced, whole.influenced)
-    assert sum(visits) == num_visits(TRAJECTORY, to_score(SPLITS, PUBLISHED))
+    assert sum(visits) == num_visits(TRAJECTORY, scored_splits(SPLITS, PUBLISHED))
 
 
 def made(analysis: GradientAnalysis, *, release: bool) -> tables.Tables:
-    told = to_score(SPLITS, a_promise(release=release))
-    dynamics = learning_dynamics(len(told["train"]))
+    public_splits = scored_splits(SPLITS, a_guarantee(release=release))
+    dynamics = learning_dynamics(len(public_splits["train"]))
     assert {*dynamics} == {*DYNAMICS} - {"example_id"}
-    return tables.make_tables(tables.score_table(told, analysis.scores, dynamics), analysis, CONFIG)
+    return tables.make_tables(tables.score_table(public_splits, analysis.scores, dynamics), analysis, CONFIG)
 
 
 def test_outs_to_publish_have_their_schema_and_no_training_example(
@@ -86,9 +88,9 @@ def test_outs_to_publish_have_their_schema_and_no_training_example(
     whole, part, _ = analyses
     for name, analysis in (("whole", whole), ("published", part)):
         release = name == "published"
-        found = made(analysis, release=release)
-        tables.write_tables(tmp_path / name, found, {"float64_error/loss": 1e-6})
-    figures.draw(tmp_path / "published", found, part, to_score(SPLITS, PUBLISHED), "a title", 5)
+        made_tables = made(analysis, release=release)
+        tables.write_tables(tmp_path / name, made_tables, {"float64_error/loss": 1e-6})
+    figures.draw(tmp_path / "published", made_tables, part, scored_splits(SPLITS, PUBLISHED), "a title", 5)
     schemas = [pq.read_schema(tmp_path / name / "scores.parquet") for name in ("whole", "published")]
     assert schemas[0].equals(schemas[1])
     scores = pd.read_parquet(tmp_path / "published/scores.parquet")
@@ -107,20 +109,13 @@ def test_metrics_and_words_to_publish_leave_the_training_split_out(
     analyses: tuple[GradientAnalysis, GradientAnalysis, list[int]],
 ) -> None:
     _, part, _ = analyses
-    found = made(part, release=True)
-    metrics = tables.measure(found, part)
+    made_tables = made(part, release=True)
+    metrics = tables.measure(made_tables, part)
     assert set(metrics) == {"num_examples", "validation_grad_norm_median", "test_grad_norm_median"}
     assert metrics["num_examples"] == 15
-    words = summary.marked(summary.in_words("a title", found, part, metrics, CONFIG, 5, (0,)), PUBLISHED)
+    words = summary.with_privacy_note(
+        summary.summarize("a title", made_tables, part, metrics, CONFIG, 5, (0,)), PUBLISHED
+    )
     assert words.startswith(f"# Summary of per-example gradients: a title\n\n{RELEASED}\n\n## Suspected")
     assert "train split" not in words
     assert words.count("## ") == 1
-
-
-def test_the_summary_of_a_private_training_is_marked() -> None:
-    analysis = gradient_analysis({name: len(split) for name, split in SPLITS.items()})
-    found = made(analysis, release=False)
-    words = summary.in_words("a title", found, analysis, tables.measure(found, analysis), CONFIG, 5, (0,))
-    assert summary.marked(words, None) == words
-    assert NOT_COVERED in summary.marked(words, a_promise())
-    assert summary.marked(words, a_promise()).replace(f"{NOT_COVERED}\n\n", "") == words

@@ -1,4 +1,4 @@
-"""Tables of gradients, and the sentences made of them, on an analysis drawn at random."""
+"""Tables of gradients, and their summary, on random analyses."""
 
 import dataclasses
 import functools
@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from factories import gradients_config, model_config, random_split
+from factories import gradients_config, random_split
 from stage_results import gradient_analysis, learning_dynamics
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.exact import LIMITS
-from gradtrail.core.nn.layers import Dense, Layer
-from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.precision import Precision
 from gradtrail.stages.gradients import summary
 from gradtrail.stages.gradients import tables as score_tables
@@ -25,10 +23,10 @@ CONFIG = gradients_config()
 
 
 def splits(*, wrong: int = 0) -> dict[str, Split]:
-    found = {name: random_split(size) for name, size in SIZES.items()}
-    labels = found["train"].labels.copy()
+    by_name = {name: random_split(size) for name, size in SIZES.items()}
+    labels = by_name["train"].labels.copy()
     labels[:wrong] = (labels[:wrong] + 1) % 3
-    return found | {"train": dataclasses.replace(found["train"], labels=labels)}
+    return by_name | {"train": dataclasses.replace(by_name["train"], labels=labels)}
 
 
 @functools.cache
@@ -40,7 +38,7 @@ def table(*, wrong: int = 0) -> pd.DataFrame:
     return score_tables.score_table(splits(wrong=wrong), ANALYSIS.scores, DYNAMICS)
 
 
-def test_the_table_has_every_example_once_and_dynamics_of_those_that_were_trained_on() -> None:
+def test_score_table_has_every_example_and_dynamics_of_training_examples() -> None:
     rows = table()
     assert rows["split"].value_counts().to_dict() == SIZES
     trained = rows["split"] == "train"
@@ -49,7 +47,7 @@ def test_the_table_has_every_example_once_and_dynamics_of_those_that_were_traine
     np.testing.assert_array_equal(rows["correct"], rows["label"] == rows["predicted"])
 
 
-def test_suspicion_is_what_the_training_did_not_believe() -> None:
+def test_suspicion_is_one_minus_mean_probability() -> None:
     rows = table()
     trained = rows["split"] == "train"
     np.testing.assert_allclose(rows.loc[trained, SUSPICION], 1 - DYNAMICS["mean_probability"], rtol=1e-6)
@@ -60,16 +58,16 @@ def test_suspicion_is_what_the_training_did_not_believe() -> None:
     assert ranked[SUSPICION].iloc[0] == rows.loc[rows["split"] == "test", SUSPICION].max()
 
 
-def test_detection_is_perfect_where_the_wrong_labels_score_highest_and_counts_errors_as_they_are() -> None:
+def test_detection_is_perfect_if_wrong_labels_score_highest() -> None:
     rows = table(wrong=6)
     train = rows[rows["split"] == "train"].reset_index(drop=True)
     place = np.arange(30)
     train = train.assign(mean_probability=(place / 30), grad_norm_mean=-place, el2n_mean=place)
-    found = detection_table(train).set_index(["score", "epoch"])
-    assert found.loc[("mean_probability", ""), ["auroc", "average_precision", "precision"]].tolist() == [1, 1, 1]
-    assert found.loc[("grad_norm", "mean"), "auroc"] == 1
-    assert found.loc[("el2n", "mean"), ["auroc", "precision", "false_negative_rate"]].tolist() == [0, 0, 1]
-    assert {"0", "2", "mean"} <= {epoch for _, epoch in found.index}
+    result = detection_table(train).set_index(["score", "epoch"])
+    assert result.loc[("mean_probability", ""), ["auroc", "average_precision", "precision"]].tolist() == [1, 1, 1]
+    assert result.loc[("grad_norm", "mean"), "auroc"] == 1
+    assert result.loc[("el2n", "mean"), ["auroc", "precision", "false_negative_rate"]].tolist() == [0, 0, 1]
+    assert {"0", "2", "mean"} <= {epoch for _, epoch in result.index}
     swapped = train.assign(mean_probability=np.where(place == 5, 6.5, place))  # one behind the first right label
     row = detection_table(swapped).set_index("score").loc["mean_probability"]
     assert row["precision"] == pytest.approx(5 / 6)
@@ -77,34 +75,28 @@ def test_detection_is_perfect_where_the_wrong_labels_score_highest_and_counts_er
     assert row["auroc"] == pytest.approx(1 - 1 / (6 * 24))
 
 
-def test_where_no_label_is_wrong_there_is_nothing_to_detect(tmp_path: Path) -> None:
-    assert detection_table(table()[lambda rows: rows["split"] == "train"]).empty
-    score_tables.write_tables(tmp_path / "out", tables(), {})
-    assert not (tmp_path / "out" / "label_error_scores.csv").exists()
-
-
 def test_influences_are_the_strongest_on_either_side_in_order() -> None:
-    found = score_tables.influence_table(table(), ANALYSIS)
+    influences = score_tables.influence_table(table(), ANALYSIS)
     for column, position in enumerate(ANALYSIS.influenced):
-        mine = found[found["test_example"] == position]
+        rows = influences[influences["test_example"] == position]
         influence = np.sort(ANALYSIS.influence[:, column])
-        np.testing.assert_allclose(mine.loc[mine["effect"] == "helped", "influence"], influence[::-1][:5])
-        np.testing.assert_allclose(mine.loc[mine["effect"] == "hurt", "influence"], influence[:5])
-        for row in mine.itertuples():
+        np.testing.assert_allclose(rows.loc[rows["effect"] == "helped", "influence"], influence[::-1][:5])
+        np.testing.assert_allclose(rows.loc[rows["effect"] == "hurt", "influence"], influence[:5])
+        for row in rows.itertuples():
             assert ANALYSIS.influence[row.train_example, column] == pytest.approx(row.influence)
 
 
-def test_the_histogram_of_norms_has_every_example_once_in_bins_that_no_run_changes() -> None:
+def test_histogram_of_norms_has_every_example_once_in_bins_that_no_run_changes() -> None:
     rows = table()
     rows.loc[0, "grad_norm"], rows.loc[1, "grad_norm"], rows.loc[2, "grad_norm"] = 0.0, 1e9, 1e-3 * 1.01
-    found = score_tables.norm_table(rows)
-    assert list(found) == ["log10_norm", "train", "validation", "test"]
-    np.testing.assert_allclose(found[list(SIZES)].sum(), 1)
-    np.testing.assert_allclose(np.diff(found["log10_norm"]), 0.25)
-    assert found["train"].iloc[0] >= 1 / 30
-    assert found["train"].iloc[-1] >= 1 / 30
-    assert found.loc[np.isclose(found["log10_norm"], -2.875), "train"].item() >= 1 / 30
-    pd.testing.assert_series_equal(found["log10_norm"], score_tables.norm_table(rows[3:])["log10_norm"])
+    result = score_tables.norm_table(rows)
+    assert list(result) == ["log10_norm", "train", "validation", "test"]
+    np.testing.assert_allclose(result[list(SIZES)].sum(), 1)
+    np.testing.assert_allclose(np.diff(result["log10_norm"]), 0.25)
+    assert result["train"].iloc[0] >= 1 / 30
+    assert result["train"].iloc[-1] >= 1 / 30
+    assert result.loc[np.isclose(result["log10_norm"], -2.875), "train"].item() >= 1 / 30
+    pd.testing.assert_series_equal(result["log10_norm"], score_tables.norm_table(rows[3:])["log10_norm"])
 
 
 def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
@@ -127,14 +119,14 @@ def test_tables_are_written_and_metrics_are_finite(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [0, 6])
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
-def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> None:
-    found = tables(wrong=wrong)
-    metrics = score_tables.measure(found, ANALYSIS)
-    words = summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, batch_size, (0,))
-    train = found.train
+def test_summary_agrees_with_tables(wrong: int, batch_size: int) -> None:
+    made_tables = tables(wrong=wrong)
+    metrics = score_tables.measure(made_tables, ANALYSIS)
+    words = summary.summarize("a title", made_tables, ANALYSIS, metrics, CONFIG, batch_size, (0,))
+    train = made_tables.train
     assert words.startswith("# Summary of per-example gradients: a title\n\n## Largest gradients\n")
     assert f"The largest norms are those of #{train.loc[train['grad_norm'].idxmax(), 'example_id']} (label " in words
-    suspect = rank_suspects(found.scores, "train", 1)["example_id"].iloc[0]
+    suspect = rank_suspects(made_tables.scores, "train", 1)["example_id"].iloc[0]
     assert f"lowest mean probability over the training are those of #{suspect} (label " in words
     assert "3 (2.5 to 3.5) at epoch 0, unbounded at epoch 2" in words
     verdict = {1: "less than half of that", 3: "close to that", 128: "more than twice that"}[batch_size]
@@ -142,44 +134,8 @@ def test_the_summary_says_what_the_tables_say(wrong: int, batch_size: int) -> No
     assert ("AUROC" in words) == (wrong > 0)
 
 
-def test_where_no_noise_scale_is_finite_the_summary_says_so() -> None:
-    found = tables()
-    metrics = score_tables.measure(found, ANALYSIS)
-    endless = dataclasses.replace(ANALYSIS, noise_scales={2: ANALYSIS.noise_scales[2]})
-    words = summary.in_words("a title", found, endless, metrics, CONFIG, 3, (0,))
-    assert "The gradient noise scale is unbounded at every epoch" in words
-    assert score_tables.typical_noise_scale(endless) is None
-
-
-@pytest.mark.parametrize(
-    ("share", "said"),
-    [
-        (
-            [0.85, 0.36, -0.21],
-            "class 0 has the largest share of the decrease (85%), the loss of class 2 increases, by 21%",
-        ),
-        ([0.2, 0.5, 0.3], "class 1 has the largest share of the decrease (50%), class 0 has the smallest share (20%)"),
-    ],
-)
-def test_the_summary_explains_a_negative_share(share: list[float], said: str) -> None:
-    classes = dataclasses.replace(ANALYSIS.classes, share=np.array(share))
-    found = tables()
-    metrics = score_tables.measure(found, ANALYSIS)
-    words = summary.in_words("a title", found, dataclasses.replace(ANALYSIS, classes=classes), metrics, CONFIG, 3, (0,))
-    assert said in words
-
-
-def test_the_summary_names_the_errors_the_largest_first_and_none_where_none_is_known() -> None:
-    found = tables()
-    metrics = score_tables.measure(found, ANALYSIS)
-    errors = {"float64_error/el2n": 2.1e-7, "float64_error/grad_norm": 1.3e-06}
-    words = summary.in_words("a title", found, ANALYSIS, metrics | errors, CONFIG, 3, (0,))
-    assert words.endswith("whichever is larger, are 1.3e-06 of grad_norm, 2.1e-07 of el2n.\n")
-    assert "float64" not in summary.in_words("a title", found, ANALYSIS, metrics, CONFIG, 3, (0,))
-
-
 @pytest.mark.parametrize(("error", "precision"), [(2e-3, "float32"), (0.2, "float16"), (float("nan"), "bfloat16")])
-def test_an_error_beyond_the_precision_costs_a_warning(
+def test_error_beyond_the_precision_costs_a_warning(
     error: float, precision: Precision, capsys: pytest.CaptureFixture[str]
 ) -> None:
     summary.warn_of_errors({"float64_error/loss": LIMITS[precision], "float64_error/el2n": 0.0}, precision)
@@ -188,17 +144,3 @@ def test_an_error_beyond_the_precision_costs_a_warning(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gradients: warning: loss differs from its float64 value by ")
     assert line.endswith(f" is usual for {precision}")
-
-
-def test_layers_without_fast_gradients_cost_a_warning(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Model(model_config())
-    summary.warn_of_unknown_layers(model)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(Dense, "grads", Layer.grads)
-    summary.warn_of_unknown_layers(model)
-    assert capsys.readouterr().err == (
-        "gradients: warning: no fast per-example gradients for layers/0, layers/1; falling back to vmap(grad), "
-        "which is slow\n"
-    )

@@ -16,7 +16,9 @@ def test_each_row_has_the_first_examples_of_its_label(num_examples: int) -> None
     height, width = split.images.shape[1:]
     assert drawn.shape == (NUM_CLASSES * height, 4 * width)
     for label, row in enumerate(np.split(drawn, NUM_CLASSES)):
-        shown = np.split(row, 4, axis=1)
-        expected = [image for image, given in zip(split.images, split.labels, strict=True) if given == label][:4]
-        np.testing.assert_array_equal(shown, [*expected, *np.zeros((4 - len(expected), height, width), np.uint8)])
+        images = np.split(row, 4, axis=1)
+        expected = [
+            image for image, image_label in zip(split.images, split.labels, strict=True) if image_label == label
+        ][:4]
+        np.testing.assert_array_equal(images, [*expected, *np.zeros((4 - len(expected), height, width), np.uint8)])
     figure.draw_without_rendering()

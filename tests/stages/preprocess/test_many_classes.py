@@ -19,10 +19,3 @@ def test_of_many_classes_the_first_are_shown(tmp_path: Path, monkeypatch: pytest
     rows, height = plotting.MAX_CLASSES, splits["train"].images.shape[1]
     assert len(np.asarray(saved["samples.png"].axes[0].images[0].get_array())) == rows * height
     assert saved["samples.png"].get_suptitle() == "Training examples by label, the first 20 of 256 (idx)"
-
-
-@pytest.mark.parametrize(("num_classes", "step"), [(1, 1), (10, 1), (20, 1), (21, 2), (256, 13)])
-def test_an_axis_names_every_class_or_evenly_spaced_ones(num_classes: int, step: int) -> None:
-    ticks = list(plotting.class_ticks(num_classes))
-    assert ticks == list(np.arange(0, num_classes, step))
-    assert len(ticks) <= plotting.MAX_CLASSES

@@ -1,4 +1,4 @@
-"""Classes that are too small for what follows are named in one line."""
+"""Classes with too few training examples are named in one line."""
 
 import numpy as np
 import pytest
@@ -12,11 +12,6 @@ def test_classes_of_one_training_example_or_none_are_named(capsys: pytest.Captur
         "preprocess: classes with fewer than two training examples: 1 (0), 2 (1), 4 (0); `gradients` leaves them out "
         "of coherence_within_classes, and classes.csv has no coherence of such a class with itself\n"
     )
-
-
-def test_many_small_classes_are_one_short_line(capsys: pytest.CaptureFixture[str]) -> None:
-    small_classes.warn(np.array([0, 0]), 256, versions=1)
-    assert "9 (0), 10 (0) and 245 more; " in capsys.readouterr().err
 
 
 def test_two_versions_of_an_example_are_enough(capsys: pytest.CaptureFixture[str]) -> None:

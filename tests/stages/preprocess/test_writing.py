@@ -11,7 +11,7 @@ from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts import splits as reading
 from gradtrail.stages.artifacts.shards import ShardedSplit
 from gradtrail.stages.artifacts.splits import (
-    HeldSplit,
+    InMemorySource,
     open_train,
     read_sample,
     read_split,
@@ -38,7 +38,7 @@ def columns(split: Split) -> list[list]:
 
 
 @pytest.mark.parametrize("deformations", [1, 3])
-def test_shards_hold_what_whole_arrays_hold(tmp_path: Path, deformations: int) -> None:
+def test_shards_equal_whole_arrays(tmp_path: Path, deformations: int) -> None:
     whole, measured = written(tmp_path / "whole", deformations=deformations)
     sharded, other = written(tmp_path / "sharded", deformations=deformations, shard_mib=1)
     assert (tmp_path / "sharded/train.npz").is_dir()
@@ -50,12 +50,12 @@ def test_shards_hold_what_whole_arrays_hold(tmp_path: Path, deformations: int) -
     assert measured["noisy_labels"] == deformations * np.sum(SPLITS["train"].labels != 0)
 
 
-def test_a_training_takes_shards_into_memory_or_in_parts_and_sees_the_same(tmp_path: Path) -> None:
+def test_training_takes_shards_into_memory_or_in_parts_and_sees_the_same(tmp_path: Path) -> None:
     info, _ = written(tmp_path / "data", shard_mib=1, deformations=2)
     path = tmp_path / "data/train.npz"
     held = open_train(path, info, stream_above_mib=1, private=False)
     read = open_train(path, info, stream_above_mib=0, private=False)
-    assert isinstance(held, HeldSplit)
+    assert isinstance(held, InMemorySource)
     assert isinstance(read, ShardedSplit)
     assert len(held) == len(read) == 18
     read_id = read.read_column("example_id")
@@ -63,14 +63,14 @@ def test_a_training_takes_shards_into_memory_or_in_parts_and_sees_the_same(tmp_p
         np.testing.assert_array_equal(left, right)
 
 
-def test_a_private_training_has_shards_in_whole_arrays(tmp_path: Path) -> None:
+def test_private_training_has_shards_in_whole_arrays(tmp_path: Path) -> None:
     info, _ = written(tmp_path / "data", shard_mib=1)
     whole = open_train(tmp_path / "data/train.npz", info, stream_above_mib=1, private=True)
     assert isinstance(whole, Split)
     assert columns(whole) == columns(read_split(tmp_path / "data/train.npz", info))
 
 
-def test_a_private_training_is_refused_where_the_split_is_read_in_parts(tmp_path: Path) -> None:
+def test_private_training_of_streamed_split_is_refused(tmp_path: Path) -> None:
     info, _ = written(tmp_path / "data", shard_mib=1)
     with pytest.raises(UserError, match=r"^train.privacy.enabled: .* runtime.stream_above_mib is 0; .*train.npz"):
         open_train(tmp_path / "data/train.npz", info, stream_above_mib=0, private=True)

@@ -1,13 +1,10 @@
-"""What came of an audit is written as it is; planted faults are found, and faultless trainings pass."""
+"""Planted faults are found by an audit, and faultless trainings pass."""
 
 import dataclasses
 import time
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from drawing import legend_of
 from factories import NUM_CLASSES, privacy_audit_config, random_split, split_of, train_config
 
 from benchmarks import planted_faults
@@ -18,7 +15,7 @@ from gradtrail.core.privacy_audit.training import compile_audit
 from gradtrail.core.train.optimizers import SGDConfig
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.core.xla.compiler import Compiler
-from gradtrail.stages.privacy_audit import figures, tables
+from gradtrail.stages.privacy_audit import tables
 from gradtrail.stages.privacy_audit.auditing import Audit, Claim, audit, draw_canaries, require_private
 from gradtrail.stages.privacy_audit.bounds import Guesses
 from gradtrail.stages.privacy_audit.checks import Check
@@ -28,7 +25,7 @@ CLAIM = Claim(epsilon=3.0, delta=1e-5)
 
 def finding(**overrides: object) -> Audit:
     guessed = Guesses(canaries=40, guesses=20, correct=15)
-    found = Audit(
+    audit_result = Audit(
         claim=CLAIM,
         confidence=0.95,
         scores=np.linspace(-1, 2, 40),
@@ -40,21 +37,7 @@ def finding(**overrides: object) -> Audit:
         checks=(Check(name="noise_scale", value=1.0, low=0.99, high=1.01),),
         accuracy=0.5,
     )
-    return dataclasses.replace(found, **overrides)
-
-
-def test_an_audit_is_written_as_it_is(tmp_path: Path) -> None:
-    tables.write_tables(tmp_path / "found", finding(), 2)
-    canaries = pd.read_parquet(tmp_path / "found" / "canaries.parquet")
-    assert canaries["training"].tolist() == [0] * 20 + [1] * 20
-    assert canaries["canary"].tolist() == [*range(20)] * 2
-    assert canaries["included"].sum() == 14
-    bounds = pd.read_csv(tmp_path / "found" / "bounds.csv")
-    assert bounds.to_numpy().tolist() == [[20, 15, 1.25], [40, 22, 0.0]]
-    assert pd.read_csv(tmp_path / "found" / "checks.csv")["passes"].tolist() == [True]
-    metrics = tables.measure(finding())
-    assert (metrics["epsilon"], metrics["epsilon_lower_bound"], metrics["faults"]) == (3.0, 1.25, "none")
-    assert (metrics["failed_checks"], metrics["checks/noise_scale"]) == (0, 1.0)
+    return dataclasses.replace(audit_result, **overrides)
 
 
 @pytest.mark.parametrize(
@@ -65,24 +48,12 @@ def test_an_audit_is_written_as_it_is(tmp_path: Path) -> None:
         ({"checks": (Check(name="visits", value=2.0, low=0.0, high=1.0),)}, ["visits"]),
     ],
 )
-def test_what_is_found_is_named(overrides: dict, faults: list[str]) -> None:
+def test_faults_are_named(overrides: dict, faults: list[str]) -> None:
     assert finding(**overrides).faults == faults
     assert tables.measure(finding(**overrides))["faults"] == faults[0]
 
 
-def test_the_figure_names_claim_bound_and_canaries(tmp_path: Path) -> None:
-    figure = figures.draw_audit(finding(), "mlp on digits")
-    scores, bounds = figure.axes
-    assert legend_of(scores) == ["26 not in the training set", "14 in it"]
-    said = ["claimed by the accountant: 3.00", "by number of guesses", "lower bound, 15 of 20 right: 1.25"]
-    assert legend_of(bounds) == said
-    for name in ("one", "two"):
-        figures.draw(tmp_path / name, finding(), "mlp on digits")
-    one, two = (tmp_path / name / "privacy_audit.png" for name in ("one", "two"))
-    assert one.read_bytes() == two.read_bytes()
-
-
-def test_a_training_that_is_not_private_is_refused() -> None:
+def test_training_that_is_not_private_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^train\.privacy\.enabled must be true for a privacy audit, got false$"):
         require_private(train_config())
     require_private(train_config(privacy=dataclasses.replace(NOT_PRIVATE, enabled=True)))
@@ -92,20 +63,6 @@ def test_too_many_canaries_are_refused_by_the_name_of_the_key() -> None:
     config = privacy_audit_config(canaries="mislabelled", num_canaries=31)
     with pytest.raises(ConfigError, match=r"^privacy_audit\.num_canaries must be at most .* 30, got 31$"):
         draw_canaries(config, random_split(30), NUM_CLASSES)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"num_canaries": 10}, "num_canaries must be at least 20"),
-        ({"guess_share": 0.0}, "guess_share must be above 0"),
-        ({"confidence": 1.0}, "confidence must be"),
-        ({"trainings": 0}, "trainings must be at least 1"),
-    ],
-)
-def test_params_out_of_their_bounds_are_refused(wrong: dict, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        privacy_audit_config(**wrong)
 
 
 @pytest.mark.slow

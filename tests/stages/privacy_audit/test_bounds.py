@@ -1,4 +1,4 @@
-"""Bounds on epsilon hold as often as they say, against mechanisms whose every outcome can be counted."""
+"""Bounds on epsilon hold with the stated confidence, against mechanisms whose outcomes can be enumerated."""
 
 import math
 
@@ -10,7 +10,6 @@ from scipy.optimize import linprog
 from gradtrail.stages.privacy_audit.bounds import (
     Guesses,
     epsilon_bound,
-    gaussian_bound,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_tradeoff,
@@ -30,8 +29,8 @@ def guesses(canaries: int, guessed: int, correct: int) -> Guesses:
     [(1000, 100, 75, 1e-4, 0.673), (100_000, 1510, 1439, 1e-5, 2.675)],  # appendix D and figure 11 of arXiv 2305.08846
 )
 def test_values_of_the_paper(canaries: int, guessed: int, correct: int, delta: float, published: float) -> None:
-    found = epsilon_bound(guesses(canaries, guessed, correct), delta=delta, significance=SIGNIFICANCE)
-    assert found == pytest.approx(published, abs=1e-3)
+    bound = epsilon_bound(guesses(canaries, guessed, correct), delta=delta, significance=SIGNIFICANCE)
+    assert bound == pytest.approx(published, abs=1e-3)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
@@ -48,15 +47,15 @@ def test_of_randomized_response_the_bound_is_too_large_in_one_of_twenty_draws_at
     assert chances[np.array(bounds) > epsilon].sum() <= SIGNIFICANCE
 
 
-def test_the_bound_comes_close_with_many_guesses() -> None:
+def test_bound_comes_close_with_many_guesses() -> None:
     truth = 1 / (1 + math.exp(-1.0))
-    found = guesses(10**6, 10**6, round(truth * 10**6))
-    assert 0.99 < epsilon_bound(found, delta=0.0, significance=SIGNIFICANCE) < 1.0
+    outcome = guesses(10**6, 10**6, round(truth * 10**6))
+    assert 0.99 < epsilon_bound(outcome, delta=0.0, significance=SIGNIFICANCE) < 1.0
 
 
 @pytest.mark.parametrize("canaries", [1, 2, 4])
 @pytest.mark.parametrize("delta", [0.01, 0.05])
-def test_the_p_value_covers_a_mechanism_that_fails_outright_with_delta(canaries: int, delta: float) -> None:
+def test_p_value_covers_a_mechanism_that_fails_outright_with_delta(canaries: int, delta: float) -> None:
     epsilon = 1.0  # randomized response, but with probability delta for all coins together the truth
     truth = 1 / (1 + math.exp(-epsilon))
     for correct in range(canaries + 1):
@@ -64,9 +63,9 @@ def test_the_p_value_covers_a_mechanism_that_fails_outright_with_delta(canaries:
         assert chance <= p_value(guesses(canaries, canaries, correct), epsilon, delta) + 1e-12
 
 
-def test_a_larger_delta_allows_more_correct_guesses() -> None:
-    found = guesses(1000, 100, 90)
-    bounds = [epsilon_bound(found, delta=delta, significance=SIGNIFICANCE) for delta in (0.0, 1e-5, 1e-4, 1e-3)]
+def test_larger_delta_allows_more_correct_guesses() -> None:
+    outcome = guesses(1000, 100, 90)
+    bounds = [epsilon_bound(outcome, delta=delta, significance=SIGNIFICANCE) for delta in (0.0, 1e-5, 1e-4, 1e-3)]
     assert bounds == sorted(bounds, reverse=True)
     assert bounds[-1] < bounds[0]
 
@@ -97,37 +96,28 @@ def largest_chance(canaries: int, guessed: int, correct: int, mu: float) -> floa
         for c in range(1, guessed + 1)
     ]
     limits = np.tile(height - slope * place, guessed)
-    found = linprog(-(number >= correct).astype(float), np.concatenate(rows), limits, np.ones((1, guessed + 1)), [1])
-    return float(-found.fun)
+    optimum = linprog(-(number >= correct).astype(float), np.concatenate(rows), limits, np.ones((1, guessed + 1)), [1])
+    return float(-optimum.fun)
 
 
 @pytest.mark.parametrize(
     ("canaries", "guessed", "correct", "mu"), [(6, 6, 5, 1.0), (12, 6, 6, 0.5), (40, 10, 9, 0.5), (20, 20, 15, 0.3)]
 )
-def test_a_curve_is_refuted_where_the_theorem_leaves_less_chance_than_the_significance(
-    canaries: int, guessed: int, correct: int, mu: float
-) -> None:
-    chance, found = largest_chance(canaries, guessed, correct, mu), guesses(canaries, guessed, correct)
-    assert not refutes(found, gaussian_tradeoff(mu), 0.99 * chance)
-    assert refutes(found, gaussian_tradeoff(mu), 1.01 * chance)
+def test_curve_is_refuted_if_chance_is_below_significance(canaries: int, guessed: int, correct: int, mu: float) -> None:
+    chance, outcome = largest_chance(canaries, guessed, correct, mu), guesses(canaries, guessed, correct)
+    assert not refutes(outcome, gaussian_tradeoff(mu), 0.99 * chance)
+    assert refutes(outcome, gaussian_tradeoff(mu), 1.01 * chance)
 
 
 def test_of_a_gaussian_mechanism_the_most_certain_guesses_refute_no_more_often() -> None:
     rng, mu, canaries, guessed, draws = np.random.default_rng(0), 1.0, 200, 20, 2000
     coins = rng.integers(0, 2, (draws, canaries))
-    seen = coins - 0.5 + rng.normal(size=(draws, canaries)) / mu
-    surest = np.argsort(-np.abs(seen), axis=1)[:, :guessed]
-    is_correct = np.take_along_axis((seen > 0) == coins, surest, axis=1).sum(axis=1)
+    observed = coins - 0.5 + rng.normal(size=(draws, canaries)) / mu
+    surest = np.argsort(-np.abs(observed), axis=1)[:, :guessed]
+    is_correct = np.take_along_axis((observed > 0) == coins, surest, axis=1).sum(axis=1)
     counts = np.bincount(is_correct, minlength=guessed + 1)
     refuted = [refutes(guesses(canaries, guessed, v), gaussian_tradeoff(mu), SIGNIFICANCE) for v in range(guessed + 1)]
     assert counts[refuted].sum() <= SIGNIFICANCE * draws
-
-
-def test_the_curve_gives_a_larger_bound_than_epsilon_and_delta_alone() -> None:
-    mu, canaries = 0.8, 5000
-    found = guesses(canaries, canaries, round(canaries * float(stats.norm.cdf(mu / 2))))
-    of_curve = gaussian_bound(found, delta=1e-5, significance=SIGNIFICANCE)
-    assert 1.5 * epsilon_bound(found, delta=1e-5, significance=SIGNIFICANCE) < of_curve < gaussian_epsilon(mu, 1e-5)
 
 
 def test_delta_of_a_gaussian_mechanism_is_the_integral_of_the_definition() -> None:
@@ -137,14 +127,3 @@ def test_delta_of_a_gaussian_mechanism_is_the_integral_of_the_definition() -> No
     expected = np.maximum(excess, 0).sum() * width
     assert gaussian_delta(mu, epsilon) == pytest.approx(expected, rel=1e-6)
     assert gaussian_epsilon(mu, gaussian_delta(mu, epsilon)) == pytest.approx(epsilon, rel=1e-6)
-
-
-def test_without_guesses_nothing_is_refuted() -> None:
-    for found in (guesses(100, 0, 0), guesses(100, 10, 0), guesses(100, 10, 5)):
-        assert epsilon_bound(found, delta=1e-5, significance=SIGNIFICANCE) == 0
-        assert gaussian_bound(found, delta=1e-5, significance=SIGNIFICANCE) == 0
-
-
-def test_guesses_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="0 <= correct <= guesses <= canaries"):
-        guesses(10, 5, 6)

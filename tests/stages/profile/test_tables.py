@@ -20,10 +20,6 @@ def test_doublings_by_the_rows_themselves() -> None:
     np.testing.assert_allclose(doubling["temporary_bytes"], [np.nan, 3840 / 768])
 
 
-def test_one_batch_size_has_no_doubling() -> None:
-    assert not len(tables.doubling_table(cost_rows((32,)), CONFIGURED))
-
-
 def test_metrics_are_the_main_costs_of_the_configured_variant() -> None:
     metrics = tables.measure(cost_rows(), CONFIGURED)
     assert set(metrics) == {"train_step_flops", "train_step_total_bytes", "predict_flops"}

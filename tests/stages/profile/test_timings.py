@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from factories import ROOT
-from stage_results import CONFIGURED, step_times, timings_of
+from stage_results import CONFIGURED, timings_of
 
 from gradtrail.core.profile.benchmark import FunctionTime
 from gradtrail.core.profile.variants import Variant
@@ -18,10 +17,10 @@ from gradtrail.stages.profile.tables import doubling_table
 
 def test_nothing_is_timed_without_tracking_or_under_a_debug_switch() -> None:
     runtime = load_section("runtime", RuntimeConfig, ROOT / "params.yaml")
-    assert timings.wanted(runtime, is_tracked=True)
-    assert not timings.wanted(runtime, is_tracked=False)
+    assert timings.is_timed(runtime, is_tracked=True)
+    assert not timings.is_timed(runtime, is_tracked=False)
     for switch in ("debug_nans", "disable_jit"):
-        assert not timings.wanted(dataclasses.replace(runtime, **{switch: True}), is_tracked=True)
+        assert not timings.is_timed(dataclasses.replace(runtime, **{switch: True}), is_tracked=True)
 
 
 def test_metrics_of_given_times() -> None:
@@ -33,13 +32,7 @@ def test_metrics_of_given_times() -> None:
     assert {name.partition("/")[0] for name in metrics} == {"jit", "scan"}
 
 
-def test_what_never_pays_has_no_number_of_steps() -> None:
-    metrics = timings.metrics(dataclasses.replace(timings_of(), steps=step_times(without_jit=0.0005)))
-    assert "jit/steps_until_it_pays" not in metrics
-    assert np.isfinite(list(metrics.values())).all()
-
-
-def test_doublings_are_those_of_the_times() -> None:
+def test_doublings_follow_from_times() -> None:
     doubling = doubling_table(timings_of().functions, CONFIGURED, timings.DOUBLED)
     assert list(zip(doubling["batch_size"], doubling["doubled"], strict=True)) == [(16, 32), (32, 64)]
     assert doubling["seconds"].tolist() == pytest.approx([42 / 26, 74 / 42])
@@ -64,14 +57,3 @@ def test_precisions_are_compared_with_float32_at_the_configured_batch_size() -> 
         ratios = timings.precision_ratios(times, configured)
         assert set(ratios) == {f"bfloat16_over_float32{end}" for end in ("", "_low", "_high")}
         assert list(ratios.values()) == pytest.approx([1.4] * 3)
-
-
-def test_without_float32_or_with_few_rounds_there_is_no_ratio() -> None:
-    half = dataclasses.replace(CONFIGURED, precision="bfloat16")
-    assert timings.precision_ratios([time_of(half, [1.4] * 9)], half) == {}
-    assert timings.precision_ratios([time_of(half, [1.4] * 5), time_of(CONFIGURED, [1.0] * 5)], half) == {}
-
-
-def test_ratios_are_metrics() -> None:
-    found = timings.metrics(dataclasses.replace(timings_of(), precisions={"bfloat16_over_float32": 1.4}))
-    assert found["bfloat16_over_float32"] == 1.4

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradtrail.stages.report.charts import Chart, Series, Stop, linear_ticks, log_ticks
+from gradtrail.stages.report.charts import Chart, Series, Stop, linear_ticks
 
 
 def a_chart(points: list[tuple[float, float]], *, log: bool = False, square: bool = False) -> Chart:
@@ -16,7 +16,7 @@ def a_chart(points: list[tuple[float, float]], *, log: bool = False, square: boo
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_the_line_goes_through_the_values_as_the_ticks_number_them(log: bool) -> None:
+def test_line_goes_through_the_values_as_the_ticks_number_them(log: bool) -> None:
     chart = a_chart([(1, 0.5), (2, 1.0), (4, 0.1)], log=log)
     ((_, path, dots),) = chart.lines
     assert path == " ".join(f"{letter}{x} {y}" for letter, (x, y) in zip("MLL", dots, strict=True))
@@ -28,45 +28,10 @@ def test_the_line_goes_through_the_values_as_the_ticks_number_them(log: bool) ->
     assert all(left <= float(x) <= right and top <= float(y) <= bottom for x, y in dots)
 
 
-@pytest.mark.parametrize("log", [False, True])
-def test_a_band_goes_there_above_and_back_below_and_stays_in_the_plot(log: bool) -> None:
-    points = [(1.0, 0.5), (2.0, 1.0), (4.0, 0.1)]
-    band = [(1.0, 0.4, 0.6), (2.0, -3.0, 9.0), (4.0, 0.0, 0.2)]
-    chart = Chart(
-        id="c",
-        title="t",
-        alt="a",
-        x_label="x",
-        series=[Series(name="a", style="train", points=points, band=band)],
-        stops=[],
-        log=log,
-    )
-    ((_, path),) = chart.bands
-    places = [tuple(map(float, place.split())) for place in path.strip("MZ").split(" L")]
-    dots = [float(x) for x, _ in chart.lines[0][2]]
-    assert [x for x, _ in places] == dots + dots[::-1]
-    left, right, top, bottom = chart.frame
-    assert all(left <= x <= right and top <= y <= bottom for x, y in places)
-    assert places[0] == (float(chart.across(1.0)), float(chart.down(0.6)))
-    assert places[-1] == (float(chart.across(1.0)), float(chart.down(0.4)))
-    assert places[1][1] == top, "cut at the end of the axis"
-    assert places[-2][1] == bottom
-    assert a_chart(points, log=log).bands == []
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
-def test_what_an_axis_cannot_show_is_left_out(value: float) -> None:
+def test_values_outside_of_axis_are_left_out(value: float) -> None:
     ((_, path, dots),) = a_chart([(1, 0.5), (2, value)], log=True).lines
     assert len(dots) == path.count(" ") == 1
-
-
-@pytest.mark.parametrize("points", [[], [(1, 0.5)], [(1, 0.0)], [(3, 2.0), (3, 2.0)]])
-@pytest.mark.parametrize("log", [False, True])
-def test_few_values_are_a_chart_too(points: list[tuple[float, float]], log: bool) -> None:
-    chart = a_chart(points, log=log)
-    assert len(chart.lines) == 1
-    assert len(chart.hits) == len(points)
-    assert chart.x_ticks
 
 
 def test_every_place_of_the_axis_belongs_to_the_nearest_stop() -> None:
@@ -86,8 +51,3 @@ def test_ticks_are_few_even_round_and_inside(low: float, span: float, most: int,
     slack = 1e-6 * max(1.0, abs(low) + span)
     assert all(low - slack <= tick <= low + span + slack for tick in ticks)
     assert not whole or all(tick == int(tick) for tick in ticks)
-
-
-def test_logarithmic_ticks_are_ones_twos_and_fives_or_powers_of_ten() -> None:
-    assert log_ticks(0.04, 12) == [0.1, 1, 10]
-    assert log_ticks(0.3, 3) == [0.5, 1, 2]

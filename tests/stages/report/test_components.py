@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradtrail.stages.report.components import Table, flops, size
+from gradtrail.stages.report.components import flops, size
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,3 @@ from gradtrail.stages.report.components import Table, flops, size
 )
 def test_numbers_have_units(number: int, bytes_said: str, flops_said: str) -> None:
     assert (size(number), flops(number)) == (bytes_said, flops_said)
-
-
-def test_long_tables_are_folded_and_numbers_are_right_aligned() -> None:
-    table = Table(caption="", header=("a", "b", "c"), rows=[("x", "−1.5%", "unbounded"), ("y", "", "7")])
-    assert table.is_numeric == (False, True, True)
-    assert not table.is_folded
-    assert Table(caption="", header=("a",), rows=[("x",)] * 17).is_folded
-    assert Table(caption="", header=("a", "b"), rows=[]).is_numeric == (False, False)

@@ -37,18 +37,18 @@ def test_each_example_is_there_once_with_its_groups_and_its_own_image(folder: Pa
     for example in gallery.examples:
         split = sources.splits[example.split]
         (image,) = split.images[split.example_id == example.example_id]
-        shown = np.asarray(Image.open(io.BytesIO(example.png)))
-        np.testing.assert_array_equal(shown, 255 - image)
+        pixels = np.asarray(Image.open(io.BytesIO(example.png)))
+        np.testing.assert_array_equal(pixels, 255 - image)
 
 
-def test_predictions_on_the_test_split_are_those_of_the_evaluation(folder: Path) -> None:
+def test_gallery_uses_predictions_of_evaluation(folder: Path) -> None:
     path = folder / "results/evaluate/predictions.parquet"
     pd.read_parquet(path).assign(predicted=[0, 9, 3, 1, 9]).to_parquet(path, index=False)
-    shown = {example.id: example for example in gallery_of(folder).examples}
-    assert shown["test-720"].predicted == 9
-    assert shown["train-42566"].predicted == 4
-    assert shown["test-720"].scores["confidence"] == pytest.approx(0.6)
-    assert "confidence" not in shown["train-42566"].scores
+    examples = {example.id: example for example in gallery_of(folder).examples}
+    assert examples["test-720"].predicted == 9
+    assert examples["train-42566"].predicted == 4
+    assert examples["test-720"].scores["confidence"] == pytest.approx(0.6)
+    assert "confidence" not in examples["train-42566"].scores
 
 
 def test_every_cell_of_the_matrix_counts_its_examples_and_leads_to_one_of_them(folder: Path) -> None:
@@ -70,14 +70,14 @@ def test_of_many_mistakes_each_pair_keeps_its_most_confident_ones(limit: int) ->
     random = np.random.default_rng(0)
     table = pd.DataFrame(random.integers(0, 3, (200, 2)), columns=["label", "predicted"])
     table["confidence"] = random.permutation(200) / 200
-    kept = table.loc[spread(table, limit)]
+    rows = table.loc[spread(table, limit)]
     wrong = table[table["label"] != table["predicted"]]
-    assert len(kept) == min(limit, len(wrong))
-    assert (kept["label"] != kept["predicted"]).all()
-    assert all(left >= right for left, right in itertools.pairwise(kept["confidence"]))
-    sizes = kept.groupby(["label", "predicted"]).size()
+    assert len(rows) == min(limit, len(wrong))
+    assert (rows["label"] != rows["predicted"]).all()
+    assert all(left >= right for left, right in itertools.pairwise(rows["confidence"]))
+    sizes = rows.groupby(["label", "predicted"]).size()
     if limit == 30:
         assert (sizes == 5).all()
-    for pair, part in kept.groupby(["label", "predicted"]):
+    for pair, part in rows.groupby(["label", "predicted"]):
         best = wrong[(wrong["label"] == pair[0]) & (wrong["predicted"] == pair[1])].nlargest(len(part), "confidence")
         assert set(best.index) == set(part.index)

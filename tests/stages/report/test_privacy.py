@@ -1,39 +1,38 @@
-"""What the report says of a private training; of one that is not private it says nothing."""
+"""The parts of the report on a private training; a public one has none."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from report_folder import METRICS, TABLES, write_metrics
 from ruamel.yaml import YAML
-from stage_results import a_promise
+from stage_results import a_guarantee
 
-from gradtrail.stages.artifacts.privacy import NOT_COVERED, Promise, write_promise
+from gradtrail.stages.artifacts.privacy import NOT_COVERED, PrivacyGuarantee, write_guarantee
 from gradtrail.stages.report import inputs
 from gradtrail.stages.report import page as report
-from gradtrail.stages.report.sections.overview import params_in_force
 from gradtrail.stages.report.sections.privacy import privacy_sections
-from gradtrail.support.errors import UserError
 
 EPSILONS = (1.25, 2.96)
 EPOCHS = [line.split(",") for line in TABLES["train/epochs"].splitlines()]
 
 
-def private(folder: Path, promise: Promise) -> Path:
+def private(folder: Path, guarantee: PrivacyGuarantee) -> Path:
     """Make the folder that of a private training; without what one to publish leaves out."""
-    blank = ["", "", ""] if promise.release else None
-    rows = [[row[0], *(blank or row[1:4]), *row[4:], str(each)] for row, each in zip(EPOCHS[1:], EPSILONS, strict=True)]
+    blank = ["", "", ""] if guarantee.release else None
+    rows = [
+        [row[0], *(blank or row[1:4]), *row[4:], str(epsilon)]
+        for row, epsilon in zip(EPOCHS[1:], EPSILONS, strict=True)
+    ]
     lines = [[*EPOCHS[0], "epsilon"], *rows]
     (folder / "results/train/epochs.csv").write_text("\n".join(map(",".join, lines)))
-    write_promise(folder / "results/train", promise)
-    if promise.release:
+    write_guarantee(folder / "results/train", guarantee)
+    if guarantee.release:
         hide(folder)
     params: dict[str, Any] = YAML(typ="safe", pure=True).load(folder / "params.yaml")
-    params["train"]["privacy"] |= {"enabled": True, "secret_sha256": "0" * 64 if promise.has_secret else None}
-    params["train"]["privacy"] |= {"release": promise.release}
+    params["train"]["privacy"] |= {"enabled": True, "secret_sha256": "0" * 64 if guarantee.has_secret else None}
+    params["train"]["privacy"] |= {"release": guarantee.release}
     (folder / "params.yaml").write_text(json.dumps(params))
     return folder
 
@@ -41,8 +40,8 @@ def private(folder: Path, promise: Promise) -> Path:
 def hide(folder: Path) -> None:
     """Remove what `train` and `gradients` leave out where a training is to be published."""
     write_metrics(folder, "train", {key: value for key, value in METRICS["train"].items() if key != "accuracy"})
-    kept = ("num_examples", "validation_grad_norm_median", "test_grad_norm_median")
-    write_metrics(folder, "gradients", {key: METRICS["gradients"][key] for key in kept})
+    public = ("num_examples", "validation_grad_norm_median", "test_grad_norm_median")
+    write_metrics(folder, "gradients", {key: METRICS["gradients"][key] for key in public})
     for name in ("noise_scale", "classes", "influence"):
         path = folder / f"results/gradients/{name}.csv"
         path.write_text(path.read_text().splitlines()[0])
@@ -54,23 +53,23 @@ def hide(folder: Path) -> None:
 
 def render(folder: Path) -> str:
     sources = inputs.read_sources(folder)
-    return report.render(report.ReportConfig(title="A title"), sources, report.content_of(sources))
+    return report.render(report.ReportConfig(title="A title"), sources, report.make_content(sources))
 
 
-def test_of_a_training_that_is_not_private_nothing_is_said(folder: Path) -> None:
+def test_report_of_public_training_does_not_mention_privacy(folder: Path) -> None:
     assert privacy_sections(inputs.read_sources(folder)) == []
     page = render(folder)
     assert 'href="#privacy"' not in page
     assert "epsilon" not in re.sub(r"<code>[^<]*</code>", "", page), "outside of the params"
 
 
-def test_a_private_training_is_told_with_its_curve_and_what_is_not_covered(folder: Path) -> None:
-    page = render(private(folder, a_promise(epsilon=2.96, has_secret=False)))
+def test_report_of_private_training_has_epsilon_curve_and_warnings(folder: Path) -> None:
+    page = render(private(folder, a_guarantee(epsilon=2.96, has_secret=False)))
     assert "Private training: epsilon 2.96 at delta 1e-05." in page
     assert '<li><a href="#privacy">Privacy</a></li>' in page
     assert 'aria-label="Epsilon by PLD by epoch: 1.25 to 2.96, at delta 1e-05."' in page
-    for said in ("add", "does not cover", "drawn from the seed", "threefry", "digests of the data"):
-        assert said in page, said
+    for message in ("add", "does not cover", "drawn from the seed", "threefry", "digests of the data"):
+        assert message in page, message
     assert page.count(NOT_COVERED) == 4, "above the examples, the training, the data and the gradients"
     facts = dict(privacy_sections(inputs.read_sources(folder))[0].tables[0].rows)
     assert facts["noise multiplier"] == "1.5"
@@ -78,63 +77,14 @@ def test_a_private_training_is_told_with_its_curve_and_what_is_not_covered(folde
     assert facts["steps"] == "30"
 
 
-def test_where_images_are_of_other_splits_alone_the_gallery_is_not_marked(folder: Path) -> None:
-    private(folder, a_promise())
-    suspects = folder / "results/gradients/suspects.csv"
-    suspects.write_text("\n".join(line for line in suspects.read_text().splitlines() if not line.startswith("train")))
-    assert render(folder).count(NOT_COVERED) == 3
-
-
-def test_a_training_to_publish_shows_nothing_of_its_examples(folder: Path) -> None:
+def test_training_to_publish_shows_nothing_of_its_examples(folder: Path) -> None:
     images, samples = 'alt="train example', 'alt="The first of'  # of the gallery, of the data
     assert images in render(folder)
     assert samples in render(folder)
-    page = render(private(folder, a_promise(release=True)))
+    page = render(private(folder, a_guarantee(release=True)))
     assert "nothing on this page was computed from training examples without noise." in page
     assert NOT_COVERED not in page
     left_out = ("training accuracy over the last epoch", "standard deviation of", "nan", ">training<", "noise scale in")
-    for said in (images, samples, *left_out):
-        assert said not in page, said
+    for message in (images, samples, *left_out):
+        assert message not in page, message
     assert "The validation accuracy at the end of the last epoch is 98.54%." in page
-
-
-def test_members_compose_and_augmentations_are_told(folder: Path) -> None:
-    promise = a_promise(members=3, epsilon=5.5, epsilon_each=2.9, steps=90, augmentation_multiplicity=4)
-    private(folder, promise)
-    section = privacy_sections(inputs.read_sources(folder))[0]
-    assert any(
-        "The 3 networks compose: each has an epsilon of at most 2.9 by itself, and whoever sees all of them, or their "
-        "ensemble, an epsilon of 5.5." in words
-        for words in section.text
-    )
-    facts = dict(section.tables[0].rows)
-    assert facts["steps of all networks"] == "90"
-    assert facts["augmentations of an example"] == "4"
-    assert section.charts[0].series[0].name == "epsilon of one network"
-
-
-def test_flops_of_a_data_dependent_loop_are_an_upper_bound(folder: Path) -> None:
-    path = folder / "results/costs/profile.json"
-    costs = json.loads(path.read_text())
-    assert "estimates 134 MFLOP for a training step" in render(folder)
-    costs["train_step"]["data_dependent_loops"] = 1
-    path.write_text(json.dumps(costs))
-    assert "estimates at most 134 MFLOP for a training step" in render(folder)
-
-
-def test_params_of_a_private_training_are_in_force(folder: Path) -> None:
-    assert not [name for name in params_in_force(inputs.read_sources(folder)) if name.startswith("privacy")]
-    private(folder, a_promise())
-    shown = {name for name in params_in_force(inputs.read_sources(folder)) if name.startswith("privacy")}
-    assert shown == {f"privacy: {name}" for name in ("enabled", "epsilon", "delta", "example clip norm")}
-
-
-def test_a_damaged_promise_or_curve_is_one_line(folder: Path) -> None:
-    private(folder, a_promise())
-    (folder / "results/train/epochs.csv").write_text(TABLES["train/epochs"])
-    with pytest.raises(UserError, match=r"epochs\.csv: column epsilon is missing or incomplete"):
-        render(folder)
-    content = dataclasses.asdict(a_promise()) | {"delta": 2}
-    (folder / "results/train/privacy.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"privacy\.json: privacy.*delta"):
-        render(folder)

@@ -1,4 +1,4 @@
-"""Checkpoints of an unfinished training: what they bring back, when they are written, and what a full disk costs."""
+"""Checkpoints of an unfinished training: content, timing, full disks and damage."""
 
 import gc
 import logging
@@ -10,30 +10,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from checkpoints import STATE, bits, load, make_chunk, make_history, names, save
 
-from gradtrail.stages.train import checkpointing, orbax_setup
 from gradtrail.stages.train.checkpointing import ResumeFolder
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
-def test_all_that_a_training_carries_comes_back_to_the_bit(step: int, tmp_path: Path) -> None:
+def test_checkpoint_round_trips_to_the_bit(step: int, tmp_path: Path) -> None:
     save(ResumeFolder(tmp_path, 0.0, lambda: 0.0), step)
-    found, chunk, history = load(tmp_path), make_chunk(step), make_history(step)
-    assert found is not None
-    assert (found.step, found.seconds) == (step, 2.5)
-    assert bits(found.state) == bits(chunk.state)
-    assert jax.tree.map(lambda leaf: (leaf.dtype, leaf.sharding), found.state) == jax.tree.map(
+    progress, chunk, history = load(tmp_path), make_chunk(step), make_history(step)
+    assert progress is not None
+    assert (progress.step, progress.seconds) == (step, 2.5)
+    assert bits(progress.state) == bits(chunk.state)
+    assert jax.tree.map(lambda leaf: (leaf.dtype, leaf.sharding), progress.state) == jax.tree.map(
         lambda leaf: (leaf.dtype, leaf.sharding), chunk.state
     )
-    assert (found.records is None) == chunk.ends_epoch
-    assert found.records is None or bits(found.records) == bits(chunk.records)
-    assert bits(found.history.as_arrays()) == bits(history.as_arrays())
+    assert (progress.records is None) == chunk.ends_epoch
+    assert progress.records is None or bits(progress.records) == bits(chunk.records)
+    assert bits(progress.history.as_arrays()) == bits(history.as_arrays())
 
 
-def test_they_are_written_in_the_background_when_due_and_the_last_two_are_kept(tmp_path: Path) -> None:
+def test_checkpoints_are_written_when_due_and_last_two_are_kept(tmp_path: Path) -> None:
     now = 0.0
     folder = ResumeFolder(tmp_path / STATE, 10.0, lambda: now)
     for step in range(1, 10):
@@ -48,33 +46,7 @@ def test_they_are_written_in_the_background_when_due_and_the_last_two_are_kept(t
     assert not (tmp_path / STATE).exists()
 
 
-def test_none_is_written_before_its_time_and_orbax_is_not_imported_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orbax_setup, "import_orbax", lambda: pytest.fail("imported"))
-    folder = ResumeFolder(tmp_path / STATE, 1.0, lambda: 0.0)
-    folder.tick(make_chunk(1), make_history(1), seconds=0.0)
-    folder.remove()
-    assert load(tmp_path / STATE) is None
-    assert not (tmp_path / STATE).exists()
-
-
-def test_a_bug_while_one_is_written_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> None:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr(checkpointing, "state_on_host", broken)
-    with pytest.raises(ValueError, match="a bug"):
-        save(ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0), 1)
-
-
-def test_what_orbax_refuses_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointing, "state_on_host", lambda _: {"empty": np.zeros(0)})
-    with pytest.raises(ValueError, match="zero size"):
-        save(ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0), 1)
-
-
-def test_a_full_disk_costs_one_line(
+def test_full_disk_costs_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
@@ -85,7 +57,7 @@ def test_a_full_disk_costs_one_line(
     assert names(tmp_path / STATE) == []
 
 
-def test_a_write_that_fails_costs_one_line_and_later_ones_succeed(
+def test_write_that_fails_costs_one_line_and_later_ones_succeed(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -105,18 +77,9 @@ def test_a_write_that_fails_costs_one_line_and_later_ones_succeed(
     gc.collect()  # a future that failed and was never asked tells of itself when it goes
     assert capsys.readouterr().err == ""
     assert (reported, [record for record in caplog.records if record.levelno >= logging.WARNING]) == ([], [])
-    found = load(tmp_path / STATE)
-    assert found is not None
-    assert found.step == 5
-
-
-def test_what_else_a_thread_cannot_raise_is_still_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    reported: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda error: reported.append(str(error.exc_value)))
-    checkpointing.import_orbax()
-    for message in ("Event loop is closed", "a bug"):
-        sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(message)))  # type: ignore[arg-type]
-    assert reported == ["a bug"]
+    progress = load(tmp_path / STATE)
+    assert progress is not None
+    assert progress.step == 5
 
 
 @pytest.fixture
@@ -130,34 +93,71 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> object:
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    save(ResumeFolder(tmp_path / "file" / STATE, 0.0, lambda: 0.0), 1)
-    assert "train: warning: a checkpoint could not be written: " in capsys.readouterr().err
+# Checkpoints that are damaged, half written or another training's.
 
 
-def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0)
-    save(folder, 1)
-    shutil.rmtree(tmp_path / STATE)
-    save(folder, 2)
-    assert names(tmp_path / STATE) == ["step_000000002", "step_000000002.digest"]
-    assert capsys.readouterr().err == ""
+@pytest.fixture
+def written(tmp_path: Path, good: Path) -> Path:
+    """A folder with the checkpoints after the steps 4 and 5."""
+    return shutil.copytree(good, tmp_path / STATE)
 
 
-def test_one_that_is_gone_before_its_seal_costs_a_line_and_the_next_is_written_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good") / STATE
+    save(ResumeFolder(folder, 0.0, lambda: 0.0), 4, 5)
+    return folder
+
+
+def largest_file(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+def test_damaged_checkpoint_is_skipped_for_the_previous_one(
+    damage: Callable[[Path], None],
+    written: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = ResumeFolder(tmp_path / STATE, 0.0, lambda: 0.0)
-    folder.tick(make_chunk(1), make_history(1), seconds=0.0)
-    folder._checkpointer.wait()
-    shutil.rmtree(tmp_path / STATE)
-    folder.tick(make_chunk(2), make_history(2), seconds=0.0)
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    save(folder, 3)
-    assert names(tmp_path / STATE) == [f"step_00000000{n}{end}" for n in (2, 3) for end in ("", ".digest")]
-    assert capsys.readouterr().err == ""
-    shutil.rmtree(tmp_path / STATE)
-    (tmp_path / STATE).write_text("")
-    save(folder, 4)
-    assert len(capsys.readouterr().err.splitlines()) == 1, "it warns again after one that was written"
+    from orbax.checkpoint import v1 as ocp
+
+    opened: list[str] = []
+    real = ocp.load_checkpointables
+    monkeypatch.setattr(ocp, "load_checkpointables", lambda path, *rest: opened.append(path.name) or real(path, *rest))
+    damage(largest_file(written / "step_000000005"))
+    progress = load(written)
+    assert progress is not None
+    assert progress.step == 4
+    assert opened == ["step_000000004"]
+    assert capfd.readouterr().err.splitlines() == [
+        "train: skipping the checkpoint step_000000005: its files, step or training do not match its seal",
+    ]
+    assert names(written) == ["step_000000004", "step_000000004.digest"], "it would be in the way of the next"
+
+
+def test_checkpoint_without_seal_is_skipped(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (written / "step_000000005.digest").unlink()
+    progress = load(written)
+    assert progress is not None
+    assert progress.step == 4
+    assert "it has no seal" in capsys.readouterr().err
+
+
+def test_checkpoint_of_another_training_is_not_used(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(written, tmp_path / "cd34-cpu1")
+    assert load(other) is None
+    assert capsys.readouterr().err.count("train: skipping the checkpoint step_") == 2
+    assert names(other) == []

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from gradtrail.core.train.history import History
 from gradtrail.core.train.keys import keys_of
 from gradtrail.core.train.loop import Chunk
 from gradtrail.core.train.privacy import NOT_PRIVATE
-from gradtrail.stages.common.processes import Processes
 from gradtrail.stages.train import loop
 from gradtrail.stages.train.checkpointing import ResumeFolder, state_on_host
 from gradtrail.stages.train.loop import TrainResult
@@ -62,13 +61,6 @@ class Listener:
         pytest.fail("diverged")
 
 
-def test_a_log_has_one_line_an_epoch(capfd: pytest.CaptureFixture[str]) -> None:
-    run(CONFIGS["much at once"], None, Listener(None))
-    lines = capfd.readouterr().err.splitlines()
-    assert [line.partition(" · ")[0] for line in lines] == [f"train: epoch {epoch}" for epoch in (1, 2, 3)]
-    assert all(f"({epoch}/3, " in line for epoch, line in enumerate(lines, 1))
-
-
 def run(
     config: TrainConfig,
     folder: Path | None,
@@ -96,7 +88,7 @@ def bits(result: TrainResult) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("name", "steps"), [("much at once", 9), ("early stopping", 6)])
-def test_a_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
+def test_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
     name: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So it does after any: what follows a resumed step depends on nothing but its checkpoint."""
@@ -114,27 +106,7 @@ def test_a_training_that_is_stopped_after_every_step_ends_with_the_same_bits(
     assert bits(result) == bits(straight)
 
 
-class Interrupted(Processes):
-    """One process that gets a signal just after the first decision was made, before it is heard."""
-
-    def agreed(self, decide: Callable[[], Any]) -> Any:
-        decided = decide()
-        if next(self._number) == 0:  # a second one would end the process
-            os.kill(os.getpid(), signal.SIGINT)
-        return decided
-
-
-def test_a_signal_that_comes_while_processes_agree_is_obeyed_after_the_next_chunk() -> None:
-    config = CONFIGS["much at once"]
-    engine, _ = make_engine(config, SPLIT)
-    member = loop.Member(
-        seeds=config.seeds_of(0), checkpoints=ResumeFolder(None, 1e9, lambda: 0.0), processes=Interrupted()
-    )
-    with pytest.raises(Stopped, match="stopped after step 2 of 9; "):
-        loop.run(engine, validate, SPLIT, config, member=member, listener=Listener(None), steps_per_call=1)
-
-
-def test_a_killed_private_training_spends_no_more_and_its_checkpoints_do_not_hold_its_keys(tmp_path: Path) -> None:
+def test_killed_private_training_spends_no_more_and_its_checkpoints_do_not_hold_its_keys(tmp_path: Path) -> None:
     straight = run(PRIVATE, None, Listener(None), secret=SECRET)
     engine, seeds = make_engine(PRIVATE, SPLIT)[0], PRIVATE.seeds_of(PRIVATE.seed)
     keys = keys_of(seeds, secret=SECRET)
@@ -161,7 +133,7 @@ def test_another_secret_gives_other_noise_and_the_state_does_not_show_which() ->
     assert len({result.history.epochs[-1].loss for result in results}) == 3
 
 
-def test_progress_tells_epsilon_and_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_epsilon_but_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
     run(PRIVATE, None, Listener(None), secret=SECRET, epsilons=(0.5, 0.75, 1.0))
     said = capfd.readouterr().err
     assert all(f"epsilon {spent} (" in said for spent in ("0.5", "0.75", "1"))

@@ -1,4 +1,4 @@
-"""Epsilon beside the accountants of another library.
+"""Epsilon compared with the accountant of another library.
 
 The values are those of Opacus 1.6.0 (`PRVAccountant` with eps_error=0.001, `RDPAccountant`), printed by
 `python -m benchmarks.opacus_accountant` in an environment of its own.

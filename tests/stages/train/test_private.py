@@ -1,16 +1,15 @@
-"""A private training in its stage: the secret, and what it tells. What a killed one resumes from: `test_loop.py`."""
+"""A private training in its stage: the secret, and the reported epsilon. Resuming one: `test_loop.py`."""
 
 import dataclasses
 import hashlib
-from pathlib import Path
 
 import pytest
 from factories import private_config, random_split
 
 from gradtrail.core.train.history import EpochRecord
 from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
-from gradtrail.stages.train import figures, members, tables
-from gradtrail.stages.train.secret import VARIABLE, of_training, read_secret
+from gradtrail.stages.train import figures, tables
+from gradtrail.stages.train.secret import VARIABLE, read_secret, training_secret
 from gradtrail.support.errors import UserError
 
 SECRET = "correct horse battery staple, and more"  # noqa: S105
@@ -22,7 +21,7 @@ def privacy(secret: str | None = None) -> PrivacyConfig:
     return dataclasses.replace(NOT_PRIVATE, enabled=True, secret_sha256=digest)
 
 
-def test_a_secret_is_asked_for_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_asked_for_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert read_secret(privacy()) is None
     assert read_secret(dataclasses.replace(privacy(SECRET), enabled=False)) is None
@@ -49,19 +48,7 @@ def test_epsilon_is_a_column_and_a_panel_of_private_trainings_alone() -> None:
     assert [axis.get_ylabel() for axis in figures.draw_learning_curves(private, "title").axes][2:] == ["epsilon"]
 
 
-def test_members_have_one_epsilon_by_epoch_without_an_interval() -> None:
-    written = {
-        seed: members.WrittenMember(
-            folder=Path(), epochs=tables.epoch_table(epochs(count), EPSILONS), metrics={}, seconds=1.0
-        )
-        for seed, count in ((0, 2), (1, 3))
-    }
-    found = members.mean_epochs(written)
-    assert found["epsilon"].tolist() == list(EPSILONS)
-    assert not {"epsilon_low", "epsilon_high"} & {*found}
-
-
-def test_a_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "short")
     with pytest.raises(UserError, match=r"must have at least 32 characters, got 5"):
         read_secret(privacy("short"))
@@ -69,12 +56,12 @@ def test_a_secret_that_could_be_found_by_its_digest_is_refused(monkeypatch: pyte
 
 def test_trainings_with_one_secret_have_secrets_of_their_own_and_members_the_same() -> None:
     config, split = private_config(), random_split(6)
-    mine = of_training(SECRET, config, split)
-    assert of_training(None, config, split) is None
-    assert of_training(SECRET, dataclasses.replace(config, seed=3, members=4), split) == mine
-    others = [
-        of_training(SECRET, dataclasses.replace(config, clip_norm=0.5), split),
-        of_training(SECRET, config, random_split(7)),
-        of_training("another", config, split),
+    secret = training_secret(SECRET, config, split)
+    assert training_secret(None, config, split) is None
+    assert training_secret(SECRET, dataclasses.replace(config, seed=3, members=4), split) == secret
+    other_secrets = [
+        training_secret(SECRET, dataclasses.replace(config, clip_norm=0.5), split),
+        training_secret(SECRET, config, random_split(7)),
+        training_secret("another", config, split),
     ]
-    assert len({mine, *others}) == 4
+    assert len({secret, *other_secrets}) == 4

@@ -15,7 +15,7 @@ from gradtrail.core.train.history import History, on_host
 from gradtrail.core.train.loop import train
 from gradtrail.core.train.privacy import NOT_PRIVATE
 from gradtrail.stages.train import figures, tables
-from gradtrail.stages.train.release import to_publish
+from gradtrail.stages.train.release import redacted_history
 from gradtrail.tracking.mlflow import artifacts as curve_tables
 
 IDS = np.arange(100, 110, dtype=np.int32)
@@ -36,15 +36,17 @@ def history() -> History:
 
 def with_other_examples(history: History) -> History:
     """The same training as far as the noise covers it, on other examples."""
-    found = copy.deepcopy(history)
-    found.epochs = [dataclasses.replace(each, loss=9.0, cross_entropy=8.0, accuracy=0.25) for each in found.epochs]
+    changed = copy.deepcopy(history)
+    changed.epochs = [
+        dataclasses.replace(record, loss=9.0, cross_entropy=8.0, accuracy=0.25) for record in changed.epochs
+    ]
     for name in ("loss", "cross_entropy", "accuracy"):
-        found.steps = [dataclasses.replace(part, **{name: getattr(part, name) + 1}) for part in found.steps]
-    found.steps = [dataclasses.replace(part, num_examples=part.num_examples + 1) for part in found.steps]
-    assert found.dynamics is not None
-    found.dynamics.forgetting_events += 1
-    found.dynamics._sum += 0.25
-    return found
+        changed.steps = [dataclasses.replace(part, **{name: getattr(part, name) + 1}) for part in changed.steps]
+    changed.steps = [dataclasses.replace(part, num_examples=part.num_examples + 1) for part in changed.steps]
+    assert changed.dynamics is not None
+    changed.dynamics.forgetting_events += 1
+    changed.dynamics._sum += 0.25
+    return changed
 
 
 def write(history: History, folder: Path, *, drawn: bool = False) -> dict[str, str]:
@@ -54,23 +56,25 @@ def write(history: History, folder: Path, *, drawn: bool = False) -> dict[str, s
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def test_what_is_published_is_the_same_for_other_examples(history: History, tmp_path: Path) -> None:
+def test_published_files_do_not_depend_on_examples(history: History, tmp_path: Path) -> None:
     both = history, with_other_examples(history)
-    ours, theirs = (write(to_publish(each, PUBLISHED), tmp_path / str(n), drawn=True) for n, each in enumerate(both))
+    ours, theirs = (
+        write(redacted_history(one, PUBLISHED), tmp_path / str(n), drawn=True) for n, one in enumerate(both)
+    )
     assert ours == theirs
     assert set(ours) == set(WRITTEN)
-    ours, theirs = (write(to_publish(each, PRIVATE), tmp_path / f"{n} of before") for n, each in enumerate(both))
+    ours, theirs = (write(redacted_history(one, PRIVATE), tmp_path / f"{n} of before") for n, one in enumerate(both))
     assert {name for name in ours if ours[name] != theirs[name]} == {"epochs.csv", "steps.parquet", "dynamics.parquet"}
-    assert to_publish(history, NOT_PRIVATE) is history
-    metrics = tables.measure(to_publish(both[0], PUBLISHED), train_config(), 6)
-    assert metrics == tables.measure(to_publish(both[1], PUBLISHED), train_config(), 6)
+    assert redacted_history(history, NOT_PRIVATE) is history
+    metrics = tables.measure(redacted_history(both[0], PUBLISHED), train_config(), 6)
+    assert metrics == tables.measure(redacted_history(both[1], PUBLISHED), train_config(), 6)
     assert {"loss", "cross_entropy", "accuracy"} == {*tables.measure(history, train_config(), 6)} - {*metrics}
     assert metrics["validation_accuracy"] == 1 / 3
 
 
 def test_tables_to_publish_have_their_schema(history: History, tmp_path: Path) -> None:
     for privacy, name in ((NOT_PRIVATE, "all"), (PUBLISHED, "published")):
-        write(to_publish(history, privacy), tmp_path / name)
+        write(redacted_history(history, privacy), tmp_path / name)
     for name in ("dynamics.parquet", "steps.parquet"):
         schemas = [pq.read_schema(tmp_path / folder / name) for folder in ("all", "published")]
         assert schemas[0].equals(schemas[1]), name
@@ -83,7 +87,7 @@ def test_tables_to_publish_have_their_schema(history: History, tmp_path: Path) -
 
 
 def test_curves_to_publish_have_no_losses_of_examples(history: History, tmp_path: Path) -> None:
-    write(to_publish(history, PUBLISHED), tmp_path)
-    found = curve_tables.curves(*curve_tables.read_tables(tmp_path), 6)
-    told = {name for name, points in found.items() if points}
-    assert told == {"train/validation_loss", "train/validation_accuracy", "steps/grad_norm", "steps/learning_rate"}
+    write(redacted_history(history, PUBLISHED), tmp_path)
+    curves = curve_tables.curves(*curve_tables.read_tables(tmp_path), 6)
+    names = {name for name, points in curves.items() if points}
+    assert names == {"train/validation_loss", "train/validation_accuracy", "steps/grad_norm", "steps/learning_rate"}

@@ -136,22 +136,22 @@ def collect_results() -> list[Result]:
 
 def wanted_params(recipe: Recipe, params: Mapping[str, Any], pipeline: Mapping[str, StageSpec]) -> dict[str, str]:
     """Return the params that the run of a training with this recipe has: all that it and the stages before it read."""
-    from gradtrail.stages.common.in_force import in_force
+    from gradtrail.stages.common.active_params import active_params
     from gradtrail.tracking.mlflow.tags import shown
 
     values, read = changed(params, recipe.set), dict[str, Any]()
     for name in (*stages_before(TRAIN, pipeline), TRAIN):
         read |= flatten(values_of(values, pipeline[name].params.get(str(PARAMS), ()), str(PARAMS)))
-    return in_force({key: shown(value) for key, value in read.items()} | {MEMBERS: "1"})
+    return active_params({key: shown(value) for key, value in read.items()} | {MEMBERS: "1"})
 
 
 def _by_seed(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, str], Mapping[str, float]]]:
     """Yield params and metrics of a training, or of each of its members as if it had been trained alone."""
-    from gradtrail.stages.common.in_force import in_force
+    from gradtrail.stages.common.active_params import active_params
     from gradtrail.tracking.mlflow.links import PARENT
 
     if MEMBERS not in train.data.params or train.data.params[MEMBERS] == "1":
-        yield in_force({**train.data.params, MEMBERS: "1"}), train.data.metrics
+        yield active_params({**train.data.params, MEMBERS: "1"}), train.data.metrics
     if seeds := seeds_trained(train):
         children = (
             f"attributes.status = 'FINISHED' and tags.stage = 'evaluate' and tags.`{PARENT}` = '{train.info.run_id}'"
@@ -163,7 +163,7 @@ def _by_seed(client: "MlflowClient", train: "Run") -> Iterator[tuple[dict[str, s
                 own["train/num_parameters"] = train.data.metrics["train/num_parameters"]
                 if "train/seconds" in train.data.metrics:
                     own["train/seconds"] = train.data.metrics["train/seconds"] / len(seeds)
-                yield in_force(params | {SEED: str(seed), MEMBERS: "1"}), own
+                yield active_params(params | {SEED: str(seed), MEMBERS: "1"}), own
 
 
 def summarize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gradtrail.stages.artifacts.members import seeds_in_words
+from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.overrides import MEMBERS, PARAMS, SEED, VARY, changed, require_known
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
@@ -63,7 +63,7 @@ class Training:
     seeds: range
 
     def __str__(self) -> str:
-        return f"{self.label}, {seeds_in_words(self.seeds)}"
+        return f"{self.label}, {format_seeds(self.seeds)}"
 
     @property
     def runs(self) -> list[PlannedRun]:

@@ -30,7 +30,7 @@ class Comparison:
         if self.examples.is_worse:
             said.append(f"worse than the champion on the test split: {self.examples_in_words}")
         if self.seeds is not None and self.seeds.high < 0:
-            said.append(f"worse than the champion over its seeds: {self.seeds_in_words}")
+            said.append(f"worse than the champion over its seeds: {self.format_seeds}")
         return said
 
     @property
@@ -42,7 +42,7 @@ class Comparison:
         return f"{points}, exact McNemar p = {found.p_value:.3g} ({counts})"
 
     @property
-    def seeds_in_words(self) -> str:
+    def format_seeds(self) -> str:
         """Mean difference of the members' accuracies with its interval, and the test."""
         if (found := self.seeds) is None:
             return "not compared: one of them has a single network"

@@ -123,7 +123,7 @@ def _make_champion(
     reasons, comparison = _reasons(client, candidate, now)
     if comparison:
         _tell(f"test split: {comparison.examples_in_words}")
-        _tell(f"seeds: {comparison.seeds_in_words}")
+        _tell(f"seeds: {comparison.format_seeds}")
     if reasons and not is_forced:
         raise Refused("\n".join(reasons))
     replaced = str(now.version) if now else None

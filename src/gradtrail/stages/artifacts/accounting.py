@@ -1,16 +1,16 @@
-"""What a private training spends: its noise, and epsilon after each epoch, by `dp-accounting`.
+"""Privacy accounting: the noise of a private training and its epsilon after each epoch, by `dp-accounting`.
 
 Neighbours are data sets of which one has an example more (add or remove one); labels and pixels of an example count as
 one. Every step is a Gaussian mechanism on a Poisson-sampled batch, and the steps compose. Privacy loss distributions
 (PLD: Koskela et al., arXiv 1906.03049; Doroshenko et al., arXiv 2207.04380) give epsilon as an upper bound that is
 about 1 in 10,000 too high, 1 in 1,000 before the last epoch; Rényi differential privacy (RDP: Mironov et al., arXiv
-1908.10530) a looser one beside it. Rounding of the gradients and of the noise to float32 is not accounted for, nor is
+1908.10530) a looser one next to it. Rounding of the gradients and of the noise to float32 is not accounted for, nor is
 what the choice of params on the same examples spends. The examples of the validation split, which choose the best epoch
 and an early end, are not protected.
 
 A batch that is larger than there is room for ends the training with an error. Its chance is at most `OVERFLOW_SHARE` of
-delta, and is subtracted from delta here: unless the other examples alone fill a batch, which one example has no part
-in, both neighbours' trainings are as if there were no limit.
+delta, and is subtracted from delta here: unless the other examples alone fill a batch, which does not depend on the
+one example, both neighbours' trainings run as if there were no limit.
 
 `dp_accounting` takes seconds to import, so it is imported when a training is private, and only then.
 """
@@ -36,22 +36,16 @@ _DIGITS = 4  # of the noise multiplier
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Steps of a private training, each a Gaussian mechanism on a Poisson-sampled batch.
+    """Steps of a private training, each a Gaussian mechanism on a Poisson-sampled batch."""
 
-    Attributes:
-        rate: chance of an example to be in a batch.
-        noise_multiplier: standard deviation of the noise over the norm that examples are clipped to.
-        number: of the steps.
-    """
-
-    rate: float
-    noise_multiplier: float
+    rate: float  # chance of an example to be in a batch
+    noise_multiplier: float  # standard deviation of the noise over the norm that examples are clipped to
     number: int
 
     def epsilon(self, delta: float, *, cells: int = _FINE) -> float:
         """Return an upper bound of epsilon at `delta`, by PLD; `cells` to a standard deviation of a step's loss."""
-        found = _loss_of_step(self.rate, self.noise_multiplier, cells).self_compose(self.number)
-        return float(found.get_epsilon_for_delta(delta))
+        composed = _loss_of_step(self.rate, self.noise_multiplier, cells).self_compose(self.number)
+        return float(composed.get_epsilon_for_delta(delta))
 
     def epsilon_by_rdp(self, delta: float) -> float:
         """Return a looser upper bound of epsilon at `delta`, by RDP."""
@@ -64,29 +58,20 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What a private training spends.
+    """The privacy budget that a training spends."""
 
-    Attributes:
-        noise_multiplier: of every step, as given or as found.
-        delta: of the guarantee.
-        rate: chance of an example to be in a batch.
-        steps_per_epoch: of each member.
-        epsilons: of one member, after each epoch; upper bounds.
-        may_end_early: whether what a training finds decides when it ends.
-    """
-
-    noise_multiplier: float
+    noise_multiplier: float  # noise multiplier of every step, configured or calibrated
     delta: float
-    rate: float
-    steps_per_epoch: int
-    epsilons: tuple[float, ...]
-    may_end_early: bool = False
+    rate: float  # chance of an example to be in a batch
+    steps_per_epoch: int  # number of steps of one member in an epoch
+    epsilons: tuple[float, ...]  # epsilon of one member after each epoch; upper bounds
+    may_end_early: bool = False  # True if results of the training decide when it ends
 
     def counted(self, epochs: list[int]) -> list[int]:
-        """Return the number of epochs of each member that count as spent: those it was trained for, or all of them.
+        """Return the number of epochs of each member that count as spent: the completed ones, or all of them.
 
-        All where it may end early: an end that depends on the data reveals something of them, and bounds by composition
-        are for a number of steps that is fixed before (Rogers et al., arXiv 1605.08294).
+        All, if it may end early: an end that depends on the data reveals something about them, and composition bounds
+        require a number of steps that is fixed beforehand (Rogers et al., arXiv 1605.08294).
         """
         return [len(self.epsilons)] * len(epochs) if self.may_end_early else epochs
 
@@ -94,31 +79,31 @@ class Spending:
         """Return the metrics of a training whose members count as trained for so many epochs, see `counted`.
 
         Returns:
-            `epsilon`, by PLD, and `epsilon_rdp` of all members together, at `delta`; `noise_multiplier`; of several
-            members also `epsilon_each`, the largest that one of them has by itself.
+            `epsilon`, by PLD, and `epsilon_rdp` of all members together, at `delta`; `noise_multiplier`; for several
+            members also `epsilon_each`, the largest epsilon of one member.
         """
-        each = self.epsilons[max(epochs) - 1]
-        found = {"delta": self.delta, "noise_multiplier": self.noise_multiplier}
-        together = self._together(epochs)
-        by_rdp = together.epsilon_by_rdp(_left(self.delta, len(epochs)))
+        epsilon_each = self.epsilons[max(epochs) - 1]
+        metrics = {"delta": self.delta, "noise_multiplier": self.noise_multiplier}
+        together = self._composed_steps(epochs)
+        by_rdp = together.epsilon_by_rdp(_delta_without_overflow(self.delta, len(epochs)))
         if len(epochs) == 1:
-            return {"epsilon": each, "epsilon_rdp": by_rdp, **found}
-        joint = together.epsilon(_left(self.delta, len(epochs)))
-        return {"epsilon": joint, "epsilon_each": each, "epsilon_rdp": by_rdp, **found}
+            return {"epsilon": epsilon_each, "epsilon_rdp": by_rdp, **metrics}
+        joint = together.epsilon(_delta_without_overflow(self.delta, len(epochs)))
+        return {"epsilon": joint, "epsilon_each": epsilon_each, "epsilon_rdp": by_rdp, **metrics}
 
-    def _together(self, epochs: list[int]) -> Steps:
-        """Return the steps of all members: each has batches and noise of its own, so they compose as one training."""
+    def _composed_steps(self, epochs: list[int]) -> Steps:
+        """Return the steps of all members, which compose as one training: batches and noise are independent."""
         number = sum(epochs) * self.steps_per_epoch
         return Steps(rate=self.rate, noise_multiplier=self.noise_multiplier, number=number)
 
 
 def account(config: TrainConfig, num_examples: int) -> Spending:
-    """Return what a private training is going to spend.
+    """Return the privacy budget that a training will spend.
 
     Args:
-        config: of the training; the noise is that of `privacy.noise_multiplier`, or the smallest, in 4 significant
-            digits, with which each member keeps `privacy.epsilon` in all its epochs.
-        num_examples: of the training split.
+        config: the training; its noise is `privacy.noise_multiplier`, or the smallest, in 4 significant digits, with
+            which each member keeps `privacy.epsilon` in all its epochs.
+        num_examples: size of the training split.
 
     Raises:
         ConfigError: delta or batch size do not fit the number of examples, no noise is enough, or all members together
@@ -136,17 +121,17 @@ def account(config: TrainConfig, num_examples: int) -> Spending:
             f"1 / {num_examples:,}, got {privacy.delta:g}: a larger one would allow to publish one of the examples"
         )
     rate, steps_per_epoch = config.batch_size / num_examples, math.ceil(num_examples / config.batch_size)
-    noise = privacy.noise_multiplier
+    noise, delta = privacy.noise_multiplier, _delta_without_overflow(privacy.delta, 1)
     if noise is None:
         assert privacy.epsilon is not None  # noqa: S101 (as PrivacyConfig sees to)
-        noise = find_noise(privacy.epsilon, _left(privacy.delta, 1), rate=rate, steps=config.epochs * steps_per_epoch)
-    epsilons = _curve(noise, _left(privacy.delta, 1), rate=rate, steps_per_epoch=steps_per_epoch, epochs=config.epochs)
+        noise = find_noise(privacy.epsilon, delta, rate=rate, steps=config.epochs * steps_per_epoch)
+    epsilons = _curve(noise, delta, rate=rate, steps_per_epoch=steps_per_epoch, epochs=config.epochs)
     if not math.isfinite(epsilons[-1]):
         raise ConfigError(
             f"train.privacy.noise_multiplier must be large enough for a finite epsilon at delta {privacy.delta:g}, "
             f"got {noise:g}"
         )
-    found = Spending(
+    spending = Spending(
         noise_multiplier=noise,
         delta=privacy.delta,
         rate=rate,
@@ -154,12 +139,12 @@ def account(config: TrainConfig, num_examples: int) -> Spending:
         epsilons=epsilons,
         may_end_early=config.patience is not None,
     )
-    if config.members > 1 and not math.isfinite(found.measure([config.epochs] * config.members)["epsilon"]):
+    if config.members > 1 and not math.isfinite(spending.measure([config.epochs] * config.members)["epsilon"]):
         raise ConfigError(
             f"train.members must be few enough for a finite epsilon of all together at delta {privacy.delta:g}, "
             f"got {config.members} with a noise multiplier of {noise:g}"
         )
-    return found
+    return spending
 
 
 def find_noise(epsilon: float, delta: float, *, rate: float, steps: int) -> float:
@@ -170,8 +155,8 @@ def find_noise(epsilon: float, delta: float, *, rate: float, steps: int) -> floa
     """
 
     def excess(log_noise: float, cells: int = _ROUGH) -> float:
-        found = Steps(rate=rate, noise_multiplier=math.exp(log_noise), number=steps).epsilon(delta, cells=cells)
-        return math.log(min(max(found, 1e-300), 1e300) / epsilon)
+        epsilon_here = Steps(rate=rate, noise_multiplier=math.exp(log_noise), number=steps).epsilon(delta, cells=cells)
+        return math.log(min(max(epsilon_here, 1e-300), 1e300) / epsilon)
 
     lowest, highest = math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)
     low = high = 0.0
@@ -215,14 +200,14 @@ def _curve(noise: float, delta: float, *, rate: float, steps_per_epoch: int, epo
     """Return an upper bound of epsilon after each epoch: the last is a fine one, the others are rough."""
     points = sorted({math.ceil(epochs * (number + 1) / MOST_POINTS) for number in range(MOST_POINTS)})
     last = Steps(rate=rate, noise_multiplier=noise, number=epochs * steps_per_epoch).epsilon(delta)
-    found: list[float] = []
+    epsilons: list[float] = []
     so_far, one_epoch = None, _loss_of_step(rate, noise, _ROUGH).self_compose(steps_per_epoch)
     for point in points:
-        new = one_epoch.self_compose(point - len(found))
+        new = one_epoch.self_compose(point - len(epsilons))
         so_far = new if so_far is None else so_far.compose(new, _CUT)
         value = last if point == epochs else min(float(so_far.get_epsilon_for_delta(delta)), last)
-        found += [value] * (point - len(found))
-    return tuple(found)
+        epsilons += [value] * (point - len(epsilons))
+    return tuple(epsilons)
 
 
 @functools.lru_cache(maxsize=2)
@@ -230,7 +215,7 @@ def _loss_of_step(rate: float, noise: float, cells: int) -> Any:
     """Return the privacy loss distribution of one step.
 
     Its variance is about rate² (exp(1 / noise²) - 1). What cells of a certain width add to it is in proportion to
-    the square of the width, so the cells are a share of the standard deviation; where noise is small, and the variance
+    the square of the width, so the cells are a share of the standard deviation; if noise is small, and the variance
     that of rare large losses, at most a hundredth of their size.
     """
     deviation = rate * math.sqrt(math.expm1(min(noise**-2, 500.0)))
@@ -239,8 +224,8 @@ def _loss_of_step(rate: float, noise: float, cells: int) -> Any:
     )
 
 
-def _left(delta: float, members: int) -> float:
-    """Return what of delta is left when batches that might be too large are taken off."""
+def _delta_without_overflow(delta: float, members: int) -> float:
+    """Return delta minus the chance that a batch overflows."""
     return delta * (1 - members * OVERFLOW_SHARE)
 
 

@@ -1,7 +1,6 @@
 """The temperatures that calibrate weights: `results/evaluate/calibration.json`, written by `evaluate`."""
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from gradtrail.core.evaluate.metrics import Evaluation
 from gradtrail.core.nn.models import WeightsKind
 from gradtrail.stages.artifacts.members import weights_paths
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.files import write_json
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.stages.common.files import read_json, write_json
+from gradtrail.support.errors import UserError
 
 _FILE = "calibration.json"
 _KINDS: dict[str, WeightsKind] = {kind: kind for kind in get_args(WeightsKind)}
@@ -22,19 +21,12 @@ _KINDS: dict[str, WeightsKind] = {kind: kind for kind in get_args(WeightsKind)}
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What was evaluated, and what the evaluation says of its probabilities.
-
-    Attributes:
-        kind: of the weights.
-        weights: seed → file of each network; several are an ensemble.
-        temperature: that calibrates the probabilities.
-        calibration_error: expected, of the calibrated probabilities of the test split.
-    """
+    """The evaluated weights and their calibration."""
 
     kind: WeightsKind
-    weights: Mapping[int, Path]
-    temperature: float
-    calibration_error: Interval
+    weights: Mapping[int, Path]  # seed → weights file of each network; several are an ensemble
+    temperature: float  # temperature of the probabilities
+    calibration_error: Interval  # expected calibration error on the test split, after calibration
 
 
 def write_calibration(
@@ -44,38 +36,34 @@ def write_calibration(
     *,
     num_examples: int,
 ) -> None:
-    """Write the temperature of each member and of the ensemble, and what the latter does to the scores.
+    """Write the temperature of each member and of the ensemble, and the scores before and after calibration.
 
     Args:
         folder: the results of the stage.
         members: weights file of each member → its evaluation on the test split.
         ensemble: the evaluation of the members' mean probabilities.
-        num_examples: of the validation split, on which the temperatures were fitted.
+        num_examples: size of the validation split, on which the temperatures were fitted.
     """
     scores = {"calibrated": ensemble.scores, "uncalibrated": ensemble.scores_uncalibrated}
     fitted = {"split": "validation", "num_examples": num_examples, "lowest": LOWEST, "highest": HIGHEST}
-    each = [
+    member_rows = [
         {"temperature": result.temperature, "weights": path.as_posix(), "weights_digest": digest(path)}
         for path, result in members.items()
     ]
     content: dict[str, Any] = {
-        kind: {name: dataclasses.asdict(one) for name, one in of.items()} for kind, of in scores.items()
+        kind: {name: dataclasses.asdict(interval) for name, interval in intervals.items()}
+        for kind, intervals in scores.items()
     }
-    content |= {"fitted_on": fitted, "members": each, "temperature": ensemble.temperature}
+    content |= {"fitted_on": fitted, "members": member_rows, "temperature": ensemble.temperature}
     write_json(folder / _FILE, content)
 
 
 def read_evaluated(results: Path, models: Path) -> Evaluated:
-    """Read what was evaluated; raise UserError in one line where that is damaged, or the weights are others now."""
+    """Read which weights were evaluated; raise UserError, one line, if the weights have changed since."""
     path = results / _FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kind = _KINDS[Path(content["members"][0]["weights"]).stem]
-        error = Interval(**content["calibrated"]["expected_calibration_error"])
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as fault:
-        raise UserError(f"{path}: no calibration: {one_line(fault)}; `dvc checkout dvc.yaml` restores it") from None
+    content = read_json(path)
+    kind = _KINDS[Path(content["members"][0]["weights"]).stem]
+    error = Interval(**content["calibrated"]["expected_calibration_error"])
     weights = weights_paths(models, kind)
     temperature = read_temperature([*weights.values()], results)
     if temperature is None:
@@ -84,28 +72,21 @@ def read_evaluated(results: Path, models: Path) -> Evaluated:
 
 
 def read_temperature(weights: Sequence[Path], results: Path) -> float | None:
-    """Return the temperature that was fitted for networks; None where there is none for these bytes.
+    """Return the temperature that was fitted for networks; None if there is none for these bytes.
 
     Args:
-        weights: weights file of one network, or of all members of an ensemble.
+        weights: the weights file of one network, or those of all members of an ensemble.
         results: the results of an evaluation, of these weights or of others.
 
     Raises:
         UserError: the calibration is damaged; one line.
     """
     path = results / _FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        fitted = sorted(member["weights_digest"] for member in content["members"])
-        of_each = {member["weights_digest"]: float(member["temperature"]) for member in content["members"]}
-        pooled = float(content["temperature"])
-        if not all(LOWEST <= temperature <= HIGHEST for temperature in (pooled, *of_each.values())):
-            raise ValueError(f"temperatures {[pooled, *of_each.values()]}"[:100])
-        given = [digest(each) for each in weights]
-        if sorted(given) == fitted:
-            return pooled
-        return of_each.get(given[0]) if len(given) == 1 else None
-    except FileNotFoundError:
+    if not path.is_file():
         return None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: no calibration: {error}; `dvc checkout dvc.yaml` restores it") from None
+    content = read_json(path)
+    temperatures = {member["weights_digest"]: float(member["temperature"]) for member in content["members"]}
+    digests = [digest(file) for file in weights]
+    if sorted(digests) == sorted(member["weights_digest"] for member in content["members"]):
+        return float(content["temperature"])
+    return temperatures.get(digests[0]) if len(digests) == 1 else None

@@ -33,39 +33,22 @@ Probabilities = Float[np.ndarray, "images classes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an exported model is.
+    """The description of an exported model."""
 
-    Attributes:
-        format: version of this layout.
-        name: in MLflow's registry, and in the paths of a server's endpoints.
-        model: the network, such as `mlp-256-128`.
-        weights: `final` or `best`.
-        seeds: of the members; several are an ensemble, whose mean probabilities count.
-        epochs: of training behind the weights of each member.
-        dataset: that it was trained on, such as `mnist 1234abcd`.
-        image_shape: height and width in pixels; images are uint8, bright ink on 0.
-        classes: what each output says.
-        temperature: that calibrates the probabilities; fitted on the validation split.
-        batch_sizes: that a server compiles before it answers, ascending.
-        versions: of jax, jaxlib and flax that exported it.
-        calling_convention: version of the serialized programs' calling convention.
-        files: SHA-256 of each of the other files, hexadecimal, by name.
-    """
-
-    format: int
-    name: str
-    model: str
-    weights: str
-    seeds: tuple[int, ...]
-    epochs: tuple[int, ...]
-    dataset: str
-    image_shape: tuple[int, int]
-    classes: tuple[str, ...]
-    temperature: float
-    batch_sizes: tuple[int, ...]
-    versions: Mapping[str, str]
-    calling_convention: int
-    files: Mapping[str, str]
+    format: int  # version of this layout
+    name: str  # name in MLflow's registry, and in the paths of a server's endpoints
+    model: str  # the network, such as `mlp-256-128`
+    weights: str  # `final` or `best`
+    seeds: tuple[int, ...]  # seed of each member; several are an ensemble, whose mean probabilities count
+    epochs: tuple[int, ...]  # epochs of training behind the weights of each member
+    dataset: str  # data set of the training, such as `mnist 1234abcd`
+    image_shape: tuple[int, int]  # height and width in pixels; images are uint8, bright ink on 0
+    classes: tuple[str, ...]  # name of the class of each output
+    temperature: float  # temperature of the probabilities, fitted on the validation split
+    batch_sizes: tuple[int, ...]  # batch sizes that a server compiles before it answers, ascending
+    versions: Mapping[str, str]  # versions of jax, jaxlib and flax at the export
+    calling_convention: int  # version of the serialized programs' calling convention
+    files: Mapping[str, str]  # SHA-256 of each of the other files, hexadecimal, by name
 
     @property
     def digest(self) -> str:
@@ -78,9 +61,9 @@ class ExportedModel:
     """A model that answers: `compile` for one batch size, or `predict` for any number of images.
 
     Attributes:
-        manifest: what it is.
-        program: tensors, images → probabilities.
-        tensors: that the program takes, on the device.
+        manifest: description of the model.
+        program: function of tensors and images that returns probabilities.
+        tensors: arguments of the program, on the device.
     """
 
     def __init__(self, manifest: Manifest, program: Callable[..., Array], tensors: Mapping[str, np.ndarray]):
@@ -91,13 +74,13 @@ class ExportedModel:
         self._compiled: dict[int, jax.stages.Compiled] = {}
 
     def compile(self, batch_size: int) -> None:
-        """Compile for one batch size, or take the compiled program from JAX's compilation cache."""
+        """Compile for one batch size, or load the compiled program from JAX's compilation cache."""
         if batch_size not in self._compiled:
             images = jax.ShapeDtypeStruct((batch_size, *self.manifest.image_shape), np.uint8)
             self._compiled[batch_size] = self._call.lower(self.tensors, images).compile()
 
     def run(self, images: Images) -> Array:
-        """Return the answers to a batch of a size that was compiled, unchecked; they may still be computed."""
+        """Return the answers to a batch of a compiled size, unchecked; the computation may still be running."""
         return self._compiled[len(images)](self.tensors, images)
 
     def predict(self, images: Images) -> Probabilities:
@@ -106,28 +89,28 @@ class ExportedModel:
         Raises:
             UserError: the model answers something else; one line.
         """
-        sizes, found = self.manifest.batch_sizes, []
+        sizes, parts = self.manifest.batch_sizes, []
         for start in range(0, len(images), sizes[-1]):
             part = images[start : start + sizes[-1]]
             size = next(size for size in sizes if size >= len(part))
             self.compile(size)
             padded = np.pad(part, [(0, size - len(part)), (0, 0), (0, 0)])
-            found.append(np.asarray(self.run(padded))[: len(part)])
-        answers = np.concatenate(found) if found else np.zeros((0, len(self.manifest.classes)), np.float32)
+            parts.append(np.asarray(self.run(padded))[: len(part)])
+        answers = np.concatenate(parts) if parts else np.zeros((0, len(self.manifest.classes)), np.float32)
         if fault := probability_fault(answers, self.manifest):
             raise fault
         return answers
 
 
 def are_probabilities(answers: Float[np.ndarray, "images classes"]) -> Bool[np.ndarray, " images"]:
-    """Return for each row whether it is a distribution over the classes: no value below 0, and the sum is 1."""
+    """Return True for each row that is a distribution over the classes: no value below 0, and the sum is 1."""
     with np.errstate(invalid="ignore"):  # the sum of both infinities
         sums = answers.sum(axis=1, dtype=np.float64)
     return (answers >= 0).all(axis=1) & (np.abs(sums - 1) <= SUM_TOLERANCE)  # NaN is False in both
 
 
 def probability_fault(answers: Float[np.ndarray, "images classes"], manifest: Manifest) -> UserError | None:
-    """Return the error, one line, of a model whose answers are not all distributions; None if they are."""
+    """Return the error, one line, if some answers are not distributions; None otherwise."""
     wrong = answers[~are_probabilities(answers)]
     if not len(wrong):
         return None
@@ -137,7 +120,7 @@ def probability_fault(answers: Float[np.ndarray, "images classes"], manifest: Ma
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read what an exported model is; raise UserError in one line where it is missing, damaged or of a later format."""
+    """Read the description of an exported model; raise UserError, one line, if it is missing or damaged."""
     path = folder / MANIFEST
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -158,8 +141,8 @@ def read_export(folder: Path) -> ExportedModel:
     """Read an exported model for the backend that JAX has here.
 
     Raises:
-        UserError: a file is missing, or not the one that was written, or there is no program for this backend, or this
-            version of JAX cannot read it.
+        UserError: a file is missing or has other bytes than those that were written, there is no program for this
+            backend, or this version of JAX cannot read it.
     """
     manifest = read_manifest(folder)
     backend = jax.default_backend()
@@ -175,7 +158,7 @@ def read_export(folder: Path) -> ExportedModel:
         program = export.deserialize(bytearray(data))
         *_, images = program.in_avals
         (answers,) = program.out_avals
-    except Exception as error:  # flatbuffers raises whatever it meets in a damaged file
+    except Exception as error:  # flatbuffers raises any exception for a damaged file
         raise UserError(f"{folder / name}: jax {jax.__version__} cannot read it: {one_line(error)[:200]}") from None
     is_typed = (images.dtype, answers.dtype) == (np.uint8, np.float32)
     outputs = (images.shape[0], len(manifest.classes))
@@ -209,7 +192,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _verified(folder: Path, name: str, manifest: Manifest) -> bytes:
-    """Return the bytes of a file, whose digest is that of the manifest."""
+    """Return the bytes of a file, after comparing their digest with the manifest."""
     path = folder / name
     try:
         data = path.read_bytes()

@@ -1,7 +1,7 @@
-"""The IDX format, in which MNIST came: a big-endian header, then the bytes of one uint8 array.
+"""The IDX format, in which MNIST was published: a big-endian header, then the bytes of one uint8 array.
 
-A header is untrusted: it is compared with the number of bytes that are really there before any of them is taken for
-an array. Out of scope: other element types than uint8, other numbers of dimensions than 1 and 3, and gzip.
+A header is untrusted: it is compared with the length of the file before an array is allocated. Out of scope: other
+element types than uint8, other numbers of dimensions than 1 and 3, and gzip.
 
 Also the data set as `fetch` leaves it in `data/raw`: four IDX files, whatever the data set.
 """
@@ -33,7 +33,7 @@ def read_idx(path: Path, *, shape: Shape) -> npt.NDArray[np.uint8]:
 
     Args:
         path: the file, uncompressed.
-        shape: the sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
+        shape: sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
 
     Returns:
         Array of `shape`, uint8, writable.
@@ -46,30 +46,11 @@ def read_idx(path: Path, *, shape: Shape) -> npt.NDArray[np.uint8]:
         raise UserError(f"{path}: there is no such file; an IDX file is needed")
     try:
         with path.open("rb") as file:
-            header = file.read(_header_bytes(len(shape)))
+            header = file.read(4 + 4 * len(shape))
             sizes = _check_header(header, os.fstat(file.fileno()).st_size, name=str(path), shape=shape)
             return np.fromfile(file, dtype=np.uint8, count=math.prod(sizes)).reshape(sizes)
-    except OSError as fault:
-        raise UserError(f"{path}: cannot be read ({fault.strerror})") from fault
-
-
-def parse_idx(data: bytes, *, name: str, shape: Shape) -> npt.NDArray[np.uint8]:
-    """Parse the bytes of an IDX file of uint8.
-
-    Args:
-        data: header and elements.
-        name: what an error calls them.
-        shape: the sizes that the header must declare, 1 or 3 of them; None allows any size from 1.
-
-    Returns:
-        Array of `shape`, uint8: a read-only view of `data`.
-
-    Raises:
-        UserError: `data` are no IDX bytes of `shape`; the message says what was found and what is allowed.
-    """
-    start = _header_bytes(len(shape))
-    sizes = _check_header(data[:start], len(data), name=name, shape=shape)
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(sizes)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def encode_idx(array: npt.NDArray[Any]) -> bytes:
@@ -79,7 +60,7 @@ def encode_idx(array: npt.NDArray[Any]) -> bytes:
         array: uint8 with 1 or 3 dimensions, each of size 1 to 2**32 - 1, in any memory layout.
 
     Returns:
-        The bytes that `parse_idx` turns back into an equal array; equal arrays give equal bytes.
+        The bytes of a file that `read_idx` reads as an equal array; equal arrays give equal bytes.
 
     Raises:
         ValueError: another dtype, number of dimensions or size.
@@ -91,17 +72,10 @@ def encode_idx(array: npt.NDArray[Any]) -> bytes:
     return struct.pack(f">HBB{array.ndim}I", 0, _UINT8_CODE, array.ndim, *array.shape) + array.tobytes()
 
 
-def _header_bytes(ndim: int) -> int:
-    """Return the length of a header: the magic number and one 32-bit size for each dimension."""
-    if ndim not in _ALLOWED_NDIMS:
-        raise ValueError(f"shape has {ndim} dimensions; IDX here has 1 or 3")
-    return 4 + 4 * ndim
-
-
 def _check_header(header: bytes, num_bytes: int, *, name: str, shape: Shape) -> tuple[int, ...]:
-    """Return the sizes that `header` declares, once they agree with `shape` and with the file's length in bytes."""
-    if len(header) < _header_bytes(len(shape)):
-        raise UserError(f"{name}: only {len(header)} bytes; the header alone has {_header_bytes(len(shape))}")
+    """Return the sizes that `header` declares; raise unless they fit `shape` and the file's length in bytes."""
+    if len(header) < (header_bytes := 4 + 4 * len(shape)):
+        raise UserError(f"{name}: only {len(header)} bytes; the header alone has {header_bytes}")
     zeros, code, ndim = struct.unpack_from(">HBB", header)
     if (zeros, code, ndim) != (0, _UINT8_CODE, len(shape)):
         allowed = f"0x{_UINT8_CODE << 8 | len(shape):08x} (uint8, {len(shape)} dimensions)"
@@ -115,9 +89,9 @@ def _check_header(header: bytes, num_bytes: int, *, name: str, shape: Shape) -> 
 
 
 def _check_sizes(sizes: tuple[int, ...], *, name: str, shape: Shape) -> None:
-    """Raise unless every size is the one in `shape`, or at least 1 where that is None."""
-    for size, wanted in zip(sizes, shape, strict=True):
-        if size != wanted if wanted is not None else size < 1:
+    """Raise unless every size is the one in `shape`, or at least 1 if that is None."""
+    for size, allowed_size in zip(sizes, shape, strict=True):
+        if size != allowed_size if allowed_size is not None else size < 1:
             allowed = tuple("any from 1" if one is None else one for one in shape)
             raise UserError(f"{name}: header declares sizes {sizes}; allowed are {allowed}")
 
@@ -136,14 +110,14 @@ class RawData:
 
 
 def read_raw(folder: Path, info: DatasetInfo) -> RawData:
-    """Read the IDX files of a folder that was described; raise UserError where one is not what it was."""
+    """Read the IDX files of a folder; raise UserError if one has other bytes than those described."""
     for name in RAW_FILES:
         require_unchanged(folder / name, info)
     return _read(folder)
 
 
 def _read(folder: Path) -> RawData:
-    """Read the IDX files of a folder; raise UserError where one is damaged or they do not fit together."""
+    """Read the IDX files of a folder; raise UserError if one is damaged or they do not fit together."""
     images, labels, test_images, test_labels = (
         read_idx(folder / name, shape=(None, None, None) if "images" in name else (None,)) for name in RAW_FILES
     )
@@ -157,7 +131,7 @@ def _read(folder: Path) -> RawData:
 
 
 def describe_raw(folder: Path, name: str) -> DatasetInfo:
-    """Describe the IDX files of a folder; raise UserError where they are damaged, or hold a single class."""
+    """Describe the IDX files of a folder; raise UserError if they are damaged, or hold a single class."""
     raw = _read(folder)
     num_classes = int(max(raw.labels.max(), raw.test_labels.max())) + 1
     if num_classes < 2:

@@ -1,11 +1,10 @@
-"""The members of a training: networks that differ in the seed alone, and what holds for all of them.
+"""The members of a training: networks that differ only in the seed, and statistics over them.
 
-`models/members/members.json` lists their seeds. Where there are several, `models/members/seed_K` and
-`results/train/members/seed_K` have what the training of the one with seed K alone would write; `models` itself then has
-the weights of the first.
+`models/members/members.json` lists their seeds. If there are several, `models/members/seed_K` and
+`results/train/members/seed_K` hold the outputs that a training with seed K alone would write, and `models` holds the
+weights of the first.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradtrail.core.common.intervals import TAILS
-from gradtrail.stages.common.files import write_json
-from gradtrail.support.errors import UserError
+from gradtrail.stages.common.files import read_json, write_json
 
 if TYPE_CHECKING:  # it imports JAX, and tracking reads the list of members
     from gradtrail.core.nn.models import WeightsKind
@@ -37,8 +35,8 @@ _RANGES = {  # pattern of a metric's name → lowest and highest value that it c
 class Spread:
     """The mean of a metric over the members, their standard deviation, and the 95 % interval of the mean.
 
-    The interval is Student's t, over seeds: it says where the mean over many more seeds would be, on the same data. It
-    ends where the values of the metric do, such as at 0 and 1 for an accuracy.
+    The interval is Student's t over seeds: the range in which the mean over many more seeds would be, on the same data.
+    It is clipped to the range of the metric, such as 0 to 1 for an accuracy.
     """
 
     mean: float
@@ -48,7 +46,7 @@ class Spread:
 
 
 def member_folder(folder: Path, seed: int) -> Path:
-    """Return where the files of one of several members are, in `models` or `results/train`."""
+    """Return the folder of one of several members, in `models` or `results/train`."""
     return folder / FOLDER / f"seed_{seed}"
 
 
@@ -58,19 +56,9 @@ def write_seeds(models: Path, seeds: Sequence[int]) -> None:
 
 
 def read_seeds(models: Path) -> list[int]:
-    """Read the seeds of the members, at least one, ascending; raise UserError in one line where the list is damaged."""
-    path = models / FOLDER / _INDEX
-    try:
-        seeds = json.loads(path.read_text(encoding="utf-8"))["seeds"]
-        if not seeds or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds):
-            raise ValueError(f"seeds {str(seeds)[:100]}")
-        if seeds != sorted({*seeds}):
-            raise ValueError("the seeds do not ascend")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: no list of members: {error}; `dvc checkout dvc.yaml` restores it") from None
-    return list(seeds)
+    """Read the seeds of the members, at least one, ascending."""
+    seeds: list[int] = read_json(models / FOLDER / _INDEX)["seeds"]
+    return seeds
 
 
 def read_folders(folder: Path, models: Path) -> dict[int, Path]:
@@ -79,7 +67,7 @@ def read_folders(folder: Path, models: Path) -> dict[int, Path]:
     return {seed: member_folder(folder, seed) if len(seeds) > 1 else folder for seed in seeds}
 
 
-def seeds_in_words(seeds: Sequence[int]) -> str:
+def format_seeds(seeds: Sequence[int]) -> str:
     """Return `seed 3`, or `seeds 3 to 7`."""
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
 
@@ -100,23 +88,28 @@ def spread(name: str, values: Sequence[float]) -> Spread:
 
 
 def over_members(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return metrics of a training from those of its members: of a single one, its own.
+    """Return the metrics of a training from those of its members; for a single member, its own.
 
-    Of several, texts and whole numbers that are equal in all stay as they are, and of every other number there are the
-    mean and, with the suffixes `_sd`, `_low` and `_high`, the rest of its `Spread`. Intervals of single members are
-    left out, and so are metrics that a member lacks.
+    For several members, text and equal whole numbers are kept as they are; every other number becomes its mean and,
+    with the suffixes `_sd`, `_low` and `_high`, the rest of its `Spread`. Intervals of single members are left out, and
+    so are metrics that a member lacks.
     """
     if len(metrics) == 1:
         return dict(metrics[0])
-    found: dict[str, Any] = {"members": len(metrics)}
+    combined: dict[str, Any] = {"members": len(metrics)}
     for key in metrics[0]:
         is_end = any(key.endswith(suffix) and key.removesuffix(suffix) in metrics[0] for suffix in _SUFFIXES)
-        if is_end or not all(key in each for each in metrics):
+        if is_end or not all(key in row for row in metrics):
             continue
-        values = [each[key] for each in metrics]
+        values = [row[key] for row in metrics]
         if isinstance(values[0], float) or any(value != values[0] for value in values):
-            of = spread(key, values)
-            found |= {key: of.mean, f"{key}_sd": of.sd, f"{key}_low": of.low, f"{key}_high": of.high}
+            over_seeds = spread(key, values)
+            combined |= {
+                key: over_seeds.mean,
+                f"{key}_sd": over_seeds.sd,
+                f"{key}_low": over_seeds.low,
+                f"{key}_high": over_seeds.high,
+            }
         else:
-            found[key] = values[0]
-    return found
+            combined[key] = values[0]
+    return combined

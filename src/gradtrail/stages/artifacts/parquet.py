@@ -1,4 +1,4 @@
-"""Columns of a Parquet table, which may be damaged."""
+"""Reading columns of Parquet tables."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from gradtrail.support.errors import UserError, one_line
 
 
 def read_parquet(path: Path, columns: Sequence[str], *, made_by: str = "dvc repro") -> pd.DataFrame:
-    """Read columns of a Parquet table, whatever pandas wrote into it about them.
+    """Read columns of a Parquet table, without the metadata of pandas.
 
     Args:
-        path: of the file.
-        columns: names; the table has them in this order.
+        path: the file.
+        columns: names of the columns, in the order of the result.
         made_by: the command that makes the file.
 
     Raises:
@@ -29,6 +29,6 @@ def read_parquet(path: Path, columns: Sequence[str], *, made_by: str = "dvc repr
         raise UserError(f"{path}: no such file; `{made_by}` makes it") from None
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise UserError(
-            f"{path}: not a table of this project: {one_line(error)[:200]}; `{made_by}` makes it anew"
+            f"{path}: not a table of this project: {one_line(error)[:200]}; `{made_by}` makes it again"
         ) from None
     return table

@@ -12,7 +12,7 @@ from matplotlib.ticker import NullLocator
 
 BLUE, ORANGE, GREEN, VERMILLION, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#6B6B6B"
 NARROW_INCHES = 8
-_CELL_INCHES = (1.15, 1.55)  # of an image in a gallery, with its caption
+_CELL_INCHES = (1.15, 1.55)  # size of an image in a gallery, with its caption
 CYCLE = (BLUE, VERMILLION, GREEN, ORANGE)
 MAX_CLASSES = 20  # that a figure shows one by one: more take minutes to draw, and nobody can read them
 SPLIT_COLOURS = {"train": BLUE, "validation": ORANGE, "test": GREEN}
@@ -49,7 +49,7 @@ def new_figure(title: str, *, rows: int = 1, columns: int = 1, size: tuple[float
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as a PNG; equal figures give equal bytes.
 
-    A logarithmic axis over two decades or more has no minor ticks: they would take half of the time to draw.
+    A logarithmic axis over two decades or more has no minor ticks, which would take half of the drawing time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -62,7 +62,7 @@ def save(figure: Figure, path: Path) -> None:
 def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns: int = 10) -> Figure:
     """Draw images, shape (count, height, width), uint8, in rows with a caption of one or two lines each.
 
-    All of them are one image on one pair of axes: a pair for each takes ten times as long. The title breaks at its
+    All are drawn as one image on one pair of axes: a pair for each takes ten times as long. The title breaks at its
     ` · `.
     """
     rows = max(1, -(-len(images) // columns))
@@ -83,7 +83,7 @@ def gallery(images: np.ndarray, captions: Sequence[str], title: str, *, columns:
 
 
 def class_ticks(num_classes: int) -> range:
-    """Return the classes to name on an axis: all of them, or where they are many every second, third and so on."""
+    """Return the classes to name on an axis: all of them, or if they are many every second, third and so on."""
     return range(0, num_classes, -(-num_classes // MAX_CLASSES))
 
 

@@ -1,19 +1,16 @@
-"""What a private training promises: `results/train/privacy.json`, which only private trainings have.
+"""The guarantee of a private training: `results/train/privacy.json`, which only private trainings have.
 
-`train` writes it beside the tables. `gradients` and `report` read it, to leave out or to mark what the promise does not
-cover.
+`train` writes it next to the tables. `gradients` and `report` read it, to leave out or to mark what the guarantee does
+not cover.
 """
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gradtrail.core.common.validation import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, check, check_fields
-from gradtrail.stages.common.files import write_json
+from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import validate
-from gradtrail.support.errors import UserError, one_line
 
 _FILE = "privacy.json"
 NOT_COVERED = (
@@ -27,73 +24,40 @@ RELEASED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
-    """What a private training promises of each of its examples, and by what.
+class PrivacyGuarantee:
+    """The differential privacy of each training example, and the settings behind it."""
 
-    Attributes:
-        epsilon: of all members together, by privacy loss distributions; an upper bound.
-        epsilon_each: the largest that one member has by itself; of a single member the same.
-        epsilon_rdp: of all members together, by Rényi differential privacy; a looser upper bound.
-        delta: chance that epsilon does not hold.
-        noise_multiplier: standard deviation of the noise over the clip norm.
-        example_clip_norm: L2 norm to which larger gradients of an example are scaled down.
-        sampling: how batches are drawn.
-        batch_size: mean number of examples in a batch.
-        num_examples: of the training split.
-        steps: of all members together.
-        members: number of networks; their steps compose.
-        augmentation_multiplicity: augmentations of an example whose mean gradient is clipped.
-        has_secret: whether batches and noise come from a secret; else from the seed, which anybody can repeat.
-        release: whether the outs have nothing of training examples but what the noise covers.
-    """
-
-    epsilon: float
-    epsilon_each: float
-    epsilon_rdp: float
-    delta: float
-    noise_multiplier: float
-    example_clip_norm: float
+    epsilon: float  # upper bound for all members together, by privacy loss distributions
+    epsilon_each: float  # the largest epsilon of one member; for a single member the same
+    epsilon_rdp: float  # looser upper bound for all members together, by Rényi differential privacy
+    delta: float  # chance that epsilon does not hold
+    noise_multiplier: float  # standard deviation of the noise over the clip norm
+    example_clip_norm: float  # L2 norm to which larger gradients of an example are scaled down
     sampling: Literal["poisson"]
-    batch_size: int
-    num_examples: int
-    steps: int
-    members: int
-    augmentation_multiplicity: int
-    has_secret: bool
-    release: bool
-
-    def __post_init__(self) -> None:
-        counted = ("batch_size", "num_examples", "steps", "members", "augmentation_multiplicity")
-        positive = ("noise_multiplier", "example_clip_norm")
-        epsilons = ("epsilon", "epsilon_each", "epsilon_rdp")  # 0 with very much noise
-        check_fields(self, delta=POSITIVE_SHARE, **dict.fromkeys(counted, AT_LEAST_ONE))
-        check_fields(self, **dict.fromkeys(positive, POSITIVE), **dict.fromkeys(epsilons, NOT_NEGATIVE))
-        check("batch_size", self.batch_size, at_most=self.num_examples)
+    batch_size: int  # mean number of examples in a batch
+    num_examples: int  # size of the training split
+    steps: int  # number of steps of all members together
+    members: int  # number of networks; their steps compose
+    augmentation_multiplicity: int  # augmentations of an example whose mean gradient is clipped
+    has_secret: bool  # True if batches and noise come from a secret; else from the seed, which anybody can repeat
+    release: bool  # True if the outputs hold nothing of training examples that the noise does not cover
 
     @property
     def rate(self) -> float:
-        """Chance of an example to be in a batch."""
+        """The chance of an example to be in a batch."""
         return self.batch_size / self.num_examples
 
 
-def write_promise(folder: Path, promise: Promise) -> None:
-    """Write what a training promises to its results."""
-    write_json(folder / _FILE, dataclasses.asdict(promise))
+def write_guarantee(folder: Path, guarantee: PrivacyGuarantee) -> None:
+    """Write the guarantee to the results of a training."""
+    write_json(folder / _FILE, dataclasses.asdict(guarantee))
 
 
-def read_promise(folder: Path) -> Promise | None:
-    """Read what the training with these results promises; None where it is not private.
+def read_guarantee(folder: Path) -> PrivacyGuarantee | None:
+    """Read the guarantee of the training with these results; None if it is not private.
 
     Raises:
         UserError: the file is damaged; one line.
     """
     path = folder / _FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path}: not readable as JSON: {one_line(error)}; `dvc checkout dvc.yaml` restores it"
-        ) from None
-    return validate(content, Promise, f"{path}: privacy")
+    return validate(read_json(path), PrivacyGuarantee, f"{path}: privacy") if path.is_file() else None

@@ -1,8 +1,8 @@
 """A training split in shards: files that never change, and an index with their sizes and digests.
 
-The folder stands where the file of a split in whole arrays would: `data/processed/train.npz`. Each column of each shard
-is an uncompressed `.npy`, such as `00003.images.npy`; DVC pushes a changed shard alone. Reads take parts of files and
-leave nothing mapped: what a process holds is what it asked for.
+The folder has the name of the file of an unsharded split: `data/processed/train.npz`. Each column of each shard is an
+uncompressed `.npy`, such as `00003.images.npy`; DVC pushes a changed shard alone. Reads copy parts of files and map
+nothing: a process holds only the rows it requested.
 """
 
 import concurrent.futures
@@ -22,18 +22,15 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.validation import check
 from gradtrail.stages.common.dataset import (
     INDEX,
-    LABELS,
     DatasetInfo,
-    require_labels,
     require_unchanged,
     sha256,
 )
 from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import validate
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
 _MIB = 2**20
@@ -42,20 +39,10 @@ _HEADER_BYTES = 128  # of a file of an array, at least; NumPy aligns to 64
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One shard in the index.
-
-    Attributes:
-        examples: number of them.
-        files: SHA-256 of each column's file, by column.
-    """
+    """One shard in the index."""
 
     examples: int
-    files: dict[str, str]
-
-    def __post_init__(self) -> None:
-        check("examples", self.examples, at_least=1)
-        if set(self.files) != set(COLUMNS):
-            raise ValueError(f"files must be of {', '.join(COLUMNS)}, got {one_line(', '.join(self.files))[:100]}")
+    files: dict[str, str]  # SHA-256 of each column's file, by column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +57,9 @@ def write_shards(folder: Path, parts: Iterable[Split], shard_mib: int) -> int:
     """Write a split as a new folder of shards; memory holds one shard and one part.
 
     Args:
-        folder: to make.
-        parts: of the split, in its order; any sizes.
-        shard_mib: of all columns of a shard, at most, in MiB; a single example may be larger.
+        folder: the new folder.
+        parts: parts of the split, in its order; any sizes.
+        shard_mib: most MiB of all columns of a shard; a single example may be larger.
 
     Returns:
         The number of examples.
@@ -94,23 +81,23 @@ def write_shards(folder: Path, parts: Iterable[Split], shard_mib: int) -> int:
 
 def join(parts: Iterable[Split]) -> Split:
     """Return parts of a split as one."""
-    found = list(parts)
-    return Split(**{name: np.concatenate([getattr(part, name) for part in found]) for name in COLUMNS})
+    pieces = list(parts)
+    return Split(**{name: np.concatenate([getattr(part, name) for part in pieces]) for name in COLUMNS})
 
 
-def taken(split: Split, rows: np.ndarray | slice) -> Split:
+def take_rows(split: Split, rows: np.ndarray | slice) -> Split:
     """Return the examples of a split at these positions."""
     return Split(**{name: getattr(split, name)[rows] for name in COLUMNS})
 
 
 class ShardedSplit:
-    """A split in shards, read in parts; a data source with random access, as Grain and PyTorch take one.
+    """A split in shards, read in parts; a data source with random access, as in Grain and PyTorch.
 
-    `split[7]` is a dict with the columns of an example. Whatever is wrong with a file is a `UserError` of one line.
+    `split[7]` is a dict with the columns of an example. Every fault of a file is a `UserError` of one line.
 
     Args:
-        folder: of the shards.
-        info: of the data set, which has the digest of the index.
+        folder: folder of the shards.
+        info: description of the data set, with the digest of the index.
     """
 
     def __init__(self, folder: Path, info: DatasetInfo):
@@ -118,9 +105,6 @@ class ShardedSplit:
         self._folder = folder
         path = folder / INDEX
         self._index: _Index = validate(read_json(path), _Index, f"{path}: index")
-        if self._index.image_shape != info.image_shape or not self._index.shards:
-            raise UserError(f"{path}: not a split of {info.label}: its images are {self._index.image_shape}")
-        self._num_classes = info.num_classes
         self._starts = [0, *itertools.accumulate(shard.examples for shard in self._index.shards)]
         self._offsets: dict[tuple[int, str], int] = {}
         self._check_sizes()
@@ -164,60 +148,57 @@ class ShardedSplit:
         """Return a column of the examples in [start, stop), by default of all."""
         stop = len(self) if stop is None else stop
         shape, dtype = self._form(name)
-        found = np.empty((max(0, stop - start), *shape), dtype)
+        column = np.empty((max(0, stop - start), *shape), dtype)
         for number, (first, last) in enumerate(itertools.pairwise(self._starts)):
             low, high = max(start, first), min(stop, last)
             if low < high:
-                self._read_into(found[low - start : high - start], number, name, low - first)
-        return found
+                self._read_into(column[low - start : high - start], number, name, low - first)
+        return column
 
     def verify(self) -> None:
-        """Read every file; raise UserError where one is not what the index says, or a label is no class."""
+        """Read every file; raise UserError if one has other bytes than those in the index."""
         names = [(number, name) for number in range(len(self._index.shards)) for name in COLUMNS]
         with concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="verify") as pool:
             try:
-                for _ in pool.map(lambda each: self._verify(*each), names):
+                for _ in pool.map(lambda file: self._verify(*file), names):
                     pass
             finally:
                 pool.shutdown(cancel_futures=True)
 
     def _verify(self, number: int, name: str) -> None:
         path, shard = _path(self._folder, number, name), self._index.shards[number]
-        with _faults_of(path):
-            found = sha256(path)
-        if found != shard.files[name]:
+        with _file_errors(path):
+            actual = sha256(path)
+        if actual != shard.files[name]:
             raise UserError(
                 f"{path}: not the bytes that {self._folder / INDEX} was written for; `dvc repro` makes both"
             )
-        if name in LABELS:
-            first = self._starts[number]
-            require_labels(path, name, self.read_column(name, first, first + shard.examples), self._num_classes)
 
     def _check_sizes(self) -> None:
-        """Note where the rows begin; raise UserError unless every file has its header and its number of bytes."""
+        """Store the offsets of the rows; raise UserError unless every file has its header and its length."""
         for number, shard in enumerate(self._index.shards):
             for name in COLUMNS:
                 path, header = _path(self._folder, number, name), self._header(name, shard.examples)
-                with _faults_of(path), path.open("rb") as stream:
+                with _file_errors(path), path.open("rb") as stream:
                     is_expected, size = stream.read(len(header)) == header, os.fstat(stream.fileno()).st_size
                 self._offsets[number, name] = len(header)
                 expected = len(header) + shard.examples * self._row_bytes(name)
                 if not is_expected or size != expected:
-                    found = f"{size:,} bytes" if size != expected else "another header"
-                    raise UserError(f"{path}: {found}, expected {expected:,} bytes of {name}; `dvc repro` makes it")
+                    actual = f"{size:,} bytes" if size != expected else "another header"
+                    raise UserError(f"{path}: {actual}, expected {expected:,} bytes of {name}; `dvc repro` makes it")
 
     def _read_into(self, rows: np.ndarray, number: int, name: str, first: int) -> None:
         """Fill an array with consecutive rows of a column of a shard."""
         path = _path(self._folder, number, name)
         offset = self._offsets[number, name] + first * self._row_bytes(name)
-        with _faults_of(path), path.open("rb", buffering=0) as stream:
+        with _file_errors(path), path.open("rb", buffering=0) as stream:
             stream.seek(offset)
             buffer: Any = rows
             view = memoryview(buffer).cast("B")
             while len(view):
                 count = stream.readinto(view)
                 if not count:
-                    raise UserError(f"{path}: cut while it was read; `dvc repro` makes it")
+                    raise UserError(f"{path}: truncated while it was read; `dvc repro` makes it")
                 view = view[count:]
 
     def _form(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
@@ -228,7 +209,7 @@ class ShardedSplit:
         return math.prod(shape) * dtype.itemsize
 
     def _header(self, name: str, examples: int) -> bytes:
-        """Return the bytes that the file of a column begins with: those of NumPy, whose array follows."""
+        """Return the header of a column's file, in NumPy's format."""
         shape, dtype = self._form(name)
         stream = io.BytesIO()
         about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (examples, *shape)}
@@ -244,8 +225,8 @@ def _regrouped(parts: Iterable[Split], shard_bytes: int) -> Iterator[Split]:
         waiting.append(part)
         while sum(map(len, waiting)) >= size:
             whole = join(waiting)
-            yield taken(whole, slice(0, size))
-            waiting = [taken(whole, slice(size, None))]
+            yield take_rows(whole, slice(0, size))
+            waiting = [take_rows(whole, slice(size, None))]
     if sum(map(len, waiting)):
         yield join(waiting)
 
@@ -259,8 +240,8 @@ def _path(folder: Path, number: int, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _faults_of(path: Path) -> Iterator[None]:
-    """Turn what the system says of a file into one line."""
+def _file_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError of one line."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Weights on disk: one safetensors file with the parameters and the model's config, so that no other file is needed."""
+"""Weights on disk: one self-contained safetensors file with the parameters and the model's config."""
 
 import dataclasses
 import hashlib
@@ -11,7 +11,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from gradtrail.core.common.validation import check
 from gradtrail.core.nn.models import Model, ModelConfig, Params
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.params import validate
@@ -22,25 +21,15 @@ _KEY = "gradtrail"  # a single key: the format keeps several in no fixed order, 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsInfo:
-    """The metadata of a weights file.
-
-    Attributes:
-        label_smoothing: of the loss that the training minimized.
-        dataset: that it was trained on.
-        epoch: epochs of training behind these weights; 0 for the initial ones.
-    """
+    """The metadata of a weights file."""
 
     model: ModelConfig
-    label_smoothing: float
-    dataset: DatasetInfo
-    epoch: int
-
-    def __post_init__(self) -> None:
-        check("label_smoothing", self.label_smoothing, at_least=0, below=1)
-        check("epoch", self.epoch, at_least=0)
+    label_smoothing: float  # label smoothing of the loss that was minimized
+    dataset: DatasetInfo  # data set of the training
+    epoch: int  # epochs of training behind these weights; 0 for the initial ones
 
     def title(self, kind: str, members: int) -> str:
-        """Return what a figure is of: these weights, or the ensemble of several members."""
+        """Return the title of a figure: these weights, or the ensemble of several members."""
         return f"{kind} weights (epoch {self.epoch})" if members == 1 else f"ensemble of {members}, {kind} weights"
 
 
@@ -67,45 +56,31 @@ def read_weights(path: Path) -> tuple[Model, Params, WeightsInfo]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
-    except (SafetensorError, OSError, ValueError, KeyError, RecursionError, AttributeError) as error:
-        # the last: a dtype that NumPy does not have
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: no weights file of this project: {one_line(error)}") from None
-    written = metadata.pop("digest", None) if isinstance(metadata, dict) else None
+    written = metadata.pop("digest", None)
     info = validate(metadata, WeightsInfo, f"{path}: {_KEY}")
     model = Model(info.model)
-    params = _restore(path, model.abstract_params(), tensors)
-    if _digest(tensors) != written:
-        raise UserError(f"{path}: its tensors are not those that were written; `dvc repro` makes it anew")
-    return model, params, info
+    template = model.abstract_params()
+    expected = {_name(key) for key, _ in jax.tree.leaves_with_path(template)}
+    if _digest(tensors) != written or tensors.keys() != expected:
+        raise UserError(f"{path}: its tensors are not those that were written; `dvc repro` makes it again")
+    return model, jax.tree.map_with_path(lambda key, _: tensors[_name(key)], template), info
 
 
 def require_same_data(path: Path, info: WeightsInfo, dataset: DatasetInfo) -> None:
     """Raise UserError unless the weights in a file were trained on this data set, with these splits."""
     if info.dataset != dataset:
-        raise UserError(f"{path}: trained on other data ({info.dataset.label}) than there is now ({dataset.label})")
-
-
-def _restore(path: Path, abstract: Params, tensors: dict[str, np.ndarray]) -> Params:
-    """Arrange tensors like `abstract`, checking that names, shapes and dtypes agree."""
-    expected = {_name(key): leaf for key, leaf in jax.tree.leaves_with_path(abstract)}
-    for name in sorted(expected.keys() | tensors.keys()):
-        found, wanted = tensors.get(name), expected.get(name)
-        if found is None or wanted is None or found.shape != wanted.shape or found.dtype != wanted.dtype:
-            raise UserError(f"{path}: tensor {name} is {_describe(found)}, its model has {_describe(wanted)}")
-    return jax.tree.map_with_path(lambda key, _: tensors[_name(key)], abstract)
+        raise UserError(f"{path}: trained on other data ({info.dataset.label}) than data/processed ({dataset.label})")
 
 
 def _digest(tensors: dict[str, np.ndarray]) -> str:
     """Return the SHA-256 of all tensors, by name."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(name.encode() + np.ascontiguousarray(tensors[name]).tobytes())
-    return found.hexdigest()
+        sha256.update(name.encode() + np.ascontiguousarray(tensors[name]).tobytes())
+    return sha256.hexdigest()
 
 
 def _name(key: tuple[jax.tree_util.DictKey, ...]) -> str:
     return "/".join(str(part.key) for part in key)
-
-
-def _describe(tensor: np.ndarray | jax.ShapeDtypeStruct | None) -> str:
-    return "absent" if tensor is None else f"{tensor.dtype}{tuple(tensor.shape)}"

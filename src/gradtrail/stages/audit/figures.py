@@ -1,4 +1,4 @@
-"""Figures of an audit: the labels of each split that the networks would change first, and whether the odds hold."""
+"""Figures of an audit: the most suspicious labels of each split, and the calibration of their probabilities."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,11 +50,11 @@ def draw_calibration(calibration: Mapping[str, Bins], title: str) -> Figure:
     """Draw the share of planted labels against the probability of being wrong, for each kind of noise."""
     figure, axes = plotting.new_figure(f"Planted labels found wrong · {title}", size=(6, 4.8))
     axes[0, 0].plot([0, 1], [0, 1], color=plotting.GREY, linewidth=1, label="as probable as stated")
-    for (kind, found), colour in zip(calibration.items(), plotting.CYCLE, strict=False):
-        is_filled = found.count > 0
-        sizes = 4 + 10 * np.log10(found.count[is_filled])
-        places = found.confidence[is_filled], found.accuracy[is_filled]
-        label = f"{kind}: calibration error {found.expected_calibration_error:.4f}"
+    for (kind, curve), colour in zip(calibration.items(), plotting.CYCLE, strict=False):
+        is_filled = curve.count > 0
+        sizes = 4 + 10 * np.log10(curve.count[is_filled])
+        places = curve.confidence[is_filled], curve.accuracy[is_filled]
+        label = f"{kind}: calibration error {curve.expected_calibration_error:.4f}"
         axes[0, 0].plot(*places, color=colour, linewidth=1)
         axes[0, 0].scatter(*places, s=sizes, color=colour, label=label)
     axes[0, 0].set(xlabel="probability that the label is wrong", ylabel="share that was planted", xlim=(-0.02, 1.02))

@@ -18,7 +18,7 @@ _LIKELY = 0.5  # probability from which a label counts as probably wrong
 
 
 def detection_table(planted: Mapping[NoiseKind, Planted]) -> pd.DataFrame:
-    """Return how well each score finds planted wrong labels.
+    """Return the quality of each score as a detector of planted wrong labels.
 
     Returns:
         A row for each kind of noise and score: `noise`, `score`, `auroc`, `average_precision`.
@@ -39,7 +39,7 @@ def detection_table(planted: Mapping[NoiseKind, Planted]) -> pd.DataFrame:
 def choose_score(detection: pd.DataFrame) -> str:
     """Return the candidate with the largest mean AUROC over the kinds of noise.
 
-    Not by average precision, which counts the wrong labels that the data set has of itself as mistakes at the very top.
+    Average precision would count wrong labels of the data set itself, at the top of the ranking, as mistakes.
     """
     means = detection.groupby("score", sort=True)["auroc"].mean()
     return str(means[list(CANDIDATES)].idxmax())
@@ -52,17 +52,17 @@ def suspect_table(splits: Mapping[str, Split], findings: Mapping[str, Findings],
     """
     parts = []
     for name, split in splits.items():
-        found = findings[name]
+        finding = findings[name]
         part = pd.DataFrame(
             {
                 "split": pd.Categorical([name] * len(split), categories=list(splits)),
                 "example_id": split.example_id,
                 "label": split.labels,
-                "score": found.scores[chosen],
-                "proposed_label": found.proposed,
-                "proposed_probability": found.proposed_probability.astype(np.float32),
-                "probability_wrong": found.probability_wrong.astype(np.float32),
-                **{key: values.astype(np.float32) for key, values in found.scores.items()},
+                "score": finding.scores[chosen],
+                "proposed_label": finding.proposed,
+                "proposed_probability": finding.proposed_probability.astype(np.float32),
+                "probability_wrong": finding.probability_wrong.astype(np.float32),
+                **{key: values.astype(np.float32) for key, values in finding.scores.items()},
             }
         )
         parts.append(part.sort_values(["score", "example_id"], ascending=[False, True]))
@@ -71,9 +71,9 @@ def suspect_table(splits: Mapping[str, Split], findings: Mapping[str, Findings],
 
 def calibration_of(planted: Mapping[NoiseKind, Planted], findings: Mapping[NoiseKind, Findings]) -> dict[str, Bins]:
     """Return, for each kind of noise, the probabilities of being wrong against the share of planted labels."""
-    found = {kind: findings[kind].probability_wrong for kind in planted}
-    bins = {kind: bins_of_equal_width(probability, _BINS) for kind, probability in found.items()}
-    return {kind: in_bins(bins[kind], found[kind], one.is_wrong, _BINS) for kind, one in planted.items()}
+    probabilities = {kind: findings[kind].probability_wrong for kind in planted}
+    bins = {kind: bins_of_equal_width(probability, _BINS) for kind, probability in probabilities.items()}
+    return {kind: in_bins(bins[kind], probabilities[kind], one.is_wrong, _BINS) for kind, one in planted.items()}
 
 
 def write_tables(
@@ -83,7 +83,7 @@ def write_tables(
     folder.mkdir(parents=True)
     suspects.to_parquet(folder / "suspects.parquet", index=False)
     detection.to_csv(folder / "detection.csv", index=False, float_format="%.6g")
-    parts = [pd.DataFrame(vars(found)).dropna().assign(noise=kind) for kind, found in calibration.items()]
+    parts = [pd.DataFrame(vars(curve)).dropna().assign(noise=kind) for kind, curve in calibration.items()]
     table = pd.concat(parts)[["noise", "count", "confidence", "accuracy"]]
     table = table.rename(columns={"confidence": "probability_wrong", "accuracy": "share_wrong"})
     table.to_csv(folder / "calibration.csv", index=False, float_format="%.6g")
@@ -98,14 +98,14 @@ def measure(
 ) -> dict[str, float | str]:
     """Return the metrics of an audit, flat."""
     metrics: dict[str, float | str] = {"score": chosen}
-    for name, found in findings.items():
-        count = len(found.proposed)
+    for name, finding in findings.items():
+        count = len(finding.proposed)
         metrics |= {
-            f"{name}/agreement": float(np.mean(found.proposed == splits[name].labels)),
-            f"{name}/expected_errors": found.rate.value * count,
-            f"{name}/expected_errors_low": found.rate.low * count,
-            f"{name}/expected_errors_high": found.rate.high * count,
-            f"{name}/probably_wrong": int(np.sum(found.probability_wrong >= _LIKELY)),
+            f"{name}/agreement": float(np.mean(finding.proposed == splits[name].labels)),
+            f"{name}/expected_errors": finding.rate.value * count,
+            f"{name}/expected_errors_low": finding.rate.low * count,
+            f"{name}/expected_errors_high": finding.rate.high * count,
+            f"{name}/probably_wrong": int(np.sum(finding.probability_wrong >= _LIKELY)),
         }
     for noise, score, auroc, precision in detection.itertuples(index=False):
         metrics |= {f"{noise}/{score}/auroc": auroc, f"{noise}/{score}/average_precision": precision}

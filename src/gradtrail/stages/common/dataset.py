@@ -1,11 +1,7 @@
-"""Which data set it is, and its splits as `preprocess` leaves them in `data/processed`."""
+"""The description of a data set, and its splits in `data/processed`."""
 
 import dataclasses
 import hashlib
-import math
-import re
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,61 +9,41 @@ from pathlib import Path
 import numpy as np
 
 from gradtrail.core.common.split import Split
-from gradtrail.core.common.validation import check
 from gradtrail.stages.common.files import read_json, write_json
 from gradtrail.stages.common.params import validate
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError
 
 SPLITS = ("train", "validation", "test")
-DIGEST_LENGTH = 12  # of a data set, where it is shown: in metrics files and in MLflow
+DIGEST_LENGTH = 12  # characters of a data set's digest in metrics files and in MLflow
 _INFO = "dataset.json"
 _UNDEFORMED = "train_undeformed"
 INDEX = "index.json"  # of a split in shards, whose digest stands for it
 LABELS = ("labels", "true_labels", "given_labels", "corrected_labels")
-_MAX_CLASSES = 256  # labels are bytes in the raw files
-_HEADER_BYTES = 128
-_HEADER = re.compile(  # NumPy itself takes more than it writes, and stumbles over some of it
-    rb"\x93NUMPY\x01\x00v\x00\{'descr': '[<|][biufcSUO]\d{0,4}', 'fortran_order': (True|False), "
-    rb"'shape': \((\d{1,15}, ?)*(\d{1,15})?\), \} *\n"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """Which data set this is; it follows the data into every metrics file, run and figure.
+    """The description of a data set; it accompanies the data into every metrics file, run and figure.
 
     Attributes:
-        name: as `fetch.dataset` names it.
-        digest: sha256 over the digests of the raw files, hexadecimal.
-        image_shape: height and width in pixels.
-        num_classes: labels are 0 to num_classes - 1.
-        examples: number of examples in each part; where there are deformed versions of training examples, also of those
-            without them.
-        files: SHA-256 of each file that holds the data, by name.
+        examples: number of examples in each part; if there are deformed versions, also the number of originals.
     """
 
-    name: str
-    digest: str
-    image_shape: tuple[int, int]
-    num_classes: int
+    name: str  # the value of `fetch.dataset`
+    digest: str  # sha256 over the digests of the raw files, hexadecimal
+    image_shape: tuple[int, int]  # height and width in pixels
+    num_classes: int  # labels are 0 to num_classes - 1
     examples: dict[str, int]
-    files: dict[str, str]
-
-    def __post_init__(self) -> None:
-        for side in self.image_shape:
-            check("image_shape", side, at_least=1)
-        check("num_classes", self.num_classes, at_least=1, at_most=_MAX_CLASSES)
-        for name, count in self.examples.items():
-            check(f"examples.{one_line(name)}", count, at_least=0)
+    files: dict[str, str]  # SHA-256 of each file that holds the data, by name
 
     @property
     def versions(self) -> int:
-        """Versions of each training example: more than one where `preprocess.deformations` says so."""
+        """The number of versions of each training example, see `preprocess.deformations`."""
         return self.examples.get("train", 1) // max(1, self.examples.get(_UNDEFORMED, self.examples.get("train", 1)))
 
     @property
     def label(self) -> str:
-        """What to call it under a figure."""
+        """The name under a figure."""
         return f"{self.name} {self.digest[:8]}"
 
     def as_metrics(self) -> dict[str, str]:
@@ -76,12 +52,12 @@ class DatasetInfo:
 
 
 def write_info(folder: Path, info: DatasetInfo) -> None:
-    """Write the description beside the data."""
+    """Write the description next to the data."""
     write_json(folder / _INFO, dataclasses.asdict(info))
 
 
 def read_info(folder: Path) -> DatasetInfo:
-    """Read the description beside the data."""
+    """Read the description next to the data."""
     path = folder / _INFO
     return validate(read_json(path), DatasetInfo, f"{path}: dataset")
 
@@ -109,57 +85,10 @@ def write_split(path: Path, split: Split) -> None:
 
 
 def read_split(path: Path, info: DatasetInfo) -> Split:
-    """Read a split; raise UserError where the file is damaged or does not fit the data set."""
+    """Read a split; raise UserError if the file is missing or does not have the bytes that were described."""
     require_unchanged(path, info)
-    names = [field.name for field in dataclasses.fields(Split)]
-    try:
-        with zipfile.ZipFile(path) as archive:
-            arrays = {name: _read_array(archive, f"{name}.npy") for name in names}
-    except (OSError, ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: damaged: {one_line(error)[:200]}") from None
-    _check_arrays(path, arrays, info)
-    return Split(**arrays)
-
-
-def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Read an array of an uncompressed `.npz`.
-
-    Raises:
-        ValueError: it is compressed, holds objects, or its header is not as NumPy writes it or declares another number
-            of bytes than there are. Refused before memory of the declared size is taken.
-    """
-    member = archive.getinfo(name)
-    if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
-        raise ValueError(f"{name} is compressed")
-    with archive.open(member) as stream:
-        if not _HEADER.fullmatch(stream.read(_HEADER_BYTES)):
-            raise ValueError(f"{name} has no header of an array")
-        stream.seek(0)
-        np.lib.format.read_magic(stream)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-        declared = stream.tell() + math.prod(shape) * dtype.itemsize
-        if declared != member.file_size and not dtype.hasobject:
-            raise ValueError(f"{name} declares {declared} bytes, but has {member.file_size}")
-        stream.seek(0)
-        return np.lib.format.read_array(stream, allow_pickle=False)
-
-
-def _check_arrays(path: Path, arrays: dict[str, np.ndarray], info: DatasetInfo) -> None:
-    rows = arrays["labels"].shape[:1]
-    expected: dict[str, tuple[tuple[int, ...], type]] = {"images": ((*rows, *info.image_shape), np.uint8)}
-    expected |= dict.fromkeys((*LABELS, "example_id"), (rows, np.int32))
-    for name, (shape, dtype) in expected.items():
-        array = arrays[name]
-        if array.shape != shape or array.dtype != dtype:
-            raise UserError(f"{path}: {name} is {array.dtype}{array.shape}, expected {np.dtype(dtype)}{shape}")
-    for name in LABELS:
-        require_labels(path, name, arrays[name], info.num_classes)
-
-
-def require_labels(path: Path, name: str, labels: np.ndarray, num_classes: int) -> None:
-    """Raise UserError unless there are labels, all of them classes."""
-    if labels.size == 0 or labels.min() < 0 or labels.max() >= num_classes:
-        raise UserError(f"{path}: {name} must be 0 to {num_classes - 1}, at least one of them")
+    with np.load(path, allow_pickle=False) as arrays:
+        return Split(**{field.name: arrays[field.name] for field in dataclasses.fields(Split)})
 
 
 def write_processed(
@@ -173,11 +102,12 @@ def write_processed(
     """Write all splits and the description to a new folder.
 
     Args:
-        folder: to make.
-        splits: by name.
-        info: of the data set; what it says of files and numbers of examples is replaced.
-        write_train: writes the training split in shards to a path, in place of `splits["train"]`; returns its size.
-        versions: of each training example.
+        folder: the new folder.
+        splits: splits by name.
+        info: description of the raw data; its files and numbers of examples are replaced.
+        write_train: function that writes the training split in shards to a path, in place of `splits["train"]`, and
+            returns its size.
+        versions: versions of each training example.
 
     Raises:
         UserError: a split has no example.
@@ -186,7 +116,7 @@ def write_processed(
         if len(split) == 0:
             raise UserError(
                 f"params.yaml: preprocess.validation_fraction leaves no {name} example; found "
-                f"{ {part: len(found) for part, found in splits.items()} }, every split needs at least one"
+                f"{ {part: len(part_split) for part, part_split in splits.items()} }, every split needs at least one"
             )
     folder.mkdir()
     examples = {name: len(split) for name, split in splits.items()}

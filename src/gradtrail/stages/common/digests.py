@@ -1,6 +1,6 @@
 """Content digests equal to those that DVC writes into `dvc.lock`, so that runs in MLflow match states in DVC.
 
-And stamps, which tell without reading a file whether it was written since.
+And stamps, which show without reading a file whether it was written since.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def _md5_of_file(path: Path) -> str:
 
 
 def stamps_of(paths: Iterable[Path]) -> Stamps:
-    """Return change time, modification time, size and inode of files, also of those in folders; of no missing file."""
+    """Return change time, modification time, size and inode of each file, also in folders; skips missing files."""
     stamps: Stamps = {}
     for path in paths:
         for file in path.rglob("*") if path.is_dir() else [path]:

@@ -1,6 +1,6 @@
-"""What of the environment can change a bit: a stage sets it itself at its start, refuses it, or has it as a param.
+"""Pins every environment setting that can change results, and refuses those that it cannot pin.
 
-`docs/guarantees.md` lists what is pinned and what is refused. Of Matplotlib's settings `artifacts.plotting` takes care.
+`docs/guarantees.md` lists what is pinned and what is refused. `artifacts.plotting` pins Matplotlib's settings.
 """
 
 import contextlib
@@ -99,8 +99,8 @@ HARMLESS = frozenset(  # logging, checking, caching, which devices are found, an
         "JAX_VERSION",
     }
 )
-_OF_JAX = re.compile(r"JAX_.+|CHECK_VMA|EAGER_CONSTANT_FOLDING|MOCK_NUM_GPU_PROCESSES|LIBTPU_INIT_ARGS")
-_OF_LIBRARIES = {  # read before a stage starts; name → what of its value can change a bit
+_JAX_VARIABLES = re.compile(r"JAX_.+|CHECK_VMA|EAGER_CONSTANT_FOLDING|MOCK_NUM_GPU_PROCESSES|LIBTPU_INIT_ARGS")
+_LIBRARY_VARIABLES = {  # read before a stage starts; name → what of its value can change a bit
     "FREETYPE_PROPERTIES": "",  # how Matplotlib draws letters
     "GLIBC_TUNABLES": "glibc.cpu",
     "NPY_DISABLE_CPU_FEATURES": "",
@@ -111,7 +111,9 @@ _DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 _OWN_FLAGS = ("--xla_gpu_deterministic_ops", "--xla_force_host_platform_device_count")  # what the stage sets counts
 _HARMLESS_FLAGS = (*_OWN_FLAGS, "--xla_dump_", "--xla_gpu_cuda_data_dir=")
 _FLAG = re.compile(r"--xla_\w+(=\S*)?")
-_READ_BY_JAX = re.compile(rf"(?!JAX_COORDINATOR_|{COUNT}|{INDEX})({_OF_JAX.pattern}|XLA_.+|CUDA_VISIBLE_DEVICES)")
+_READ_BY_JAX = re.compile(
+    rf"(?!JAX_COORDINATOR_|{COUNT}|{INDEX})({_JAX_VARIABLES.pattern}|XLA_.+|CUDA_VISIBLE_DEVICES)"
+)
 _PLATFORMS = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 _START_JAX = "import jax; jax.numpy.ones(1).sum().item(); print(*{device.platform for device in jax.devices()})"
 
@@ -121,7 +123,7 @@ class EnvironmentConfig:
     """The section `environment` of `params.yaml`, which every stage that computes reads.
 
     Attributes:
-        cpu_threads: of XLA's pool on a CPU, whatever cores there are: it splits long sums of products among them.
+        cpu_threads: size of XLA's thread pool on a CPU, on any number of cores: long sums of products are split by it.
         xla_flags: flags that the stage sets for XLA, such as `--xla_cpu_enable_fast_math=true`; may change results.
     """
 
@@ -138,25 +140,25 @@ class EnvironmentConfig:
 
 
 def refuse_unknown_variables(config: EnvironmentConfig | None) -> None:
-    """Raise UserError, in one line, where a variable may change a result and cannot be overridden any more.
+    """Raise UserError, one line, if a variable may change a result and can no longer be overridden.
 
-    Also where the address of MLflow's store, or the number of a process, is not valid.
+    Also if the address of MLflow's store, or the number of a process, is not valid.
 
     Args:
-        config: None for a stage that does not compute, to which JAX's and XLA's variables are nothing.
+        config: None for a stage that does not compute, which ignores JAX's and XLA's variables.
     """
     store_uri()
     for name in (COUNT, INDEX):
         if (value := os.environ.get(name)) and not value.isdecimal():
             raise UserError(f"{name}: must be a whole number, got {value!r}")
-    for name, part in _OF_LIBRARIES.items():
+    for name, part in _LIBRARY_VARIABLES.items():
         if (value := os.environ.get(name)) and part in value:
             raise UserError(f"{name} is set to {value!r}, which can change results; unset it")
     if config is None:
         return
-    known = HARMLESS | {name.upper() for name in PINNED}
+    allowed = HARMLESS | {name.upper() for name in PINNED}
     for name, value in sorted(os.environ.items()):
-        if _OF_JAX.fullmatch(name) and value and name not in known:
+        if _JAX_VARIABLES.fullmatch(name) and value and name not in allowed:
             raise UserError(f"{name} is set to {value!r}, which may change results; unset it")
     for flag in os.environ.get("XLA_FLAGS", "").split():
         if not flag.startswith(_HARMLESS_FLAGS) and flag not in config.xla_flags:
@@ -172,7 +174,7 @@ def require_jax(flags: Sequence[str] = ()) -> None:
     them: once for the same values on the same machine.
 
     Args:
-        flags: The flags for XLA in `params.yaml`.
+        flags: the flags for XLA in `params.yaml`.
     """
     variables = {name: value for name, value in sorted(os.environ.items()) if value and _READ_BY_JAX.fullmatch(name)}
     if flags:
@@ -184,30 +186,30 @@ def require_jax(flags: Sequence[str] = ()) -> None:
     if valid.is_file() and valid.read_bytes() == key.encode():
         return
     if error := _start_jax(variables)[1]:
-        given = ", ".join(f"{name}={value}" for name, value in variables.items())
-        given += " (with environment.xla_flags of params.yaml)" if flags else ""
-        others = {name: value for name, value in variables.items() if name not in _PLATFORMS}
-        if others != variables and (platforms := _start_jax(others)[0]):
-            given = ", ".join(f"{name}={variables[name]}" for name in _PLATFORMS if name in variables)
+        settings = ", ".join(f"{name}={value}" for name, value in variables.items())
+        settings += " (with environment.xla_flags of params.yaml)" if flags else ""
+        other_variables = {name: value for name, value in variables.items() if name not in _PLATFORMS}
+        if other_variables != variables and (platforms := _start_jax(other_variables)[0]):
+            settings = ", ".join(f"{name}={variables[name]}" for name in _PLATFORMS if name in variables)
             error = f"JAX finds only {platforms} on this machine"
-        raise UserError(f"JAX does not start with {given}: {error}")
+        raise UserError(f"JAX does not start with {settings}: {error}")
     with contextlib.suppress(OSError), atomic_file(private_folder() / valid.name) as temporary:
         temporary.write_bytes(key.encode())
 
 
 def _start_jax(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return the platforms on which JAX computes in another process, or its error; the variables replace those here."""
-    kept = {name: value for name, value in os.environ.items() if not _READ_BY_JAX.fullmatch(name)}
-    env = kept | dict(variables) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_TRACEBACK_FILTERING": "off"}
+    """Return the platforms on which JAX computes in another process with these variables, or its error."""
+    environment = {name: value for name, value in os.environ.items() if not _READ_BY_JAX.fullmatch(name)}
+    env = environment | dict(variables) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_TRACEBACK_FILTERING": "off"}
     process = subprocess.run([sys.executable, "-c", _START_JAX], env=env, capture_output=True, text=True, check=False)
     lines = process.stderr.strip().splitlines() or [f"its process ended with status {process.returncode}"]
     return (process.stdout.strip(), "") if process.returncode == 0 else ("", lines[-1].rpartition("] ")[2])
 
 
 def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:
-    """Set every switch of JAX and XLA that can change a bit, whatever the environment says; one device on a CPU.
+    """Set every switch of JAX and XLA that can change a bit, regardless of the environment; one device on a CPU.
 
-    Also the debug switches, and how memory of a GPU is allocated, where `XLA_PYTHON_CLIENT_PREALLOCATE` takes
+    Also the debug switches, and the allocation of GPU memory, for which `XLA_PYTHON_CLIENT_PREALLOCATE` takes
     precedence. Must be called before JAX looks for devices.
     """
     switches = {**PINNED, "jax_debug_nans": runtime.debug_nans, "jax_disable_jit": runtime.disable_jit}
@@ -216,13 +218,13 @@ def set_up_jax(config: EnvironmentConfig, runtime: RuntimeConfig) -> None:
     set_cpu_devices(1)
     os.environ["PJRT_NPROC"] = str(config.cpu_threads)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", str(runtime.gpu_preallocate).lower())
-    found = os.environ.get("XLA_FLAGS", "").split()
-    kept = [flag for flag in found if not flag.startswith(_OWN_FLAGS) and flag not in config.xla_flags]
-    os.environ["XLA_FLAGS"] = " ".join([*kept, *config.xla_flags, _DETERMINISTIC])
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    other_flags = [flag for flag in flags if not flag.startswith(_OWN_FLAGS) and flag not in config.xla_flags]
+    os.environ["XLA_FLAGS"] = " ".join([*other_flags, *config.xla_flags, _DETERMINISTIC])
 
 
 def set_cpu_devices(count: int) -> None:
-    """Make so many devices of the processor; must be called before JAX looks for devices."""
+    """Split the processor into this many devices; must be called before JAX looks for devices."""
     _jax().config.update("jax_num_cpu_devices", count)
 
 

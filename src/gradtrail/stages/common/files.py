@@ -1,4 +1,4 @@
-"""Write files atomically: a reader sees the old bytes or the new ones, never a mixture. And read JSON back."""
+"""Atomic writes: a reader sees the old bytes or the new ones, never a mixture. And the reader of JSON."""
 
 import contextlib
 import json
@@ -16,9 +16,9 @@ from gradtrail.support.errors import FULL, UserError, one_line
 
 @contextlib.contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Name the file that a full disk stopped: `path`, or of a folder the file in it that was written last.
+    """Add the file name to the error of a full disk: `path`, or in a folder the file that was written last.
 
-    An OSError of opening a file names it, one of writing does not.
+    An OSError of opening a file names it; one of writing does not.
     """
     try:
         yield
@@ -31,7 +31,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it to `path` on success, remove it on any exception.
+    """Yield a temporary path next to `path`; rename it to `path` on success, remove it on any exception.
 
     A symlink stays, and the file that it names is replaced.
     """
@@ -50,17 +50,17 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Path]:
     """Yield an empty folder to write `outs` into; on success each is renamed to its path under `folder`.
 
-    Nothing under `folder` changes before every out is complete, and on any exception the previous outs are kept. All
-    previous outs are moved away before the first new one is moved in, so that even a kill never leaves a mixture.
-    Another process that writes the same outs waits.
+    Nothing under `folder` changes before every output is complete, and on any exception the previous outputs are kept.
+    All previous outputs are moved away before the first new one is moved in, so that even a kill never leaves a
+    mixture. Another process that writes the same outputs waits.
 
     Args:
         outs: paths relative to `folder`, files or folders; all of them must be written, and nothing else.
         folder: the working folder.
-        name: the stage; a folder that a killed process of the same stage left is removed.
+        name: the stage; a folder that a killed process of the same stage left behind is removed.
 
     Raises:
-        RuntimeError: an out was not written, or a file was written that is not an out.
+        RuntimeError: an output was not written, or a file was written that is not an output.
     """
     new, old = folder / ".outs" / name, folder / ".outs" / f"{name}.old"
     new.parent.mkdir(exist_ok=True)
@@ -79,10 +79,10 @@ def writing_outs(outs: tuple[str, ...], folder: Path, name: str) -> Iterator[Pat
 
 @contextlib.contextmanager
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Yield an empty folder on the same disk as the outs under `folder`, which is removed in the end.
+    """Yield an empty folder on the same disk as the outputs under `folder`, which is removed in the end.
 
-    One that a killed process of this name left is removed. No two processes may use a name at once; the lock tells
-    `gradtrail gc` that one does.
+    A folder that a killed process of this name left behind is removed. No two processes may use a name at the same
+    time; the lock shows `gradtrail gc` that it is in use.
     """
     path = folder / ".outs" / f"{name}.scratch"
     path.parent.mkdir(exist_ok=True)
@@ -105,20 +105,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, name: str = "") -> Any:
-    """Read a JSON file that a stage wrote, of this name in messages; raise UserError where it is missing or damaged."""
+    """Read a JSON file of a stage; raise UserError if it is missing or damaged. Messages call it `name`."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{name or path}: no such file; `dvc repro` makes it") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{name or path}: not readable as JSON: {one_line(error)[:200]}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{name or path}: not readable as JSON: {one_line(error)[:200]}; `dvc checkout` restores it"
+        ) from None
 
 
-def read_mapping(path: Path, of: str, name: str = "") -> dict[str, Any]:
-    """Read a JSON file whose top level is a mapping `of` something, as `read_json` does."""
+def read_mapping(path: Path, values: str, name: str = "") -> dict[str, Any]:
+    """Read a JSON file whose top level is a mapping of `values`, as `read_json` does."""
     content = read_json(path, name)
     if not isinstance(content, dict):
-        raise UserError(f"{name or path}: expected a mapping of {of}, got {type(content).__name__}")
+        raise UserError(f"{name or path}: expected a mapping of {values}, got {type(content).__name__}")
     return content
 
 

@@ -1,4 +1,4 @@
-"""What a stage reads, as it was when the stage started: its results are recorded only if that still holds at its end.
+"""The inputs of a stage at its start: its results are recorded only if the inputs are the same at its end.
 
 DVC hashes params and deps after the command has ended. Without this check, the results of a stage whose params, code or
 data were edited meanwhile would be recorded, and later served from the run-cache, under inputs that never made them.
@@ -93,12 +93,12 @@ def _changes(before: Entry, after: Entry, files: list[str]) -> Iterator[str]:
     for file, values in before.params.items():
         old, new = flatten(values), flatten(after.params[file])
         for key in sorted({*old, *new}):
-            if (was := _shown(old, key)) != (is_now := _shown(new, key)):
+            if (was := _format_value(old, key)) != (is_now := _format_value(new, key)):
                 yield f"{file}: {key} changed from {was} to {is_now}"
     for dep, md5 in before.deps.items():
         if after.deps[dep] != md5:
             yield f"{next((file for file in files if file.startswith(dep)), dep)} changed"
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def _format_value(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "nothing"

@@ -1,4 +1,4 @@
-"""Changes to `params.yaml`, as in recipes and comparisons: dotted key → value, such as `train.model` → `cnn`."""
+"""Changes to `params.yaml`: dotted key → value, such as `train.model` → `cnn`."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def require_known(params: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> None:
-    """Raise UserError where a key of `changes` is not a param; `name` is the prefix of the key in the message."""
+    """Raise UserError if a key of `changes` is not a param; `name` is the prefix of the key in the message."""
     flat = flatten(params)
     for key in changes:
         if key not in flat:

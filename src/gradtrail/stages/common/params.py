@@ -6,58 +6,42 @@ This module knows no config class: each stage passes its own. YAML is read as YA
 import contextlib
 import copy
 import functools
-import itertools
 import json
-import math
-import sys
-import warnings
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode
-from ruamel.yaml.scanner import Scanner
 
 from gradtrail.support.errors import UserError, one_line, suggestion
 
 Section = TypeVar("Section")
 ExtraValues: TypeAlias = Literal["forbid", "ignore"]
 
-_MAX_FILE_BYTES = 2**18  # a project's files have a few thousand bytes
-_MAX_VALUES = 10_000  # keys count too; so many take half a second, and a lock of this project has 2,000
-_MAX_CONTENT_BYTES = 2**24  # a few lines of aliases can expand to gigabytes
-_MAX_DEPTH = 50  # of mappings and lists, of which the parser visits all around each value
-_TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 _MAX_LINE = 500  # characters of an error
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # types of pydantic's errors
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML 1.2 file whose top level is a mapping; raise UserError in one line where it is not."""
+    """Read a YAML 1.2 file whose top level is a mapping; raise UserError, one line, if it is none."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_FILE_BYTES + 1)
+        return parse_yaml(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return parse_yaml(data, str(path))
 
 
 def parse_yaml(data: bytes, name: str) -> dict[str, Any]:
     """Return the content of a YAML 1.2 file of this name, as `read_yaml` does."""
-    if len(data) > _MAX_FILE_BYTES:
-        raise UserError(f"{name}: more than {_MAX_FILE_BYTES:,} bytes")
     try:
         content = copy.deepcopy(_parse(data.decode("utf-8")))
     except UnicodeDecodeError as error:
         raise UserError(f"{name}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    except (YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:  # all raised by malformed text
+    except (YAMLError, ValueError) as error:  # such as a key that occurs twice
         raise UserError(f"{name}: not readable as YAML: {one_line(error)[:_MAX_LINE]}") from None
     if not isinstance(content, dict):
         raise UserError(f"{name}: expected sections by name, got {type(content).__name__}")
@@ -80,8 +64,8 @@ def load_section(section: str, into: type[Section], path: Path = Path("params.ya
     """
     content = read_yaml(path)
     if section not in content:
-        found = one_line(", ".join(map(str, content)))[:_MAX_LINE]
-        raise UserError(f"{path}: section '{section}' is missing; found {found}")
+        sections = one_line(", ".join(map(str, content)))[:_MAX_LINE]
+        raise UserError(f"{path}: section '{section}' is missing; found {sections}")
     return validate(content[section], into, f"{path}: {section}")
 
 
@@ -92,7 +76,7 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
         value: the data.
         into: the dataclass.
         name: prefix of the key in errors.
-        extra: whether keys that the dataclass lacks are an error or ignored.
+        extra: treatment of keys that the dataclass lacks: an error, or ignored.
 
     Returns:
         An instance of `into`.
@@ -106,31 +90,6 @@ def validate(value: Any, into: type[Section], name: str, *, extra: ExtraValues =
         return adapter.validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise UserError(_one_line(error.errors(), value, name)[:_MAX_LINE]) from None
-    except (TypeError, ValueError, RecursionError) as error:  # a list as a key, an integer of thousands of digits
-        raise UserError(f"{name}: not a valid value: {one_line(error)[:_MAX_LINE]}") from None
-
-
-class _Scanner(Scanner):
-    """Refuses deep brackets as it meets them; the parser looks far ahead of what it hands on."""
-
-    def fetch_flow_collection_start(self, *args: Any, **kwargs: Any) -> None:
-        if len(self.flow_context) >= _MAX_DEPTH:
-            raise ValueError(_TOO_DEEP)
-        super().fetch_flow_collection_start(*args, **kwargs)
-
-
-class _Composer(Composer):
-    """Refuses documents that are nested so deeply, or have so many values, that reading them would take seconds."""
-
-    num_values = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self.num_values += 1
-        if self.depth >= _MAX_DEPTH:
-            raise ValueError(_TOO_DEEP)
-        if self.num_values > _MAX_VALUES:
-            raise ValueError(f"more than {_MAX_VALUES:,} keys and values")
-        return super().compose_node(parent, index)
 
 
 class _Constructor(SafeConstructor):
@@ -140,31 +99,11 @@ class _Constructor(SafeConstructor):
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
 
 
-@functools.lru_cache(maxsize=8)  # the params take 50 ms, and a sync asks for those of each state
+@functools.lru_cache(maxsize=8)  # the params take 50 ms, and a sync reads those of each state
 def _parse(text: str) -> Any:
-    """Return the content of a YAML document; raise ValueError where it has too much in it or is nested too deeply."""
     yaml = YAML(typ="safe", pure=True)
-    yaml.Scanner, yaml.Composer, yaml.Constructor = _Scanner, _Composer, _Constructor
-    with warnings.catch_warnings(action="ignore"):  # an anchor that is set twice; the warning has several lines
-        document = yaml.compose(text)
-    if document is None:
-        return None
-    if _content_bytes(document, {}) > _MAX_CONTENT_BYTES:
-        raise ValueError(f"its aliases expand to more than {_MAX_CONTENT_BYTES:,} bytes, or contain themselves")
-    content = yaml.constructor.construct_document(document)
-    json.dumps(content)  # raises TypeError for what a tag may ask for: bytes, a set, an object
-    return content
-
-
-def _content_bytes(node: Any, known: dict[int, float]) -> float:
-    """Return the approximate size of a node with every alias expanded, in bytes; infinity where it contains itself."""
-    if not isinstance(node.value, list):
-        return sys.getsizeof(node.value)
-    if id(node) not in known:
-        known[id(node)] = math.inf
-        parts = itertools.chain(*node.value) if isinstance(node, MappingNode) else node.value
-        known[id(node)] = sys.getsizeof(node.value) + sum(_content_bytes(part, known) for part in parts)
-    return known[id(node)]
+    yaml.Constructor = _Constructor
+    return yaml.load(text)
 
 
 @functools.cache  # pydantic takes milliseconds to build one
@@ -186,7 +125,7 @@ def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
 
     A key that is mistyped is also missing.
     """
-    error = min(errors, key=lambda each: each["type"] not in _UNKNOWN)
+    error = min(errors, key=lambda candidate: candidate["type"] not in _UNKNOWN)
     key = ".".join([name, *(one_line(part) for part in error["loc"])])
     match error["type"]:
         case "missing":
@@ -199,12 +138,12 @@ def _one_line(errors: list[ErrorDetails], value: Any, name: str) -> str:
 
 
 def _nearest_key(error: ErrorDetails, errors: list[ErrorDetails], value: Any) -> str:
-    """Suggest a key for an unknown one: those beside it that are known, and those that are missing."""
+    """Suggest a key for an unknown one, out of the known and the missing keys of the same section."""
     *parents, unknown = error["loc"]
     with contextlib.suppress(LookupError, TypeError):
-        beside = {str(key) for key in functools.reduce(lambda node, part: node[part], parents, value)}
-        same = [each for each in errors if [*each["loc"][:-1]] == parents]
-        wrong = {str(each["loc"][-1]) for each in same if each["type"] in _UNKNOWN}
-        missing = {str(each["loc"][-1]) for each in same if each["type"] == "missing"}
-        return suggestion(str(unknown), beside - wrong | missing)
+        siblings = {str(key) for key in functools.reduce(lambda node, part: node[part], parents, value)}
+        same = [other for other in errors if [*other["loc"][:-1]] == parents]
+        wrong = {str(other["loc"][-1]) for other in same if other["type"] in _UNKNOWN}
+        missing = {str(other["loc"][-1]) for other in same if other["type"] == "missing"}
+        return suggestion(str(unknown), siblings - wrong | missing)
     return ""

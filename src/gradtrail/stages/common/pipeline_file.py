@@ -1,6 +1,6 @@
-"""Reads `dvc.yaml` and `dvc.lock`: which stages there are, and what determines the outs of each.
+"""Reading `dvc.yaml` and `dvc.lock`: the stages, and what determines the outputs of each.
 
-The one place that knows the names, the order, the deps, params and outs of the stages. Out of scope: the key of a
+The one place that knows the names, the order, the deps, params and outputs of the stages. Out of scope: the key of a
 state, which `tracking/lineage/keys.py` makes of an entry.
 """
 
@@ -8,13 +8,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from gradtrail.stages.common.digests import digest
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import read_yaml
 from gradtrail.support.errors import UserError, one_line
 
 # The pipeline of the root and the optional ones, each with its lock; all paths are relative to the root. `.dvcignore`
@@ -27,149 +27,100 @@ _CODE_FOLDER, _CODE_FILES = "src/", (".py", ".j2")  # all other deps are data
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What determines a stage's outs.
+    """What determines a stage's outputs."""
 
-    Attributes:
-        cmd: the command line.
-        params: for each params file, key → value; a key names a section or, dotted, a value in one.
-        deps: path → digest.
-    """
-
-    cmd: str
-    params: dict[str, dict[str, Any]]
-    deps: dict[str, str]
+    cmd: str  # command line
+    params: dict[str, dict[str, Any]]  # params file → key → value; a key names a section or, dotted, a value in one
+    deps: dict[str, str]  # path → digest
 
     @property
     def data(self) -> dict[str, str]:
-        """The deps that are no code."""
-        return {path: found for path, found in self.deps.items() if not is_code(path)}
+        """The deps that are data."""
+        return {path: md5 for path, md5 in self.deps.items() if not is_code(path)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:
-    """A stage as `dvc.yaml` declares it; paths are relative to the folder of `dvc.yaml`.
-
-    Attributes:
-        params: for each params file, the keys.
-        outs: everything that it writes, metrics and plots included.
-    """
+    """A stage as `dvc.yaml` declares it; paths are relative to the folder of `dvc.yaml`."""
 
     cmd: str
     deps: tuple[str, ...]
-    params: dict[str, tuple[str, ...]]
-    outs: tuple[str, ...]
+    params: dict[str, tuple[str, ...]]  # params file → keys
+    outs: tuple[str, ...]  # all outputs, metrics and plots included
 
     @property
     def data_deps(self) -> tuple[str, ...]:
-        """The deps that are no code."""
+        """The deps that are data."""
         return tuple(dep for dep in self.deps if not is_code(dep))
 
 
-_Outs = list[str | dict[str, Any]]
-
-
-@dataclass
-class _DeclaredStage:
-    """What is read of a stage in `dvc.yaml`."""
-
-    cmd: str | list[str]
-    deps: list[str] = field(default_factory=list)
-    params: list[str | dict[str, list[str]]] = field(default_factory=list)
-    outs: _Outs = field(default_factory=list)
-    metrics: _Outs = field(default_factory=list)
-    plots: _Outs = field(default_factory=list)
-
-
-@dataclass
-class _DvcYaml:
-    stages: dict[str, _DeclaredStage]
-
-
-@dataclass
-class _LockedFile:
-    path: str
-    md5: str
-
-
-@dataclass
-class _LockedStage:
-    """What is read of a stage in `dvc.lock`."""
-
-    cmd: str | list[str]
-    deps: list[_LockedFile] = field(default_factory=list)
-    params: dict[str, dict[str, Any]] = field(default_factory=dict)
-    outs: list[_LockedFile] = field(default_factory=list)
-
-
-@dataclass
-class _DvcLock:
-    stages: dict[str, _LockedStage] = field(default_factory=dict)
-
-
 def read_pipeline(path: Path = Path("dvc.yaml")) -> dict[str, StageSpec]:
-    """Read the stages of a `dvc.yaml`, in its order; raise UserError in one line where they are none."""
+    """Read the stages of a `dvc.yaml`, in its order; raise UserError, one line, if they are none."""
     return parse_pipeline(read_yaml(path), str(path))
 
 
 def parse_pipeline(content: Mapping[str, Any], name: str) -> dict[str, StageSpec]:
     """Return the stages of the content of a `dvc.yaml` of this name, as `read_pipeline` does."""
-    validate(content, _DvcYaml, name, extra="ignore")
-    pipeline = {stage: _stage_spec(content["stages"][stage]) for stage in content["stages"]}
     try:
-        TopologicalSorter({stage: upstream_stages(stage, pipeline) for stage in pipeline}).prepare()
-    except CycleError as error:
-        raise UserError(f"{name}: stages that depend on each other: {', '.join(error.args[1])}") from None
-    return pipeline
+        return {stage: _stage_spec(section) for stage, section in content["stages"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{name}: no stages as DVC reads them ({type(error).__name__}: {one_line(error)})") from None
 
 
 def read_pipelines(folder: Path) -> dict[str, StageSpec]:
-    """Read the stages of `dvc.yaml` and, where there are any, of those beside it; see `FILES`."""
+    """Read the stages of `dvc.yaml` and of the optional pipelines, if there are any; see `FILES`."""
     pipeline = read_pipeline(folder / FILES[0])
-    for beside in (folder / name for name in FILES[2::2]):
-        pipeline |= read_pipeline(beside) if beside.is_file() else {}
+    for file in (folder / name for name in FILES[2::2]):
+        pipeline |= read_pipeline(file) if file.is_file() else {}
     return pipeline
 
 
 def dvc_target(stage: str) -> str:
-    """Return what `dvc repro`, in the root, knows a stage of the working folder by."""
-    for beside in map(Path, FILES[2::2]):
-        if beside.is_file() and stage in read_pipeline(beside):
-            return f"{beside}:{stage}"
+    """Return the target that `dvc repro`, in the root, expects for a stage of the working folder."""
+    for file in map(Path, FILES[2::2]):
+        if file.is_file() and stage in read_pipeline(file):
+            return f"{file}:{stage}"
     return stage
 
 
 def dvc_file(stage: str) -> str:
-    """Return the `dvc.yaml` of the working folder that a stage is in."""
+    """Return the `dvc.yaml` of the working folder that declares a stage."""
     return dvc_target(stage).rpartition(":")[0] or FILES[0]
 
 
 def read_locks(folder: Path) -> dict[str, Any]:
-    """Read the stages of all locks; of none where there is none."""
+    """Read the stages of all locks that exist."""
     locks = (folder / name for name in FILES[1::2])
     return {name: stage for lock in locks if lock.is_file() for name, stage in read_lock(lock).items()}
 
 
 def read_lock(path: Path) -> dict[str, Any]:
-    """Read the stages of a `dvc.lock`; raise UserError in one line where they are none."""
+    """Read the stages of a `dvc.lock`; raise UserError, one line, if they are none."""
     return parse_lock(read_yaml(path), str(path))
 
 
 def parse_lock(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the stages of the content of a `dvc.lock` of this name, as `read_lock` does."""
-    validate(content, _DvcLock, name, extra="ignore")
-    return content.get("stages", {})
+    """Return the stages of the content of a `dvc.lock` of this name, which may be another project's."""
+    stages: dict[str, Any] = content.get("stages", {})
+    try:
+        for section in stages.values():
+            locked_entry(section)
+            output_digests(section)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{name}: no stages as DVC locks them ({type(error).__name__}: {one_line(error)})") from None
+    return stages
 
 
 def live_entry(spec: StageSpec, folder: Path, *, is_partial: bool = False) -> Entry:
-    """Return the entry of a stage from the files in `folder` as they are now.
+    """Return the entry of a stage from the current files in `folder`.
 
     Args:
         spec: the stage.
-        folder: that deps are relative to.
-        is_partial: whether deps that are not there are left out.
+        folder: folder that deps are relative to.
+        is_partial: True to leave out missing deps.
 
     Raises:
-        FileNotFoundError: a dep is not there.
+        FileNotFoundError: a dep is missing.
         UserError: a params file is none, or lacks a key.
     """
     params = {name: _values(folder / name, keys) for name, keys in spec.params.items()}
@@ -183,8 +134,8 @@ def locked_entry(stage: Mapping[str, Any]) -> Entry:
     return Entry(cmd=stage["cmd"], params=stage.get("params", {}), deps=deps)
 
 
-def outs_of(section: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each out in a section of `dvc.lock`, by its path."""
+def output_digests(section: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each output in a section of `dvc.lock`, by its path."""
     return {out["path"]: out["md5"] for out in section.get("outs", ())}
 
 
@@ -197,17 +148,17 @@ def upstream_stages(stage: str, pipeline: Mapping[str, StageSpec]) -> list[str]:
 
 
 def has_shape(section: Mapping[str, Any], spec: StageSpec) -> bool:
-    """Whether a section of a `dvc.lock` reads the data and writes the outs that a stage declares; code aside."""
-    return set(locked_entry(section).data) == set(spec.data_deps) and outs_of(section).keys() == set(spec.outs)
+    """Whether a section of a `dvc.lock` reads the data and writes the outputs that a stage declares; code aside."""
+    return set(locked_entry(section).data) == set(spec.data_deps) and output_digests(section).keys() == set(spec.outs)
 
 
 def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> dict[str, Any]:
-    """Return the values of dotted keys in a params file's content; raise UserError where one is missing.
+    """Return the values of dotted keys in a params file's content; raise UserError if one is missing.
 
     Args:
-        content: of the file.
-        keys: such as `train` or `train.seed`.
-        name: of the file.
+        content: content of the file.
+        keys: sections or dotted keys, such as `train` or `train.seed`.
+        name: name of the file.
     """
     try:
         return {key: functools.reduce(lambda node, part: node[part], key.split("."), content) for key in keys}
@@ -216,17 +167,17 @@ def values_of(content: Mapping[str, Any], keys: tuple[str, ...], name: str) -> d
 
 
 def stages_before(stage: str, pipeline: Mapping[str, StageSpec]) -> dict[str, StageSpec]:
-    """Return the stages whose outs `stage` reads, directly or not, in the pipeline's order."""
-    found, waiting = set[str](), [stage]
+    """Return the stages whose outputs `stage` reads, directly or not, in the pipeline's order."""
+    before, waiting = set[str](), [stage]
     while waiting:
-        new = set(upstream_stages(waiting.pop(), pipeline)) - found
-        found |= new
+        new = set(upstream_stages(waiting.pop(), pipeline)) - before
+        before |= new
         waiting += new
-    return {name: spec for name, spec in pipeline.items() if name in found}
+    return {name: spec for name, spec in pipeline.items() if name in before}
 
 
 def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
-    """Return the stages that belong to a training, in the pipeline's order: what reads its outs or its params section.
+    """Return the stages that read the outputs or the params of the training, in the pipeline's order.
 
     Directly or through another stage. Their runs in MLflow are children of the training's run.
     """
@@ -239,25 +190,25 @@ def stages_below_training(pipeline: Mapping[str, StageSpec]) -> tuple[str, ...]:
 
 
 def is_code(dep: str) -> bool:
-    """Whether a dep is a file or folder of code, and no data."""
+    """Whether a dep is code, not data."""
     return dep.startswith(_CODE_FOLDER) or dep.endswith(_CODE_FILES)
 
 
 def contains_path(out: str, dep: str) -> bool:
-    """Whether a dep is an out, or lies in it."""
+    """Whether a dep is an output, or lies in it."""
     return dep == out or dep.startswith(f"{out}/")
 
 
 def sha256_of(content: Mapping[str, Any]) -> str:
-    """Return the digest of plain values, whatever the order of their keys, as 64 hexadecimal digits."""
+    """Return the digest of plain values, independent of the order of their keys, as 64 hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _stage_spec(stage: Mapping[str, Any]) -> StageSpec:
     params: dict[str, list[str]] = {}
     for item in stage.get("params", ()):
-        named = item if isinstance(item, dict) else {"params.yaml": [item]}
-        for name, keys in named.items():
+        by_file = item if isinstance(item, dict) else {"params.yaml": [item]}
+        for name, keys in by_file.items():
             params.setdefault(name, []).extend(keys)
     outs = [*stage.get("outs", ()), *stage.get("metrics", ()), *stage.get("plots", ())]
     return StageSpec(

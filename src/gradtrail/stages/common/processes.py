@@ -1,6 +1,6 @@
 """The processes that train together, on one host or several: a thin layer over `jax.distributed`.
 
-Process 0 alone writes outs, tracks, and prints; the others compute. They are started by `gradtrail.launch`, or by a
+Process 0 alone writes outputs, tracks, and prints; the others compute. They are started by `gradtrail.launch`, or by a
 scheduler that JAX knows, see `docs/several_hosts.md`. What depends on the clock, on signals or on the host is decided
 by process 0, and the others get it with `agreed`: from JAX's coordination service, as gloo's collectives wait for 30 s
 at most. A process that stops answering ends the others by JAX's heartbeat: it aborts them, and `gradtrail.launch` says
@@ -70,7 +70,7 @@ class Processes:
         return [device for index in sorted(devices) for device in devices[index][: shards // self.count]]
 
     def agreed(self, decide: Callable[[], T]) -> T:
-        """Return what `decide` returns in process 0, where alone it is called: a plain value, by JSON.
+        """Return the result of `decide`, which process 0 alone calls: a plain value, as JSON.
 
         All processes must ask for the same decisions in the same order; the others wait for process 0 without limit.
         """
@@ -93,17 +93,17 @@ class Processes:
         self.agreed(lambda: [self._wait_for(f"{key}/{index}") for index in range(1, self.count)])
 
     def of_first(self, function: Callable[..., T]) -> Callable[..., T]:
-        """Return a function that gives what `function` returns in process 0, where alone it is called."""
+        """Return a function with the result of `function` in process 0, which alone calls it."""
         return lambda *args: self.agreed(functools.partial(function, *args))
 
     def require_same(self, values: Mapping[str, str]) -> None:
-        """Raise UserError, in one line, where this process has another value than process 0 of something, by name.
+        """Raise UserError, in one line, if this process has another value than process 0 of something, by name.
 
         Packages and the kind of processor count too: both may change last digits, of which each process has its own.
         """
-        here = dict(values) | {"the processor": processor_digest(), "jaxlib": version("jaxlib")}
-        for name, value in self.agreed(lambda: here).items():
-            if here[name] != value:
+        own_values = dict(values) | {"the processor": processor_digest(), "jaxlib": version("jaxlib")}
+        for name, value in self.agreed(lambda: own_values).items():
+            if own_values[name] != value:
                 raise UserError(f"{name} differs from that of process 0, on {socket.gethostname()}")
 
     def ask_to_stop(self, number: int) -> None:
@@ -157,7 +157,7 @@ ALONE = Processes()
 
 
 def write_log() -> None:
-    """Have one of several processes print to its log; of process 0 only what libraries print below Python."""
+    """Redirect stderr of one of several processes to its log; for process 0 only the output of native libraries."""
     if not is_launched():
         return
     streams = [os.fdopen(os.dup(old.fileno()), "w", 1, old.encoding, old.errors) for old in (sys.stdout, sys.stderr)]
@@ -198,7 +198,7 @@ def join(seconds: float) -> Processes:
             names = f"{ADDRESS}, {COUNT} and {INDEX}"
             line = f"JAX detected no scheduler that started this process; {LAUNCH} needs one, or {names}"
             raise UserError(line) from None
-        raise UserError(f"the processes could not meet: {one_line(error)[:200]}") from None
+        raise UserError(f"the processes could not connect: {one_line(error)[:200]}") from None
     state = _jax_processes()
     return Processes(state.process_id, state.num_processes, state.client)
 
@@ -212,7 +212,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _gloo_on_loopback() -> contextlib.AbstractContextManager[object]:
-    """Have gloo listen on loopback alone where the coordinator does; JAX itself takes the host's own address."""
+    """Let gloo listen on loopback alone if the coordinator does; by default JAX uses the host's address."""
     if not is_loopback(_jax_processes().coordinator_address):
         return contextlib.nullcontext()
     jaxlib = importlib.import_module("jaxlib._jax")

@@ -1,4 +1,4 @@
-"""The section `runtime` of `params.yaml`: settings that cannot change an out: no DVC param, in no state key."""
+"""The section `runtime` of `params.yaml`: settings that cannot change an output: no DVC param, in no state key."""
 
 from dataclasses import dataclass
 
@@ -9,46 +9,34 @@ _WAIT: Bounds = {"above": 0, "at_most": 1_000_000}  # seconds: the system counts
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """How a stage runs, as opposed to what it computes.
+    """Settings of how a stage runs, as opposed to what it computes.
 
     Attributes:
         mirrors: base URLs that serve the four files of the data set as `.gz`, tried in order; None for the data set's
             own.
-        openml: whether to ask OpenML, where it has the data set, when no mirror delivers.
         download_timeout_seconds: limit for one file from one mirror; a mirror that sends nothing is given up sooner.
-        steps_per_call: optimizer steps between two updates of the progress bar.
-        stream_above_mib: size of the training images above which a training reads shards as it goes; below, memory
-            holds them.
-        checkpoint_seconds: time between two checkpoints of a training, from which it resumes after a kill.
-        join_seconds: longest that one of several processes waits for the others as they start.
-        compile_cache: whether to keep compiled functions on disk, for the next run.
-        trace: whether to record half a second of what the stage computes with JAX's profiler, as an artifact.
-        tracking: whether to log to MLflow.
-        tracking_seconds: longest that a stage waits, at its end, for a tracking server; `gradtrail sync` backfills
-            what is then missing.
-        system_metrics: whether to log the usage of processor and memory, of stages that last for more than a minute.
-        copy_outs: whether to log weights and parquet tables as artifacts, in addition to their digests.
-        debug_nans: whether to stop at the first NaN, in the operation that produced it; no outs are written.
-        disable_jit: whether to run every operation by itself; no outs are written, since their bits would differ.
-        gpu_preallocate: whether JAX allocates most of a GPU's memory at start.
+        stream_above_mib: size of the training images above which a training streams shards from disk; smaller splits
+            are held in memory.
+        tracking_seconds: total time a stage waits, at its end, for a tracking server; `gradtrail sync` uploads the
+            rest.
     """
 
     mirrors: tuple[str, ...] | None
-    openml: bool
+    openml: bool  # True to use OpenML, if it has the data set and no mirror delivers
     download_timeout_seconds: float
-    steps_per_call: int
+    steps_per_call: int  # optimizer steps between two updates of the progress bar
     stream_above_mib: float
-    checkpoint_seconds: float
-    join_seconds: float
-    compile_cache: bool
-    trace: bool
-    tracking: bool
+    checkpoint_seconds: float  # time between two checkpoints of a training, from which it resumes after a kill
+    join_seconds: float  # longest wait of one of several processes for the others at the start
+    compile_cache: bool  # True to keep compiled functions on disk, for the next run
+    trace: bool  # True to record half a second of the stage's work with JAX's profiler, as an artifact
+    tracking: bool  # True to log to MLflow
     tracking_seconds: float
-    system_metrics: bool
-    copy_outs: bool
-    debug_nans: bool
-    disable_jit: bool
-    gpu_preallocate: bool
+    system_metrics: bool  # True to log the usage of processor and memory, for stages longer than a minute
+    copy_outs: bool  # True to log weights and parquet tables as artifacts, in addition to their digests
+    debug_nans: bool  # True to stop at the first NaN, in the operation that produced it; no outputs are written
+    disable_jit: bool  # True to run every operation by itself; no outputs are written, since their bits would differ
+    gpu_preallocate: bool  # True if JAX allocates most of a GPU's memory at start
 
     def __post_init__(self) -> None:
         check_fields(

@@ -74,7 +74,7 @@ def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextMan
     A second process waits for the lock and then finds the program in the cache.
 
     Args:
-        folder: of the cache.
+        folder: folder of the cache.
     """
 
     @contextlib.contextmanager
@@ -86,6 +86,6 @@ def only_compiler(folder: Path) -> Callable[[str], contextlib.AbstractContextMan
 
 
 def cached_compiler(runtime: RuntimeConfig) -> Compiler:
-    """Return a compiler that takes what another process has compiled from the cache, where that is enabled."""
+    """Return a compiler that uses the cache of compiled functions, if that is enabled."""
     folder = set_up_cache() if runtime.compile_cache else None
     return Compiler(time.perf_counter, only_compiler(folder) if folder else None)

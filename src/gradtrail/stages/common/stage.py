@@ -1,7 +1,7 @@
-"""What every stage script does around its work: check the environment, load params, write outs, report errors.
+"""The frame of every stage script: check the environment, load params, write outputs, report errors.
 
-A stage that ends without results leaves the outs as it found them: those that DVC removed before the command are
-restored from DVC's cache.
+A stage that ends without results leaves the outputs unchanged: those that DVC removed before the command are restored
+from DVC's cache.
 """
 
 import contextlib
@@ -44,19 +44,17 @@ class Stage:
     """A stage of a `dvc.yaml`, in the working folder.
 
     Attributes:
-        name: also that of its script, its params section and its metrics file.
         made_at: seconds since the epoch; for a stage that runs, the end of its script's imports.
-        processes: that make it together.
     """
 
-    name: str
+    name: str  # name of the stage, its script, its params section and its metrics file
     made_at: float = field(default_factory=time.time, compare=False, kw_only=True)
-    processes: Processes = field(default=ALONE, compare=False, kw_only=True)
-    _written: Stamps = field(default_factory=dict, init=False, compare=False)  # of the outs, once they are in place
+    processes: Processes = field(default=ALONE, compare=False, kw_only=True)  # processes of the stage
+    _written: Stamps = field(default_factory=dict, init=False, compare=False)  # of the outputs, once they are in place
 
     @cached_property
     def folder(self) -> Path:
-        """The folder that deps and outs are relative to."""
+        """The folder that deps and outputs are relative to."""
         return working_folder()
 
     @cached_property
@@ -71,22 +69,22 @@ class Stage:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What the stage reads, as it was when it started."""
+        """The inputs of the stage at its start."""
         return read_inputs(self.name, self.spec)
 
     def params(self, into: type[Section], section: str | None = None) -> Section:
-        """Validate a section that the stage reads, by default that of its name, as it was when the stage started."""
+        """Validate a section of the params, by default that of the stage's name, as it was at the start."""
         section = section or self.name
         return validate(self.inputs.entry.params[str(PARAMS)][section], into, f"{PARAMS}: {section}")
 
     @cached_property
     def runtime(self) -> RuntimeConfig:
-        """The section `runtime` of `params.yaml`, which cannot change an out."""
+        """The section `runtime` of `params.yaml`, which cannot change an output."""
         return load_section("runtime", RuntimeConfig)
 
     @property
     def computes(self) -> bool:
-        """Whether it computes with JAX; the report shows the section `environment`, and does not."""
+        """Whether the stage computes with JAX; the report reads the section `environment`, but does not compute."""
         return "environment" in self.spec.params.get("params.yaml", ()) and uses_jax()
 
     def set_up(self) -> None:
@@ -98,12 +96,12 @@ class Stage:
             self.set_up_jax()
 
     def set_up_jax(self) -> None:
-        """Set what can change a bit in JAX: for a stage that imports it after its start, where its params say so."""
+        """Set the switches of JAX that can change a bit: for a stage that imports JAX after its start."""
         set_up_jax(self.params(EnvironmentConfig, "environment"), self.runtime)
 
     @contextlib.contextmanager
     def writing_outs(self) -> Iterator[Path]:
-        """Yield a folder to write all outs to; they are moved into place together, once all are written.
+        """Yield a folder to write all outputs to; they are moved into place together, once all are written.
 
         Raises:
             UserError: a debug switch is on, which may change the bits of the results; or what the stage reads changed
@@ -119,14 +117,14 @@ class Stage:
         self._written.update(self._out_stamps())
 
     def require_unchanged(self) -> None:
-        """Raise UserError if what the stage read, or the outs that it wrote, changed before its end."""
+        """Raise UserError if what the stage read, or the outputs that it wrote, changed before its end."""
         self.inputs.require_unchanged()
         if self._written and (changed := changed_files(self._written, self._out_stamps())):
             file = Path(changed[0]).relative_to(self.folder)
             raise UserError(f"{file} changed while {self.name} was ending; `dvc repro` runs it again")
 
     def _out_stamps(self) -> Stamps:
-        """Return the stamps of the outs without the time of the last change, which a hard link changes too."""
+        """Return the stamps of the outputs without the time of the last change, which a hard link changes too."""
         stamps = stamps_of(self.folder / out for out in self.spec.outs)
         return {path: stamp[1:] for path, stamp in stamps.items()}
 
@@ -137,11 +135,11 @@ class Stage:
         )
 
     def write_costs(self, new: Path, costs: Mapping[str, Mapping[str, int]]) -> None:
-        """Write function → static cost → value to the folder of the new outs, as `results/costs/<stage>.json`."""
+        """Write function → static cost → value to the folder of the new outputs, as `results/costs/<stage>.json`."""
         write_json(new / "results" / "costs" / f"{self.name}.json", costs)
 
     def read_metrics(self) -> dict[str, Any]:
-        """Read the metrics file from the working folder; raise UserError where it holds other than numbers and text."""
+        """Read the metrics file from the working folder; raise UserError if it holds anything but numbers and text."""
         name = f"results/metrics/{self.name}.json"
         metrics = read_mapping(self.folder / name, "metrics", name)
         for key, value in metrics.items():
@@ -162,10 +160,10 @@ def run_stage(
     Ctrl-C. 143: stopped by SIGTERM.
 
     Args:
-        main: does the stage's work; of several processes, in process 0.
-        name: of the stage.
+        main: function with the stage's work; of several processes, process 0 calls it.
+        name: name of the stage.
         shows: metrics to print.
-        follow: what the other processes do; None where the stage runs in one process alone.
+        follow: function that the other processes call; None if the stage runs in one process alone.
     """
     stage = Stage(name)
     gc.freeze()  # what was imported stays
@@ -191,8 +189,8 @@ def run_stage(
             print(_summary(stage, shows), flush=True)
             warn_of_live_arrays(name)
     except Exception as fault:
-        if said := _describe(stage, fault):
-            _end(stage, said, 2)
+        if message := _describe(stage, fault):
+            _end(stage, message, 2)
         if stage.processes.count > 1:
             _end(stage, stage.processes.describe(fault), 2)
         raise
@@ -201,7 +199,7 @@ def run_stage(
     except KeyboardInterrupt:
         _end(stage, f"stopped; `dvc repro` restarts {name}", 130)
     finally:
-        gc.freeze()  # Python would look at everything once more as it ends, for half a second
+        gc.freeze()  # a last collection at exit would take half a second
 
 
 def _describe(stage: Stage, fault: Exception) -> str:
@@ -210,20 +208,20 @@ def _describe(stage: Stage, fault: Exception) -> str:
         if isinstance(fault, FloatingPointError) and stage.runtime.debug_nans:
             return ""  # the switch is there for the traceback
         return str(fault)
-    said = environment_error(fault)
-    return f"{said}; no results were written" if said else ""
+    message = environment_error(fault)
+    return f"{message}; no results were written" if message else ""
 
 
-def _end(stage: Stage, said: str, status: int) -> None:
-    print(f"{stage.name}: {said}", file=sys.stderr, flush=True)
+def _end(stage: Stage, message: str, status: int) -> None:
+    print(f"{stage.name}: {message}", file=sys.stderr, flush=True)
     stage.processes.exit(status)
 
 
 def _summary(stage: Stage, shows: tuple[str, ...]) -> str:
-    """Return the line that a stage ends with: metrics, and the seconds since the process began."""
+    """Return the last line of a stage: metrics, and the seconds since the process began."""
     metrics = stage.read_metrics() if shows else {}
-    found = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows if key in metrics}
-    parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in found.items()]
+    values = {key.removeprefix("num_").replace("_", " "): metrics[key] for key in shows if key in metrics}
+    parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value:,}" for key, value in values.items()]
     return f"{stage.name}: {', '.join([*parts, f'{seconds_running():.1f} s'])}"
 
 

@@ -1,4 +1,4 @@
-"""The data sets that `fetch.dataset` may name. Adding one is adding an entry to `DATASETS`; `docs/data.md` says how."""
+"""The data sets for `fetch.dataset`. To add one, add an entry to `DATASETS`, see `docs/data.md`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,65 +12,43 @@ FourArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What the four IDX files hold: training images, training labels, test images, test labels.
+    """The content of the four IDX files: training images, training labels, test images, test labels."""
 
-    Attributes:
-        image_shape: height and width in pixels.
-        num_classes: labels are 0 to num_classes - 1.
-        num_train: number of training examples.
-        num_test: number of test examples.
-        sha256: of each file's uncompressed bytes, hexadecimal, in the order above.
-    """
-
-    image_shape: tuple[int, int]
-    num_classes: int
+    image_shape: tuple[int, int]  # height and width in pixels
+    num_classes: int  # labels are 0 to num_classes - 1
     num_train: int
     num_test: int
-    sha256: tuple[str, str, str, str]
+    sha256: tuple[str, str, str, str]  # SHA-256 of each file's uncompressed bytes, hexadecimal, in the order above
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framing:
-    """How a data set's images were made from larger ones: bright ink on black, scaled with its proportions kept.
+    """The scaling of a data set's images: bright ink on black, with its proportions kept."""
 
-    Attributes:
-        share: of the frame's side, that the longer side of the ink takes.
-        by_mass: whether its centre of mass is in the middle of the frame, else the middle of its extent.
-    """
-
-    share: float
-    by_mass: bool
+    share: float  # share of the frame's side that the longer side of the ink takes
+    by_mass: bool  # True if its centre of mass is in the middle of the frame, else the middle of its extent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """An entry: what a data set holds, and where it comes from.
+    """An entry of the catalog: the content of a data set and its sources.
 
     It needs `load`, or else a `folder_variable`; folder, mirrors and OpenML are tried in this order.
 
     Attributes:
-        title: what messages and the report call it.
-        citation: what to cite.
-        contents: what every source must deliver; None where any four IDX files will do.
-        framing: of the images; None where it is not known.
-        load: returns the four arrays from an installed package.
-        folder_variable: environment variable that may name a folder with the files, each plain or as `.gz`.
-        mirrors: base URLs that serve each file as `<base>/<name>.gz`.
-        openml: name of version 1 of the data set at OpenML, where the test examples follow the training ones.
-        class_names: what the classes show, in their order; empty where its number says what a class shows.
-        stand_in: the data set with which `make repro` goes on where no source answers.
+        class_names: names of the classes, in order; empty if the numbers are the names.
     """
 
-    title: str
+    title: str  # name in messages and in the report
     citation: str
-    contents: Contents | None
-    framing: Framing | None = None
-    load: Callable[[], FourArrays] | None = None
-    folder_variable: str = ""
-    mirrors: tuple[str, ...] = ()
-    openml: str = ""
+    contents: Contents | None  # expected content of every source; None if any four IDX files will do
+    framing: Framing | None = None  # framing of the images; None if it is unknown
+    load: Callable[[], FourArrays] | None = None  # function that returns the four arrays from an installed package
+    folder_variable: str = ""  # environment variable that may name a folder with the files, each plain or as `.gz`
+    mirrors: tuple[str, ...] = ()  # base URLs that serve each file as `<base>/<name>.gz`
+    openml: str = ""  # name of version 1 of the data set at OpenML, where the test examples follow the training ones
     class_names: tuple[str, ...] = ()
-    stand_in: str = ""
+    stand_in: str = ""  # the data set that `make repro` uses if no source answers
 
 
 DATASETS = {
@@ -156,16 +134,16 @@ DATASETS = {
 
 
 def title(dataset: str) -> str:
-    """Return what people call a data set, such as `MNIST`; one that has no entry by its own name."""
+    """Return the title of a data set, such as `MNIST`; for one without an entry its name."""
     return DATASETS[dataset].title if dataset in DATASETS else dataset
 
 
 def class_names(dataset: str, num_classes: int) -> tuple[str, ...]:
-    """Return what each class of a data set shows: its name, or else its number."""
-    known = DATASETS[dataset].class_names if dataset in DATASETS else ()
-    return known or tuple(map(str, range(num_classes)))
+    """Return the name of each class of a data set, by default its number."""
+    names = DATASETS[dataset].class_names if dataset in DATASETS else ()
+    return names or tuple(map(str, range(num_classes)))
 
 
 def stands_in_for(dataset: str) -> str:
-    """Return the name of the data set for which this one is the stand-in; empty where it is none."""
+    """Return the name of the data set that this one stands in for; empty if there is none."""
     return next((name for name, entry in DATASETS.items() if dataset and entry.stand_in == dataset), "")

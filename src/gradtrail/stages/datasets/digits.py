@@ -12,7 +12,7 @@ def load() -> tuple[Uint8Array, Uint8Array, Uint8Array, Uint8Array]:
     Images are enlarged from 8 x 8 to 20 x 20 and centred in 28 x 28, as MNIST's are. Every 7th image of each class is a
     test image, and the order is kept. All arithmetic is on integers: every machine makes the same bytes.
     """
-    from sklearn.datasets import load_digits  # late: half a second that few need
+    from sklearn.datasets import load_digits  # late: the import takes half a second
 
     bunch = load_digits()
     images, labels = _enlarge(bunch.images.astype(np.int64)), bunch.target.astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The evaluation of a training's members: of each by itself, and of their ensemble, which is what is served."""
+"""The evaluation of the members of a training, and of their ensemble, which is served."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -32,65 +32,51 @@ Logits = Float[np.ndarray, "examples classes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Predictions of one member.
-
-    Attributes:
-        seed: seed of the member.
-        weights: file with its weights.
-        epoch: epoch of the weights.
-        validation: logits of the validation split, float32.
-        test: logits of the test split.
-    """
+    """Predictions of one member."""
 
     seed: int
-    weights: Path
-    epoch: int
-    validation: Logits
+    weights: Path  # file with its weights
+    epoch: int  # epoch of the weights
+    validation: Logits  # float32
     test: Logits
 
 
 @dataclass(frozen=True, kw_only=True)
 class MembersEvaluation:
-    """Evaluations on the test split, each with the temperature of the same networks on the validation split.
-
-    Attributes:
-        predictions: of the members.
-        members: the evaluation of each, in the same order.
-        ensemble: of the mean of the members' probabilities; of a single member, its own.
-    """
+    """Evaluations on the test split, each calibrated with the temperature fitted on the validation split."""
 
     predictions: Sequence[Predictions]
-    members: Sequence[Evaluation]
-    ensemble: Evaluation
+    members: Sequence[Evaluation]  # the evaluation of each member, in the same order
+    ensemble: Evaluation  # evaluation of the members' mean probabilities; of a single member, its own
 
     @property
     def by_weights(self) -> dict[Path, Evaluation]:
         """Return weights file → evaluation of the member."""
-        return {said.weights: result for said, result in zip(self.predictions, self.members, strict=True)}
+        return {member.weights: result for member, result in zip(self.predictions, self.members, strict=True)}
 
     def metrics(self, test: Split) -> dict[str, Any]:
-        """Return the metrics of a single member; of several, means and spreads over them, and the ensemble's."""
-        found = over_members(self._rows(test))
+        """Return the metrics of a single member, or means and spreads over several and the ensemble's metrics."""
+        metrics = over_members(self._rows(test))
         if len(self.members) == 1:
-            return found
+            return metrics
         of_ensemble = self.ensemble.metrics()
-        return found | {f"{_PREFIX}{key}": of_ensemble[key] for key in _ENSEMBLE}
+        return metrics | {f"{_PREFIX}{key}": of_ensemble[key] for key in _ENSEMBLE}
 
     def table(self, test: Split) -> pd.DataFrame:
         """Return a row of metrics for each member."""
         rows = self._rows(test)
-        return pd.DataFrame([{"seed": said.seed, **row} for said, row in zip(self.predictions, rows, strict=True)])
+        return pd.DataFrame([{"seed": member.seed, **row} for member, row in zip(self.predictions, rows, strict=True)])
 
     def agreement(self) -> Float[np.ndarray, " examples"]:
-        """Return the share of the members that predict the class that the ensemble predicts, for each example."""
+        """Return for each example the share of the members that agree with the ensemble's prediction."""
         agree = [result.predicted == self.ensemble.predicted for result in self.members]
         return np.asarray(np.mean(agree, axis=0, dtype=np.float64), np.float32)
 
     def _rows(self, test: Split) -> list[dict[str, float]]:
         corrected = functools.partial(metrics.corrected_metrics, labels=test.labels, corrected=test.corrected_labels)
         return [
-            {"epoch": said.epoch, **result.metrics(), **corrected(result.predicted)}
-            for said, result in zip(self.predictions, self.members, strict=True)
+            {"epoch": member.epoch, **result.metrics(), **corrected(result.predicted)}
+            for member, result in zip(self.predictions, self.members, strict=True)
         ]
 
 
@@ -103,20 +89,20 @@ def predict(
     model: Model,
     batch_size: int,
 ) -> list[Predictions]:
-    """Let every member classify two splits; one network is in memory at a time.
+    """Predict two splits with every member; one network is in memory at a time.
 
     Args:
-        function: compiled: params, images, labels → rows.
+        function: compiled function of params, images and labels that returns rows.
         paths: seed → weights file.
-        dataset: that the members must have been trained on.
-        splits: for validation and test.
-        model: that the function was compiled for.
-        batch_size: that it takes.
+        dataset: data set that the members must have been trained on.
+        splits: the validation and the test split.
+        model: model that the function was compiled for.
+        batch_size: batch size of the function.
 
     Raises:
         UserError: a file is missing or damaged, or of another model or data set.
     """
-    found = []
+    predictions = []
     for seed, path in paths.items():
         other, params, about = read_weights(path)
         require_same_data(path, about, dataset)
@@ -126,8 +112,8 @@ def predict(
             )
         of_split = functools.partial(inference.predict_logits, functools.partial(function, params), batch_size)
         validation, test = map(of_split, splits)
-        found.append(Predictions(seed=seed, weights=path, epoch=about.epoch, validation=validation, test=test))
-    return found
+        predictions.append(Predictions(seed=seed, weights=path, epoch=about.epoch, validation=validation, test=test))
+    return predictions
 
 
 def evaluate(
@@ -142,9 +128,9 @@ def evaluate(
             test, tested_on.labels, temperature=temperature, calibration_bins=config.calibration_bins
         )
 
-    members = [evaluated(said.validation, said.test) for said in predictions]
+    members = [evaluated(member.validation, member.test) for member in predictions]
     ensemble = members[0]
     if len(members) > 1:
-        logits = ([said.validation for said in predictions], [said.test for said in predictions])
-        ensemble = evaluated(*(log_mean_softmax(np.array(each, np.float64)) for each in logits))
+        logits = ([member.validation for member in predictions], [member.test for member in predictions])
+        ensemble = evaluated(*(log_mean_softmax(np.array(member_logits, np.float64)) for member_logits in logits))
     return MembersEvaluation(predictions=predictions, members=members, ensemble=ensemble)

@@ -10,8 +10,8 @@ from gradtrail.core.evaluate.metrics import Evaluation
 from gradtrail.stages.evaluate.members import MembersEvaluation
 
 
-def write_tables(folder: Path, split: Split, found: MembersEvaluation, num_mistakes: int) -> None:
-    """Write a split's tables to a new folder; of several members, those of the ensemble, and one row for each member.
+def write_tables(folder: Path, split: Split, evaluation: MembersEvaluation, num_mistakes: int) -> None:
+    """Write a split's tables to a new folder; for several members those of the ensemble, and a row for each member.
 
     `predictions.parquet`: the label, prediction, loss and calibrated class probabilities of every example; of several
     members also the share of them that agree with the prediction.
@@ -20,11 +20,11 @@ def write_tables(folder: Path, split: Split, found: MembersEvaluation, num_mista
     reliability diagram. `per_class.csv`: metrics of each class.
     """
     folder.mkdir(parents=True)
-    result = found.ensemble
+    result = evaluation.ensemble
     predictions = prediction_table(split, result)
-    if len(found.members) > 1:
-        predictions["agreement"] = found.agreement()
-        found.table(split).to_csv(folder / "members.csv", index=False, float_format="%.9g")
+    if len(evaluation.members) > 1:
+        predictions["agreement"] = evaluation.agreement()
+        evaluation.table(split).to_csv(folder / "members.csv", index=False, float_format="%.9g")
     predictions.to_parquet(folder / "predictions.parquet", index=False)
     predictions[["label", "predicted"]].to_csv(folder / "classes.csv", index=False)
     mistakes = predictions.loc[

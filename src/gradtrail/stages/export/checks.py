@@ -1,4 +1,4 @@
-"""What an export's files tell: its size, what the evaluation says of it, and how near its answers are to that."""
+"""Metrics of an export: its size, its evaluation, and the difference between its answers and the evaluated ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def answers(exported: ExportedModel, forward: Callable[..., Any], split: Split) 
 
 
 def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFrame:
-    """Read the predictions of `evaluate`; raise UserError in one line where they are damaged or of other examples."""
+    """Read the predictions of `evaluate`; raise UserError, one line, if they are damaged or of other examples."""
     path = results / _PREDICTIONS
     columns = ["example_id", "label", "predicted", *_columns(num_classes)]
     table = read_parquet(path, columns)
@@ -50,34 +50,34 @@ def read_evaluation(results: Path, split: Split, num_classes: int) -> pd.DataFra
 
 
 def measure(
-    exported: ExportedModel, folder: Path, evaluated: Evaluated, said: pd.DataFrame, own: Probabilities
+    exported: ExportedModel, folder: Path, evaluated: Evaluated, evaluation: pd.DataFrame, probabilities: Probabilities
 ) -> dict[str, Any]:
     """Return flat metrics of an export.
 
     Sizes in bytes, numbers of parameters and classes, the temperature; the accuracy and the worst class's recall on the
-    test split with Wilson's 95 % intervals, and the calibration error with its interval, as `evaluate` found them; and
-    how far the export's answers are from those.
+    test split with Wilson's 95 % intervals, and the calibration error with its interval, from `evaluate`; and the
+    largest difference between the export's answers and those.
 
     Args:
         exported: the model.
-        folder: with its files.
-        evaluated: what the evaluation says of its networks.
-        said: the predictions of the evaluation.
-        own: the probabilities of the same examples by the exported program.
+        folder: folder of the export.
+        evaluated: the evaluated weights and their calibration.
+        evaluation: the predictions of `evaluate`.
+        probabilities: the probabilities of the same examples by the exported program.
     """
     sizes = {f"{path.stem.replace('.', '_')}_bytes": path.stat().st_size for path in sorted(folder.iterdir())}
     error = evaluated.calibration_error
-    difference = np.abs(own - said[_columns(own.shape[1])].to_numpy())
+    difference = np.abs(probabilities - evaluation[_columns(probabilities.shape[1])].to_numpy())
     return {
-        **_share("accuracy", np.asarray(said["predicted"] == said["label"])),
-        **_worst_class(said),
+        **_share("accuracy", np.asarray(evaluation["predicted"] == evaluation["label"])),
+        **_worst_class(evaluation),
         "expected_calibration_error": error.value,
         "expected_calibration_error_low": error.low,
         "expected_calibration_error_high": error.high,
         "largest_difference": float(np.max(difference)),
-        "num_other_labels": int(np.sum(own.argmax(axis=1) != said["predicted"])),
-        "num_examples": len(said),
-        "num_classes": own.shape[1],
+        "num_other_labels": int(np.sum(probabilities.argmax(axis=1) != evaluation["predicted"])),
+        "num_examples": len(evaluation),
+        "num_classes": probabilities.shape[1],
         "num_networks": len(exported.manifest.seeds),
         "num_parameters": sum(tensor.size for name, tensor in exported.tensors.items() if name != TEMPERATURE),
         "temperature": evaluated.temperature,
@@ -86,17 +86,17 @@ def measure(
     }
 
 
-def _worst_class(said: pd.DataFrame) -> dict[str, float]:
-    """Return the class with the lowest recall, the first of equal ones, of those that the split has, and its recall."""
-    labels, is_correct = said["label"].to_numpy(), np.asarray(said["predicted"] == said["label"])
+def _worst_class(evaluation: pd.DataFrame) -> dict[str, float]:
+    """Return the class with the lowest recall in the split, the first of equal ones, and its recall."""
+    labels, is_correct = evaluation["label"].to_numpy(), np.asarray(evaluation["predicted"] == evaluation["label"])
     worst = min(np.unique(labels), key=lambda label: float(is_correct[labels == label].mean()))
     return {"worst_class": int(worst), **_share("worst_class_recall", is_correct[labels == worst])}
 
 
 def _share(name: str, is_correct: np.ndarray) -> dict[str, float]:
     """Return a share with Wilson's 95 % interval."""
-    found = share_interval(int(is_correct.sum()), len(is_correct))
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    interval = share_interval(int(is_correct.sum()), len(is_correct))
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def _columns(num_classes: int) -> list[str]:

@@ -20,30 +20,20 @@ from gradtrail.stages.common.files import write_json
 from gradtrail.stages.datasets.catalog import class_names
 from gradtrail.support.errors import UserError
 
-_PACKAGES = ("flax", "jax", "jaxlib")  # whose versions made the program
+_PACKAGES = ("flax", "jax", "jaxlib")  # packages whose versions are recorded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What is exported: a network, or an ensemble of several.
+    """A network to export, or an ensemble of several."""
 
-    Attributes:
-        model: the network.
-        members: its parameters, or those of each member, by seed.
-        weights: `final` or `best`.
-        epochs: of training behind the weights of each member.
-        dataset: that it was trained on, such as `mnist 1234abcd`.
-        classes: what each output says.
-        temperature: that calibrates the probabilities.
-    """
-
-    model: Model
-    members: Mapping[int, Params | HostParams]
-    weights: WeightsKind
-    epochs: tuple[int, ...]
-    dataset: str
-    classes: tuple[str, ...]
-    temperature: float
+    model: Model  # the network
+    members: Mapping[int, Params | HostParams]  # parameters of each member, by seed
+    weights: WeightsKind  # `final` or `best`
+    epochs: tuple[int, ...]  # epochs of training behind the weights of each member
+    dataset: str  # data set of the training, such as `mnist 1234abcd`
+    classes: tuple[str, ...]  # name of the class of each output
+    temperature: float  # temperature of the probabilities
 
 
 def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:
@@ -73,16 +63,16 @@ def read_network(evaluated: Evaluated, dataset: DatasetInfo) -> Network:
 
 
 def write_export(folder: Path, network: Network, config: ExportConfig) -> Manifest:
-    """Write an exported model to a new folder: the same bytes for the same network and versions, wherever it is.
+    """Write an exported model to a new folder: the same bytes for the same network and versions, in any place.
 
     Returns:
-        What `manifest.json` says.
+        The content of `manifest.json`.
     """
     folder.mkdir(parents=True)
-    named = tensors([*network.members.values()], network.temperature)
-    contents, conventions = {WEIGHTS: save(named)}, set()
+    leaves = tensors([*network.members.values()], network.temperature)
+    contents, conventions = {WEIGHTS: save(leaves)}, set()
     for platform in get_args(Platform):
-        exported = export_forward(network.model, named, len(network.members), platform)
+        exported = export_forward(network.model, leaves, len(network.members), platform)
         conventions.add(exported.calling_convention_version)
         contents[program_name(platform)] = bytes(exported.serialize())
     for name, content in contents.items():

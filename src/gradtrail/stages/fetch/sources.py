@@ -1,6 +1,6 @@
-"""Acquire a data set: from an installed package, or else the first of a folder, mirrors and OpenML that has it all.
+"""Acquire a data set: from an installed package, or from the first of a folder, mirrors and OpenML that has all files.
 
-Whatever the source, the files end as IDX, uncompressed, and their SHA-256 is compared with the catalog's.
+The files are written as IDX, uncompressed, and their SHA-256 is compared with the catalog's.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,61 +23,56 @@ from gradtrail.stages.datasets.catalog import DATASETS, Dataset, FourArrays
 from gradtrail.stages.fetch.download import (
     STALL_SECONDS,
     KnownFile,
-    Mirrors,
     SourceError,
-    WrongBytesError,
     check_reachable,
-    read_chunks,
+    chunks,
+    download,
+    require_url,
     write_verified,
 )
 from gradtrail.support.errors import NO_SOURCE_FLAG, NoSourceError, UserError, one_line
 
 OPENML_URL = "https://www.openml.org"
-_MAX_OWN_BYTES = 2**32  # of a file of one's own: a gzip bomb ends there
+_MAX_OWN_BYTES = 2**32  # limit for a file in the user's folder: a gzip bomb ends there
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
-    """The section `fetch` of `params.yaml`.
+    """The section `fetch` of `params.yaml`."""
 
-    Attributes:
-        dataset: a key of the catalog. One data set never stands in for another by itself.
-    """
-
-    dataset: str
+    dataset: str  # a key of the catalog; one data set never replaces another by itself
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
             raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {self.dataset!r}")
 
 
-def acquire(config: FetchConfig, to: Path, *, parts: Path, runtime: RuntimeConfig) -> DatasetInfo:
+def acquire(config: FetchConfig, to: Path, runtime: RuntimeConfig) -> DatasetInfo:
     """Write the four IDX files of the data set; report each source that fails in a line on stderr.
 
     Args:
-        config: names the data set.
-        to: an empty folder. After a fault some files may be there: publish it only once this returns.
-        parts: folder for what interrupted downloads received, from which the next attempt resumes.
-        runtime: which mirrors to ask, whether to ask OpenML, and how long to wait.
+        config: the data set.
+        to: an empty folder. After an error some files may be there: publish it only once this returns.
+        runtime: the mirrors, the switch for OpenML, and the time limit.
 
     Returns:
-        What was written.
+        The description of the files.
 
     Raises:
         NoSourceError: no source has all four files; the message says what to do.
-        UserError: files of one's own are missing, damaged, or do not fit together; a mirror is no http or https URL.
+        UserError: the user's own files are missing, damaged, or do not fit together; a mirror is no http or https URL.
     """
     entry = DATASETS[config.dataset]
     if entry.load:
         _write_arrays(entry, entry.load(), to)
         return describe_raw(to, config.dataset)
-    sources = _sources(entry, to, parts, runtime)
+    sources = _sources(entry, to, runtime)
     for source in sources.values():
         try:
             origin = source()
             info = describe_raw(to, config.dataset)
         except NoSourceError:
-            continue  # and why was reported
+            continue  # the reason was reported
         except UserError as fault:
             if entry.contents is None:
                 folder = os.environ[entry.folder_variable]
@@ -91,24 +86,32 @@ def acquire(config: FetchConfig, to: Path, *, parts: Path, runtime: RuntimeConfi
         Path(flag).touch()
     advice = f"set {entry.folder_variable} to a folder with the four IDX files"
     advice += f", or set fetch.dataset: {entry.stand_in} in params.yaml" if entry.stand_in else ""
-    asked = f"answered (asked: {', '.join(sources)})" if sources else f"to ask, as {entry.folder_variable} is not set"
-    raise NoSourceError(f"no source of {entry.title} {asked}: {advice}")
+    outcome = f"answered (tried: {', '.join(sources)})" if sources else f"to ask, as {entry.folder_variable} is not set"
+    raise NoSourceError(f"no source of {entry.title} {outcome}: {advice}")
 
 
-def _sources(entry: Dataset, to: Path, parts: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
-    """Return what may be asked, by name, in order; each writes the files to `to` and returns where they came from."""
+def _sources(entry: Dataset, to: Path, runtime: RuntimeConfig) -> dict[str, Callable[[], str]]:
+    """Return the sources by name, in order; each writes the files to `to` and returns their origin."""
     sources: dict[str, Callable[[], str]] = {}
     if folder := os.environ.get(entry.folder_variable):
         sources[entry.folder_variable] = lambda: _from_folder(entry, Path(folder), to)
     bases = entry.mirrors if runtime.mirrors is None else runtime.mirrors
     if entry.mirrors and bases:
-        mirrors = Mirrors(bases=bases, parts=parts, timeout_seconds=runtime.download_timeout_seconds, report=_report)
-        sources["mirrors"] = lambda: ", ".join(
-            dict.fromkeys(mirrors.download(file, to / file.name) for file in known_files(entry))
-        )
+        for base in bases:
+            require_url(base)
+        sources["mirrors"] = lambda: _from_mirrors(entry, bases, to, runtime.download_timeout_seconds)
     if entry.openml and runtime.openml:
         sources["OpenML"] = lambda: _from_openml(entry, to)
     return sources
+
+
+def _from_mirrors(entry: Dataset, bases: Sequence[str], to: Path, timeout_seconds: float) -> str:
+    """Download each file from the first mirror that has it; raise NoSourceError, whose reasons were reported."""
+    origins = [
+        download(file, bases, to / file.name, timeout_seconds=timeout_seconds, report=_report)
+        for file in known_files(entry)
+    ]
+    return ", ".join(dict.fromkeys(origins))
 
 
 def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
@@ -117,13 +120,14 @@ def _from_folder(entry: Dataset, folder: Path, to: Path) -> str:
         plain, gzipped = folder / file.name, folder / f"{file.name}.gz"
         path = plain if plain.is_file() else gzipped
         try:
-            write_verified(file, read_chunks(path, gzipped=path == gzipped), to / file.name)
-        except FileNotFoundError as fault:
-            found = f"{folder}: there is neither {plain.name} nor {gzipped.name}"
-            raise UserError(f"{entry.folder_variable}: {found}") from fault
-        except (OSError, WrongBytesError) as fault:
-            reason = fault.strerror if isinstance(fault, OSError) else str(fault)
-            raise UserError(f"{entry.folder_variable}: {path}: {reason}") from fault
+            with path.open("rb") as stream:
+                write_verified(file, chunks(stream, gzipped=path == gzipped), to / file.name)
+        except FileNotFoundError as error:
+            reason = f"{folder}: there is neither {plain.name} nor {gzipped.name}"
+            raise UserError(f"{entry.folder_variable}: {reason}") from error
+        except (OSError, SourceError) as error:
+            reason = (isinstance(error, OSError) and error.strerror) or str(error)
+            raise UserError(f"{entry.folder_variable}: {path}: {reason}") from error
     return str(folder)
 
 
@@ -139,7 +143,7 @@ def _from_openml(entry: Dataset, to: Path) -> str:
 
 
 def _fetch_openml(entry: Dataset) -> FourArrays:
-    """Return what OpenML holds; the values are the caller's to verify.
+    """Return the arrays of OpenML; the caller verifies the values.
 
     Raises:
         SourceError: scikit-learn cannot read it, or there are not as many images or pixels.
@@ -151,7 +155,7 @@ def _fetch_openml(entry: Dataset) -> FourArrays:
         cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtrail-"))
         stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
         socket.setdefaulttimeout(STALL_SECONDS)  # scikit-learn sets none
-        stack.enter_context(warnings.catch_warnings(action="ignore"))  # its retries: our report says how it ended
+        stack.enter_context(warnings.catch_warnings(action="ignore"))  # its retries: our report has the outcome
         try:
             bunch = fetch_openml(
                 entry.openml,
@@ -164,7 +168,7 @@ def _fetch_openml(entry: Dataset) -> FourArrays:
                 # Left to itself, scikit-learn 1.9 fails on the numbers that pandas 3.1 makes of the label's categories.
                 read_csv_kwargs={"dtype": np.uint8},
             )
-        except Exception as fault:  # whatever OpenML answers, its parsers may raise anything
+        except Exception as fault:  # its parsers may raise any exception
             raise SourceError(f"{type(fault).__name__}: {one_line(fault)}") from fault
     assert entry.contents is not None  # noqa: S101 - for the type checker
     num_train, pixels = entry.contents.num_train, math.prod(entry.contents.image_shape)
@@ -186,12 +190,12 @@ def _report(line: str) -> None:
 
 
 def known_files(entry: Dataset) -> tuple[KnownFile, ...]:
-    """Return the four files of a data set, with what is known of them."""
-    if (known := entry.contents) is None:
+    """Return the four files of a data set, with their sizes and digests if they are known."""
+    if (contents := entry.contents) is None:
         return tuple(KnownFile(name=name, max_bytes=_MAX_OWN_BYTES, sha256=None) for name in RAW_FILES)
-    pixels = known.image_shape[0] * known.image_shape[1]
-    sizes = [size for count in (known.num_train, known.num_test) for size in (16 + count * pixels, 8 + count)]
+    pixels = contents.image_shape[0] * contents.image_shape[1]
+    sizes = [size for count in (contents.num_train, contents.num_test) for size in (16 + count * pixels, 8 + count)]
     return tuple(
         KnownFile(name=name, max_bytes=size, sha256=sha256)
-        for name, size, sha256 in zip(RAW_FILES, sizes, known.sha256, strict=True)
+        for name, size, sha256 in zip(RAW_FILES, sizes, contents.sha256, strict=True)
     )

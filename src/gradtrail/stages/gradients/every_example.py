@@ -1,7 +1,6 @@
-"""Scores of every example of a training split that is analysed by a sample: one pass, written as it goes.
+"""Scores of every example of a training split that is otherwise analysed by a sample: one pass, written in parts.
 
-Memory holds parts of the split, never a table of it. What needs all examples at once, such as ranks and galleries, is
-of the sample.
+Memory holds parts of the split, never a table of it. Ranks and galleries, which need all examples, use the sample.
 """
 
 import collections
@@ -46,11 +45,11 @@ def score_every_example(
     The columns are those of `scores.score_batch`, with the example's id and labels, and `correct`.
 
     Args:
-        passes: compiled for the model.
-        params: to score with.
+        passes: compiled functions of the model.
+        params: parameters of the model.
         train: the split.
-        path: of the new file, with a row group for each part.
-        advance: called with the number of examples of each batch.
+        path: path of the new file, with a row group for each part.
+        advance: function that is called with the number of examples of each batch.
 
     Returns:
         Metrics: number of examples, mean and maximum of the gradient norm, and the misclassified share.
@@ -77,8 +76,8 @@ def score_every_example(
     }
 
 
-def in_words(metrics: Mapping[str, float], sample: int) -> str:
-    """Return a paragraph for the summary; empty where the analysis is of all examples."""
+def summarize(metrics: Mapping[str, float], sample: int) -> str:
+    """Return a paragraph for the summary; empty if the analysis is of all examples."""
     if not metrics:
         return ""
     return (
@@ -95,7 +94,7 @@ def _identity(part: Split) -> dict[str, np.ndarray]:
 
 
 def _ahead(train: Parts, size: int) -> Iterator[Split]:
-    """Yield a split in parts, the next of which is read meanwhile."""
+    """Yield a split in parts; the next one is read in the background."""
     waiting: collections.deque[Future[Split]] = collections.deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix="read")
     try:
@@ -109,7 +108,7 @@ def _ahead(train: Parts, size: int) -> Iterator[Split]:
 
 
 class _Writer:
-    """Writes row groups of a parquet file in a thread, one after the other; not more than one waits."""
+    """Writes row groups of a parquet file in a thread, one after the other; at most one waits."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -129,7 +128,7 @@ class _Writer:
                 self._file.close()
 
     def add(self, columns: dict[str, np.ndarray]) -> None:
-        """Write a row group; raise what the last one met."""
+        """Write a row group; raise the error of the previous one."""
         self._wait()
         self._last = self._pool.submit(self._write, columns)
 

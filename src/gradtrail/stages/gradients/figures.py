@@ -25,7 +25,7 @@ def draw(
 ) -> None:
     """Draw all figures of the `gradients` stage into a folder; `batch_size` is that of the training.
 
-    Without training examples those about them are left out.
+    Without training examples, figures about them are left out.
     """
     plotting.save(draw_histograms(tables.scores, title), folder / "histograms.png")
     plotting.save(draw_relations(tables.scores, title), folder / "relations.png")
@@ -33,7 +33,7 @@ def draw(
     for name, ranked in tables.suspects.items():
         if len(ranked):
             plotting.save(draw_suspects(ranked, splits, title), folder / f"suspects_{name}.png")
-    if not tables.tells_of_training:
+    if not tables.has_training_rows:
         return
     plotting.save(draw_course(tables, analysis, title, batch_size), folder / "course.png")
     plotting.save(draw_classes(analysis, title), folder / "classes.png")
@@ -88,8 +88,8 @@ def draw_relations(scores: pd.DataFrame, title: str) -> Figure:
 
 def draw_largest(largest: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
     """Draw the examples with the largest gradients, the largest first."""
-    named = zip(largest["split"].astype(str), largest["example_id"].astype(int), strict=True)
-    images = [_image(splits[split], example_id) for split, example_id in named]
+    examples = zip(largest["split"].astype(str), largest["example_id"].astype(int), strict=True)
+    images = [_image(splits[split], example_id) for split, example_id in examples]
     captions = [
         f"{row.split} #{row.example_id}\n{row.label} → {row.predicted}  ‖g‖ {row.grad_norm:.1f}"
         for row in largest.itertuples()
@@ -99,27 +99,27 @@ def draw_largest(largest: pd.DataFrame, splits: Mapping[str, Split], title: str)
 
 
 def draw_course(tables: Tables, analysis: GradientAnalysis, title: str, batch_size: int) -> Figure:
-    """Draw the noise scale at the kept epochs, where it is finite, and rank correlations of the gradient norm."""
+    """Draw the noise scale at the kept epochs, if it is finite, and rank correlations of the gradient norm."""
     figure, axes = plotting.new_figure(f"Gradients over training · {title}", columns=2, size=(11, 4.2))
     noise = tables.noise_scale
-    known = noise[np.isfinite(noise["noise_scale"])]
-    top = 3 * max(known["noise_scale"].max() if len(known) else 1, batch_size)
-    lines = [known["noise_scale"] - known["low"], known["high"].clip(upper=top) - known["noise_scale"]]
+    finite = noise[np.isfinite(noise["noise_scale"])]
+    top = 3 * max(finite["noise_scale"].max() if len(finite) else 1, batch_size)
+    lines = [finite["noise_scale"] - finite["low"], finite["high"].clip(upper=top) - finite["noise_scale"]]
     axes[0, 0].errorbar(
-        known["epoch"], known["noise_scale"], yerr=np.maximum(lines, 0), fmt="o-", color=plotting.BLUE, capsize=4
+        finite["epoch"], finite["noise_scale"], yerr=np.maximum(lines, 0), fmt="o-", color=plotting.BLUE, capsize=4
     )
     axes[0, 0].axhline(batch_size, color=plotting.GREY, linestyle="--", label=f"batch size {batch_size}")
     axes[0, 0].set(yscale="log", xlabel="epoch", ylabel="noise scale tr(Σ) / ‖G‖², in examples")
     axes[0, 0].legend()
     train, epochs = tables.train, list(analysis.noise_scales)
-    others = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
-    others["suspicion"] = SUSPICION
-    for (label, other), colour in zip(others.items(), plotting.CYCLE, strict=False):
+    columns = {"input norm": "input_norm", f"‖∇ℓᵢ‖ at epoch {epochs[-1]}": epoch_column("grad_norm", epochs[-1])}
+    columns["suspicion"] = SUSPICION
+    for (label, other), colour in zip(columns.items(), plotting.CYCLE, strict=False):
         correlations = [_rank_correlation(train, epoch_column("grad_norm", epoch), other) for epoch in epochs]
         axes[0, 1].plot(epochs, correlations, "o-", color=colour, label=label)
     axes[0, 1].set(xlabel="epoch", ylabel="rank correlation with ‖∇ℓᵢ‖ at that epoch", ylim=(-1.05, 1.05))
     axes[0, 1].legend()
-    axes[0, 0].set_xlim(axes[0, 1].get_xlim())  # so that an epoch without a noise scale is seen to be missing
+    axes[0, 0].set_xlim(axes[0, 1].get_xlim())  # so that an epoch without a noise scale is visibly missing
     return figure
 
 
@@ -142,7 +142,7 @@ def draw_classes(analysis: GradientAnalysis, title: str) -> Figure:
 
 
 def draw_suspects(suspects: pd.DataFrame, splits: Mapping[str, Split], title: str) -> Figure:
-    """Draw the suspected label errors of a split, the most suspect first; a true label follows where it is known."""
+    """Draw the suspected label errors of a split, the most suspect first; a true label follows if it is known."""
     images, captions = [], []
     for row in _rows(suspects):
         images.append(_image(splits[row.split], row.example_id))

@@ -1,4 +1,4 @@
-"""Reads what the gradient analysis takes from a training: kept weights, learning rates, and learning dynamics."""
+"""The inputs of the gradient analysis from a training: kept weights, learning rates, and learning dynamics."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -7,54 +7,39 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gradtrail.core.common.split import Split
 from gradtrail.core.gradients.analysis import Trajectory
 from gradtrail.core.nn.models import Model, Params, WeightsKind
 from gradtrail.stages.artifacts.members import read_folders
-from gradtrail.stages.artifacts.privacy import Promise, read_promise
-from gradtrail.stages.artifacts.splits import sample_of
+from gradtrail.stages.artifacts.parquet import read_parquet
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
+from gradtrail.stages.artifacts.splits import sample_rows
 from gradtrail.stages.artifacts.weights import WeightsInfo, read_weights, require_same_data
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.support.errors import UserError, one_line
 
-DYNAMICS = {
-    "example_id": pa.int32(),
-    "forgetting_events": pa.int32(),
-    "first_correct_epoch": pa.int32(),
-    "mean_probability": pa.float32(),
-    "probability_std": pa.float32(),
-}
-_STEPS = {"num_examples": pa.int32(), "learning_rate": pa.float32()}
-_MAX_ROWS = 2**24  # any number of equal rows takes a few bytes on disk
+DYNAMICS = ("example_id", "forgetting_events", "first_correct_epoch", "mean_probability", "probability_std")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemberInputs:
-    """What the analysis takes from the training of one member.
-
-    Attributes:
-        name: in messages; empty where it is the only one.
-        about: the metadata of the weights to score.
-        dynamics: see `read_dynamics`.
-    """
+    """The inputs of the analysis from the training of one member."""
 
     seed: int
-    name: str
+    name: str  # name in messages; empty for a single member
     model: Model
-    about: WeightsInfo
+    about: WeightsInfo  # metadata of the weights to score
     trajectory: Trajectory
-    dynamics: Mapping[str, np.ndarray]
+    dynamics: Mapping[str, np.ndarray]  # learning dynamics, see `read_dynamics`
 
 
-def to_score(splits: Mapping[str, Split], promise: Promise | None) -> dict[str, Split]:
-    """Return the splits whose examples outs may tell of: of a training to publish, a training split without examples.
+def scored_splits(splits: Mapping[str, Split], guarantee: PrivacyGuarantee | None) -> dict[str, Split]:
+    """Return the splits to score; the training split of a training to publish has no examples.
 
-    So nothing in the outs can come from a training example, whatever is computed.
+    So nothing in the outputs can come from a training example.
     """
-    if promise is None or not promise.release:
+    if guarantee is None or not guarantee.release:
         return dict(splits)
     train = splits["train"]
     none = {field.name: getattr(train, field.name)[:0] for field in dataclasses.fields(train)}
@@ -64,13 +49,13 @@ def to_score(splits: Mapping[str, Split], promise: Promise | None) -> dict[str, 
 def read_members(
     models: Path, results: Path, scored: WeightsKind, dataset: DatasetInfo, train: Split
 ) -> Iterator[MemberInputs]:
-    """Read the inputs of one member after the other, as they are asked for.
+    """Yield the inputs of each member, read on demand.
 
     Raises:
-        UserError: as `read_trajectory` and `read_dynamics`, or the members are not of one model.
+        UserError: the errors of `read_trajectory` and `read_dynamics`, or the members differ in their model.
     """
-    of_results, first, promise = read_folders(results, models), None, read_promise(results)
-    batch_size = promise.batch_size if promise else None
+    of_results, first, guarantee = read_folders(results, models), None, read_guarantee(results)
+    batch_size = guarantee.batch_size if guarantee else None
     for seed, folder in read_folders(models, models).items():
         model, about, trajectory = read_trajectory(folder, of_results[seed], scored, dataset, batch_size=batch_size)
         if first and model.config != first.config:
@@ -91,7 +76,7 @@ def read_trajectory(
 ) -> tuple[Model, WeightsInfo, Trajectory]:
     """Read the weights to score and those of the kept epochs, and the learning rates, of one member.
 
-    `batch_size` is the mean one of a private training, whose batches differ in size; None for that of the steps.
+    `batch_size` is the mean batch size of a private training; None for the batch size of the steps.
 
     Raises:
         UserError: a file is missing or damaged, or the weights are not those of one model trained on `dataset`.
@@ -101,17 +86,15 @@ def read_trajectory(
     require_same_data(path, about, dataset)
     by_epoch: dict[int, Params] = {}
     for path in sorted((models / "epochs").glob("*.safetensors")):
-        other, kept, kept_about = read_weights(path)
+        other, kept_params, kept_about = read_weights(path)
         if other.config != model.config:
             raise UserError(
                 f"{path}: weights of {other.config.name}, but {scored}.safetensors holds {model.config.name}"
             )
         require_same_data(path, kept_about, dataset)
-        by_epoch[kept_about.epoch] = kept
+        by_epoch[kept_about.epoch] = kept_params
     by_epoch |= {about.epoch: params}
     epochs, learning_rates, batch_size = read_schedule(results, batch_size)
-    if max(by_epoch) > epochs:
-        raise UserError(f"{models}: weights after epoch {max(by_epoch)}, but {results} has {epochs} epochs")
     trajectory = Trajectory(
         params=by_epoch,
         scored=about.epoch,
@@ -123,85 +106,38 @@ def read_trajectory(
 
 
 def read_dynamics(results: Path, train: Split) -> Mapping[str, np.ndarray]:
-    """Read the learning dynamics of each training example, in the order of the split; of a large one of its sample.
+    """Read the learning dynamics of each training example, in the order of the split, or of a sample of a large split.
 
     Raises:
         UserError: the file is missing or damaged, or has other examples than the split.
     """
     path = results / "dynamics.parquet"
-    whole = _read_parquet(path, DYNAMICS)
-    rows = sample_of(len(whole["example_id"]))
-    table = {name: values[rows] for name, values in whole.items()}
-    if not np.array_equal(table.pop("example_id"), train.example_id):
+    table = read_parquet(path, DYNAMICS)
+    rows = sample_rows(len(table))
+    columns = {name: table[name].to_numpy()[rows] for name in DYNAMICS}
+    if not np.array_equal(columns.pop("example_id"), train.example_id):
         raise UserError(f"{path}: has other examples than the training split; run `dvc repro`")
-    if not all(np.isfinite(values).all() for values in table.values()):
-        raise UserError(f"{path}: has values that are not finite")
-    return table
+    return columns
 
 
 def read_schedule(results: Path, batch_size: int | None = None) -> tuple[int, np.ndarray, int]:
-    """Read the number of epochs of a training, the learning rate of every step, and the batch size if it is not given.
+    """Read the number of epochs of a training, the learning rate of every step, and the batch size if it is None.
 
     Raises:
         UserError: a file is missing or damaged, or the epochs have different numbers of steps.
     """
     epochs, path = _count_epochs(results / "epochs.csv"), results / "steps.parquet"
-    steps = _read_parquet(path, _STEPS)
-    rates, sizes = steps["learning_rate"], steps["num_examples"]
-    if not len(rates) or len(rates) % epochs:
-        raise UserError(f"{path}: {len(rates)} steps cannot be divided evenly among {epochs} epochs")
-    found = int(sizes.max()) if batch_size is None else batch_size
-    if found < 1 or not np.isfinite(rates).all():
-        raise UserError(f"{path}: a learning rate is not finite, or no step has examples")
-    return epochs, rates, found
+    steps = read_parquet(path, ("num_examples", "learning_rate"))
+    if not epochs or not len(steps) or len(steps) % epochs:
+        raise UserError(f"{path}: {len(steps)} steps cannot be divided evenly among {epochs} epochs")
+    rates = steps["learning_rate"].to_numpy()
+    return epochs, rates, int(steps["num_examples"].max()) if batch_size is None else batch_size
 
 
 def _count_epochs(path: Path) -> int:
-    """Return the number of epochs of a training, at least 1."""
     try:
-        epochs = pd.read_csv(path)["epoch"].tolist()
+        return len(pd.read_csv(path, usecols=["epoch"]))
     except FileNotFoundError:
-        raise _missing(path) from None
-    except (OSError, ValueError, KeyError) as error:
-        raise _damaged(path, error) from None
-    if not epochs or epochs != list(range(1, len(epochs) + 1)):
-        raise UserError(f"{path}: not a table of this project: the column epoch should count from 1")
-    return len(epochs)
-
-
-def _read_parquet(path: Path, columns: Mapping[str, pa.DataType]) -> dict[str, np.ndarray]:
-    """Read columns of these types; the file's metadata is checked before memory is allocated for its rows."""
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_parquet(file, columns)
-            table = file.read(columns=list(columns), use_threads=False)
-            table.validate(full=True)
-            if any(table[name].null_count for name in columns):
-                raise ValueError("values are missing")
-            return {name: table[name].to_numpy() for name in columns}
-    except FileNotFoundError:
-        raise _missing(path) from None
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise _damaged(path, error) from None
-
-
-def _check_parquet(file: pq.ParquetFile, columns: Mapping[str, pa.DataType]) -> None:
-    """Raise ValueError unless a file declares these columns, and not too many rows.
-
-    Only the numbers of rows of the row groups are read: damaged statistics make Arrow abort the process.
-    """
-    groups = [file.metadata.row_group(index).num_rows for index in range(file.metadata.num_row_groups)]
-    if max(file.metadata.num_rows, *groups, sum(groups)) > _MAX_ROWS:
-        raise ValueError(f"more than {_MAX_ROWS:,} rows")
-    for name, expected in columns.items():
-        found = file.schema_arrow.field(name)
-        if found.type != expected:
-            raise ValueError(f"column {name} is {found.type}, not {expected}")
-
-
-def _missing(path: Path) -> UserError:
-    return UserError(f"{path}: no such file; `dvc repro` makes it")
-
-
-def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path}: not a table of this project: {one_line(error)[:200]}")
+        raise UserError(f"{path}: no such file; `dvc repro` makes it") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a table of this project: {one_line(error)[:200]}") from None

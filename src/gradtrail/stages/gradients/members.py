@@ -1,7 +1,7 @@
-"""The gradient analyses of a training's members: the scores of each on disk, and the means of all.
+"""The gradient analyses of a training's members: the scores of each on disk, and the means over all.
 
-Memory holds the tables of two members, however many there are. What belongs to an analysis as a whole, such as the
-similarity of the classes' gradients and the influences, is that of the first member.
+Memory holds the tables of two members, however many there are. Results of an analysis as a whole, such as the
+similarity of the classes' gradients and the influences, are those of the first member.
 """
 
 import shutil
@@ -39,7 +39,7 @@ class MeanScores:
         self._votes = np.zeros((0, 0), np.int32)
 
     def add(self, scores: pd.DataFrame) -> None:
-        """Take the table of one more member; see `tables.score_table`."""
+        """Add the table of one more member; see `tables.score_table`."""
         if not self._counts:
             self._identity = scores[_IDENTITY]
             self._votes = np.zeros((len(scores), 0), np.int32)
@@ -56,9 +56,10 @@ class MeanScores:
         self._votes[np.arange(len(predicted)), predicted] += 1
 
     def table(self) -> pd.DataFrame:
-        """Return a row for each example: means over the members that have a score, of at least two members.
+        """Return a row for each example: means over the members that have a score, at least two.
 
-        `predicted` is the class that most members predict, of several such classes the first; `correct` is by it.
+        `predicted` is the class that most members predict, the first of several such classes; `correct` follows from
+        it.
         """
         columns: dict[str, np.ndarray] = {}
         for name, mean in self._means.items():
@@ -72,18 +73,17 @@ class MeanScores:
 
 
 class Members:
-    """The analyses of members, taken one after the other.
+    """The analyses of members, added one after the other.
 
     Args:
-        scratch: an empty folder for the scores of each.
+        scratch: an empty folder for the scores of each member.
 
     Attributes:
-        first: the analysis of the first member.
-        seeds: of the members.
-        errors: the largest of each error over the members, see `float64_errors`.
+        seeds: seeds of the members.
+        errors: the largest error of each kind over the members, see `float64_errors`.
     """
 
-    first: GradientAnalysis
+    first: GradientAnalysis  # analysis of the first member
     _tables: Tables  # of the first
 
     def __init__(self, scratch: Path):
@@ -94,7 +94,7 @@ class Members:
         self._metrics: list[dict[str, float]] = []
 
     def add(self, seed: int, tables: Tables, analysis: GradientAnalysis, errors: Mapping[str, float]) -> None:
-        """Take the analysis of the member with this seed, and write its scores to disk."""
+        """Add the analysis of the member with this seed, and write its scores to disk."""
         if not self.seeds:
             self.first, self._tables = analysis, tables
         self.seeds.append(seed)
@@ -104,11 +104,11 @@ class Members:
         tables.scores.to_parquet(self._scratch / f"seed_{seed}.parquet", index=False)
 
     def tables(self, config: GradientsConfig) -> Tables:
-        """Return the tables of a single member; of several, those of the mean scores."""
+        """Return the tables of a single member, or of the mean scores over several."""
         return self._tables if len(self.seeds) == 1 else make_tables(self._mean.table(), self.first, config)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of a single member; of several, means and spreads over them."""
+        """Return the metrics of a single member, or means and spreads over several."""
         return over_members(self._metrics)
 
     def write(self, results: Path) -> None:

@@ -13,15 +13,15 @@ from gradtrail.core.nn.models import Model
 from gradtrail.core.nn.precision import Precision
 from gradtrail.core.per_example.noise_scale import NoiseScale
 from gradtrail.core.per_example.norms import unknown_layers
-from gradtrail.stages.artifacts.members import seeds_in_words
-from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED, Promise
+from gradtrail.stages.artifacts.members import format_seeds
+from gradtrail.stages.artifacts.privacy import NOT_COVERED, RELEASED, PrivacyGuarantee
 from gradtrail.stages.gradients.tables import Tables, typical_noise_scale
 
 _NAMED = 5  # examples that a sentence names
 _STRONG = 0.5  # rank correlation
 
 
-def in_words(
+def summarize(
     title: str,
     tables: Tables,
     analysis: GradientAnalysis,
@@ -33,16 +33,16 @@ def in_words(
     """Return the summary in Markdown.
 
     Args:
-        title: which model, weights and data set.
+        title: model, weights and data set.
         tables: the stage's tables.
-        analysis: that the tables were made from; of several members, that of the first.
-        metrics: of these tables.
+        analysis: analysis behind the tables; of several members, that of the first.
+        metrics: metrics of these tables.
         config: the section `gradients` of `params.yaml`.
-        batch_size: of the training.
-        seeds: of the members.
+        batch_size: batch size of the training.
+        seeds: seeds of the members.
     """
     sections = {"Suspected label errors": _suspects(tables, metrics)}
-    if tables.tells_of_training:
+    if tables.has_training_rows:
         sections = {"Largest gradients": _largest(tables, metrics, config), **sections}
         sections |= {
             "Gradient noise scale": _noise(analysis, batch_size),
@@ -56,14 +56,11 @@ def in_words(
     return "\n\n".join(parts) + "\n"
 
 
-def marked(words: str, promise: Promise | None, every_example: str = "") -> str:
-    """Return a summary that says below its heading what a private training's promise is to do with it.
-
-    And, where there is something to say, what it is of: a sample of the training examples.
-    """
-    said = [] if promise is None else [RELEASED if promise.release else NOT_COVERED]
+def with_privacy_note(words: str, guarantee: PrivacyGuarantee | None, every_example: str = "") -> str:
+    """Return the summary with notes below its heading: the privacy of the training, and the use of a sample."""
+    notes = [] if guarantee is None else [RELEASED if guarantee.release else NOT_COVERED]
     heading, _, rest = words.partition("\n\n")
-    return "\n\n".join([heading, *said, *([every_example] if every_example else []), rest])
+    return "\n\n".join([heading, *notes, *([every_example] if every_example else []), rest])
 
 
 def warn_of_unknown_layers(model: Model) -> None:
@@ -78,9 +75,9 @@ def warn_of_unknown_layers(model: Model) -> None:
 
 def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
     """Warn on stderr, in one line, of a score whose error is larger than the model's precision explains."""
-    large = {name: value for name, value in errors.items() if not value <= LIMITS[precision]}  # NaN too
+    large = {name: value for name, value in errors.items() if not value <= LIMITS[precision]}  # also NaN
     if large:
-        name = max(large, key=lambda each: large[each])
+        name = max(large, key=lambda key: large[key])
         print(
             f"gradients: warning: {name.removeprefix(ERROR)} differs from its float64 value by {errors[name]:g}, "
             f"relative; up to {LIMITS[precision]:g} is usual for {precision}",
@@ -89,11 +86,11 @@ def warn_of_errors(errors: Mapping[str, float], precision: Precision) -> None:
 
 
 def _members(seeds: Sequence[int]) -> list[str]:
-    """Return what is a mean over several members and what is not."""
+    """Return a sentence on which results are means over several members."""
     if len(seeds) == 1:
         return []
     return [
-        f"Scores are means over {len(seeds)} networks, {seeds_in_words(seeds)}, and the prediction is "
+        f"Scores are means over {len(seeds)} networks, {format_seeds(seeds)}, and the prediction is "
         f"that of most of them. Noise scale, classes and influences are those of the network with seed {seeds[0]}. An "
         "example counts as never correct if no network got it right, and as forgotten if at least one forgot it."
     ]
@@ -101,7 +98,9 @@ def _members(seeds: Sequence[int]) -> list[str]:
 
 def _largest(tables: Tables, metrics: dict[str, float], config: GradientsConfig) -> str:
     top = tables.train.nlargest(_NAMED, "grad_norm", keep="first")
-    named = ", ".join(f"#{row.example_id} (label {row.label}, predicted {row.predicted})" for row in top.itertuples())
+    examples = ", ".join(
+        f"#{row.example_id} (label {row.label}, predicted {row.predicted})" for row in top.itertuples()
+    )
     reasons = {
         "the loss": metrics["rank_correlation_loss"],
         "the negative margin": -metrics["rank_correlation_margin"],
@@ -116,7 +115,7 @@ def _largest(tables: Tables, metrics: dict[str, float], config: GradientsConfig)
         f"for {metrics['norm_held_by_largest']:.0%} of the sum of all norms; "
         f"{metrics['misclassified_among_largest']:.0%} of them are misclassified, compared with "
         f"{metrics['misclassified_overall']:.2%} of all training examples. The norm correlates most with {reason} "
-        f"(rank correlation {reasons[reason]:.2f}). The largest norms are those of {named}. At epoch "
+        f"(rank correlation {reasons[reason]:.2f}). The largest norms are those of {examples}. At epoch "
         f"{tables.noise_scale['epoch'].min()} the norm is {_strength(first)} with the input norm ({first:+.2f}), a "
         f"score that needs no model{alike}."
     )
@@ -127,23 +126,24 @@ def _suspects(tables: Tables, metrics: dict[str, float]) -> str:
     for split, ranked in tables.suspects.items():
         if not len(ranked):
             continue
-        named = ", ".join(
+        examples = ", ".join(
             f"#{row.example_id} (label {row.label}, predicted {row.predicted}, {row.probability:.0%})"
             for row in ranked.head(_NAMED).itertuples()
         )
         sentences.append(
-            f"In the {split} split, the labels with the lowest mean probability over the training are those of {named}."
+            f"In the {split} split, the labels with the lowest mean probability over the training are those of "
+            f"{examples}."
         )
     sentences.append("The percentages are the probabilities of the labels with the weights named above.")
     noisy = tables.label_error_scores
     if len(noisy) and "label_errors_auroc" in metrics:
         best = noisy.iloc[0]
-        at = f" at epoch {best.epoch}" if str(best.epoch).isdigit() else ", averaged" if best.epoch == "mean" else ""
+        place = f" at epoch {best.epoch}" if str(best.epoch).isdigit() else ", averaged" if best.epoch == "mean" else ""
         sentences.append(
             f"Of the labels changed by label noise, {metrics['label_errors_precision']:.1%} are found among as many "
             f"suspects (AUROC {metrics['label_errors_auroc']:.4f}, average precision "
-            f"{metrics['label_errors_average_precision']:.4f}); the best score is {best.score}{at} (average precision "
-            f"{best.average_precision:.4f})."
+            f"{metrics['label_errors_average_precision']:.4f}); the best score is {best.score}{place} (average "
+            f"precision {best.average_precision:.4f})."
         )
     return " ".join(sentences)
 
@@ -159,8 +159,10 @@ def _noise(analysis: GradientAnalysis, batch_size: int) -> str:
         if batch_size > 2 * typical
         else "close to that, a good trade-off between the number of steps and the work of each"
     )
-    points = ", ".join(f"{_examples(found)} at epoch {epoch}" for epoch, found in analysis.noise_scales.items())
-    unbounded = any(not math.isfinite(found.value) for found in analysis.noise_scales.values())
+    points = ", ".join(
+        f"{_examples(noise_scale)} at epoch {epoch}" for epoch, noise_scale in analysis.noise_scales.items()
+    )
+    unbounded = any(not math.isfinite(noise_scale.value) for noise_scale in analysis.noise_scales.values())
     reason = " It is unbounded where the mean gradient cannot be told from noise." if unbounded else ""
     return (
         f"The gradient noise scale in examples, with its 95% interval, is {points}.{reason} A typical value is "
@@ -194,19 +196,19 @@ def _learning(tables: Tables, metrics: dict[str, float]) -> str:
 
 
 def _errors(errors: Mapping[str, float]) -> str:
-    """Return how far the scores are from those in float64."""
-    named = ", ".join(f"{errors[name]:.2g} of {name}" for name in sorted(errors, key=lambda each: -errors[each]))
+    """Return a sentence on the errors of the scores against float64."""
+    parts = ", ".join(f"{errors[name]:.2g} of {name}" for name in sorted(errors, key=lambda key: -errors[key]))
     return (
         f"The scores of {NUM_EXAMPLES} examples, or of all where there are fewer, evenly spaced over all splits, were "
         f"computed again in float64, one gradient after the other. The largest errors of this sample, relative to the "
-        f"float64 score or to its root mean square, whichever is larger, are {named}."
+        f"float64 score or to its root mean square, whichever is larger, are {parts}."
     )
 
 
-def _examples(found: NoiseScale) -> str:
-    if not math.isfinite(found.value):
+def _examples(noise_scale: NoiseScale) -> str:
+    if not math.isfinite(noise_scale.value):
         return "unbounded"
-    return f"{_number(found.value)} ({_number(found.low)} to {_number(found.high)})"
+    return f"{_number(noise_scale.value)} ({_number(noise_scale.low)} to {_number(noise_scale.high)})"
 
 
 def _number(examples: float) -> str:

@@ -25,9 +25,9 @@ _SINGLE = ("mean_probability", "forgetting_events", "self_influence", "alignment
 SHOWN = ["split", "example_id", "label", "predicted", "grad_norm", "el2n", "loss", "margin"]
 SUSPECT = ["split", "example_id", "label", "predicted", "true_label", "probability", SUSPICION]
 SUSPECT_SPLITS = ("train", "test")
-STRONGEST = 5  # training examples that are listed on either side of an influence
+STRONGEST = 5  # training examples that are listed for each sign of the influence
 _MEDIAN = "grad_norm_median"
-_OF_TRAINING = ("noise_scale", "classes", "influence")  # tables
+_TRAINING_TABLES = ("noise_scale", "classes", "influence")  # tables
 _NORM_DECADES = (-6, 2)  # of the histogram of norms, as powers of ten
 
 
@@ -39,8 +39,8 @@ def suspicion(table: pd.DataFrame) -> np.ndarray:
     than the final probability, when many wrong labels have been memorized.
     """
     visited = table["mean_probability"].to_numpy(np.float32)
-    kept = table[f"probability{MEAN}"].to_numpy(np.float32)
-    return 1 - np.where(np.isnan(visited), kept, visited)
+    mean_probability = table[f"probability{MEAN}"].to_numpy(np.float32)
+    return 1 - np.where(np.isnan(visited), mean_probability, visited)
 
 
 def rank_suspects(table: pd.DataFrame, split: str, count: int) -> pd.DataFrame:
@@ -55,7 +55,7 @@ def detection_table(train: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row for each score and epoch, the best first: `auroc` and `average_precision`; and with as many suspects as
         there are wrong labels, `precision` and `false_negative_rate`, the share of wrong labels that are not among the
-        suspects. No row where no label is wrong, or all are.
+        suspects. No rows if no label is wrong, or all are.
     """
     is_wrong = (train["label"] != train["true_label"]).to_numpy()
     columns = ["score", "epoch", "auroc", "average_precision", "precision", "false_negative_rate"]
@@ -80,13 +80,13 @@ def _candidates(train: pd.DataFrame) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 def _detection(is_wrong: np.ndarray, suspect: np.ndarray) -> tuple[float, float, float, float]:
-    from sklearn.metrics import (  # here: it takes a second to import, and only label noise needs it
+    from sklearn.metrics import (  # late: the import takes a second, and only label noise needs it
         average_precision_score,
         roc_auc_score,
     )
 
-    found = np.mean(is_wrong[largest(suspect, int(is_wrong.sum()))])
-    return roc_auc_score(is_wrong, suspect), average_precision_score(is_wrong, suspect), found, 1 - found
+    recall = np.mean(is_wrong[largest(suspect, int(is_wrong.sum()))])
+    return roc_auc_score(is_wrong, suspect), average_precision_score(is_wrong, suspect), recall, 1 - recall
 
 
 def score_table(
@@ -117,24 +117,12 @@ def score_table(
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """All tables of the stage: those that are written, drawn and summarized in words.
+    """All tables of the stage, for files, figures and the summary."""
 
-    Attributes:
-        scores: of every example, see `score_table`.
-        largest: the examples with the largest gradients over all splits, the largest first.
-        suspects: split → its suspected label errors, the most suspect first.
-        label_error_scores: see `detection_table`; empty where no label is known to be wrong.
-        splits: see `split_table`.
-        norms: see `norm_table`.
-        noise_scale: see `noise_table`.
-        classes: see `class_table`.
-        influence: see `influence_table`.
-    """
-
-    scores: pd.DataFrame
-    largest: pd.DataFrame
-    suspects: Mapping[str, pd.DataFrame]
-    label_error_scores: pd.DataFrame
+    scores: pd.DataFrame  # scores of every example, see `score_table`
+    largest: pd.DataFrame  # examples with the largest gradients over all splits, the largest first
+    suspects: Mapping[str, pd.DataFrame]  # split → its suspected label errors, the most suspect first
+    label_error_scores: pd.DataFrame  # scores as detectors of wrong labels; empty if no label is known to be wrong
     splits: pd.DataFrame
     norms: pd.DataFrame
     noise_scale: pd.DataFrame
@@ -146,7 +134,7 @@ class Tables:
         return _of(self.scores, "train")
 
     @property
-    def tells_of_training(self) -> bool:
+    def has_training_rows(self) -> bool:
         """Whether there are training examples: a private training to publish shows none."""
         return bool((self.scores["split"] == "train").any())
 
@@ -169,7 +157,7 @@ def make_tables(scores: pd.DataFrame, analysis: GradientAnalysis, config: Gradie
 def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> None:
     """Write `scores.parquet`, with every example, and the other tables that have rows, as CSV, to a new folder.
 
-    `float64_errors.csv` has the errors of `float64_errors`. Without training examples those about them have no rows.
+    `float64_errors.csv` has the errors of `float64_errors`. Without training examples, tables about them have no rows.
     """
     folder.mkdir(parents=True)
     tables.scores.to_parquet(folder / "scores.parquet", index=False)
@@ -185,7 +173,7 @@ def write_tables(folder: Path, tables: Tables, errors: Mapping[str, float]) -> N
         "float64_errors": error_table(errors),
     }
     for name, part in small.items():
-        if len(part) or (name in _OF_TRAINING and not tables.tells_of_training):
+        if len(part) or (name in _TRAINING_TABLES and not tables.has_training_rows):
             part.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
 
 
@@ -209,8 +197,8 @@ def norm_table(scores: pd.DataFrame) -> pd.DataFrame:
 def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
     """Return a row for each epoch of the analysis: its gradient noise scale, with interval, tr(Σ) and ‖G‖²."""
     rows = [
-        (epoch, found.value, found.low, found.high, found.trace, found.squared_norm)
-        for epoch, found in analysis.noise_scales.items()
+        (epoch, noise_scale.value, noise_scale.low, noise_scale.high, noise_scale.trace, noise_scale.squared_norm)
+        for epoch, noise_scale in analysis.noise_scales.items()
     ]
     return pd.DataFrame(rows, columns=["epoch", "noise_scale", "low", "high", "trace", "squared_norm"])
 
@@ -218,7 +206,7 @@ def noise_table(analysis: GradientAnalysis) -> pd.DataFrame:
 def class_table(analysis: GradientAnalysis) -> pd.DataFrame:
     """Return a row for each class: share of a step's decrease in loss, cosine and coherence with every class.
 
-    No row where there are no training examples.
+    No rows if there are no training examples.
     """
     classes = analysis.classes
     numbers = range(len(classes.share))
@@ -239,25 +227,27 @@ def influence_table(table: pd.DataFrame, analysis: GradientAnalysis) -> pd.DataF
     rows: list[tuple] = []
     for column, position in enumerate(analysis.influenced):
         influence = analysis.influence[:, column]
-        told = test.iloc[position]
+        test_row = test.iloc[position]
         sides = {"helped": largest(influence, STRONGEST), "hurt": largest(-influence, STRONGEST)}
         for effect, strongest in sides.items():
             for rank, example in enumerate(strongest, start=1):
                 by = train.iloc[example]
-                names = (told.example_id, told.label, told.predicted, effect, rank, by.example_id, by.label)
+                names = (test_row.example_id, test_row.label, test_row.predicted, effect, rank, by.example_id, by.label)
                 rows.append((*names, float(influence[example])))
     columns = ["test_example", "label", "predicted", "effect", "rank", "train_example", "train_label", "influence"]
     return pd.DataFrame(rows, columns=columns)
 
 
 def typical_noise_scale(analysis: GradientAnalysis) -> float | None:
-    """Return the median of the finite noise scales, of an even number the upper one; None where none is finite."""
-    known = sorted(found.value for found in analysis.noise_scales.values() if math.isfinite(found.value))
-    return known[len(known) // 2] if known else None
+    """Return the (upper) median of the finite noise scales; None if none is finite."""
+    finite = sorted(
+        noise_scale.value for noise_scale in analysis.noise_scales.values() if math.isfinite(noise_scale.value)
+    )
+    return finite[len(finite) // 2] if finite else None
 
 
 def split_table(scores: pd.DataFrame, config: GradientsConfig) -> pd.DataFrame:
-    """Return a row for each split: norms, and what they correlate with, see `summarize`."""
+    """Return a row for each split: norms and their correlations, see `summarize`."""
     parts = {str(split): part for split, part in scores.groupby("split", observed=True)}
     rows = [
         {"split": split}
@@ -274,17 +264,17 @@ def error_table(errors: Mapping[str, float]) -> pd.DataFrame:
 
 
 def measure(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
-    """Return the metrics: the summary of the training split, the median norm of the others, and the analyses' own.
+    """Return the metrics: the summary of the training split, the median norms of the others, and those of the analyses.
 
-    Without training examples those about them are left out.
+    Without training examples, metrics about them are left out.
     """
     splits = {str(row.pop("split")): row for row in tables.splits.to_dict("records")}
     medians = {f"{split}_{_MEDIAN}": row[_MEDIAN] for split, row in splits.items() if split != "train"}
-    found = {"num_examples": len(tables.scores)}
-    if not tables.tells_of_training:
-        return found | medians
+    metrics = {"num_examples": len(tables.scores)}
+    if not tables.has_training_rows:
+        return metrics | medians
     train = {str(name): value for name, value in splits["train"].items()}
-    return found | train | medians | _measure_training(tables, analysis)
+    return metrics | train | medians | _measure_training(tables, analysis)
 
 
 def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, float]:
@@ -292,7 +282,7 @@ def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, f
     train = tables.train
     typical = typical_noise_scale(analysis)
     first = epoch_column("grad_norm", min(analysis.noise_scales))
-    found = {
+    metrics = {
         **({} if typical is None else {"noise_scale_typical": typical}),
         "coherence_within_classes": analysis.classes.within,
         "coherence_across_classes": analysis.classes.across,
@@ -303,13 +293,13 @@ def _measure_training(tables: Tables, analysis: GradientAnalysis) -> dict[str, f
         ),
     }
     if analysis.curvature is not None:
-        found["hessian_largest_eigenvalue"] = analysis.curvature
+        metrics["hessian_largest_eigenvalue"] = analysis.curvature
     detection = tables.label_error_scores
     chosen = detection[detection["score"] == "mean_probability"]
     if len(chosen):
         names = ("auroc", "average_precision", "precision", "false_negative_rate")
-        found |= {f"label_errors_{name}": float(chosen.iloc[0][name]) for name in names}
-    return {name: value for name, value in found.items() if np.isfinite(value)}
+        metrics |= {f"label_errors_{name}": float(chosen.iloc[0][name]) for name in names}
+    return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
 
 def _of(table: pd.DataFrame, split: str) -> pd.DataFrame:

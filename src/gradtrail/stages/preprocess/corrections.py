@@ -1,7 +1,7 @@
-"""The file of corrections, `pipeline/corrections.csv`: what people decided about labels, and applying it to the splits.
+"""The file of corrections, `pipeline/corrections.csv`: decisions of people about labels, and their application.
 
-A row is a decision about one example. `gradtrail review` writes the file, and a person may; spreadsheets mangle such
-files, so that every value is checked.
+A row is a decision about one example. `gradtrail review` writes the file, and a person may edit it; spreadsheets damage
+such files, so that every value is checked.
 """
 
 import csv
@@ -25,40 +25,30 @@ PATH = Path("pipeline/corrections.csv")
 COLUMNS = ("split", "example_id", "old", "new", "reviewer", "time", "reason")
 LONGEST_TEXT = 200
 _MAX_BYTES = 2**24
-_SHOWN = 5  # examples that an error names
+_SHOWN = 5  # most examples in an error
 _UNPRINTED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """A decision about the label of one example.
+    """A decision about the label of one example."""
 
-    Attributes:
-        split: that the example was in; `train` and `validation` are parts of the same file of examples.
-        example_id: position in the original file.
-        old: given class.
-        new: correct class, `old` where the label was confirmed; None where it cannot be told.
-        reviewer: who decided.
-        time: when, in UTC.
-        reason: a note; may be empty.
-    """
-
-    split: str
-    example_id: int
-    old: int
-    new: int | None
+    split: str  # split of the example; `train` and `validation` are parts of the same file of examples
+    example_id: int  # position in the original file
+    old: int  # given class
+    new: int | None  # correct class, `old` if the label was confirmed; None if it is undecidable
     reviewer: str
-    time: str
-    reason: str
+    time: str  # UTC
+    reason: str  # a note; may be empty
 
     @property
     def example(self) -> tuple[bool, int]:
-        """Names the example: whether it is a test example, and its id. Another seed may move it between the others."""
+        """The key of the example: True for a test example, and its id. The seed decides between the other splits."""
         return self.split == "test", self.example_id
 
     @property
     def changes(self) -> bool:
-        """Whether the label is another one."""
+        """Whether the label changes."""
         return self.new is not None and self.new != self.old
 
     def __str__(self) -> str:
@@ -66,11 +56,11 @@ class Correction:
 
 
 def check_text(name: str, text: str) -> str:
-    """Return a text that may stand in the file, without space around it; raise UserError where it may not."""
+    """Return a text for the file, without space around it; raise UserError if the file may not contain it."""
     text = text.strip()
     if len(text) > LONGEST_TEXT or _UNPRINTED.search(text):
         raise UserError(f"{name} must be one line of at most {LONGEST_TEXT} characters, got {one_line(text)[:50]!r}")
-    if unicodedata.normalize("NFKC", text[:1]).startswith(("=", "+", "-", "@")):  # full-width signs too
+    if unicodedata.normalize("NFKC", text[:1]).startswith(("=", "+", "-", "@")):  # also full-width signs
         raise UserError(f"{name} begins with {text[0]!r}, which a spreadsheet would run as a formula: {text[:50]!r}")
     return text
 
@@ -110,53 +100,53 @@ def disagreements(rows: Iterable[Correction]) -> list[str]:
     for row in rows:
         by_example.setdefault(row.example, []).append(row)
     return [
-        f"{found[0]}: " + ", ".join(f"{row.reviewer} says {_verdict(row)}" for row in found)
-        for found in by_example.values()
-        if len({(row.old, row.new) for row in found}) > 1
+        f"{decisions[0]}: " + ", ".join(f"{row.reviewer} says {_verdict(row)}" for row in decisions)
+        for decisions in by_example.values()
+        if len({(row.old, row.new) for row in decisions}) > 1
     ]
 
 
 def require_fit(rows: Sequence[Correction], splits: Mapping[str, Split], num_classes: int, path: Path) -> None:
-    """Raise UserError unless every correction is of a class, and its old label is the given one where `splits` have it.
+    """Raise UserError unless every correction names a class, and its old label is the given one of the example.
 
     Args:
-        rows: as they were read.
-        splits: with their given labels; a subset may lack examples.
-        num_classes: of the data set.
-        path: that errors name.
+        rows: corrections as read.
+        splits: splits with their given labels; a subset may lack examples.
+        num_classes: number of classes of the data set.
+        path: path of the file, for messages.
     """
-    given = {
+    labels = {
         (name == "test", number): label
         for name, split in splits.items()
         for number, label in zip(split.example_id.tolist(), split.given_labels.tolist(), strict=True)
     }
     for row in rows:
         if max(row.old, row.new or 0) >= num_classes:
-            raise UserError(f"{path}: {row}: no class {max(row.old, row.new or 0)}, they are 0 to {num_classes - 1}")
-        if given.get(row.example, row.old) != row.old:
-            found = given[row.example]
-            raise UserError(f"{path}: {row}: old is {row.old}, but the label is {found}; planted noise counts")
+            raise UserError(f"{path}: {row}: no class {max(row.old, row.new or 0)}; classes are 0 to {num_classes - 1}")
+        if labels.get(row.example, row.old) != row.old:
+            actual = labels[row.example]
+            raise UserError(f"{path}: {row}: old is {row.old}, but the label (after label noise) is {actual}")
 
 
 def read_applied(path: Path, which: Literal[False, True, "test"]) -> list[Correction]:
-    """Read the corrections that `preprocess.corrections` names: all, those of the test split, or none."""
+    """Read the corrections selected by `preprocess.corrections`: all, those of the test split, or none."""
     return [row for row in read_corrections(path) if which is True or row.split == which] if which else []
 
 
 def apply_corrections(
     splits: Mapping[str, Split], rows: Sequence[Correction], sizes: Mapping[str, int], num_classes: int, path: Path
 ) -> dict[str, Split]:
-    """Return the splits with corrected labels; those of the test split stand beside the given ones.
+    """Return the splits with corrected labels; the test split keeps the given ones as its labels.
 
     Args:
-        splits: after label noise.
-        rows: as they were read.
+        splits: splits after label noise.
+        rows: corrections as read.
         sizes: number of examples in the original files `train` and `test`.
-        num_classes: of the data set.
-        path: that errors name.
+        num_classes: number of classes of the data set.
+        path: path of the file, for messages.
 
     Raises:
-        UserError: a correction is of an unknown example or class, or its old label is not the given one.
+        UserError: a correction names an unknown example or class, or its old label is not the given one.
     """
     for row in rows:
         if row.example_id >= (size := sizes["test" if row.split == "test" else "train"]):
@@ -202,8 +192,8 @@ def _parse(row: Sequence[str], place: str) -> Correction:
         raise UserError(f"{place}: split must be one of {', '.join(SPLITS)}, got {values['split'][:50]!r}")
     for name in ("example_id", "old", "new"):
         if not re.fullmatch(r"[0-9]{1,9}", values[name]) and not (name == "new" and not values[name]):
-            empty = ", or empty where it cannot be told" if name == "new" else ""
-            raise UserError(f"{place}: {name} must be digits alone{empty}; got {values[name][:50]!r}")
+            empty = ", or empty if it cannot be decided" if name == "new" else ""
+            raise UserError(f"{place}: {name} must be digits only{empty}; got {values[name][:50]!r}")
     reviewer, time, reason = (check_text(f"{place}: {name}", values[name]) for name in ("reviewer", "time", "reason"))
     return Correction(
         split=values["split"],
@@ -219,12 +209,12 @@ def _parse(row: Sequence[str], place: str) -> Correction:
 def _require_once(rows: Sequence[Correction], path: Path) -> None:
     if differing := disagreements(rows):
         more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise UserError(f"{path}: decided differently, none is applied: {'; '.join(differing[:_SHOWN])}{more}")
-    seen: set[tuple[bool, int]] = set()
+        raise UserError(f"{path}: conflicting decisions, none is applied: {'; '.join(differing[:_SHOWN])}{more}")
+    examples: set[tuple[bool, int]] = set()
     for row in rows:
-        if row.example in seen:
+        if row.example in examples:
             raise UserError(f"{path}: {row} is listed twice; keep one line for each example")
-        seen.add(row.example)
+        examples.add(row.example)
 
 
 def _verdict(row: Correction) -> str:

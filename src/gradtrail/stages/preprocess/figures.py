@@ -1,4 +1,4 @@
-"""Figures of the data: what the images look like."""
+"""Figures of the data: sample images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +18,10 @@ def draw(folder: Path, splits: Mapping[str, Split], dataset: str, num_classes: i
 def draw_samples(split: Split, dataset: str, num_classes: int, per_class: int = 12) -> Figure:
     """Draw the first training examples of each class, a row a class, by given label; of the first 20 classes."""
     rows = min(num_classes, plotting.MAX_CLASSES)
-    shown = "" if rows == num_classes else f", the first {rows} of {num_classes}"
+    note = "" if rows == num_classes else f", the first {rows} of {num_classes}"
     height, width = split.images.shape[1:]
     size = (per_class * 0.8, rows * 0.8 + 0.5)
-    figure, axes = plotting.new_figure(f"Training examples by label{shown} ({dataset})", size=size)
+    figure, axes = plotting.new_figure(f"Training examples by label{note} ({dataset})", size=size)
     mosaic = np.zeros((rows, height, per_class, width), np.uint8)  # on one pair of axes: one for each takes seconds
     for label, row in enumerate(mosaic):
         chosen = split.images[split.labels == label][:per_class]

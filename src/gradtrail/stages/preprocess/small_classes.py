@@ -1,4 +1,4 @@
-"""Says which classes have too few training examples for what follows."""
+"""A warning about classes with too few training examples."""
 
 import sys
 
@@ -8,13 +8,13 @@ _SHOWN = 10  # classes
 
 
 def warn(labels: np.ndarray, num_classes: int, *, versions: int) -> None:
-    """Print one line on stderr where a class has fewer than two training examples, counting versions of each."""
+    """Print one line on stderr if a class has fewer than two training examples, counting versions of each."""
     counts = np.bincount(labels, minlength=num_classes) * versions
     small = [f"{label} ({counts[label]})" for label in np.flatnonzero(counts < 2)]
     if small:
-        shown = ", ".join(small[:_SHOWN]) + (f" and {len(small) - _SHOWN} more" if len(small) > _SHOWN else "")
+        listed = ", ".join(small[:_SHOWN]) + (f" and {len(small) - _SHOWN} more" if len(small) > _SHOWN else "")
         print(
-            f"preprocess: classes with fewer than two training examples: {shown}; `gradients` leaves them out of "
+            f"preprocess: classes with fewer than two training examples: {listed}; `gradients` leaves them out of "
             "coherence_within_classes, and classes.csv has no coherence of such a class with itself",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""Writes the splits: the training split with its deformed versions, in whole arrays or in shards."""
+"""Writing the splits: the training split with its deformed versions, in whole arrays or in shards."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,12 +26,12 @@ def write(
     In shards the versions of the training split are made, measured and written one part after the other.
 
     Args:
-        folder: to make.
+        folder: the new folder.
         splits: the training split without its deformed versions.
-        info: of the data set.
-        config: how many versions, and how they are written.
-        num_ids: examples in the original file of the training split.
-        advance: called with the number of examples of each part that was made.
+        info: description of the raw data.
+        config: the section `preprocess`: number of versions, and form of the files.
+        num_ids: number of examples in the original file of the training split.
+        advance: function that is called with the number of examples of each part.
     """
     versions = versions_of(
         splits["train"], config.deformations, config.deformation, seed=config.seed, num_ids=num_ids, advance=advance
@@ -53,7 +53,7 @@ def write(
 
 
 class _Measured:
-    """Parts of a split, measured as they pass: in integers, so that how it is cut does not matter."""
+    """Metrics over the parts of a split: integer sums, independent of how it is divided."""
 
     def __init__(self, parts: Iterable[Split]):
         self._parts = parts
@@ -72,6 +72,6 @@ class _Measured:
             yield part
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the parts that passed."""
+        """Return the metrics of the parts so far."""
         variance = (self._pixels * self._squares - self._sum**2) / self._pixels**2
         return {**self._counts, "pixel_mean": self._sum / self._pixels / 255, "pixel_std": variance**0.5 / 255}

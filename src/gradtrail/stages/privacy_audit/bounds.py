@@ -1,9 +1,9 @@
 """Lower bounds on epsilon from guesses: which canaries of a training set were in it?
 
-Each of m canaries is put into the training set by a fair coin of its own. An auditor sees what the training gave out,
-guesses the coins of r canaries and is right v times. The guarantee under audit limits how often that can be, whatever
-the auditor does and however the guesses depend on each other. What is refuted is the guarantee for data sets that
-differ in one example more or less, the one of `train.privacy`.
+Each of m canaries is put into the training set by an independent fair coin. An auditor sees the outputs of the
+training, guesses the coins of r canaries and is right v times. The guarantee under audit bounds the probability of
+that, whatever the auditor does and however the guesses depend on each other. The bounds refute the guarantee for data
+sets that differ by adding or removing one example, the one of `train.privacy`.
 
 Two theorems are here. That of Steinke, Nasr and Jagielski (arXiv 2305.08846) is on (epsilon, delta); that of
 Mahloujifar, Melis and Chaudhuri (arXiv 2410.22235) on the whole trade-off curve of the mechanism, which is known for
@@ -26,24 +26,18 @@ _HALVINGS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """What came of guessing the coins of canaries.
+    """The outcome of guessing the coins of canaries."""
 
-    Attributes:
-        canaries: m, whose coins were thrown; of all trainings together.
-        guesses: r, coins that were guessed; of the others nothing was said.
-        correct: v, guesses that were right.
-    """
-
-    canaries: int
-    guesses: int
-    correct: int
+    canaries: int  # m, number of canaries of all trainings together
+    guesses: int  # r, number of guesses; for the other canaries the guesser abstained
+    correct: int  # v, number of correct guesses
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.guesses <= self.canaries:
             raise ValueError(f"0 <= correct <= guesses <= canaries must hold, got {self}")
 
 
-def p_value(found: Guesses, epsilon: float, delta: float) -> float:
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """Return the largest chance that an (epsilon, delta)-private mechanism has of so many correct guesses or more.
 
     arXiv 2305.08846, theorem 5.2: with W of Binomial(r, e^ε / (e^ε + 1)),
@@ -54,23 +48,23 @@ def p_value(found: Guesses, epsilon: float, delta: float) -> float:
     outright, at most m delta of them on average over the canaries.
     """
     truth = 1 / (1 + np.exp(-epsilon))
-    chance = stats.binom.sf(found.correct - 1, found.guesses, truth)
-    if delta and found.correct:
-        before = np.arange(1, found.correct + 1)
-        below = np.cumsum(stats.binom.pmf(found.correct - before, found.guesses, truth))
-        chance += 2 * found.canaries * delta * np.max(below / before)
+    chance = stats.binom.sf(guesses.correct - 1, guesses.guesses, truth)
+    if delta and guesses.correct:
+        before = np.arange(1, guesses.correct + 1)
+        below = np.cumsum(stats.binom.pmf(guesses.correct - before, guesses.guesses, truth))
+        chance += 2 * guesses.canaries * delta * np.max(below / before)
     return float(min(chance, 1.0))
 
 
-def epsilon_bound(found: Guesses, *, delta: float, significance: float) -> float:
-    """Return the largest epsilon that the guesses refute, by `p_value`; 0 where they refute none.
+def epsilon_bound(guesses: Guesses, *, delta: float, significance: float) -> float:
+    """Return the largest epsilon that the guesses refute, by `p_value`; 0 if they refute none.
 
     With confidence 1 - `significance` the mechanism is not (ε, δ)-private for any smaller ε.
     """
-    return _largest(lambda epsilon: p_value(found, epsilon, delta) < significance)
+    return _largest(lambda epsilon: p_value(guesses, epsilon, delta) < significance)
 
 
-def refutes(found: Guesses, tradeoff: Tradeoff, significance: float) -> bool:
+def refutes(guesses: Guesses, tradeoff: Tradeoff, significance: float) -> bool:
     """Return whether a mechanism with this trade-off curve has a chance of at most `significance` of such guesses.
 
     arXiv 2410.22235, theorem 3.2 and its algorithm 3, for guesses of one bit: let p_i be the chance of i correct
@@ -82,14 +76,14 @@ def refutes(found: Guesses, tradeoff: Tradeoff, significance: float) -> bool:
     r_v = τ v / m and h_v = τ (r - v) / m at least, each p_{c-1} from c = v down would be at least what brings h_{c-1}
     up to this. Where the p_i then come to more than 1 (r_0 + h_0 > r / m), the chance cannot be larger than τ.
     """
-    hits = significance * found.correct / found.canaries
-    misses = significance * (found.guesses - found.correct) / found.canaries
-    most = found.guesses / found.canaries
-    for number in range(found.correct - 1, -1, -1):
+    hits = significance * guesses.correct / guesses.canaries
+    misses = significance * (guesses.guesses - guesses.correct) / guesses.canaries
+    most = guesses.guesses / guesses.canaries
+    for number in range(guesses.correct - 1, -1, -1):
         least = tradeoff(1 - hits)
         if least <= misses:
             return False  # nothing forces fewer correct guesses to have any chance
-        hits += number / (found.guesses - number) * (least - misses)
+        hits += number / (guesses.guesses - number) * (least - misses)
         misses = least
         if hits + misses > most:
             return True
@@ -117,13 +111,13 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return _largest(lambda epsilon: gaussian_delta(mu, epsilon) > delta)
 
 
-def gaussian_bound(found: Guesses, *, delta: float, significance: float) -> float:
+def gaussian_bound(guesses: Guesses, *, delta: float, significance: float) -> float:
     """Return the epsilon, at delta, of the least private Gaussian mechanism that the guesses refute; 0 for none.
 
     A training of many noisy steps is close to one Gaussian mechanism (Dong et al., arXiv 1905.02383, section 5), so
     this is the bound for it. It is none for mechanisms in general.
     """
-    mu = _largest(lambda mu: refutes(found, gaussian_tradeoff(mu), significance), at_most=20.0)
+    mu = _largest(lambda mu: refutes(guesses, gaussian_tradeoff(mu), significance), at_most=20.0)
     return gaussian_epsilon(mu, delta)
 
 

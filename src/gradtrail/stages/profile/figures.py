@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from gradtrail.core.profile.variants import Variant
 from gradtrail.stages.artifacts import plotting
-from gradtrail.stages.profile.tables import of_configured
+from gradtrail.stages.profile.tables import configured_rows
 
 _MARKERS = ("s", "^", "D", "v")
 FUNCTIONS = {"train_step": plotting.BLUE, "predict": plotting.GREEN, "score": plotting.VERMILLION}
@@ -43,19 +43,19 @@ def draw_costs(costs: pd.DataFrame, configured: Variant, title: str) -> Figure:
 
 def forms_to_compare(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
     """Return the rows at the configured batch size, the configured variant first; the column `form` names each."""
-    shown = pd.concat([of_configured(table, configured, but=""), _other_forms(table, configured)])
-    labels = [_form_label(row, configured) or f"configured: {configured.precision}" for row in shown.to_dict("records")]
-    return shown.assign(form=labels)
+    rows = pd.concat([configured_rows(table, configured, but=""), _other_forms(table, configured)])
+    labels = [_form_label(row, configured) or f"configured: {configured.precision}" for row in rows.to_dict("records")]
+    return rows.assign(form=labels)
 
 
 def _other_forms(table: pd.DataFrame, configured: Variant) -> pd.DataFrame:
-    """Return the rows at the configured batch size whose precision or remat is another."""
-    here = table[table["batch_size"] == configured.batch_size]
-    return here[(here["precision"] != configured.precision) | (here["remat"] != configured.remat)]
+    """Return the rows at the configured batch size with another precision or remat."""
+    same_batch = table[table["batch_size"] == configured.batch_size]
+    return same_batch[(same_batch["precision"] != configured.precision) | (same_batch["remat"] != configured.remat)]
 
 
 def _form_label(row: dict, configured: Variant) -> str:
-    """Say in what a row differs from the configured variant, batch size aside."""
+    """Return how a row differs from the configured variant, batch size aside."""
     if row["remat"] != configured.remat:
         return "with remat" if row["remat"] else "without remat"
     return "" if row["precision"] == configured.precision else str(row["precision"])
@@ -71,10 +71,10 @@ def set_batch_sizes(axis: Axes, batch_sizes: pd.Series) -> None:
 
 def _draw_over_batch_size(axis: Axes, table: pd.DataFrame, configured: Variant) -> None:
     for function, colour in FUNCTIONS.items():
-        mine = table[table["function"] == function]
-        line = of_configured(mine, configured, but="batch_size").sort_values("batch_size")
+        rows = table[table["function"] == function]
+        line = configured_rows(rows, configured, but="batch_size").sort_values("batch_size")
         axis.plot(line["batch_size"], line["drawn"], "o-", color=colour, label=function)
-        for row, marker in zip(_other_forms(mine, configured).to_dict("records"), _MARKERS, strict=False):
+        for row, marker in zip(_other_forms(rows, configured).to_dict("records"), _MARKERS, strict=False):
             label = f"{function}, {_form_label(row, configured)}"
             axis.plot(
                 row["batch_size"], row["drawn"], marker, color=colour, label=label, fillstyle="none", markersize=9

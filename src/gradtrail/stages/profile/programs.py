@@ -1,4 +1,4 @@
-"""Compiles the variants that a profile compares."""
+"""Compiling the variants of a profile."""
 
 import contextlib
 from collections.abc import Callable
@@ -34,32 +34,32 @@ def compile_variants(
     """Compile all variants: the configured one first and alone, then the others side by side.
 
     Args:
-        config: which variants to compare.
-        train_config: the training that they are variants of.
-        info: shapes and sizes of the data set.
-        compiler: records the functions of the configured variant.
-        cold: whether to compile the configured variant without the persistent cache, so that its compile times are
-            those of a first run.
-        advance: called with a `message` after each variant.
+        config: choice of the variants.
+        train_config: the training behind the variants.
+        info: description of the data set.
+        compiler: compiler that records the functions of the configured variant.
+        cold: True to compile the configured variant without the persistent cache, so that its compile times are those
+            of a first run.
+        advance: function that is called with a `message` after each variant.
     """
     of_data: dict[str, Any] = {"image_shape": info.image_shape, "num_classes": info.num_classes}
-    most = max(WINDOW, train_config.batch_size, config.largest_batch_size)  # what a step costs does not depend on it
+    most = max(WINDOW, train_config.batch_size, config.largest_batch_size)  # the cost of a step does not depend on it
     of_data |= {"num_examples": min(info.examples["train"], most), "devices": jax.local_devices()}
 
     def compiled(variant: Variant) -> CompiledVariant:
         return compile_variant(train_config, variant, **of_data, compiler=compiler)
 
-    configured, *others = variants_to_compare(config, train_config)
+    configured, *other_variants = variants_to_compare(config, train_config)
     with cache_disabled() if cold else contextlib.nullcontext():
         done = [compiled(configured)]  # alone: its times count
     advance(message=f"compiled {configured.label}")
     with ThreadPoolExecutor(allowed_cores()) as pool:
-        for variant, made in zip(others, pool.map(compiled, others), strict=True):
+        for variant, made in zip(other_variants, pool.map(compiled, other_variants), strict=True):
             done.append(made)
             advance(message=f"compiled {variant.label}")
     return done
 
 
 def num_pieces(config: ProfileConfig, train_config: TrainConfig, *, timed: bool) -> int:
-    """Return how many pieces of work a profile has, for its progress bar: the variants, and two timings if any."""
+    """Return the number of steps of the progress bar: the variants, and two timings if any."""
     return len(variants_to_compare(config, train_config)) + 2 * timed

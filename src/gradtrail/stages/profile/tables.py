@@ -17,9 +17,9 @@ _COMPARED = {"train_step": ("flops", "total_bytes"), "predict": ("flops",)}
 def cost_table(compiled: Sequence[CompiledVariant]) -> pd.DataFrame:
     """Return a row for each function of each variant: its `StaticCost`."""
     rows = [
-        {"function": name, **dataclasses.asdict(each.variant), **dataclasses.asdict(function.cost)}
-        for each in compiled
-        for name, function in each.functions.items()
+        {"function": name, **dataclasses.asdict(variant.variant), **dataclasses.asdict(function.cost)}
+        for variant in compiled
+        for name, function in variant.functions.items()
     ]
     columns = [*_KEYS, *(key for key in rows[0] if key not in _KEYS)]
     return pd.DataFrame(rows, columns=columns).sort_values(_KEYS, ignore_index=True)
@@ -30,9 +30,9 @@ def doubling_table(table: pd.DataFrame, configured: Variant, columns: Sequence[s
 
     Returns:
         A row for each pair of batch sizes of which one is twice the other: `function`, `batch_size` and `doubled`, and
-        a factor for each of `columns`, NaN where the value at the smaller size is 0.
+        a factor for each of `columns`, NaN if the value at the smaller size is 0.
     """
-    part = of_configured(table, configured, but="batch_size")[["function", "batch_size", *columns]]
+    part = configured_rows(table, configured, but="batch_size")[["function", "batch_size", *columns]]
     doubled = part.assign(batch_size=part["batch_size"] / 2)
     pairs = part.merge(doubled, on=["function", "batch_size"], suffixes=("", "_doubled"))
     factors = {name: pairs[f"{name}_doubled"] / pairs[name].replace(0, np.nan) for name in columns}
@@ -40,7 +40,7 @@ def doubling_table(table: pd.DataFrame, configured: Variant, columns: Sequence[s
     return pd.DataFrame(keys | factors).sort_values(["function", "batch_size"], ignore_index=True)
 
 
-def of_configured(table: pd.DataFrame, configured: Variant, *, but: str) -> pd.DataFrame:
+def configured_rows(table: pd.DataFrame, configured: Variant, *, but: str) -> pd.DataFrame:
     """Return the rows of the configured variant, and those that differ from it in the column `but` alone."""
     fixed = {key: value for key, value in dataclasses.asdict(configured).items() if key != but}
     same = np.logical_and.reduce([table[key] == value for key, value in fixed.items()])
@@ -56,5 +56,5 @@ def write_tables(folder: Path, costs: pd.DataFrame, doubling: pd.DataFrame) -> N
 
 def measure(costs: pd.DataFrame, configured: Variant) -> dict[str, int]:
     """Return the main costs of the configured variant as flat metrics, `<function>_<cost>`; the tables have more."""
-    named = of_configured(costs, configured, but="").set_index("function")
-    return {f"{name}_{cost}": int(named[cost][name]) for name, kept in _COMPARED.items() for cost in kept}
+    by_function = configured_rows(costs, configured, but="").set_index("function")
+    return {f"{name}_{cost}": int(by_function[cost][name]) for name, names in _COMPARED.items() for cost in names}

@@ -18,7 +18,7 @@ from gradtrail.core.profile.benchmark import MachineRates, StepTimes
 from gradtrail.core.profile.variants import Variant
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.profile.figures import FUNCTIONS, forms_to_compare, set_batch_sizes
-from gradtrail.stages.profile.tables import of_configured
+from gradtrail.stages.profile.tables import configured_rows
 
 
 def draw_steps(steps: StepTimes, title: str) -> Figure:
@@ -56,8 +56,8 @@ def draw_steps(steps: StepTimes, title: str) -> Figure:
 def draw_batch_sizes(functions: pd.DataFrame, doubling: pd.DataFrame, configured: Variant, title: str) -> Figure:
     """Draw throughput and memory of the training step over the batch size, and the factors of each doubling."""
     figure, axes = plotting.new_figure(f"Batch size of the training step · {title}", columns=3, size=(13, 4.4))
-    table = of_configured(functions, configured, but="batch_size").sort_values("batch_size")
-    steps, doubled = (each[each["function"] == "train_step"] for each in (table, doubling))
+    table = configured_rows(functions, configured, but="batch_size").sort_values("batch_size")
+    steps, doubled = (rows[rows["function"] == "train_step"] for rows in (table, doubling))
     panels = {"examples_per_second": "throughput, examples/s", "temporary_mib": "temporary memory, MiB"}
     for axis, (column, label) in zip(axes[0], panels.items(), strict=False):
         axis.plot(steps["batch_size"], steps[column], "o-", color=FUNCTIONS["train_step"])
@@ -75,24 +75,24 @@ def draw_forms(functions: pd.DataFrame, configured: Variant, title: str) -> Figu
     """Draw throughput and memory at the configured batch size, for each precision and with remat on and off."""
     heading = f"Precision and remat, batch size {configured.batch_size} · {title}"
     figure, axes = plotting.new_figure(heading, columns=2, size=(11, 4.6))
-    shown = forms_to_compare(functions, configured)
-    forms = list(dict.fromkeys(shown["form"]))
+    rows = forms_to_compare(functions, configured)
+    forms = list(dict.fromkeys(rows["form"]))
     height = 0.8 / len(forms)
     panels = {"examples_per_second": "examples/s", "temporary_mib": "temporary memory, MiB"}
     for axis, (column, label) in zip(axes[0], panels.items(), strict=True):
         for index, form in enumerate(forms):
-            part = shown[shown["form"] == form]
+            part = rows[rows["form"] == form]
             places = [list(FUNCTIONS).index(name) + (index + 0.5) * height - 0.4 for name in part["function"]]
             colour = plotting.CYCLE[index % len(plotting.CYCLE)]
             drawn = axis.barh(places, part[column], height, color=colour, label=form)
-            axis.bar_label(drawn, fmt="{:,.0f}" if shown[column].max() >= 10 else "{:,.2f}", fontsize=8, padding=3)
+            axis.bar_label(drawn, fmt="{:,.0f}" if rows[column].max() >= 10 else "{:,.2f}", fontsize=8, padding=3)
         axis.set_yticks(range(len(FUNCTIONS)), labels=FUNCTIONS)
         axis.set(title=label)
         axis.invert_yaxis()
         axis.margins(x=0.18)
         axis.grid(visible=False, axis="y")
         axis.locator_params(axis="x", nbins=5)
-        axis.xaxis.set_major_formatter("{x:,.0f}" if shown[column].max() >= 10 else "{x:,.2f}")
+        axis.xaxis.set_major_formatter("{x:,.0f}" if rows[column].max() >= 10 else "{x:,.2f}")
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(forms))
     return figure
@@ -103,10 +103,10 @@ def draw_roofline(functions: pd.DataFrame, configured: Variant, rates: MachineRa
     figure, axes = plotting.new_figure(f"Roofline · {title}", size=(9, 6))
     axis, table = axes[0, 0], functions[functions["arithmetic_intensity"] > 0]
     _draw_roof(axis, table["arithmetic_intensity"].tolist(), rates)
-    chosen = of_configured(table, configured, but="")
+    chosen = configured_rows(table, configured, but="")
     for function, colour in FUNCTIONS.items():
-        others = table[(table["function"] == function) & ~table.index.isin(chosen.index)]
-        axis.plot(others["arithmetic_intensity"], others["flops_per_second"], ".", color=colour, alpha=0.5)
+        other_rows = table[(table["function"] == function) & ~table.index.isin(chosen.index)]
+        axis.plot(other_rows["arithmetic_intensity"], other_rows["flops_per_second"], ".", color=colour, alpha=0.5)
         for row in chosen[chosen["function"] == function].to_dict("records"):
             place = row["arithmetic_intensity"], row["flops_per_second"]
             axis.plot(*place, "o", color=colour, markersize=9, label=_rate_label(row))
@@ -123,7 +123,7 @@ def draw_roofline(functions: pd.DataFrame, configured: Variant, rates: MachineRa
 
 
 def draw_times(times: pd.DataFrame, title: str) -> Figure:
-    """Draw the time that each function takes for an epoch: tracing, lowering, compiling, first call, steady calls."""
+    """Draw the time of each function in an epoch: tracing, lowering, compiling, first call, steady calls."""
     pieces = [column for column in times if column not in ("function", "calls")]
     figure, axes = plotting.new_figure(f"Where the time goes · {title}", size=(9, 3.8))
     axis, left = axes[0, 0], np.zeros(len(times))
@@ -161,7 +161,7 @@ def _draw_doubling(axis: Axes, doubling: pd.DataFrame) -> None:
 
 
 def _note(figure: Figure, text: str) -> None:
-    """Put small print below a figure."""
+    """Add a note below a figure."""
     figure.supxlabel(textwrap.fill(text, 145), fontsize=8, color=plotting.GREY, x=0.02, ha="left")
 
 
@@ -172,7 +172,7 @@ def _seconds(value: float) -> str:
 
 
 def write_function_roofline(path: Path, functions: pd.DataFrame, rates: MachineRates, title: str) -> None:
-    """Write a roofline with a point for each function to a PNG; nothing where no function has one.
+    """Write a roofline with a point for each function to a PNG; nothing if no function has one.
 
     Args:
         functions: columns `function`, `arithmetic_intensity`, `flops_per_second`, `share_of_matmul_rate` and

@@ -1,6 +1,6 @@
-"""How long the variants of a profile take, for its run in MLflow: metrics, tables and figures. Changes no out.
+"""Times of the variants of a profile, for its run in MLflow: metrics, tables and figures. Changes no output.
 
-Without tracking nothing is timed, nor with a debug switch on, which changes what runs.
+Nothing is timed without tracking, or with a debug switch on, which changes the compiled functions.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from gradtrail.core.xla.compiler import Compiler
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.profile import time_figures
-from gradtrail.stages.profile.tables import doubling_table, of_configured
+from gradtrail.stages.profile.tables import configured_rows, doubling_table
 from gradtrail.support.memory import available_bytes, release_memory
 
 _MIB = 2**20
@@ -33,25 +33,17 @@ DOUBLED = ("seconds", "examples_per_second", "temporary_mib", "total_mib")
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Measured times.
+    """Measured times."""
 
-    Attributes:
-        functions: a row for each function of each variant, of `function_table`.
-        times: a row for each function of the configured variant, of `time_table`.
-        steps: of the configured training step in three ways.
-        rates: the highest of the machine, measured before and after the functions.
-        precisions: metrics of `precision_ratios`.
-    """
-
-    functions: pd.DataFrame
-    times: pd.DataFrame
-    steps: StepTimes
-    rates: MachineRates
-    precisions: dict[str, float]
+    functions: pd.DataFrame  # a row for each function of each variant, of `function_table`
+    times: pd.DataFrame  # a row for each function of the configured variant, of `time_table`
+    steps: StepTimes  # times of the configured training step in three ways
+    rates: MachineRates  # highest rates of the machine, measured before and after the functions
+    precisions: dict[str, float]  # metrics of `precision_ratios`
 
 
-def wanted(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
-    """Return whether to time at all."""
+def is_timed(runtime: RuntimeConfig, *, is_tracked: bool) -> bool:
+    """Return True if the variants are to be timed."""
     return is_tracked and not (runtime.debug_nans or runtime.disable_jit)
 
 
@@ -66,16 +58,16 @@ def take(
     """Time all variants that fit into memory; warn of each that does not.
 
     Args:
-        config: how many steps to time, and for how long at most.
-        compiled: the configured variant first.
-        num_classes: of the data set.
-        compiler: that compiled them.
-        advance: called with a `message` after each of two pieces of work.
+        config: number of steps, and the time limit.
+        compiled: compiled variants, the configured one first.
+        num_classes: number of classes of the data set.
+        compiler: compiler of the variants.
+        advance: function that is called with a `message` after each of two steps.
     """
     bench = Bench(config, num_classes, compiler)
     with compiler.planned():  # steps without jit compile each operation: that is what is timed
         rates = [measure_rates(compiler.clock)]
-        times = bench.time_functions([each for each in compiled if _fits(each)])
+        times = bench.time_functions([variant for variant in compiled if _fits(variant)])
         rates.append(measure_rates(compiler.clock))
         advance(message="timed all variants")
         steps = bench.time_steps(compiled[0])
@@ -96,7 +88,9 @@ def function_table(
     times: Sequence[FunctionTime], compiled: Sequence[CompiledVariant], rates: MachineRates
 ) -> pd.DataFrame:
     """Return a row for each function of each variant: times, shares of the machine's rates, memory."""
-    functions = {(each.variant, name): function for each in compiled for name, function in each.functions.items()}
+    functions = {
+        (variant.variant, name): function for variant in compiled for name, function in variant.functions.items()
+    }
     rows = []
     for time in times:
         function = functions[time.variant, time.function]
@@ -112,10 +106,10 @@ def function_table(
 
 
 def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict[str, float]:
-    """Return the time of a training step in each other precision over that in float32, as metrics with 95 % intervals.
+    """Return the ratio of step times of each precision to float32, as metrics with 95 % intervals.
 
-    The ratios are taken round by round, so that drift of the machine cancels out. Empty where float32 is not among the
-    precisions, or rounds are too few for an interval.
+    The ratios are taken round by round, so that drift of the machine cancels out. Empty without float32, or with
+    too few rounds for an interval.
     """
     rounds: dict[str, tuple[float, ...]] = {
         time.variant.precision: time.rounds
@@ -123,13 +117,13 @@ def precision_ratios(times: Sequence[FunctionTime], configured: Variant) -> dict
         if time.function == "train_step"
         and dataclasses.replace(time.variant, precision=configured.precision) == configured
     }
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for precision in rounds.keys() - {_REFERENCE}:
         ratios = [time / other for time, other in zip(rounds[precision], rounds.get(_REFERENCE, ()), strict=False)]
         if ratios and math.isfinite((ratio := median_interval(ratios)).low):
             name = f"{precision}_over_{_REFERENCE}"
-            found |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
-    return found
+            values |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+    return values
 
 
 def step_table(steps: StepTimes) -> pd.DataFrame:
@@ -143,12 +137,12 @@ def step_table(steps: StepTimes) -> pd.DataFrame:
 
 
 def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the time that each configured function takes for an epoch, by phase, in seconds.
+    """Return the time of each configured function in an epoch, by phase, in seconds.
 
     Returns:
         Columns `function`, `trace`, `lower`, `compile`, `first call`, `calls` (in an epoch) and `an epoch`.
     """
-    pace = of_configured(table, configured.variant, but="").set_index("function")["seconds"]
+    pace = configured_rows(table, configured.variant, but="").set_index("function")["seconds"]
     calls = configured.program.steps_per_epoch
     rows = [
         {
@@ -166,9 +160,9 @@ def time_table(configured: CompiledVariant, table: pd.DataFrame) -> pd.DataFrame
 
 
 def metrics(timings: Timings) -> dict[str, float]:
-    """Return what compiling, looping and precisions gain as metrics; infinite ones are left out."""
+    """Return the gains of compiling, looping and precisions as metrics; infinite ones are left out."""
     steps = timings.steps
-    found = timings.precisions | {
+    values = timings.precisions | {
         "jit/seconds_per_step": steps.one_by_one,
         "jit/seconds_per_step_without": steps.without_jit,
         "jit/steps_timed_without": steps.steps_without_jit,
@@ -178,7 +172,7 @@ def metrics(timings: Timings) -> dict[str, float]:
         "scan/seconds_per_step": steps.scanned,
         "scan/speedup": steps.scan_speedup,
     }
-    return {name: float(value) for name, value in found.items() if np.isfinite(value)}
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
 def write(folder: Path, timings: Timings, configured: Variant, title: str) -> None:
@@ -215,8 +209,8 @@ def _fits(compiled: CompiledVariant) -> bool:
 def _highest(rates: Sequence[MachineRates]) -> MachineRates:
     """Return the highest of each rate: other load on the machine can only lower a rate."""
     return MachineRates(
-        flops_per_second=max(each.flops_per_second for each in rates),
-        bytes_per_second=max(each.bytes_per_second for each in rates),
+        flops_per_second=max(rate.flops_per_second for rate in rates),
+        bytes_per_second=max(rate.bytes_per_second for rate in rates),
     )
 
 

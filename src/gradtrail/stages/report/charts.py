@@ -1,4 +1,4 @@
-"""Line charts as SVG that equal values draw with equal bytes; the values are in the page as text, for hovering."""
+"""Line charts as SVG, with equal bytes for equal values; the page has the values as text, for hovering."""
 
 import itertools
 import math
@@ -20,20 +20,18 @@ class Series:
     """A line of a chart.
 
     Attributes:
-        style: class in the style sheet, which gives it its colour.
-        points: (x, y); those that are not finite, or not positive on a logarithmic axis, are left out.
-        band: (x, low, high) of an area around the line, cut at the ends of the axis, which the lines decide.
+        band: (x, low, high) of an area around the line, clipped to the axis, whose range follows from the lines.
     """
 
     name: str
-    style: str
-    points: Sequence[Point]
+    style: str  # class in the style sheet, which gives it its colour
+    points: Sequence[Point]  # (x, y); those that are not finite, or not positive on a logarithmic axis, are left out
     band: Sequence[tuple[float, float, float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """A place on the x axis that the reader can point at, and what is shown there, a line for each value."""
+    """A place on the x axis that the reader can point at, with a line of text for each value there."""
 
     x: float
     lines: Sequence[str]
@@ -52,24 +50,19 @@ class Chart:
     """A chart with one x axis.
 
     Attributes:
-        id: of its figure on the page.
-        alt: what it shows, in words.
-        unit: after the numbers of the y axis.
-        log: whether the y axis is logarithmic; a linear one starts at 0.
-        square: whether both axes go from 0 to 1, with a diagonal.
-        bars: (x, height from 0 to 1), drawn faintly below the lines, as wide as this share of the plot; `bars_name`
-            says what they are.
+        bars: (x, height from 0 to 1) of bars behind the lines; `bar_width` is a share of the plot, `bars_name` their
+            label.
     """
 
-    id: str
+    id: str  # id of its figure on the page
     title: str
-    alt: str
+    alt: str  # the picture in words
     x_label: str
     series: Sequence[Series]
     stops: Sequence[Stop]
-    unit: str = ""
-    log: bool = False
-    square: bool = False
+    unit: str = ""  # unit after the numbers of the y axis
+    log: bool = False  # True if the y axis is logarithmic; a linear one starts at 0
+    square: bool = False  # True if both axes go from 0 to 1, with a diagonal
     bars: Sequence[Point] = ()
     bar_width: float = 0.0
     bars_name: str = ""
@@ -78,37 +71,37 @@ class Chart:
     def lines(self) -> list[tuple[Series, str, list[tuple[str, str]]]]:
         """Each series with the path of its line and the places of its dots."""
         drawn = []
-        for each in self.series:
-            places = [(self.across(x), self.down(y)) for x, y in each.points if self._is_drawn(x, y)]
+        for series in self.series:
+            places = [(self.across(x), self.down(y)) for x, y in series.points if self._is_drawn(x, y)]
             path = " ".join(f"{'L' if index else 'M'}{x} {y}" for index, (x, y) in enumerate(places))
-            drawn.append((each, path, places if len(places) <= _DOTS else []))
+            drawn.append((series, path, places if len(places) <= _DOTS else []))
         return drawn
 
     @cached_property
     def bands(self) -> list[tuple[Series, str]]:
         """Each series that has a band, with the path of its outline."""
         drawn = []
-        for each in self.series:
-            there = [(x, high) for x, _, high in each.band]
-            back = [(x, low) for x, low, _ in reversed(each.band)]
+        for series in self.series:
+            there = [(x, high) for x, _, high in series.band]
+            back = [(x, low) for x, low, _ in reversed(series.band)]
             places = [f"{self.across(x)} {self.down(self._inside(y))}" for x, y in there + back]
             if places:
-                drawn.append((each, f"M{' L'.join(places)}Z"))
+                drawn.append((series, f"M{' L'.join(places)}Z"))
         return drawn
 
     @cached_property
     def x_ticks(self) -> list[Tick]:
         """The numbers of the x axis."""
         low, high = self._x_range
-        found = linear_ticks(low, high, 8, whole=not self.square)
-        return [Tick(place=self.across(value), text=f"{value:g}") for value in found]
+        ticks = linear_ticks(low, high, 8, whole=not self.square)
+        return [Tick(place=self.across(value), text=f"{value:g}") for value in ticks]
 
     @cached_property
     def y_ticks(self) -> list[Tick]:
         """The numbers of the y axis."""
         low, high = self._y_range
-        found = log_ticks(low, high) if self.log else linear_ticks(low, high, 5)
-        return [Tick(place=self.down(value), text=f"{value:g}{self.unit}") for value in found]
+        ticks = log_ticks(low, high) if self.log else linear_ticks(low, high, 5)
+        return [Tick(place=self.down(value), text=f"{value:g}{self.unit}") for value in ticks]
 
     @cached_property
     def hits(self) -> list[tuple[Stop, str, str, str]]:
@@ -153,16 +146,16 @@ class Chart:
     def _x_range(self) -> Point:
         if self.square:
             return 0.0, 1.0
-        found = [x for each in self.series for x, y in each.points if self._is_drawn(x, y)] or [0.0]
-        low, high = min(found), max(found)
+        values = [x for series in self.series for x, y in series.points if self._is_drawn(x, y)] or [0.0]
+        low, high = min(values), max(values)
         return (low, high) if high > low else (low - 1, high + 1)
 
     @cached_property
     def _y_range(self) -> Point:
         if self.square:
             return 0.0, 1.0
-        found = [y for each in self.series for x, y in each.points if self._is_drawn(x, y)] or [1.0]
-        low, high = min(found), max(found)
+        values = [y for series in self.series for x, y in series.points if self._is_drawn(x, y)] or [1.0]
+        low, high = min(values), max(values)
         if self.log:
             return low / 1.25, high * 1.25
         return min(low, 0.0), 1.05 * high if high > 0 else 1.0
@@ -186,14 +179,14 @@ def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> 
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return the numbers 1, 2 and 5 times a power of ten from `low` to `high`; only the powers where those are many."""
+    """Return the numbers 1, 2 and 5 times a power of ten from `low` to `high`; only the powers if those are many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 
     def among(digits: Iterable[int]) -> list[float]:
         return [float(f"{digit}e{power}") for power in powers for digit in digits if low <= digit * 10**power <= high]
 
-    found = among((1, 2, 5))
-    return found if len(found) <= 6 else among((1,))
+    ticks = among((1, 2, 5))
+    return ticks if len(ticks) <= 6 else among((1,))
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The parts of a section of the report, and how its numbers are written."""
+"""The parts of a section of the report, and the format of its numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Table:
     """A table as text; the first cell of each row is its heading.
 
     Attributes:
-        folded: whether the page shows the caption alone until the reader opens the table. Long tables are folded too.
+        folded: True if the page shows the caption alone until the reader opens the table. Long tables are folded too.
     """
 
     caption: str
@@ -44,8 +44,8 @@ class Table:
     def is_numeric(self) -> tuple[bool, ...]:
         """Whether each column has numbers, some of which may be unbounded: such columns are right-aligned."""
         columns = zip(*self.rows, strict=True)
-        found = tuple(any(cell.lstrip(_SIGNS)[:1].isdigit() for cell in column) for column in columns)
-        return found or (False,) * len(self.header)
+        numeric = tuple(any(cell.lstrip(_SIGNS)[:1].isdigit() for cell in column) for column in columns)
+        return numeric or (False,) * len(self.header)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +59,17 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of the page.
+    """A section of the page."""
 
-    Attributes:
-        id: target of the link in the table of contents.
-        text: paragraphs.
-        summary: sentences that stand for the section while it is folded; empty where it never is.
-        markdown: text that a stage wrote, with its headings; empty for none.
-        warning: a line above all else, marked; empty for none.
-    """
-
-    id: str
+    id: str  # target of the link in the table of contents
     title: str
-    text: Sequence[str]
-    summary: str = ""
-    markdown: str = ""
+    text: Sequence[str]  # paragraphs
+    summary: str = ""  # sentences that replace the section while it is folded; empty if it never is
+    markdown: str = ""  # text of a stage, with its headings; empty for none
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
     figures: Sequence[Figure] = ()
-    warning: str = ""
+    warning: str = ""  # a line above all else, marked; empty for none
 
 
 def percent(share: float, digits: int = 2) -> str:

@@ -1,12 +1,11 @@
-"""What the report shows, read from the outs of the stages before it; what is missing or damaged is one line.
+"""The inputs of the report, from the outputs of the stages before it; a missing or damaged file is one line.
 
-Which stages those are is read from `dvc.yaml`. DVC does not accept that file as a dep, but the outs that it names are
-deps: one stage more, or another out, runs the report again.
+Which stages those are is read from `dvc.yaml`. DVC does not accept that file as a dep, but the outputs that it names
+are deps: one stage more, or another output, runs the report again.
 """
 
 import csv
 import functools
-import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import pandas as pd
 
 from gradtrail.core.common.split import Split
 from gradtrail.stages.artifacts.parquet import read_parquet
-from gradtrail.stages.artifacts.privacy import Promise, read_promise
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee, read_guarantee
 from gradtrail.stages.artifacts.splits import read_samples
 from gradtrail.stages.common.dataset import DatasetInfo, read_info
 from gradtrail.stages.common.digests import digest
@@ -30,7 +29,7 @@ Found = TypeVar("Found")
 
 _PREDICTIONS = ("example_id", "label", "predicted", "probability")
 _SCORES = ("split", "example_id", "label", "true_label", "predicted", "probability", "grad_norm", "suspicion")
-_PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+_PNG_SIZE_OFFSET = 16  # bytes: the signature, then length and type of the first chunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,80 +43,50 @@ class Png:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvTable:
-    """A CSV table of a stage, its values as text.
+    """A CSV table of a stage, its values as text."""
 
-    Attributes:
-        path: of the file, for messages.
-        rows: column → value, for each row.
-    """
-
-    path: Path
-    rows: list[dict[str, str]]
+    rows: list[dict[str, str]]  # column → value, for each row
 
     def text(self, column: str) -> list[str]:
-        """Return a column; raise UserError where a row has no value for it."""
-        found = [row.get(column) for row in self.rows]
-        if any(value is None for value in found):
-            raise UserError(f"{self.path}: column {column} is missing or incomplete")
-        return [value for value in found if value is not None]
+        """Return a column."""
+        return [row[column] for row in self.rows]
 
     def numbers(self, column: str) -> list[float]:
-        """Return a column as numbers, which may be infinite; raise UserError where a value is not a number."""
-        try:
-            return [float(value) for value in self.text(column)]
-        except ValueError as error:
-            raise UserError(f"{self.path}: column {column}: {one_line(error)}") from None
+        """Return a column as numbers, which may be infinite."""
+        return [float(value) for value in self.text(column)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Everything that the report shows.
+    """The inputs of the report."""
 
-    Attributes:
-        info: which data set it is, with the number of examples in each split.
-        params: section → key → value, as in `params.yaml`.
-        versions: package → version.
-        metrics: stage → metric → value.
-        costs: stage → compiled function → static cost → value.
-        tables: `stage/name` → table.
-        figures: `stage/name` → figure.
-        predictions: of the evaluation, a row for each test example.
-        scores: of the gradient analysis, a row for each example of all splits.
-        splits: split → its examples.
-        summary: of the gradient analysis, in Markdown.
-        stages: the stages that the report depends on, as `dvc.yaml` declares them.
-        digests: path of each file or folder that a stage reads or writes → digest, as in `dvc.lock`.
-        promise: of a private training; else None.
-    """
-
-    info: DatasetInfo
-    params: dict[str, Any]
-    versions: dict[str, Any]
-    metrics: dict[str, dict[str, Any]]
-    costs: dict[str, dict[str, Any]]
-    tables: dict[str, CsvTable]
-    figures: dict[str, Png]
-    predictions: pd.DataFrame
-    scores: pd.DataFrame
-    splits: dict[str, Split]
-    summary: str
-    stages: dict[str, StageSpec]
-    digests: dict[str, str]
-    promise: Promise | None
+    info: DatasetInfo  # description of the data set, with the number of examples in each split
+    params: dict[str, Any]  # section → key → value, as in `params.yaml`
+    versions: dict[str, Any]  # package → version
+    metrics: dict[str, dict[str, Any]]  # stage → metric → value
+    costs: dict[str, dict[str, Any]]  # stage → compiled function → static cost → value
+    tables: dict[str, CsvTable]  # `stage/name` → table
+    figures: dict[str, Png]  # `stage/name` → figure
+    predictions: pd.DataFrame  # a row for each test example
+    scores: pd.DataFrame  # gradient scores, a row for each example of all splits
+    splits: dict[str, Split]  # split → its examples
+    summary: str  # summary of the gradient analysis, in Markdown
+    stages: dict[str, StageSpec]  # the stages that the report depends on, as `dvc.yaml` declares them
+    digests: dict[str, str]  # path of each file or folder that a stage reads or writes → digest, as in `dvc.lock`
+    guarantee: PrivacyGuarantee | None  # guarantee of a private training; else None
 
     def metric(self, stage: str, key: str) -> float:
-        """Return a metric of a stage; raise UserError where it is missing or not a finite number."""
-        return _number(self.metrics.get(stage, {}).get(key), f"results/metrics/{stage}.json: {key}")
+        """Return a metric of a stage."""
+        value: float = self.metrics[stage][key]
+        return value
 
     def cost(self, stage: str, function: str, key: str) -> float:
-        """Return a static cost of a function; raise UserError where it is missing or not a finite number."""
-        found = self.costs.get(stage, {}).get(function)
-        return _number(
-            found.get(key) if isinstance(found, dict) else found, f"results/costs/{stage}.json: {function}.{key}"
-        )
+        """Return a static cost of a function."""
+        value: float = self.costs[stage][function][key]
+        return value
 
     def param(self, key: str) -> Any:
-        """Return the value of a dotted key of `params.yaml`; raise UserError where there is none."""
+        """Return the value of a dotted key of `params.yaml`; raise UserError if there is none."""
         try:
             return functools.reduce(lambda node, part: node[part], key.split("."), self.params)
         except (KeyError, TypeError, IndexError):
@@ -133,7 +102,7 @@ class Sources:
 
 
 def read_sources(folder: Path) -> Sources:
-    """Read everything that the report shows from a working folder.
+    """Read the inputs of the report from a working folder.
 
     Raises:
         UserError: a file is missing or damaged, or stages used different data sets.
@@ -163,39 +132,28 @@ def read_sources(folder: Path) -> Sources:
         summary=_read_text(folder / "results" / "gradients" / "summary.md"),
         stages=stages,
         digests=_digests_of(stages, folder),
-        promise=read_promise(folder / "results" / "train"),
+        guarantee=read_guarantee(folder / "results" / "train"),
     )
 
 
 def read_table(path: Path) -> CsvTable:
-    """Read a CSV table with a header; raise UserError where the file is not one."""
-    try:
-        return CsvTable(path=path, rows=list(csv.DictReader(_read_text(path).splitlines(), strict=True)))
-    except csv.Error as error:
-        raise UserError(f"{path}: not readable as a table: {one_line(error)}") from None
+    """Read a CSV table with a header."""
+    return CsvTable(rows=list(csv.DictReader(_read_text(path).splitlines())))
 
 
 def read_png(path: Path) -> Png:
-    """Read a PNG and its size; raise UserError where the file is not one."""
+    """Read a PNG and its size."""
     data = path.read_bytes()
-    if not data.startswith(_PNG) or len(data) < len(_PNG) + 8:
-        raise UserError(f"{path}: not a PNG; `dvc repro` makes it")
-    width, height = struct.unpack_from(">II", data, len(_PNG))
+    width, height = struct.unpack_from(">II", data, _PNG_SIZE_OFFSET)
     return Png(data=data, width=width, height=height)
 
 
 def _read_metrics(path: Path, info: DatasetInfo) -> dict[str, Any]:
-    """Read a metrics file; raise UserError where it is damaged, or of another data set than `data/processed`."""
+    """Read a metrics file; raise UserError if it is damaged, or of another data set than `data/processed`."""
     content = read_mapping(path, "metrics")
     if not info.digest.startswith(str(content.get("dataset_digest", ""))):
         raise UserError(f"{path}: of another data set than data/processed, which is {info.label}; run `dvc repro`")
     return content
-
-
-def _number(found: Any, name: str) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise UserError(f"{name} should be a number, got {found!r}")
-    return found
 
 
 def _read_text(path: Path) -> str:
@@ -211,10 +169,10 @@ def _name(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-def _named(found: Mapping[str, Found], name: str, suffix: str) -> Found:
-    if name not in found:
+def _named(items: Mapping[str, Found], name: str, suffix: str) -> Found:
+    if name not in items:
         raise UserError(f"results/{name}.{suffix}: no such file; `dvc repro` makes it")
-    return found[name]
+    return items[name]
 
 
 def _digests_of(stages: Mapping[str, StageSpec], folder: Path) -> dict[str, str]:

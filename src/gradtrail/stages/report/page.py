@@ -38,13 +38,9 @@ _LOWEST_HEADING = 6
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """The section `report` of `params.yaml`.
+    """The section `report` of `params.yaml`."""
 
-    Attributes:
-        title: what the heading of the page starts with; the model and the data set follow.
-    """
-
-    title: str
+    title: str  # start of the page's heading; the model and the data set follow
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.title.strip()) <= _LONGEST_TITLE:
@@ -53,7 +49,7 @@ class ReportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StageLineage:
-    """What a stage reads and writes, path → digest, and its params, dotted key → value."""
+    """The inputs and outputs of a stage, path → digest, and its params, dotted key → value."""
 
     name: str
     reads: Mapping[str, str]
@@ -70,8 +66,8 @@ class Content:
     sections: list[Section]
 
 
-def content_of(sources: Sources) -> Content:
-    """Return what the page shows."""
+def make_content(sources: Sources) -> Content:
+    """Return the content of the page."""
     first, rest = (evaluation_section, training_section), (data_section, gradients_section, costs_section)
     return Content(
         overview=make_overview(sources),

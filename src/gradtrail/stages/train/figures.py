@@ -19,12 +19,12 @@ def draw(folder: Path, epochs: pd.DataFrame, steps: pd.DataFrame, title: str, cl
 def draw_learning_curves(epochs: pd.DataFrame, title: str) -> Figure:
     """Draw loss and error of training and validation over the epochs, with the intervals of means over members.
 
-    Of a private training also epsilon, of one member.
+    For a private training also epsilon, of one member.
     """
     panels = 3 if "epsilon" in epochs else 2
     figure, axes = plotting.new_figure(f"Learning curves · {title}", columns=panels, size=(5 * panels, 4))
     train, validation = ({"color": plotting.SPLIT_COLOURS[name], "marker": "o"} for name in ("train", "validation"))
-    is_told = _tells_of_examples(epochs)
+    is_told = _has_training_losses(epochs)
     for (column, label), style in zip(_losses(epochs).items() if is_told else (), ("-", ":"), strict=False):
         axes[0, 0].plot(epochs["epoch"], epochs[column], label=label, linestyle=style, **train)
     axes[0, 0].plot(epochs["epoch"], epochs["validation_loss"], label="validation", **validation)
@@ -42,9 +42,7 @@ def draw_learning_curves(epochs: pd.DataFrame, title: str) -> Figure:
             )
     axes[0, 0].set(ylabel="loss in nats", ylim=(0, None))
     axes[0, 1].set_ylabel("error in %")
-    if (
-        epochs[["accuracy", "validation_accuracy"]].to_numpy() < 1
-    ).any():  # else there is no error to show on such a scale
+    if (epochs[["accuracy", "validation_accuracy"]].to_numpy() < 1).any():  # otherwise no error is positive
         axes[0, 1].set_yscale("log")
     if "epsilon" in epochs:
         axes[0, 2].plot(epochs["epoch"], epochs["epsilon"], label="spent, at most", color=plotting.BLUE, marker="o")
@@ -59,7 +57,7 @@ def draw_steps(steps: pd.DataFrame, title: str, clip_norm: float | None) -> Figu
     """Draw loss, gradient norm (with the clipping threshold), learning rate and loss scale over the optimizer steps."""
     labels = {"loss": "loss in nats", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
     labels |= {"loss_scale": "loss scale"} if "loss_scale" in steps else {}
-    if not _tells_of_examples(steps):
+    if not _has_training_losses(steps):
         del labels["loss"]
     figure, axes = plotting.new_figure(f"Optimizer steps · {title}", rows=len(labels), size=(10, 2.6 * len(labels)))
     panels = dict(zip(labels, axes[:, 0], strict=True))
@@ -83,8 +81,8 @@ def draw_steps(steps: pd.DataFrame, title: str, clip_norm: float | None) -> Figu
     return figure
 
 
-def _tells_of_examples(table: pd.DataFrame) -> bool:
-    """Whether a table has losses of training examples; that of a training to publish has none."""
+def _has_training_losses(table: pd.DataFrame) -> bool:
+    """Whether a table has losses of training examples; for a training to publish it has none."""
     return bool(table["loss"].notna().any())
 
 

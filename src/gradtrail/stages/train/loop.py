@@ -37,8 +37,8 @@ class Listener(Protocol):
         """Receive the steps of the epoch in which the training diverged."""
 
 
-class Unheard:
-    """The listener of a training of which nothing is logged."""
+class NullListener:
+    """A listener that logs nothing."""
 
     def after_chunk(self, state: TrainState) -> None:
         """Do nothing."""
@@ -58,23 +58,18 @@ class Member:
     """A network to train, of several that differ in their seeds, or the only one.
 
     Attributes:
-        seeds: of its random numbers.
-        checkpoints: of its training.
-        name: in messages; empty where it is the only one.
-        secret: that batches and noise of a private training come from; None for the seed. No checkpoint has it, nor the
-            keys that are made of it.
-        epsilons: of a private training, after each epoch, for messages.
-        is_kept: whether a last checkpoint stays when the training is complete, for a training with other members.
-        processes: that train it together, each running the same code.
+        secret: secret behind batches and noise of a private training; None for the seed. No checkpoint has it, nor the
+            keys made of it.
+        is_kept: True if a last checkpoint stays when the training is complete, for a training with other members.
     """
 
-    seeds: MemberSeeds
-    checkpoints: ResumeFolder
-    name: str = ""
+    seeds: MemberSeeds  # seeds of its random numbers
+    checkpoints: ResumeFolder  # checkpoints of its training
+    name: str = ""  # name in messages; empty for a single member
     is_kept: bool = False
     secret: str | None = field(default=None, repr=False)
-    epsilons: Sequence[float] = ()
-    processes: Processes = ALONE
+    epsilons: Sequence[float] = ()  # epsilon of a private training after each epoch, for messages
+    processes: Processes = ALONE  # processes that train it together, each running the same code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +77,7 @@ class Members:
     """What the members of a training have in common; see `Member`.
 
     Attributes:
-        checkpoints: returns those of a member, which no other process uses meanwhile.
+        checkpoints: function that returns the exclusive checkpoints of a member.
     """
 
     checkpoints: Callable[[MemberSeeds], AbstractContextManager[ResumeFolder]]
@@ -93,19 +88,13 @@ class Members:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """The result of a training.
-
-    Attributes:
-        seconds: of the loop, summed over all processes that ran it.
-        planned_steps: of all epochs of the config; early stopping may skip some.
-        epsilons: of a private training, after each of the epochs of the config; else empty.
-    """
+    """The result of a training."""
 
     state: TrainState
     history: History
-    seconds: float
-    planned_steps: int
-    epsilons: Sequence[float] = ()
+    seconds: float  # time of the loop, summed over all processes that ran it
+    planned_steps: int  # steps of all epochs of the config; early stopping may skip some
+    epsilons: Sequence[float] = ()  # epsilon of a private training after each epoch of the config; else empty
 
 
 def train_members(
@@ -207,14 +196,14 @@ def run(
                 params = on_host(engine.evaluation_params(state))
                 history.add(chunk, params, validate(params))
                 listener.after_epoch(history, seconds())
-            said = _describe(history, member.epsilons)
-            bar.update(chunk.step, message=said)
+            line = _describe(history, member.epsilons)
+            bar.update(chunk.step, message=line)
             if chunk.ends_epoch:
-                bar.log(f"{title}: {said} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
+                bar.log(f"{title}: {line} ({chunk.epoch}/{engine.epochs}, {seconds():.1f} s)")
             to_keep = dataclasses.replace(chunk, state=without_secret(state))
             if (stop := _agreed_stop(request, member.processes)) is not None:
                 checkpoints.save(to_keep, history, seconds())
-                member.processes.agreed(lambda: None)  # the others end when it is written
+                member.processes.agreed(lambda: None)  # the other processes end when it is written
                 how = f"stopped after step {chunk.step:,} of {engine.num_steps:,}; `dvc repro` resumes from there"
                 raise Stopped(how, stop)
             if is_over(chunk.step):
@@ -231,17 +220,17 @@ def run(
 
 
 def _agreed_stop(request: StopRequest, processes: Processes) -> int | None:
-    """Return the signal to obey after this chunk: that of process 0, or one that another process has told it of."""
+    """Return the signal to obey after this chunk: that of process 0, or one forwarded by another process."""
     if request.number is not None:
         processes.ask_to_stop(request.number)
     return processes.agreed(lambda: request.number or processes.asked_to_stop())
 
 
 def _exchange_keys(engine: Engine, member: Member, state: TrainState) -> tuple[_Exchange, _Exchange]:
-    """Return what makes a state that may be written, its keys being those of the seeds, and the way back.
+    """Return functions that replace the keys of a secret by those of the seeds, for a checkpoint, and back.
 
-    No step changes the keys. Whoever has those of a secret could take the noise off again. `state` is the first one,
-    with the secret's keys.
+    No step changes the keys. With the keys of the secret one could remove the noise. `state` is the first state, with
+    the secret's keys.
     """
     if member.secret is None:
         return lambda state: state, lambda state: state

@@ -1,4 +1,4 @@
-"""What a training writes of its members: of each what it would alone, and the mean over them."""
+"""The outputs of a training: those of each member, and their mean."""
 
 import dataclasses
 import shutil
@@ -16,29 +16,22 @@ from gradtrail.stages.artifacts.members import FOLDER, member_folder, spread, wr
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.train import tables
 from gradtrail.stages.train.loop import TrainResult
-from gradtrail.stages.train.release import to_publish
+from gradtrail.stages.train.release import redacted_history
 from gradtrail.support.errors import UserError
 
-_STATE_COPIES = 10  # of the parameters, in a checkpoint: optimizer, average and kept weights
-_EXAMPLE_BYTES = 32  # of an example that is followed, in the tables
+_STATE_COPIES = 10  # copies of the parameters in a checkpoint: optimizer, average and kept weights
+_EXAMPLE_BYTES = 32  # size of a sampled example in the tables
 _MODELS, _RESULTS = Path("models"), Path("results/train")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenMember:
-    """A member whose weights and tables are on disk.
+    """A member whose weights and tables are on disk."""
 
-    Attributes:
-        folder: with `models` and `results/train`.
-        epochs: the table of epochs.
-        metrics: of the training.
-        seconds: that its loop took.
-    """
-
-    folder: Path
-    epochs: pd.DataFrame
-    metrics: dict[str, float]
-    seconds: float
+    folder: Path  # folder with `models` and `results/train`
+    epochs: pd.DataFrame  # table of epochs
+    metrics: dict[str, float]  # metrics of the training
+    seconds: float  # time of its loop
 
 
 def _write_member(
@@ -60,24 +53,24 @@ def _write_member(
 def require_space(scratch: Path, config: TrainConfig, num_parameters: int, num_sampled: int) -> None:
     """Refuse more members than the disk has room for, before the first is trained.
 
-    Memory is no limit to their number: one member is trained at a time, and written before the next.
+    Memory does not limit their number: one member is trained at a time, and written before the next.
 
     Args:
-        scratch: a folder on the disk that gets them.
-        config: of the training.
-        num_parameters: of a network, float32.
-        num_sampled: examples for whose statistics room is left.
+        scratch: a folder on the disk of the outputs.
+        config: params of the training.
+        num_parameters: size of a network, float32.
+        num_sampled: number of examples in the tables of learning dynamics.
 
     Raises:
-        UserError: how many would fit; one line.
+        UserError: too many members; one line with the number that fits.
     """
-    kept = 2 + sum(epoch <= config.epochs for epoch in config.keep_epochs)
-    each = (_STATE_COPIES + kept) * 4 * num_parameters + _EXAMPLE_BYTES * num_sampled
+    num_weights = 2 + sum(epoch <= config.epochs for epoch in config.keep_epochs)
+    member_bytes = (_STATE_COPIES + num_weights) * 4 * num_parameters + _EXAMPLE_BYTES * num_sampled
     free = shutil.disk_usage(scratch).free
-    if config.members > 1 and config.members * each > free:
+    if config.members > 1 and config.members * member_bytes > free:
         raise UserError(
-            f"train.members: {config.members:,} members take about {config.members * each / 1e9:,.1f} GB, and "
-            f"{max(0, free) / 1e9:,.1f} GB of disk space are free; at most {max(0, free // each):,} fit"
+            f"train.members: {config.members:,} members take about {config.members * member_bytes / 1e9:,.1f} GB, and "
+            f"{max(0, free) / 1e9:,.1f} GB of disk space are free; at most {max(0, free // member_bytes):,} fit"
         )
 
 
@@ -92,12 +85,12 @@ def write_each(
     """Write every member as soon as it is trained, so that memory holds the first and one more.
 
     Returns:
-        The result of the first member, and what was written, by seed.
+        The result of the first member, and the written members by seed.
     """
     first: TrainResult | None = None
     written = {}
     for seed, trained in results:
-        done = dataclasses.replace(trained, history=to_publish(trained.history, config.privacy))
+        done = dataclasses.replace(trained, history=redacted_history(trained.history, config.privacy))
         first = first or done
         written[seed] = _write_member(scratch / str(seed), done, model, config, dataset, example_id)
         del trained, done
@@ -107,7 +100,7 @@ def write_each(
 
 
 def write_members(new: Path, written: Mapping[int, WrittenMember]) -> None:
-    """Put the outs of a training together; the files of its members, by seed, are moved away."""
+    """Put the outputs of a training together; the files of its members, by seed, are moved away."""
     first = next(iter(written.values()))
     for out in (_MODELS, _RESULTS):
         shutil.copytree(first.folder / out, new / out, dirs_exist_ok=True)
@@ -122,25 +115,25 @@ def write_members(new: Path, written: Mapping[int, WrittenMember]) -> None:
 
 
 def measure_time(written: Mapping[int, WrittenMember]) -> dict[str, float]:
-    """Return how long the loops of all members took, validation included and compilation not."""
+    """Return the time of the loops of all members, with validation and without compilation."""
     return {"seconds": sum(member.seconds for member in written.values())}
 
 
 def mean_epochs(members: Mapping[int, WrittenMember]) -> pd.DataFrame:
-    """Return the table of epochs of a training: of a single member, its own.
+    """Return the table of epochs of a training; for a single member, its own.
 
-    Of several, the mean of each column over the members that were trained for that epoch, and the ends of its 95 %
-    interval, `_low` and `_high`, where there are at least two.
+    For several members, the mean of each column over the members that reached that epoch, and the ends of its 95 %
+    interval, `_low` and `_high`, if at least two did.
     """
     if len(members) == 1:
         return next(iter(members.values())).epochs
     rows = []
-    for epoch, found in pd.concat(member.epochs for member in members.values()).groupby("epoch"):
+    for epoch, rows_of_epoch in pd.concat(member.epochs for member in members.values()).groupby("epoch"):
         row: dict[str, float] = {"epoch": int(str(epoch))}
-        for column in found.columns.drop("epoch"):
-            row[column] = float(found[column].mean())
-            if len(found) > 1 and column != "epsilon":  # the same of each
-                of = spread(column, found[column].tolist())
-                row |= {f"{column}_low": of.low, f"{column}_high": of.high}
+        for column in rows_of_epoch.columns.drop("epoch"):
+            row[column] = float(rows_of_epoch[column].mean())
+            if len(rows_of_epoch) > 1 and column != "epsilon":  # equal for all members
+                interval = spread(column, rows_of_epoch[column].tolist())
+                row |= {f"{column}_low": interval.low, f"{column}_high": interval.high}
         rows.append(row)
     return pd.DataFrame(rows)

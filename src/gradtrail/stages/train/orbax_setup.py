@@ -1,4 +1,4 @@
-"""Orbax, imported late, and as a single process uses it, whichever of several this is."""
+"""Orbax, imported late, and set up for a single process, even if several train."""
 
 import contextlib
 import functools
@@ -14,14 +14,14 @@ from gradtrail.support.replaced import replaced
 
 
 @contextlib.contextmanager
-def by_itself() -> Iterator[None]:
-    """Have Orbax of this process wait for no other process while the block runs."""
+def single_process() -> Iterator[None]:
+    """Let Orbax wait for no other process in the block."""
     with replaced(jax, process_count=lambda: 1, process_index=lambda: 0):
         yield
 
 
 def _context() -> Any:
-    """Return a context with which Orbax' threads wait for no other process."""
+    """Return a context in which Orbax' threads wait for no other process."""
     ocp, index = import_orbax(), jax.process_index()
     if jax.process_count() == 1:
         return ocp.Context()
@@ -32,25 +32,25 @@ def _context() -> Any:
 def import_orbax() -> Any:
     """Import Orbax, late: it takes a second, and most trainings end before the first checkpoint is due.
 
-    Its threads also log the errors that it raises, at length, and those of what was still being written when the first
-    was raised: only the exceptions count here.
+    Its threads also log the errors that it raises, at length, and errors of other writes at that time; these logs are
+    silenced.
     """
     from orbax.checkpoint import v1
 
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    if jax.process_count() > 1:  # its threads shall not talk of their work by process 0, which may have ended
+    if jax.process_count() > 1:  # its threads must not coordinate through process 0, which may have ended
         from orbax.checkpoint._src.futures import signaling_client as signals
 
-        with by_itself(), replaced(signals.multihost, is_jax_distributed_client_initialized=lambda: False):
-            signals.get_signaling_client()  # which is kept
+        with single_process(), replaced(signals.multihost, is_jax_distributed_client_initialized=lambda: False):
+            signals.get_signaling_client()  # the client is cached
     if not isinstance(sys.unraisablehook, _ReportUnlessLoopIsClosed):
         sys.unraisablehook = _ReportUnlessLoopIsClosed(sys.unraisablehook)
     return v1
 
 
 class _ReportUnlessLoopIsClosed:
-    """Reports what no code can catch, but that TensorStore ends a write for which nobody waits any more."""
+    """Reports unraisable exceptions, except those of TensorStore about an abandoned write."""
 
     def __init__(self, report: Callable[[Any], object]):
         self._report = report
@@ -60,7 +60,7 @@ class _ReportUnlessLoopIsClosed:
             self._report(unraisable)
 
 
-def open_checkpointer(folder: Path, kept: int) -> Any:
+def open_checkpointer(folder: Path, max_checkpoints: int) -> Any:
     """Open Orbax' manager of the checkpoints in a folder; it removes the incomplete ones of a killed process."""
     from orbax.checkpoint import checkpoint_manager as manager
 
@@ -71,7 +71,7 @@ def open_checkpointer(folder: Path, kept: int) -> Any:
         return ocp.training.Checkpointer(
             folder,
             context=context,
-            preservation_policy=ocp.training.preservation_policies.LatestN(kept),
+            preservation_policy=ocp.training.preservation_policies.LatestN(max_checkpoints),
             step_name_format=ocp.path.step.standard_name_format(step_prefix="step", step_format_fixed_length=9),
             cleanup_tmp_directories=True,
         )

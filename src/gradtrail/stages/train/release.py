@@ -1,6 +1,6 @@
-"""What a private training tells: its promise, and where it is to be published nothing of its examples without noise.
+"""The privacy guarantee of a training, and the redaction of everything computed from its examples without noise.
 
-What comes from the validation split stays, which a private training does not protect.
+Results on the validation split stay, which a private training does not protect.
 """
 
 import copy
@@ -15,25 +15,25 @@ from gradtrail.core.train.dynamics import LearningDynamics
 from gradtrail.core.train.history import History
 from gradtrail.core.train.privacy import PrivacyConfig
 from gradtrail.core.train.step import StepRecord
-from gradtrail.stages.artifacts.privacy import Promise
+from gradtrail.stages.artifacts.privacy import PrivacyGuarantee
 
-# Of steps and of epochs; the gradient norms of steps stay: they are those of noised sums
+# Columns of steps and of epochs. The gradient norms of steps stay, as they are of noised sums
 WITHHELD = ("loss", "cross_entropy", "accuracy")
 _BLANK: dict[str, Any] = dict.fromkeys(WITHHELD, float("nan"))
 
 
-def promise_of(config: TrainConfig, spent: Mapping[str, float], *, num_examples: int, steps: int) -> Promise:
-    """Return what a private training promises.
+def guarantee_of(config: TrainConfig, spent: Mapping[str, float], *, num_examples: int, steps: int) -> PrivacyGuarantee:
+    """Return the guarantee of a private training.
 
     Args:
-        config: of the training.
+        config: params of the training.
         spent: metrics of `accounting.Spending.measure`.
-        num_examples: of the training split.
-        steps: of all members together.
+        num_examples: size of the training split.
+        steps: number of steps of all members together.
     """
     privacy = config.privacy
     rounded = {name: float(f"{value:.9g}") for name, value in spent.items()}  # as in the metrics
-    return Promise(
+    return PrivacyGuarantee(
         **{"epsilon_each": rounded["epsilon"], **rounded},
         example_clip_norm=privacy.example_clip_norm,
         sampling=privacy.sampling,
@@ -47,22 +47,22 @@ def promise_of(config: TrainConfig, spent: Mapping[str, float], *, num_examples:
     )
 
 
-def to_publish(history: History, privacy: PrivacyConfig) -> History:
-    """Return the history that outs and runs may tell: of a private training with `release`, a copy without the rest.
+def redacted_history(history: History, privacy: PrivacyConfig) -> History:
+    """Return the publishable history: for a private training with `release` a redacted copy, else the history itself.
 
-    Its losses and accuracies are NaN, its batches have 0 examples, and its learning dynamics are those of no example.
+    Losses and accuracies are NaN, batches have 0 examples, and the learning dynamics have no examples.
     """
     if not (privacy.enabled and privacy.release):
         return history
-    found = copy.copy(history)
-    found.epochs = [dataclasses.replace(each, **_BLANK) for each in history.epochs]
-    found.steps = [steps_to_publish(part, privacy) for part in history.steps]
-    found.dynamics = None if history.dynamics is None else LearningDynamics(0)
-    return found
+    result = copy.copy(history)
+    result.epochs = [dataclasses.replace(record, **_BLANK) for record in history.epochs]
+    result.steps = [redacted_steps(part, privacy) for part in history.steps]
+    result.dynamics = None if history.dynamics is None else LearningDynamics(0)
+    return result
 
 
-def steps_to_publish(steps: StepRecord, privacy: PrivacyConfig) -> StepRecord:
-    """Return the records of steps, on the host, that runs may tell; see `to_publish`."""
+def redacted_steps(steps: StepRecord, privacy: PrivacyConfig) -> StepRecord:
+    """Return the publishable records of steps, on the host; see `redacted_history`."""
     if not (privacy.enabled and privacy.release):
         return steps
     blank: dict[str, Any] = {name: np.full_like(getattr(steps, name), np.nan) for name in WITHHELD}

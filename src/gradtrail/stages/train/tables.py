@@ -21,13 +21,13 @@ from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.train.release import WITHHELD
 
 _DIGITS = "%.9g"
-WINDOWS = 20  # parts of a training over which the noise scale is averaged
+WINDOWS = 20  # number of parts of a training over which the noise scale is averaged
 
 
 def epoch_table(epochs: Sequence[EpochRecord], epsilons: Sequence[float] = ()) -> pd.DataFrame:
     """Return a row for each epoch, as in `epochs.csv`: numbers rounded to 9 digits.
 
-    `epsilons`, of a private training, are those after its first epoch and each one on; `epsilon` is a column then.
+    `epsilons` of a private training, after each epoch, become the column `epsilon`.
     """
     columns = [field.name for field in dataclasses.fields(EpochRecord)]
     records = (dataclasses.asdict(record) for record in epochs)
@@ -40,7 +40,7 @@ def epoch_table(epochs: Sequence[EpochRecord], epsilons: Sequence[float] = ()) -
 
 
 def step_table(steps: Sequence[StepRecord], *, before: int = 0) -> pd.DataFrame:
-    """Return a row for each step, counted from 1 after the steps `before`; loss scales where there are any."""
+    """Return a row for each step, counted from 1 after the steps `before`; loss scales if there are any."""
     fields = (field.name for field in dataclasses.fields(StepRecord) if field.name != "rows")
     columns = [name for name in fields if getattr(steps[0], name) is not None]
     table = pd.DataFrame({name: np.concatenate([getattr(part, name) for part in steps]) for name in columns})
@@ -73,7 +73,7 @@ def dynamics_table(dynamics: LearningDynamics, example_id: Int[np.ndarray, " exa
 def write_tables(
     folder: Path, history: History, example_id: Int[np.ndarray, " examples"], epsilons: Sequence[float] = ()
 ) -> None:
-    """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet`, whose `example_id` is given."""
+    """Write `epochs.csv`, `parameters.csv`, `steps.parquet` and `dynamics.parquet` with this `example_id`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_epochs(folder, epoch_table(history.epochs, epsilons))
     parameter_table(history.final.params).to_csv(folder / "parameters.csv", index=False)
@@ -91,10 +91,10 @@ def write_epochs(folder: Path, epochs: pd.DataFrame) -> None:
 def write_all_weights(
     folder: Path, history: History, config: ModelConfig, label_smoothing: float, dataset: DatasetInfo
 ) -> None:
-    """Write the weights that a training leaves behind: `final`, `best`, and `epochs/NNN` for those kept."""
-    (folder / "epochs").mkdir(parents=True)  # an out even where no epoch is kept
-    kept = {f"epochs/{weights.epoch:03d}": weights for weights in history.kept}
-    for name, weights in {"final": history.final, "best": history.best, **kept}.items():
+    """Write the weights of a training: `final`, `best`, and `epochs/NNN` for the kept epochs."""
+    (folder / "epochs").mkdir(parents=True)  # an output even if no epoch is kept
+    params = {f"epochs/{weights.epoch:03d}": weights for weights in history.kept}
+    for name, weights in {"final": history.final, "best": history.best, **params}.items():
         info = WeightsInfo(model=config, label_smoothing=label_smoothing, dataset=dataset, epoch=weights.epoch)
         write_weights(folder / f"{name}.safetensors", weights.params, info)
 
@@ -102,7 +102,7 @@ def write_all_weights(
 def measure(history: History, config: TrainConfig, planned_steps: int) -> dict[str, float]:
     """Return the metrics of a training: its size, those of the last epoch, the best epoch, and its noise scale.
 
-    Those that a training to publish withholds are left out.
+    Redacted values are left out.
     `planned_steps` counts all epochs of the config; early stopping may skip some.
     """
     last = {key: value for key, value in dataclasses.asdict(history.epochs[-1]).items() if key != "epoch"}
@@ -122,8 +122,8 @@ def measure(history: History, config: TrainConfig, planned_steps: int) -> dict[s
 def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> dict[str, float]:
     """Return the mean over the training of the gradient noise scale, in examples.
 
-    From the norms of the gradients of whole batches and of their `num_parts` parts; nothing where the batches are not
-    worked in parts. Steps whose batch was not full, or that were skipped, are left out.
+    From the norms of the gradients of whole batches and of their `num_parts` parts; nothing if batches have no
+    parts. Steps whose batch was not full, or that were skipped, are left out.
     """
     if history.steps[0].part_grad_norm is None:
         return {}
@@ -131,13 +131,13 @@ def measure_noise_scale(history: History, batch_size: int, num_parts: int) -> di
     norms = table.loc[table["num_examples"] == batch_size, ["part_grad_norm", "grad_norm"]].to_numpy()
     part_norm, norm = norms[np.isfinite(norms).all(axis=1)].T
     sizes = {"small_size": batch_size / num_parts, "large_size": batch_size}
-    found = noise_scale.over_training(*noise_scale.from_two_batch_sizes(part_norm, norm, **sizes), windows=WINDOWS)
-    known = found[np.isfinite(found)]
-    return {"noise_scale": float(np.mean(known))} if known.size else {}
+    scales = noise_scale.over_training(*noise_scale.from_two_batch_sizes(part_norm, norm, **sizes), windows=WINDOWS)
+    finite = scales[np.isfinite(scales)]
+    return {"noise_scale": float(np.mean(finite))} if finite.size else {}
 
 
 def _measure_scaling(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Return how often a step was skipped and the last loss scale; nothing where the loss was not scaled."""
+    """Return how often a step was skipped and the last loss scale; nothing if the loss was not scaled."""
     if steps[-1].loss_scale is None:
         return {}
     skipped = sum(int(np.sum(part.skipped)) for part in steps if part.skipped is not None)

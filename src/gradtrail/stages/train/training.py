@@ -1,4 +1,4 @@
-"""A training as each of its processes loads and compiles it: all do the same, and process 0 also writes and logs."""
+"""Loading and compiling a training, in each of its processes; process 0 also writes and logs."""
 
 import contextlib
 import time
@@ -21,7 +21,7 @@ from gradtrail.core.xla.compiler import CompiledFunction, Compiler
 from gradtrail.stages.artifacts import accounting, splits
 from gradtrail.stages.artifacts.accounting import Spending
 from gradtrail.stages.artifacts.shards import ShardedSplit
-from gradtrail.stages.artifacts.splits import HeldSplit
+from gradtrail.stages.artifacts.splits import InMemorySource
 from gradtrail.stages.common import dataset
 from gradtrail.stages.common.dataset import DatasetInfo
 from gradtrail.stages.common.environment import EnvironmentConfig
@@ -29,31 +29,23 @@ from gradtrail.stages.common.params import load_section
 from gradtrail.stages.common.processes import Processes
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train.checkpointing import ResumeFolder, resume_folder
-from gradtrail.stages.train.loop import Members, Unheard, train_members
-from gradtrail.stages.train.secret import of_training, read_secret
+from gradtrail.stages.train.loop import Members, NullListener, train_members
+from gradtrail.stages.train.secret import read_secret, training_secret
 from gradtrail.support.memory import require_memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a training starts from.
-
-    Attributes:
-        train: the training split, whole or to be read in parts.
-        spending: of a private training; else None.
-        devices: one for each shard, of all processes.
-        processes: that train together.
-        steps_per_call: of `runtime`, as process 0 has it.
-    """
+    """The inputs of a training."""
 
     config: TrainConfig
     runtime: RuntimeConfig
     info: DatasetInfo
-    train: Split | HeldSplit | ShardedSplit
-    spending: Spending | None
-    devices: Sequence[jax.Device]
-    processes: Processes
-    steps_per_call: int
+    train: Split | InMemorySource | ShardedSplit  # training split, whole or streamed in parts
+    spending: Spending | None  # privacy budget of a private training; else None
+    devices: Sequence[jax.Device]  # one for each shard, of all processes
+    processes: Processes  # processes that train together
+    steps_per_call: int  # value of `runtime` in process 0
     secret: str | None = field(repr=False)
 
     @property
@@ -64,13 +56,13 @@ class Training:
 
     @property
     def epsilons(self) -> Sequence[float]:
-        """What a private training has spent after each epoch; else empty."""
+        """The epsilon of a private training after each epoch; else empty."""
         return self.spending.epsilons if self.spending else ()
 
     @property
     def sampled(self) -> Int[np.ndarray, " sampled"]:
         """Positions of the training examples whose learning dynamics are recorded: of a large split a sample."""
-        return splits.sample_of(len(self.train))
+        return splits.sample_rows(len(self.train))
 
     @property
     def sampled_id(self) -> Int[np.ndarray, " sampled"]:
@@ -102,7 +94,7 @@ class Training:
         """Refuse a batch that does not fit, before any of the memory is allocated.
 
         Raises:
-            ConfigError: one line with what would fit.
+            ConfigError: too little memory; one line with the batch size that fits.
         """
         fixed = engine.run_steps.cost.argument_bytes
         require_memory("train.batch_size", self.config.batch_size, functions, fixed_bytes=fixed)
@@ -116,7 +108,7 @@ class Training:
         """Return what the members have in common; see there for `checkpoints`."""
         return Members(
             checkpoints=checkpoints,
-            secret=of_training(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
+            secret=training_secret(self.secret, self.config, self.train) if isinstance(self.train, Split) else None,
             epsilons=self.epsilons,
             processes=self.processes,
         )
@@ -128,14 +120,14 @@ class Training:
         def checkpoints(_: MemberSeeds) -> Iterator[ResumeFolder]:
             yield self.checkpoints("")
 
-        self.processes.agreed(lambda: None)  # process 0 has compiled: what it compiled is in the cache
+        self.processes.agreed(lambda: None)  # process 0 has compiled: its functions are in the cache
         results = train_members(
             self.compile(compiler),
             self.processes.of_first(_unknown),
             self.train,
             self.config,
             members=self.members(checkpoints),
-            listener=Unheard(),
+            listener=NullListener(),
             steps_per_call=self.steps_per_call,
         )
         for _ in results:
@@ -143,16 +135,16 @@ class Training:
 
 
 def load_training(folder: Path, config: TrainConfig, runtime: RuntimeConfig, processes: Processes) -> Training:
-    """Read what a training starts from, and find the devices of its shards; JAX must not have looked for any yet.
+    """Read the inputs of a training, and find the devices of its shards; JAX must not have looked for any yet.
 
     Args:
         folder: `data/processed`.
-        config: of the training.
-        runtime: how it runs.
-        processes: that train together.
+        config: params of the training.
+        runtime: settings of the run.
+        processes: processes that train together.
 
     Raises:
-        UserError: data or secret are missing or damaged, or this process has others than process 0, or other params.
+        UserError: data or secret are missing or damaged, or this process has other data or params than process 0.
         ConfigError: the processes cannot have equally many shards, or no noise keeps the budget of a private training.
     """
     info = dataset.read_info(folder)

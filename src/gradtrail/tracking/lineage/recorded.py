@@ -22,7 +22,7 @@ from gradtrail.stages.common.pipeline_file import (
     contains_path,
     has_shape,
     locked_entry,
-    outs_of,
+    output_digests,
     sha256_of,
     stages_below_training,
     upstream_stages,
@@ -86,7 +86,7 @@ def _each_once(values: Iterable[_T]) -> list[_T]:
 def _read(path: Path) -> Section | None:
     try:
         section = disk_cached(path.name, lambda: read_yaml(path))
-        return section if locked_entry(section) and outs_of(section) else None
+        return section if locked_entry(section) and output_digests(section) else None
     except (UserError, KeyError, TypeError):  # no entry; DVC removes what it cannot read
         return None
 
@@ -128,7 +128,7 @@ def _fits(section: Section, wanted: Mapping[str, str]) -> bool:
     return _reads_alike(section, wanted) and all(
         digest_within(out, md5, dep) == found
         for dep, found in wanted.items()
-        for out, md5 in outs_of(section).items()
+        for out, md5 in output_digests(section).items()
         if contains_path(out, dep)
     )
 

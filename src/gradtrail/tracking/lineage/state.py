@@ -28,7 +28,7 @@ from gradtrail.stages.common.pipeline_file import (
     has_shape,
     live_entry,
     locked_entry,
-    outs_of,
+    output_digests,
     read_locks,
     stages_before,
     stages_below_training,
@@ -159,7 +159,7 @@ class Identity(Stage):
         return any((self.folder / out).exists() and digest(self.folder / out) != md5 for out, md5 in outs)
 
     def _locked_outs(self, name: str) -> dict[str, str]:
-        return outs_of(self._lock[name])
+        return output_digests(self._lock[name])
 
     def _locked_entry(self, name: str) -> Entry | None:
         is_before = name != self.name and name in self.lineage

@@ -15,7 +15,7 @@ import numpy as np
 from gradtrail.core.nn.models import HostParams
 from gradtrail.core.train.step import TrainState
 from gradtrail.stages.train.checkpointing import state_on_device, state_on_host
-from gradtrail.stages.train.orbax_setup import by_itself, import_orbax
+from gradtrail.stages.train.orbax_setup import import_orbax, single_process
 from gradtrail.support.errors import UserError, one_line
 
 _WEIGHTS = ("params", "average")  # fields of a state that may be the final weights
@@ -27,7 +27,7 @@ def save_checkpoint(folder: Path, state: TrainState, weights: HostParams) -> Non
     left_out = [name for name in _WEIGHTS if _digest(getattr(whole, name)) == _digest(weights)]
     stored = _with(whole, left_out, None)
     metadata = {"left_out": left_out, "digest": _digest(whole)}
-    with by_itself():
+    with single_process():
         import_orbax().save(folder.resolve(), stored, custom_metadata=metadata)
 
 

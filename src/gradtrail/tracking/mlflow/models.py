@@ -23,7 +23,7 @@ from mlflow.entities import LoggedModel, LoggedModelInput, LoggedModelOutput, Lo
 from mlflow.exceptions import MlflowException
 
 import gradtrail
-from gradtrail.stages.artifacts.members import seeds_in_words
+from gradtrail.stages.artifacts.members import format_seeds
 from gradtrail.stages.common.digests import digest
 from gradtrail.tracking.mlflow.naming import NOTE
 
@@ -229,7 +229,7 @@ def _input(manifest: "Manifest") -> str:
 def _how_to_use(tracking_uri: str, model_id: str, manifest: "Manifest") -> str:
     """Return the recipe for loading a model, in any folder, and what it takes and returns."""
     epochs = f"eights after epoch{'s' if len({*manifest.epochs}) > 1 else ''} {_epochs(manifest)}"
-    networks = f"Mean probabilities of {len(manifest.seeds)} networks, {seeds_in_words(manifest.seeds)}; w"
+    networks = f"Mean probabilities of {len(manifest.seeds)} networks, {format_seeds(manifest.seeds)}; w"
     whose = f"{networks if len(manifest.seeds) > 1 else 'W'}{epochs}"
     return f"""{whose}, trained on {manifest.dataset}; StableHLO, without Flax. In any folder:
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gradtrail.core.common.names import model_name
-from gradtrail.stages.common.in_force import in_force
+from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.stages.common.pipeline_file import TRAIN
 from gradtrail.tracking.lineage.state import Identity
@@ -111,7 +111,7 @@ def name_of(stage: str, params: Mapping[str, Any]) -> str:
     Other params give another name. A training that differs in nothing is called by its model; the names of other stages
     begin with the stage. Params that are not in force come last, as what they are.
     """
-    used = in_force(params)
+    used = active_params(params)
     words = [] if stage == TRAIN else [stage]
     words += list(_model(used)) + [_words(key, used[key]) for key in _ordered(used)]
     if not words or (stage == TRAIN and words[0].startswith("seed ")):

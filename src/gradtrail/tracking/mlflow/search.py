@@ -6,7 +6,7 @@ from typing import Protocol
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
-from gradtrail.stages.common.in_force import in_force
+from gradtrail.stages.common.active_params import active_params
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.client import experiment_id
 from gradtrail.tracking.mlflow.tags import flat_params, is_alive, outputs, shown, stage_params
@@ -107,8 +107,8 @@ def _find_same_outs(find: Find, stage: Identity, outs: Mapping[str, str]) -> Run
     """
     written = (f"results/metrics/{stage.name}.json", f"results/costs/{stage.name}.json")
     compared = {out: found for out, found in outs.items() if out not in written}.items()
-    read = {key: shown(value) for key, value in in_force(flat_params(stage.entry(stage.name))).items()}.items()
-    lineage = {key: shown(value) for key, value in in_force(stage_params(stage)).items()}
+    read = {key: shown(value) for key, value in active_params(flat_params(stage.entry(stage.name))).items()}.items()
+    lineage = {key: shown(value) for key, value in active_params(stage_params(stage)).items()}
     alike = (run for run in find({"stage": stage.name}, finished=True) if read <= run.data.params.items())
     same = (run for run in alike if all(run.data.params.get(key, value) == value for key, value in lineage.items()))
     return next((run for run in same if compared <= outputs(run.data.tags).items()), None)

@@ -10,8 +10,8 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 
+from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.dataset import DIGEST_LENGTH
-from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import PARAMS
 from gradtrail.stages.common.stage import Stage
 from gradtrail.support.errors import UserError
@@ -203,7 +203,7 @@ def open_run(
         run = found or client.create_run(experiment, tags=_first_tags(client, stage), run_name=run_name(stage))
         attempt = int(run.data.tags.get("attempts", 0)) + 1
         tags |= {"attempts": str(attempt)}
-        read = in_force(stage_params(stage)).items()
+        read = active_params(stage_params(stage)).items()
         params = [Param(key, shown(value)) for key, value in read if key not in run.data.params]
         client.log_batch(run.info.run_id, params=params, tags=[RunTag(key, value) for key, value in tags.items()])
         if found:

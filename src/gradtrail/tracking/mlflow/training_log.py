@@ -9,7 +9,7 @@ from gradtrail.core.train.history import History
 from gradtrail.core.train.loop import Chunk, Engine
 from gradtrail.core.train.privacy import NOT_PRIVATE, PrivacyConfig
 from gradtrail.core.train.step import TrainState
-from gradtrail.stages.train.release import steps_to_publish, to_publish
+from gradtrail.stages.train.release import redacted_history, redacted_steps
 from gradtrail.stages.train.tables import epoch_table, step_table
 from gradtrail.tracking.mlflow.artifacts import Curves, curves
 from gradtrail.tracking.mlflow.run import TrackedRun
@@ -49,13 +49,13 @@ class TrainingLog:
         if not self._is_live:
             return
         with self._run.best_effort():
-            points = live_curves(to_publish(history, self._privacy), self._planned_steps, self._epsilons)
+            points = live_curves(redacted_history(history, self._privacy), self._planned_steps, self._epsilons)
             self._run.curves({**points, "train/elapsed_seconds": {history.epochs[-1].epoch: seconds}})
 
     def diverged(self, chunk: Chunk) -> None:
         """Log the steps of the epoch in which the training diverged."""
         with self._run.best_effort():
-            told = steps_to_publish(jax.device_get(chunk.records), self._privacy)
+            told = redacted_steps(jax.device_get(chunk.records), self._privacy)
             shown = dataclasses.replace(chunk, records=told)
             self._run.curves(curves_of_steps(shown, self._steps_per_epoch, self._planned_steps))
 

@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from gradtrail.stages.common.dvc_cache import is_here, restore
-from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, outs_of, sha256_of
+from gradtrail.stages.common.pipeline_file import TRAIN, locked_entry, output_digests, sha256_of
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.environment import machine_key
 from gradtrail.tracking.lineage.keys import state_key
@@ -257,7 +257,7 @@ class States:
 
     def _entries_of(self, stage: str, state: str, outs: Mapping[str, str]) -> list[Path]:
         """Return the files of the run-cache that record these outs of a state."""
-        same_outs = {entry: section for entry, section in self._run_cache.items() if outs_of(section) == outs}
+        same_outs = {entry: section for entry, section in self._run_cache.items() if output_digests(section) == outs}
         return [entry for entry, section in same_outs.items() if state_key(stage, locked_entry(section)) == state]
 
     @cached_property

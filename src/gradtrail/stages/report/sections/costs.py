@@ -22,7 +22,7 @@ _BATCH_SIZES = {("train", _STEP): "train.batch_size", ("evaluate", "predict"): "
 def costs_section(sources: Sources) -> Section:
     """Describe the FLOPs, bytes and memory of the configured functions, and of other variants."""
     costs = sources.table("profile/costs")
-    configured = [row for row in _numbered(costs) if _is_configured(sources, row)]
+    configured = [row for row in costs.rows if _is_configured(sources, row)]
     return Section(
         id="costs",
         title="Compiling",
@@ -32,7 +32,7 @@ def costs_section(sources: Sources) -> Section:
             Table(
                 caption=_caption(sources), header=_HEADER, rows=[(row["function"], *_cells(row)) for row in configured]
             ),
-            _of_stages(sources),
+            _stage_costs(sources),
             _forms(costs),
         ),
         figures=_figures(sources, costs),
@@ -43,13 +43,13 @@ def _step(sources: Sources) -> str:
     batch = int(sources.param("train.batch_size"))
     steps, predict = (sources.cost("profile", name, "flops") for name in (_STEP, "predict"))
     most = _is_bound(sources, "profile", _STEP)
-    said = (
+    parts = (
         f"The compiler estimates {flops(steps, at_most=most)} for a training step with batch size {count(batch)} "
         f"({flops(steps / batch)} per example). A prediction takes {flops(predict / batch)} per example."
     )
     if not most:
-        return said
-    return f"{said} At most: the number of examples in a batch is random, and the largest possible one is counted."
+        return parts
+    return f"{parts} At most: the number of examples in a batch is random, and the largest possible one is counted."
 
 
 def _is_bound(sources: Sources, stage: str, name: str) -> bool:
@@ -71,27 +71,20 @@ def _doubling(sources: Sources) -> str:
     table = sources.table("profile/doubling")
     names = ("batch_size", "doubled", "flops", "total_bytes")
     rows = list(zip(table.text("function"), *(table.numbers(name) for name in names), strict=True))
-    said = [
+    parts = [
         f"from {count(small)} to {count(large)} multiplies FLOPs by {work:.2f} and total memory by {memory:.2f}"
         for name, small, large, work, memory in rows
         if name == _STEP
     ]
-    return f"Doubling the batch size of a training step {'; '.join(said)}." if said else "No batch sizes were compared."
+    return (
+        f"Doubling the batch size of a training step {'; '.join(parts)}." if parts else "No batch sizes were compared."
+    )
 
 
 def _caption(sources: Sources) -> str:
     remat = ", with remat" if sources.param("train.remat") else ""
     batch = count(int(sources.param("train.batch_size")))
     return f"Compiled by profile: one call on {batch} examples, {sources.param('train.precision')}{remat}"
-
-
-def _numbered(table: CsvTable) -> list[dict[str, str]]:
-    """Return the rows; raise UserError where a value that is shown is not a number."""
-    for name in (*_COSTS, "data_dependent_loops"):
-        table.numbers(name)
-    for name in ("function", "precision", "batch_size", "remat"):
-        table.text(name)
-    return table.rows
 
 
 def _is_configured(sources: Sources, row: dict[str, str]) -> bool:
@@ -107,7 +100,7 @@ def _cells(row: dict[str, str]) -> Cells:
     )
 
 
-def _of_stages(sources: Sources) -> Table:
+def _stage_costs(sources: Sources) -> Table:
     """Return the costs of the functions that the stages compiled; those of `profile` are by variant."""
     rows = []
     for stage, name in [(stage, name) for stage, costs in sources.costs.items() for name in sorted(costs)]:
@@ -128,7 +121,7 @@ def _of_stages(sources: Sources) -> Table:
 def _forms(costs: CsvTable) -> Table:
     rows = [
         (row["function"], row["precision"], row["batch_size"], "yes" if row["remat"] == "True" else "no", *_cells(row))
-        for row in _numbered(costs)
+        for row in costs.rows
     ]
     header = (_HEADER[0], "precision", "batch size", "remat", *_HEADER[1:])
     return Table(caption="All variants compared", header=header, rows=rows, folded=True)

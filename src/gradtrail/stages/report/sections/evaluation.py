@@ -9,13 +9,13 @@ from gradtrail.stages.report.inputs import Sources
 from gradtrail.stages.report.sections.members import how_good, member_tables, num_members, served
 
 CORRECTED = "accuracy_corrected_labels"  # metric of runs with corrected test labels
-_CONFUSIONS = 10  # that the page lists
-_WELL_CALIBRATED = 0.005  # difference of confidence and accuracy that does not count
+_CONFUSIONS = 10  # mistakes in the list
+_WELL_CALIBRATED = 0.005  # largest difference of confidence and accuracy that counts as calibrated
 
 
 def evaluation_section(sources: Sources) -> Section:
     """Describe the accuracy, the classes and the calibration of the predictions."""
-    confusions = _confused(sources)
+    confusions = _confusions(sources)
     return Section(
         id="evaluation",
         title="Evaluation",
@@ -39,7 +39,7 @@ def evaluation_section(sources: Sources) -> Section:
     )
 
 
-def _confused(sources: Sources) -> list[tuple[tuple[str, str], int]]:
+def _confusions(sources: Sources) -> list[tuple[tuple[str, str], int]]:
     """Return ((label, predicted), count) of the wrong predictions, the most frequent first."""
     table = sources.table("evaluate/classes")
     pairs = Counter(
@@ -83,7 +83,7 @@ def _export(sources: Sources) -> Markup:
 
 
 def _by_corrected_labels(sources: Sources) -> str:
-    """Return a sentence on the second accuracy; nothing where no test label was corrected."""
+    """Return a sentence on the second accuracy; nothing if no test label was corrected."""
     if CORRECTED not in sources.metrics["evaluate"]:
         return ""
     accuracy, number = sources.metric("evaluate", CORRECTED), sources.metric("preprocess", "test_corrected_labels")

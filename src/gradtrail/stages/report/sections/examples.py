@@ -10,7 +10,6 @@ from PIL import Image
 
 from gradtrail.core.common.split import Split
 from gradtrail.stages.report.inputs import Sources
-from gradtrail.support.errors import UserError
 
 _PIXELS = 640_000  # of all mistakes together: 816 images of MNIST
 _FEWEST, _MOST = 20, 800  # mistakes, whatever their size
@@ -20,37 +19,26 @@ _DARK = 255
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Examples that were chosen for one reason.
+    """Examples chosen by one criterion."""
 
-    Attributes:
-        id: in the page's markup.
-        score: id of the score that they are ordered by.
-    """
-
-    id: str
+    id: str  # id in the page's markup
     name: str
-    score: str
+    score: str  # id of the score that orders them
     number: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """An example of the gallery.
-
-    Attributes:
-        groups: ids of the groups that it belongs to.
-        scores: id of a score → value, for those that it has.
-        png: the image, dark ink on white.
-    """
+    """An example of the gallery."""
 
     split: str
     example_id: int
     label: int
     predicted: int
     true_label: int
-    groups: tuple[str, ...]
-    scores: Mapping[str, float]
-    png: bytes
+    groups: tuple[str, ...]  # ids of the example's groups
+    scores: Mapping[str, float]  # id of a score → value
+    png: bytes  # the image, dark ink on white
 
     @property
     def id(self) -> str:
@@ -60,7 +48,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """The examples in order, and what they can be filtered by."""
+    """The examples in order, and their filters."""
 
     examples: list[Example]
     groups: list[Group]
@@ -74,8 +62,8 @@ class Gallery:
     @property
     def cells(self) -> dict[tuple[int, int], Example]:
         """(label, predicted) → the first example of the evaluation in that cell of the confusion matrix."""
-        shown = [example for example in self.examples if {"mistakes", "correct"} & set(example.groups)]
-        return {(example.label, example.predicted): example for example in reversed(shown)}
+        examples = [example for example in self.examples if {"mistakes", "correct"} & set(example.groups)]
+        return {(example.label, example.predicted): example for example in reversed(examples)}
 
 
 SCORES = {
@@ -93,14 +81,14 @@ def make_gallery(sources: Sources) -> Gallery:
     table = _scored(sources)
     chosen = {
         ("mistakes", "Mistakes", "confidence"): spread(table[table["confidence"].notna()], _limit(sources)),
-        ("largest", "Largest gradients", "norm"): _listed(sources, "gradients/largest", table.index),
-        ("suspects", "Suspected label errors", "suspicion"): _listed(sources, "gradients/suspects", table.index),
+        ("largest", "Largest gradients", "norm"): _named_examples(sources, "gradients/largest"),
+        ("suspects", "Suspected label errors", "suspicion"): _named_examples(sources, "gradients/suspects"),
         ("correct", "Least confident correct", "confidence"): _least_confident(table),
     }
-    groups = [Group(id=key, name=name, score=by, number=len(of)) for (key, name, by), of in chosen.items()]
+    groups = [Group(id=key, name=name, score=by, number=len(ids)) for (key, name, by), ids in chosen.items()]
     members: dict[Hashable, list[str]] = {}
-    for (key, _, _), of in chosen.items():
-        for example in of:
+    for (key, _, _), ids in chosen.items():
+        for example in ids:
             members.setdefault(example, []).append(key)
     rows = table.reindex(list(members)).reset_index().to_dict("records")
     positions = {
@@ -108,8 +96,8 @@ def make_gallery(sources: Sources) -> Gallery:
         for split, part in sources.splits.items()
     }
     examples = [
-        _example(row, tuple(of), sources.splits[row["split"]], positions[row["split"]][row["example_id"]])
-        for row, of in zip(rows, members.values(), strict=True)
+        _example(row, tuple(ids), sources.splits[row["split"]], positions[row["split"]][row["example_id"]])
+        for row, ids in zip(rows, members.values(), strict=True)
     ]
     return Gallery(examples=examples, groups=groups, num_classes=sources.info.num_classes)
 
@@ -117,29 +105,25 @@ def make_gallery(sources: Sources) -> Gallery:
 def spread(table: pd.DataFrame, limit: int) -> list[Hashable]:
     """Return the index of the mistakes of a table, the most confident first.
 
-    Where there are more than `limit`, each pair of label and prediction keeps its most confident ones: every pair its
-    first before any its second.
+    If there are more than `limit`, each pair of label and prediction keeps its most confident ones: the first of every
+    pair before the second of any.
     """
     wrong = table[table["label"] != table["predicted"]].sort_values("confidence", ascending=False, kind="stable")
     place = wrong.groupby(["label", "predicted"]).cumcount()
-    kept = wrong.loc[place.sort_values(kind="stable").index[:limit]]
-    return list(kept.sort_values("confidence", ascending=False, kind="stable").index)
+    rows = wrong.loc[place.sort_values(kind="stable").index[:limit]]
+    return list(rows.sort_values("confidence", ascending=False, kind="stable").index)
 
 
 def _least_confident(table: pd.DataFrame) -> list[Hashable]:
-    found = table[table["confidence"].notna() & (table["label"] == table["predicted"])]
-    found = found.sort_values("confidence", kind="stable")
-    return list(found[found.groupby("label").cumcount() < _CORRECT].index)
+    rows = table[table["confidence"].notna() & (table["label"] == table["predicted"])]
+    rows = rows.sort_values("confidence", kind="stable")
+    return list(rows[rows.groupby("label").cumcount() < _CORRECT].index)
 
 
-def _listed(sources: Sources, name: str, known: pd.Index) -> list[Hashable]:
+def _named_examples(sources: Sources, name: str) -> list[Hashable]:
     table = sources.table(name)
     ids = (int(number) for number in table.numbers("example_id"))
-    found = list(zip(table.text("split"), ids, strict=True))
-    for split, example_id in found:
-        if (split, example_id) not in known:
-            raise UserError(f"{table.path}: {split} example {example_id} is not in scores.parquet; run `dvc repro`")
-    return list(found)
+    return list(zip(table.text("split"), ids, strict=True))
 
 
 def _limit(sources: Sources) -> int:

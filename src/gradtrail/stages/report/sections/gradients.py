@@ -4,13 +4,13 @@ import math
 
 from gradtrail.stages.report.components import Figure, Section, Table, count, percent
 from gradtrail.stages.report.inputs import Sources
-from gradtrail.stages.report.sections.privacy import is_published, warning
+from gradtrail.stages.report.sections.privacy import is_redacted, warning
 
 
 def gradients_section(sources: Sources) -> Section:
     """Return the summary of the stage with its figures."""
     figures: tuple[Figure, ...] = (_histograms(sources), _relations(sources))
-    if not is_published(sources):
+    if not is_redacted(sources):
         figures += (_course(sources), _classes(sources), _influence(sources), *_detection(sources))
     return Section(
         id="gradients",
@@ -18,7 +18,7 @@ def gradients_section(sources: Sources) -> Section:
         summary=_summary_of(sources),
         text=(),
         markdown=sources.summary,
-        tables=() if is_published(sources) else (_noise_table(sources),),
+        tables=() if is_redacted(sources) else (_noise_table(sources),),
         figures=figures,
         warning=warning(sources),
     )
@@ -26,7 +26,7 @@ def gradients_section(sources: Sources) -> Section:
 
 def _summary_of(sources: Sources) -> str:
     number = count(sources.metric("gradients", "num_examples"))
-    if is_published(sources):
+    if is_redacted(sources):
         return (
             f"The gradient of the loss of each of {number} validation and test examples: median norm "
             f"{sources.metric('gradients', 'test_grad_norm_median'):.3g} in testing."
@@ -42,7 +42,7 @@ def _summary_of(sources: Sources) -> str:
 
 
 def _examples(number: float) -> str:
-    """Write a noise scale in examples, which is infinite where the mean gradient cannot be told from noise."""
+    """Write a noise scale in examples, which is infinite if the mean gradient is indistinguishable from noise."""
     return count(number) if math.isfinite(number) else "unbounded"
 
 
@@ -58,39 +58,39 @@ def _noise_table(sources: Sources) -> Table:
 
 def _histograms(sources: Sources) -> Figure:
     prefixes = {"validation": "validation_", "test": "test_"}
-    if not is_published(sources):
+    if not is_redacted(sources):
         prefixes = {"training": "", **prefixes}
     medians = {split: sources.metric("gradients", f"{prefix}grad_norm_median") for split, prefix in prefixes.items()}
-    named = ", ".join(f"{value:.3g} in the {split} split" for split, value in medians.items())
+    parts = ", ".join(f"{value:.3g} in the {split} split" for split, value in medians.items())
     return Figure(
         png=sources.figure("gradients/histograms"),
         caption="Per-example gradient norms, by split and by whether the prediction is correct",
-        alt=f"Histograms of the gradient norm, by split and by correctness of the prediction. The median is {named}.",
+        alt=f"Histograms of the gradient norm, by split and by correctness of the prediction. The median is {parts}.",
     )
 
 
 def _relations(sources: Sources) -> Figure:
     names = {"loss": "the loss", "margin": "the margin", "input_norm": "the input norm"}
     caption = "Gradient norm over loss, margin and input norm; one point per example"
-    if is_published(sources):
+    if is_redacted(sources):
         return Figure(png=sources.figure("gradients/relations"), caption=caption, alt=f"Scatter plots. {caption}.")
-    found = {name: sources.metric("gradients", f"rank_correlation_{key}") for key, name in names.items()}
-    said = ", ".join(f"{value:+.2f} with {name}" for name, value in found.items())
+    correlations = {name: sources.metric("gradients", f"rank_correlation_{key}") for key, name in names.items()}
+    parts = ", ".join(f"{value:+.2f} with {name}" for name, value in correlations.items())
     return Figure(
         png=sources.figure("gradients/relations"),
         caption=caption,
-        alt=f"Scatter plots of the gradient norm over loss, margin and input norm. The rank correlation is {said}.",
+        alt=f"Scatter plots of the gradient norm over loss, margin and input norm. The rank correlation is {parts}.",
     )
 
 
 def _course(sources: Sources) -> Figure:
     table = sources.table("gradients/noise_scale")
     points = zip(table.numbers("noise_scale"), table.text("epoch"), strict=True)
-    named = ", ".join(f"{_examples(value)} at epoch {epoch}" for value, epoch in points)
+    parts = ", ".join(f"{_examples(value)} at epoch {epoch}" for value, epoch in points)
     return Figure(
         png=sources.figure("gradients/course"),
         caption="Noise scale by epoch, where it is finite, and rank correlations of the gradient norm",
-        alt=f"The noise scale by epoch, {named}; and rank correlations of the gradient norm with other scores.",
+        alt=f"The noise scale by epoch, {parts}; and rank correlations of the gradient norm with other scores.",
     )
 
 
@@ -128,10 +128,10 @@ def _detection(sources: Sources) -> tuple[Figure, ...]:
         return ()
     table = sources.table(name)
     best = list(zip(table.text("score"), table.numbers("average_precision"), strict=True))[:1]
-    said = "".join(f" The best is {score}, with an average precision of {value:.3f}." for score, value in best)
+    note = "".join(f" The best is {score}, with an average precision of {value:.3f}." for score, value in best)
     figure = Figure(
         png=sources.figure(name),
         caption="How well each score finds the labels changed by label noise",
-        alt=f"Average precision and AUROC of {len(table.rows)} scores in finding the changed labels.{said}",
+        alt=f"Average precision and AUROC of {len(table.rows)} scores in finding the changed labels.{note}",
     )
     return (figure,)

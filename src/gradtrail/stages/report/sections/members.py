@@ -1,4 +1,4 @@
-"""What the report says of a training with several members: of each, of their mean, and of their ensemble."""
+"""The parts of the report on several members: each of them, their mean, and their ensemble."""
 
 from gradtrail.stages.report.components import Table, Tile, count, percent
 from gradtrail.stages.report.inputs import Sources
@@ -14,12 +14,12 @@ _COLUMNS = {  # column of the table of members → its title and form
 
 
 def num_members(sources: Sources) -> int:
-    """Return how many networks the training has."""
+    """Return the number of networks of the training."""
     return int(sources.metric("evaluate", "members")) if "members" in sources.metrics["evaluate"] else 1
 
 
 def served(sources: Sources, key: str) -> float:
-    """Return a metric of the evaluation: of the network, or of the ensemble of several."""
+    """Return a metric of the evaluation of what is served: the network, or the ensemble of several."""
     return sources.metric("evaluate", key if num_members(sources) == 1 else f"ensemble_{key}")
 
 
@@ -73,20 +73,20 @@ def how_good(sources: Sources) -> str:
     number, total = num_members(sources), sources.metric("evaluate", "num_examples")
     right = total * served(sources, "accuracy")
     low, high = (percent(served(sources, f"accuracy_{end}")) for end in ("low", "high"))
-    own = f"{percent(sources.metric('evaluate', 'accuracy'))} {_sd(sources, 'evaluate', 'accuracy', '{:.2%}')}"
+    alone = f"{percent(sources.metric('evaluate', 'accuracy'))} {_sd(sources, 'evaluate', 'accuracy', '{:.2%}')}"
     ends = " to ".join(percent(sources.metric("evaluate", f"accuracy_{end}")) for end in ("low", "high"))
     return (
         f"The {number} networks have the {sources.param('evaluate.weights')} weights of trainings that differ in their "
         "seeds. What is served is their ensemble, the mean of their probabilities; tables, figures and examples on "
         f"this page are its own. It classifies {count(right)} of {count(total)} test examples correctly: an accuracy "
         f"of {percent(served(sources, 'accuracy'))} (95% interval: {low} to {high}), with a test loss of "
-        f"{served(sources, 'loss'):.3g} nats per example. The networks by themselves have a mean accuracy of {own}; "
+        f"{served(sources, 'loss'):.3g} nats per example. The networks by themselves have a mean accuracy of {alone}; "
         f"the 95% interval of that mean over seeds is {ends}."
     )
 
 
 def member_tables(sources: Sources) -> tuple[Table, ...]:
-    """Return a table with a row for each member and one for the ensemble; none where there is a single member."""
+    """Return a table with a row for each member and one for the ensemble; none if there is a single member."""
     if num_members(sources) == 1:
         return ()
     table = sources.table(_TABLE)

@@ -1,4 +1,4 @@
-"""The report's first screen: the result, the learning curves, the confusion matrix, calibration, params in force."""
+"""The report's first screen: the result, the learning curves, the confusion matrix, calibration, active params."""
 
 import itertools
 import math
@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradtrail.stages.common.in_force import in_force
+from gradtrail.stages.common.active_params import active_params
 from gradtrail.stages.common.overrides import flatten
 from gradtrail.stages.report.charts import Chart, Series, Stop
 from gradtrail.stages.report.components import Tile, count, percent
 from gradtrail.stages.report.inputs import CsvTable, Sources
 from gradtrail.stages.report.sections.evaluation import CORRECTED, interval, verdict
 from gradtrail.stages.report.sections.members import member_tiles, num_members, served
-from gradtrail.stages.report.sections.privacy import is_published
+from gradtrail.stages.report.sections.privacy import is_redacted
 from gradtrail.stages.report.sections.training import model_name
 
 _LARGEST_MATRIX = 30  # classes; a larger one is a figure
 _LEVELS = 9  # shades of a cell
 _SMOOTHED, _PLAIN = "training (with label smoothing)", "training (cross-entropy)"
 _STYLES = {"training": "train", "validation": "validation"}
-_IN_NAME = ("hidden", "channels", "features")  # params that the name of a model tells of
+_IN_NAME = ("hidden", "channels", "features")  # params that are part of a model's name
 _LEFT_OUT = {"model", "keep_epochs", "secret_sha256", "sampling", *_IN_NAME}
-_SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown where they are not 0, false or null
-_OFF = {  # params that are shown only where they have another value
+_SWITCHES = {"augmentation", "privacy"}  # blocks whose params are shown if they are not 0, false or null
+_OFF = {  # params that are shown only if they have another value
     "members": 1,
     "vary": ["initialization", "order", "augmentation", "dropout"],
     "accumulation_steps": 1,
@@ -50,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """What the first screen shows; no matrix where there are too many classes for one."""
+    """The content of the first screen; without a matrix if there are too many classes."""
 
     tiles: Sequence[Tile]
     charts: Sequence[Chart]
@@ -66,27 +66,27 @@ def make_overview(sources: Sources) -> Overview:
         charts=(_loss(sources), _error(sources)),
         calibration=_calibration(sources),
         matrix=_matrix(sources),
-        params=params_in_force(sources),
+        params=params_with_effect(sources),
     )
 
 
-def params_in_force(sources: Sources) -> dict[str, str]:
-    """Return the params that had an effect on the training, name → value; those of kinds not chosen had none.
+def params_with_effect(sources: Sources) -> dict[str, str]:
+    """Return the params that had an effect on the training, name → value.
 
-    What is off is left out. A name that says too little, or that two blocks have, begins with that of its block.
+    Switches that are off are left out. An ambiguous name begins with that of its block.
     """
     kinds = [sources.param(f"train.{name}") for name in ("model", "optimizer", "schedule")]
     data = {f"preprocess.{name}": sources.param(f"preprocess.{name}") for name in ("label_noise", "corrections")}
-    shown = {"model": model_name(sources)}
-    for key, value in in_force(flatten({"train": sources.params["train"]}) | data).items():
+    params = {"model": model_name(sources)}
+    for key, value in active_params(flatten({"train": sources.params["train"]}) | data).items():
         _, *block, name = key.split(".")
         is_off = (not value and _SWITCHES.issuperset(block) and block) or (name in _OFF and value == _OFF[name])
         if not is_off and name not in _LEFT_OUT:
-            shown[name if not block or (block[0] in kinds and name not in shown) else f"{block[0]}: {name}"] = value
-    return {name.replace("_", " "): _written(value) for name, value in shown.items()}
+            params[name if not block or (block[0] in kinds and name not in params) else f"{block[0]}: {name}"] = value
+    return {name.replace("_", " "): _format_param(value) for name, value in params.items()}
 
 
-def _written(value: Any) -> str:
+def _format_param(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {None: "none", True: "yes", False: "no"}[value]
     if isinstance(value, list):
@@ -95,7 +95,7 @@ def _written(value: Any) -> str:
 
 
 def _tiles(sources: Sources) -> list[Tile]:
-    """Return six tiles, which fill the row: the accuracy by corrected labels takes the place of the model's size."""
+    """Return six tiles, which fill the row: the accuracy by corrected labels replaces the model's size."""
     is_corrected = CORRECTED in sources.metrics["evaluate"]
     raw = sources.metric("evaluate", "expected_calibration_error_uncalibrated")
     wrong, total = (count(sources.metric("evaluate", key)) for key in ("num_mistakes", "num_examples"))
@@ -137,7 +137,7 @@ def _size(sources: Sources) -> Tile:
 
 def _loss(sources: Sources) -> Chart:
     table = sources.table("train/epochs")
-    curves = {} if is_published(sources) else {"train": ("training", table.numbers("cross_entropy"))}
+    curves = {} if is_redacted(sources) else {"train": ("training", table.numbers("cross_entropy"))}
     if curves and sources.param("train.label_smoothing"):
         curves = {"train": (_PLAIN, table.numbers("cross_entropy")), "smoothed": (_SMOOTHED, table.numbers("loss"))}
     curves["validation"] = ("validation", table.numbers("validation_loss"))
@@ -156,7 +156,7 @@ def _loss(sources: Sources) -> Chart:
 def _error(sources: Sources) -> Chart:
     table = sources.table("train/epochs")
     names = {"training": "accuracy", "validation": "validation_accuracy"}
-    if is_published(sources):
+    if is_redacted(sources):
         del names["training"]
     curves = {split: [100 * (1 - value) for value in table.numbers(name)] for split, name in names.items()}
     validation = curves["validation"]
@@ -175,11 +175,11 @@ def _error(sources: Sources) -> Chart:
 
 
 def _ends(table: CsvTable, column: str) -> list[tuple[float, float, float]]:
-    """Return (epoch, low, high) of a mean over members; none of a single member, or of the only one at an epoch."""
+    """Return (epoch, low, high) of a mean over members, for epochs with at least two members."""
     if not any(row.get(f"{column}_low") for row in table.rows):
         return []
-    known = CsvTable(path=table.path, rows=[row for row in table.rows if row.get(f"{column}_low")])
-    return list(zip(*(known.numbers(name) for name in ("epoch", f"{column}_low", f"{column}_high")), strict=True))
+    banded = CsvTable(rows=[row for row in table.rows if row.get(f"{column}_low")])
+    return list(zip(*(banded.numbers(name) for name in ("epoch", f"{column}_low", f"{column}_high")), strict=True))
 
 
 def _banded(table: CsvTable) -> str:
@@ -202,7 +202,9 @@ def _by_epoch(
             Series(name=name, style=style, points=list(zip(epochs, values, strict=True)), band=bands.get(name, ()))
             for name, (style, values) in curves.items()
         ],
-        stops=[Stop(x=epoch, lines=[f"epoch {epoch:g}", *told]) for epoch, *told in zip(epochs, *columns, strict=True)],
+        stops=[
+            Stop(x=epoch, lines=[f"epoch {epoch:g}", *lines]) for epoch, *lines in zip(epochs, *columns, strict=True)
+        ],
         **options,
     )
 

@@ -1,6 +1,6 @@
-"""What the report says of a private training: what it promises, what the promise covers, and what it does not."""
+"""The parts of the report on a private training: its guarantee, what it covers, and what not."""
 
-from gradtrail.stages.artifacts.privacy import NOT_COVERED, Promise
+from gradtrail.stages.artifacts.privacy import NOT_COVERED, PrivacyGuarantee
 from gradtrail.stages.report.charts import Chart, Series, Stop
 from gradtrail.stages.report.components import Section, Table, count, percent
 from gradtrail.stages.report.inputs import Sources
@@ -29,83 +29,84 @@ _GENERATOR = (
 _PUBLISHED = "Where something was computed from training examples without noise, the outs and this page leave it out."
 
 
-def is_published(sources: Sources) -> bool:
-    """Whether the outs of a private training leave out what was computed from its examples without noise."""
-    return sources.promise is not None and sources.promise.release
+def is_redacted(sources: Sources) -> bool:
+    """Whether the outputs leave out everything that was computed from training examples without noise."""
+    return sources.guarantee is not None and sources.guarantee.release
 
 
 def warning(sources: Sources) -> str:
-    """Return the line above what a private training's promise does not cover; empty where there is none to warn of."""
-    return NOT_COVERED if sources.promise is not None and not sources.promise.release else ""
+    """Return the warning above content that the guarantee does not cover; empty if there is none."""
+    return NOT_COVERED if sources.guarantee is not None and not sources.guarantee.release else ""
 
 
 def headline(sources: Sources) -> str:
     """Return a sentence on a private training for the first screen; empty for one that is not private."""
-    promise = sources.promise
-    if promise is None:
+    guarantee = sources.guarantee
+    if guarantee is None:
         return ""
     covered = (
         "But for digests and sizes of the data, nothing on this page was computed from training examples without noise."
-        if promise.release
+        if guarantee.release
         else "What this page shows of training examples is not covered by it."
     )
-    return f"Private training: epsilon {promise.epsilon:.3g} at delta {promise.delta:g}. {covered}"
+    return f"Private training: epsilon {guarantee.epsilon:.3g} at delta {guarantee.delta:g}. {covered}"
 
 
 def privacy_sections(sources: Sources) -> list[Section]:
-    """Return the section on privacy; none where the training is not private."""
-    if sources.promise is None:
+    """Return the section on privacy; none if the training is not private."""
+    if sources.guarantee is None:
         return []
     return [
         Section(
             id="privacy",
             title="Privacy",
-            text=_words(sources.promise),
-            tables=(_facts(sources.promise),),
-            charts=(_curve(sources, sources.promise),),
+            text=_words(sources.guarantee),
+            tables=(_facts(sources.guarantee),),
+            charts=(_curve(sources, sources.guarantee),),
         )
     ]
 
 
-def _words(promise: Promise) -> list[str]:
+def _words(guarantee: PrivacyGuarantee) -> list[str]:
     words = [_PROTECTED, _NOT_PROTECTED]
-    if promise.release:
+    if guarantee.release:
         words.append(_PUBLISHED)
-    if promise.members > 1:
+    if guarantee.members > 1:
         words.append(
-            f"The {count(promise.members)} networks compose: each has an epsilon of at most {promise.epsilon_each:.3g} "
-            f"by itself, and whoever sees all of them, or their ensemble, an epsilon of {promise.epsilon:.3g}."
+            f"The {count(guarantee.members)} networks compose: each has an epsilon of at most "
+            f"{guarantee.epsilon_each:.3g} by itself, and whoever sees all of them, or their ensemble, an epsilon of "
+            f"{guarantee.epsilon:.3g}."
         )
-    return [*words, _HIDDEN if promise.has_secret else _KNOWN, _GENERATOR]
+    return [*words, _HIDDEN if guarantee.has_secret else _KNOWN, _GENERATOR]
 
 
-def _facts(promise: Promise) -> Table:
-    several = promise.members > 1
+def _facts(guarantee: PrivacyGuarantee) -> Table:
+    several = guarantee.members > 1
     rows = [
-        ("epsilon, by privacy loss distributions (PLD)", f"{promise.epsilon:.4g}"),
-        ("epsilon, by Rényi differential privacy (RDP)", f"{promise.epsilon_rdp:.4g}"),
-        *([("epsilon of one network, by PLD", f"{promise.epsilon_each:.4g}")] if several else []),
-        ("delta", f"{promise.delta:g}"),
-        ("noise multiplier", f"{promise.noise_multiplier:.4g}"),
-        ("clip norm of an example", f"{promise.example_clip_norm:g}"),
-        ("chance to be in a batch (Poisson sampling)", percent(promise.rate, 3)),
-        ("mean size of a batch", count(promise.batch_size)),
-        (f"steps{' of all networks' if several else ''}", count(promise.steps)),
+        ("epsilon, by privacy loss distributions (PLD)", f"{guarantee.epsilon:.4g}"),
+        ("epsilon, by Rényi differential privacy (RDP)", f"{guarantee.epsilon_rdp:.4g}"),
+        *([("epsilon of one network, by PLD", f"{guarantee.epsilon_each:.4g}")] if several else []),
+        ("delta", f"{guarantee.delta:g}"),
+        ("noise multiplier", f"{guarantee.noise_multiplier:.4g}"),
+        ("clip norm of an example", f"{guarantee.example_clip_norm:g}"),
+        ("chance to be in a batch (Poisson sampling)", percent(guarantee.rate, 3)),
+        ("mean size of a batch", count(guarantee.batch_size)),
+        (f"steps{' of all networks' if several else ''}", count(guarantee.steps)),
     ]
-    if promise.augmentation_multiplicity > 1:
-        rows.append(("augmentations of an example", count(promise.augmentation_multiplicity)))
+    if guarantee.augmentation_multiplicity > 1:
+        rows.append(("augmentations of an example", count(guarantee.augmentation_multiplicity)))
     return Table(caption="Accounting: upper bounds for adding or removing one example", header=("", "value"), rows=rows)
 
 
-def _curve(sources: Sources, promise: Promise) -> Chart:
+def _curve(sources: Sources, guarantee: PrivacyGuarantee) -> Chart:
     table = sources.table("train/epochs")
     points = list(zip(table.numbers("epoch"), table.numbers(_EPSILON), strict=True))
-    whose = "of one network" if promise.members > 1 else "by PLD"
+    whose = "of one network" if guarantee.members > 1 else "by PLD"
     ends = f"{points[0][1]:.3g} to {points[-1][1]:.3g}" if points else "there was no epoch"
     return Chart(
         id=_EPSILON,
         title="Epsilon",
-        alt=f"Epsilon {whose} by epoch: {ends}, at delta {promise.delta:g}.",
+        alt=f"Epsilon {whose} by epoch: {ends}, at delta {guarantee.delta:g}.",
         x_label="epoch",
         series=[Series(name=f"epsilon {whose}", style="model", points=points)],
         stops=[Stop(x=x, lines=[f"epoch {x:g}", f"epsilon: {y:.4g}"]) for x, y in points],

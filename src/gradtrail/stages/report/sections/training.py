@@ -4,7 +4,7 @@ from gradtrail.core.common import names
 from gradtrail.stages.datasets.catalog import title
 from gradtrail.stages.report.components import Figure, Section, Table, count, percent, size
 from gradtrail.stages.report.inputs import Sources
-from gradtrail.stages.report.sections.privacy import is_published, warning
+from gradtrail.stages.report.sections.privacy import is_redacted, warning
 
 SPLITS = ("train", "validation", "test")
 
@@ -18,7 +18,7 @@ def model_name(sources: Sources) -> str:
 
 
 def dataset_name(sources: Sources) -> str:
-    """Return what people call the data set, such as `MNIST`."""
+    """Return the title of the data set, such as `MNIST`."""
     return title(sources.info.name)
 
 
@@ -33,7 +33,7 @@ def data_section(sources: Sources) -> Section:
         summary=_summary(sources, sizes),
         text=(_origin(sources), _splits(sources, sizes), _labels(sources, sizes["train"])),
         tables=(Table(caption="Examples by split", header=("split", "examples", "share"), rows=rows),),
-        figures=() if is_published(sources) else (_samples(sources),),
+        figures=() if is_redacted(sources) else (_samples(sources),),
         warning=warning(sources),
     )
 
@@ -52,10 +52,10 @@ def training_section(sources: Sources) -> Section:
 
 def _summary(sources: Sources, sizes: dict[str, float]) -> str:
     height, width = sources.info.image_shape
-    named = ", ".join(f"{count(number)} {split}" for split, number in sizes.items())
+    parts = ", ".join(f"{count(number)} {split}" for split, number in sizes.items())
     return (
         f"{dataset_name(sources)}: images of {height}\u00a0×\u00a0{width} pixels in {sources.info.num_classes} "
-        f"classes; {named} examples. {_labels(sources, sizes['train'])}"
+        f"classes; {parts} examples. {_labels(sources, sizes['train'])}"
     )
 
 
@@ -76,7 +76,7 @@ def _splits(sources: Sources, sizes: dict[str, float]) -> str:
         f"{used}: {count(sizes['train'])} for training, {count(sizes['validation'])} for validation and "
         f"{count(sizes['test'])} for testing."
     )
-    if is_published(sources):
+    if is_redacted(sources):
         return counted
     return (
         f"{counted} On a scale from 0 to 1 the pixels of the training split have a mean of "
@@ -86,7 +86,7 @@ def _splits(sources: Sources, sizes: dict[str, float]) -> str:
 
 
 def _labels(sources: Sources, num_train: float) -> str:
-    if is_published(sources):
+    if is_redacted(sources):
         return "How many labels were changed is left out: it would be counted without noise."
     planted = round(float(sources.param("preprocess.label_noise")) * num_train)
     noise = "No label noise was added."
@@ -140,7 +140,7 @@ def _outcome(sources: Sources) -> str:
     best, epoch = sources.metric("train", "best_validation_accuracy"), sources.metric("train", "best_epoch")
     when = f"in epoch {epoch:g}" if float(epoch).is_integer() else f"on average in epoch {epoch:.1f}"
     reached = f"The validation accuracy at the end of the last epoch is {percent(held_out)}."
-    if not is_published(sources):
+    if not is_redacted(sources):
         accuracy = sources.metric("train", "accuracy")
         gap = 100 * (accuracy - held_out)
         verdict = f"{abs(gap):.1f} percentage points {'above' if gap >= 0 else 'below'}"
@@ -157,11 +157,11 @@ def _outcome(sources: Sources) -> str:
 def _steps(sources: Sources) -> Figure:
     clip = sources.param("train.clip_norm")
     clipped = "" if clip is None else f", with a line at the clipping threshold {clip}"
-    shown = "Gradient norm" if is_published(sources) else "Loss, gradient norm"
+    columns = "Gradient norm" if is_redacted(sources) else "Loss, gradient norm"
     return Figure(
         png=sources.figure("train/steps"),
         caption="Metrics of each optimizer step; the darker line is the running mean",
-        alt=f"{shown} and learning rate over {count(sources.metric('train', 'steps'))} optimizer steps{clipped}.",
+        alt=f"{columns} and learning rate over {count(sources.metric('train', 'steps'))} optimizer steps{clipped}.",
     )
 
 
@@ -176,7 +176,7 @@ def _epochs(sources: Sources) -> Table:
     }
     if not sources.param("train.label_smoothing"):
         del kinds["loss"]  # the same
-    if is_published(sources):
+    if is_redacted(sources):
         kinds = {name: kind for name, kind in kinds.items() if name.startswith("validation")}
     columns = [[form.format(value) for value in table.numbers(name)] for name, (_, form) in kinds.items()]
     return Table(

@@ -9,11 +9,11 @@ SHARED_BLOCKS = {"augmentation"}  # the blocks of `train` that every training re
 _NO_BLOCK = "linear"  # the model of this name has no params: the block is the schedule's
 
 
-def in_force(params: Mapping[str, Value]) -> dict[str, Value]:
-    """Return those of flat params that have an effect, in their order.
+def active_params(params: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the flat params that have an effect, in their order.
 
     Args:
-        params: dotted key → value, as in `params.yaml` or as text; all are kept where no model is chosen.
+        params: dotted key → value, as in `params.yaml` or as text; all are returned if no model is chosen.
     """
     if "train.model" not in params:
         return dict(params)
