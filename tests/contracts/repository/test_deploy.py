@@ -42,8 +42,8 @@ def pods() -> list[dict[str, Any]]:
 def test_manifests_are_valid_by_the_schemas_of_kubernetes() -> None:
     """KubeRay's own kind has no schema there, but its pods have one."""
     validated = [document for document in documents() if document["kind"] != "RayJob"]
-    for pod in pods():
-        validated.append({"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"], "spec": pod["spec"]})
+    keys = ("metadata", "spec")
+    validated += [{"apiVersion": "v1", "kind": "Pod", **{key: pod[key] for key in keys}} for pod in pods()]
     for document in validated:
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
