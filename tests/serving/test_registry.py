@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from registered import log_export, training
 
-from gradtrail.serving.registry import Reference, RegistryDown, registered_name, remember, resolve, version_of
+from gradtrail.serving.registry import Reference, RegistryUnavailable, registered_name, remember, resolve, version_of
 from gradtrail.stages.artifacts.exported import read_export, read_manifest
 from gradtrail.support.errors import UserError
 
@@ -77,11 +77,11 @@ def test_a_store_out_of_reach_means_what_it_meant_before(
 ):
     found = resolve("models:/digits@champion")
     damage(tmp_path)
-    with pytest.raises(RegistryDown):
+    with pytest.raises(RegistryUnavailable):
         version_of("digits", "champion")
     assert resolve("models:/digits@champion") == found
-    assert "warning: MLflow's registry does not answer" in capsys.readouterr().err
-    with pytest.raises(RegistryDown):
+    assert "warning: MLflow's registry does not respond" in capsys.readouterr().err
+    with pytest.raises(RegistryUnavailable):
         resolve("models:/digits/1")  # never resolved
 
 
@@ -147,7 +147,7 @@ def test_a_wrong_uri_is_one_line(registered: str, uri: str, said: str):
     with pytest.raises(UserError) as error:
         resolve(uri)
     assert said in str(error.value)
-    assert not isinstance(error.value, RegistryDown)
+    assert not isinstance(error.value, RegistryUnavailable)
     assert "\n" not in str(error.value)
 
 

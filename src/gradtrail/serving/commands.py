@@ -107,9 +107,9 @@ def serve(place: Path, /, model: str | None, host: str, port: int, **options: An
     it is named.
     """
     require_jax()
-    from gradtrail.serving.serve import config_of, serve
+    from gradtrail.serving.serve import serve, server_config
 
-    return serve(model, place, config_of(place, host, port, options))
+    return serve(model, place, server_config(place, host, port, options))
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail verdict workspace")

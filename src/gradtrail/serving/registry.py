@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 CHAMPION, CHALLENGER = "champion", "challenger"  # aliases
 EXPORTED = "data/export"  # folder of a logged model
-_MODELS = "models:/"
+MODELS = "models:/"
 _LAST = "last"  # folder of the cache: what a URI meant when the registry was last in reach
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # what MLflow says of an alias that is not there
 _MODEL_ID, _DIGEST = re.compile("m-[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
 T = TypeVar("T")
 
 
-class RegistryDown(UserError):  # noqa: N818 - a state of the world, not a mistake
+class RegistryUnavailable(UserError):  # noqa: N818 - not a mistake of the user
     """MLflow's store did not answer."""
 
 
@@ -81,15 +81,15 @@ def resolve(model: str, cache: Path = Path(".gradtrail/exports")) -> Reference:
         cache: folder of downloaded exports, each in a folder of its digest.
 
     Raises:
-        RegistryDown: the store is out of reach, and the URI was never resolved here.
+        RegistryUnavailable: the store is out of reach, and the URI was never resolved here.
         UserError: there is no such model, version, alias or folder, the model is no export, or the download is damaged.
     """
-    if not model.startswith(_MODELS):
+    if not model.startswith(MODELS):
         return _of_folder(Path(model))
     last = _last(cache, model)
     try:
         source = _ask(lambda client: _source(client, model))
-    except RegistryDown as error:
+    except RegistryUnavailable as error:
         if (known := _read_last(last)) is None or _cached(cache / known.digest) is None:
             raise
         print(f"warning: {error}; {model} is taken to be what it was, {known.digest[:12]}", file=sys.stderr)
@@ -119,7 +119,7 @@ def version_of(name: str, alias: str) -> str | None:
     """Return the version that an alias names, by one request; None where there is no such model or alias.
 
     Raises:
-        RegistryDown: the store is out of reach.
+        RegistryUnavailable: the store is out of reach.
     """
     found = _ask(lambda client: of_alias(client, name, alias))
     return str(found.version) if found else None
@@ -185,7 +185,7 @@ def _of_folder(path: Path) -> Reference:
 def _source(client: "MlflowClient", model: str) -> _Source:
     from mlflow.exceptions import MlflowException
 
-    what = model.removeprefix(_MODELS)
+    what = model.removeprefix(MODELS)
     name, at, alias = what.rpartition("@")
     try:
         if at:
@@ -207,7 +207,7 @@ def _source(client: "MlflowClient", model: str) -> _Source:
 
 def source_of_version(client: "MlflowClient", version: "ModelVersion") -> _Source:
     """Return the logged model of a version; raise UserError where it is gone."""
-    model_id = version.model_id or str(version.source).removeprefix(_MODELS)
+    model_id = version.model_id or str(version.source).removeprefix(MODELS)
     if not _MODEL_ID.fullmatch(model_id):
         raise UserError(f"models:/{version.name}/{version.version}: was not registered by `gradtrail promote`")
     return _of_logged_model(client, model_id, version=version)
@@ -253,10 +253,10 @@ def _download(client: "MlflowClient", source: _Source, folder: Path) -> None:
         try:
             manifest = verify_export(found)
         except UserError as error:
-            raise UserError(f"{_MODELS}{source.model_id}: the download is damaged: {error}") from None
+            raise UserError(f"{MODELS}{source.model_id}: the download is damaged: {error}") from None
         if manifest.digest != source.digest:
             said = f"the digest of its manifest is {manifest.digest[:12]}…, not {source.digest[:12]}…"
-            raise UserError(f"{_MODELS}{source.model_id}: the download is damaged: {said}")
+            raise UserError(f"{MODELS}{source.model_id}: the download is damaged: {said}")
         if _cached(folder) is None:
             if folder.exists():  # damaged
                 folder.rename(beside / "damaged")
@@ -286,7 +286,7 @@ def _read_last(path: Path) -> _Source | None:
 
 
 def _ask(question: "Callable[[MlflowClient], T]") -> T:
-    """Return the answer of the store; raise RegistryDown where there is none."""
+    """Return the answer of the store; raise RegistryUnavailable where there is none."""
     try:
         return question(_client(store_uri()))
     except UserError:
@@ -294,7 +294,7 @@ def _ask(question: "Callable[[MlflowClient], T]") -> T:
     except Exception as error:
         if not is_store_fault(error):
             raise
-        raise RegistryDown(f"MLflow's registry does not answer: {one_line(error)[:200]}") from None
+        raise RegistryUnavailable(f"MLflow's registry does not respond: {one_line(error)[:200]}") from None
 
 
 @functools.cache  # opening a store takes long, and a server asks every few seconds

@@ -1,4 +1,4 @@
-"""The files of `deploy/`: manifests against the schemas of Kubernetes, compose, the container, and no secret in them."""
+"""The files of `deploy/`: manifests against the schemas of Kubernetes, compose, container, and no secret in them."""
 
 import configparser
 import re

@@ -87,10 +87,10 @@ def test_one_state_of_the_rollout_holds() -> None:
     metrics.rollout("canary", 0.1)
     assert value(metrics, "gradtrail_rollout_state", state="canary") == 1
     assert value(metrics, "gradtrail_canary_share_ratio") == 0.1
-    metrics.stopped("latency")
+    metrics.stopped("errors")
     assert value(metrics, "gradtrail_rollout_state", state="canary") == 0
     assert value(metrics, "gradtrail_rollout_state", state="stopped") == 1
-    assert value(metrics, "gradtrail_canary_stops_total", test="latency") == 1
+    assert value(metrics, "gradtrail_canary_stops_total", test="errors") == 1
     assert value(metrics, "gradtrail_canary_share_ratio") == 0
 
 

@@ -20,7 +20,7 @@ from gradtrail.serving.release.comparison import Comparison, compare
 from gradtrail.serving.release.history import Event, Refused, claim_of, events_of, move, user, versions_of
 from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict.judge import PASS
-from gradtrail.serving.verdict.main import VERDICT, verdict_tag
+from gradtrail.serving.verdict.main import ARTIFACT, VERDICT, verdict_tag
 from gradtrail.support.errors import UserError, printable
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.models import EXPORT_DIGEST
@@ -100,7 +100,7 @@ def allowed(candidate: Candidate, champion: Candidate | None) -> tuple[list[str]
     if candidate.digest not in verdict:
         reasons.append(f"no verdict of this export; run `gradtrail verdict {candidate.run.info.run_id[:8]}` first")
     elif not verdict.startswith(PASS):
-        reasons.append("the verdict is fail; see results/verdict.html, or the run's artifact verdict/verdict.html")
+        reasons.append(f"the verdict is fail; see the run's artifact {ARTIFACT}")
     elif verdict != verdict_tag(PASS, candidate.digest, read_slo().limits.digest):
         reasons.append("the verdict is of other limits than deploy/slo.yaml's; run `gradtrail verdict` again")
     if champion:

@@ -48,13 +48,12 @@ _KINDS |= {414: "too_large", 499: "invalid"}
 _Endpoint = Callable[..., Awaitable[Response]]
 
 
-def create_app(router: Router, guard: Guard, metrics: ServerMetrics) -> FastAPI:
+def create_app(router: Router, guard: Guard) -> FastAPI:
     """Return the application, and put the guard before it: what is to be served is `guard`.
 
     Args:
         router: holds the model.
         guard: whose limits count; each request that passes it is counted in the metrics.
-        metrics: of the server, made for `ROUTES`.
     """
     app = FastAPI(
         title="gradtrail serve",
@@ -68,9 +67,9 @@ def create_app(router: Router, guard: Guard, metrics: ServerMetrics) -> FastAPI:
     app.add_exception_handler(Exception, _failed)
     _add_inference(app, router, guard.limits)
     _add_mlflow(app, router, guard.limits)
-    _add_pages(app, router, metrics)
+    _add_pages(app, router)
     guard.app = app
-    guard.observe = _counter(metrics)
+    guard.observe = _counter(router.metrics)
     return app
 
 
@@ -110,8 +109,8 @@ def _add_inference(app: FastAPI, router: Router, limits: Limits) -> None:
         if version is None:
             answer = await router.answer(asked.images, request_id, served)
         else:  # whoever names a version gets it
-            answer = await router.answer_by(served, asked.images)
-        body = protocol.inference_answer(asked, answer.probabilities, answer.by.about, answer.by.version)
+            answer = await router.answer_with(served, asked.images)
+        body = protocol.inference_answer(asked, answer.probabilities, answer.model.about, answer.model.version)
         return _answer(request, body, answer)
 
     app.add_api_route("/v2", server)
@@ -172,16 +171,16 @@ def _add_mlflow(app: FastAPI, router: Router, limits: Limits) -> None:
     app.add_api_route("/version", version)
 
 
-def _add_pages(app: FastAPI, router: Router, metrics: ServerMetrics) -> None:
+def _add_pages(app: FastAPI, router: Router) -> None:
     uploads = Uploads()
 
     async def tell_metrics() -> Response:
         """All metrics, in Prometheus' text format."""
-        return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        return Response(router.metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def rollout() -> Response:
         """State of the challenger: whether it answers, is compared, or was stopped and why."""
-        return _json(router.rollout.about() if router.rollout else {"state": "off"})
+        return _json(router.describe_rollout())
 
     async def picture(request: Request) -> Response:
         """Classify an uploaded image, PNG or JPEG, after bringing it into the form of the training images."""
@@ -225,7 +224,7 @@ def _json(content: dict[str, Any], status: int = 200) -> Response:
 
 def _answer(request: Request, body: bytes, answer: Answer) -> Response:
     request.scope["gradtrail.is_first"] = answer.is_first
-    return Response(body, media_type=JSON, headers={VERSION_HEADER: answer.by.version})
+    return Response(body, media_type=JSON, headers={VERSION_HEADER: answer.model.version})
 
 
 async def _refused(_: Request, refusal: Refusal) -> Response:

@@ -39,15 +39,15 @@ class Uploads:
 
     def answer(self, image: Image, answer: Answer) -> bytes:
         """Return what the page shows, as JSON: classes with probabilities, and the image as the model saw it."""
-        classes = answer.by.about.classes
+        classes = answer.model.about.classes
         (probabilities,) = answer.probabilities
         found = {
             "classes": classes,
             "probabilities": probabilities,
             "label": int(probabilities.argmax()),
             "image": image,
-            "model_name": answer.by.about.name,
-            "model_version": answer.by.version,
+            "model_name": answer.model.about.name,
+            "model_version": answer.model.version,
         }
         return to_json(found)
 
