@@ -38,16 +38,18 @@ SHARE = _Share()
     short_help="Classify images with the exported model.",
     epilog="Example: gradtrail predict three.png seven.png --figure seen.png",
 )
-@click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE|FOLDER|FILE.parquet|FILE.npz...")
+@click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE|FOLDER|FILE.parquet...")
 @click.option("--model", metavar="WHICH", help="A folder, or models:/NAME@ALIAS.  [default: models/export]")
-@click.option("--out", type=_PATH, metavar="FILE.parquet", help="Write all answers to it; any number of images.")
+@click.option(
+    "--out", type=_PATH, metavar="FILE.parquet", help="Write the answers to this table; any number of images."
+)
 @click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
 def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, figure: Path | None) -> int:
     """Classify images with the exported model.
 
     Prints labels and probabilities; images that cannot be used are reported after the others, with exit status 2. With
-    --out, folders, parquet files (column image) and npz files (array images) are read too, and the answers stream into
-    a table. Run it again after a kill, and it goes on.
+    --out, folders and parquet files (column image: the bytes of image files) are read too, and the answers stream into
+    a table. After a kill the same command resumes.
     """
     project = Path(os.path.relpath(find_project(Path.cwd())))
     with contextlib.chdir(project):
