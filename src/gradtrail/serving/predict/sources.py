@@ -107,7 +107,7 @@ class ParquetFile:
     def _values(self, groups: Iterable[int], size: int) -> Iterator[bytes | None]:
         with self._open() as file:
             try:
-                for batch in file.iter_batches(size, [*groups], [COLUMN]):
+                for batch in file.iter_batches(size, [*groups], [COLUMN], use_threads=False):
                     yield from batch.column(0).to_pylist()
             except (pa.ArrowException, OSError) as error:
                 raise UserError(f"{self._path}: damaged: {one_line(error)[:200]}") from None
