@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gradtrail.serving.monitoring.metrics import KINDS, ServerMetrics
+from gradtrail.serving.monitoring.metrics import ERRORS, ServerMetrics
 
 INFER = "/v2/models/{name}/infer"
 
@@ -62,7 +62,7 @@ def test_what_clients_send_makes_no_series() -> None:
         metrics.answered("primary", "1", 0.001, [number], [0.5])
     names = values(metrics)
     assert sum(name == "gradtrail_request_seconds_count" for name, _ in names) == 1
-    assert sum(name == "gradtrail_errors_total" for name, _ in names) == len(KINDS) + 1
+    assert sum(name == "gradtrail_errors_total" for name, _ in names) == len(ERRORS) + 1
     assert value(metrics, "gradtrail_predictions_total", role="primary", version="1", **{"class": "other"}) == 99
 
 

@@ -43,8 +43,9 @@ def decode_image(
     If it is known how these were made, an image of the frame's size is used unchanged, but inverted if its background
     is bright; any other image is processed like them. MNIST's were scaled to 20 of 28 pixels and shifted until the
     centre of mass of the ink was in the middle (Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten
-    digits"); Fashion-MNIST's fill the frame (arXiv 1708.07747). If it is not known, nothing is inverted or cropped: an image of
-    another size is scaled as a whole, with its proportions, and the rest of the frame gets the colour of its edge.
+    digits"); Fashion-MNIST's fill the frame (arXiv 1708.07747). If it is not known, nothing is inverted or cropped: an
+    image of another size is scaled as a whole, with its proportions, and the rest of the frame gets the colour of its
+    edge.
 
     Args:
         source: A PNG, JPEG, BMP, TIFF or WebP; transparent parts count as white.

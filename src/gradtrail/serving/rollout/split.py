@@ -22,8 +22,8 @@ def in_canary(request_id: str, share: float, salt: str = "") -> bool:
     """Return whether an id is in the share; a larger share contains all ids of a smaller one.
 
     Args:
-        request_id: See `position`.
+        request_id: A client's id, see `position`.
         share: Share of the ids, from 0 to 1.
-        salt: See `position`.
+        salt: Text that selects a split, see `position`.
     """
     return position(request_id, salt) < share

@@ -65,8 +65,8 @@ def make_router(config: RolloutConfig, batching: BatchingConfig, metrics: Server
 
 def split_alias(model: str) -> tuple[str, str] | None:
     """Return name and alias of `models:/NAME@ALIAS`; None for other URIs, which always refer to the same model."""
-    name, at, alias = model.removeprefix(MODELS).rpartition("@")
-    return (name, alias) if at and model.startswith(MODELS) else None
+    name, separator, alias = model.removeprefix(MODELS).rpartition("@")
+    return (name, alias) if separator and model.startswith(MODELS) else None
 
 
 def challenger_uri(challenger: str, model: str) -> str:

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from rich.table import Table
 
 from gradtrail.serving.candidate import Candidate, candidate_of, find_candidate
-from gradtrail.serving.registry import CHAMPION, of_alias, source_of_version
+from gradtrail.serving.registry import CHAMPION, find_alias, source_of_version
 from gradtrail.serving.slo import read_slo
 from gradtrail.serving.verdict.judge import FAIL, PASS, Measured, judge
 from gradtrail.serving.verdict.measure import WARM, measure
@@ -88,7 +88,7 @@ def verdict_tag(outcome: str, export: str, limits: str) -> str:
 
 def _agreement(candidate: Candidate, client: MlflowClient) -> Measured | str:
     """Return the agreement with the champion, or the reason why there is none."""
-    version = of_alias(client, candidate.manifest.name, CHAMPION)
+    version = find_alias(client, candidate.manifest.name, CHAMPION)
     if version is None:
         return "not judged: there is no champion"
     try:
