@@ -1,4 +1,4 @@
-"""Requests share batches of the compiled sizes; each gets its own answer, and nobody waits in vain."""
+"""Requests share batches of the compiled sizes, and each gets its own answer."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ def batcher(model: FakeModel, runs: list[BatchRun] | None = None, **config: Any)
     return Batcher(cast(ExportedModel, model), BatchingConfig(**config), observe)
 
 
-def test_answer_that_is_no_probability_fails_its_request_and_no_other_of_the_batch() -> None:
+def test_answer_without_probabilities_fails_only_its_request() -> None:
     gate = Gate()
 
     def wrong_for_white(batch: np.ndarray) -> np.ndarray:
@@ -37,10 +37,10 @@ def test_answer_that_is_no_probability_fails_its_request_and_no_other_of_the_bat
         white = np.full((1, *SHAPE), 255, np.uint8)
         first = asyncio.create_task(queue.predict(images(1) // 2))
         await gate.is_entered()
-        others = [asyncio.create_task(queue.predict(each)) for each in (images(2) // 2, white, images(1) // 2)]
+        tasks = [asyncio.create_task(queue.predict(sent)) for sent in (images(2) // 2, white, images(1) // 2)]
         await asyncio.sleep(0)
         gate.opened.set()
-        answers = await asyncio.gather(first, *others, return_exceptions=True)
+        answers = await asyncio.gather(first, *tasks, return_exceptions=True)
         assert model.batches == [1, 4]
         assert [len(answer) if isinstance(answer, np.ndarray) else type(answer) for answer in answers] == [
             *(1, 2, UserError, 1)
@@ -51,7 +51,7 @@ def test_answer_that_is_no_probability_fails_its_request_and_no_other_of_the_bat
 
 
 class Gate:
-    """A function of a model that waits until it is opened."""
+    """A model's function that waits until the gate is opened."""
 
     def __init__(self) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
@@ -66,27 +66,25 @@ class Gate:
 
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.sampled_from([0.0, 2.0]))
-def test_each_request_gets_the_answer_to_its_own_images(counts: list[int], max_wait_ms: float) -> None:
+def test_every_request_gets_the_answer_for_its_own_images(counts: list[int], max_wait_ms: float) -> None:
     model, runs = FakeModel(), list[BatchRun]()
 
     async def main() -> list[np.ndarray]:
         queue = batcher(model, runs, max_wait_ms=max_wait_ms)
-        found = await asyncio.gather(*(queue.predict(images(count, seed)) for seed, count in enumerate(counts)))
+        answers = await asyncio.gather(*(queue.predict(images(count, seed)) for seed, count in enumerate(counts)))
         queue.close()
         assert (queue.num_images, queue.num_waiting) == (0, 0)
-        return found
+        return answers
 
-    for seed, (count, found) in enumerate(zip(counts, asyncio.run(main()), strict=True)):
-        np.testing.assert_array_equal(found, shares(images(count, seed)).reshape(count, len(CLASSES)))
+    for seed, (count, answer) in enumerate(zip(counts, asyncio.run(main()), strict=True)):
+        np.testing.assert_array_equal(answer, shares(images(count, seed)).reshape(count, len(CLASSES)))
     assert {*model.batches} <= {*SIZES}
     assert sum(run.num_images for run in runs) == sum(counts)
     assert all(run.num_images <= run.size for run in runs)
-    assert sum(len(run.queue_seconds) for run in runs) == sum(count > 0 for count in counts), (
-        "one wait for each request"
-    )
+    assert sum(len(run.queue_seconds) for run in runs) == sum(count > 0 for count in counts)
 
 
-def test_requests_that_come_while_a_batch_runs_share_the_next() -> None:
+def test_requests_during_a_batch_share_the_next_one() -> None:
     gate, runs = Gate(), list[BatchRun]()
     model = FakeModel(gate)
 
@@ -94,17 +92,17 @@ def test_requests_that_come_while_a_batch_runs_share_the_next() -> None:
         queue = batcher(model, runs)
         first = asyncio.create_task(queue.predict(images(1)))
         await gate.is_entered()
-        others = [asyncio.create_task(queue.predict(images(1, seed))) for seed in range(6)]
+        tasks = [asyncio.create_task(queue.predict(images(1, seed))) for seed in range(6)]
         await asyncio.sleep(0)
         gate.opened.set()
-        await asyncio.gather(first, *others)
+        await asyncio.gather(first, *tasks)
 
     asyncio.run(main())
     assert [(run.size, run.num_requests) for run in runs] == [(1, 1), (8, 6)]
     assert [len(run.queue_seconds) for run in runs] == [1, 6]
 
 
-def test_one_client_never_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_client_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         queue = batcher(FakeModel(), max_wait_ms=1000)
         loop = asyncio.get_running_loop()
@@ -115,23 +113,7 @@ def test_one_client_never_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(main())
 
 
-def test_several_clients_wait_for_each_other_but_not_for_ever() -> None:
-    runs: list[BatchRun] = []
-
-    async def main() -> None:
-        queue = batcher(FakeModel(), runs, max_wait_ms=50)
-        for _ in range(3):
-            await asyncio.gather(*(queue.predict(images(1, seed)) for seed in range(5)))
-        runs.clear()
-        await asyncio.gather(*(queue.predict(images(1, seed)) for seed in range(5)))
-        shared = [run.num_requests for run in runs]
-        assert max(shared) >= 4, shared
-        await queue.predict(images(1))  # the others are gone: it waits for them once, and is answered
-
-    asyncio.run(main())
-
-
-def test_what_the_model_raises_reaches_those_who_were_in_the_batch_and_nobody_else() -> None:
+def test_exception_of_the_model_reaches_only_requests_of_its_batch() -> None:
     def fail_on_zero(batch: np.ndarray) -> np.ndarray:
         if not batch[0].any():
             raise RuntimeError("broken")
@@ -147,7 +129,7 @@ def test_what_the_model_raises_reaches_those_who_were_in_the_batch_and_nobody_el
     asyncio.run(main())
 
 
-def test_a_request_that_nobody_waits_for_is_not_run() -> None:
+def test_cancelled_request_is_not_run() -> None:
     gate, runs = Gate(), list[BatchRun]()
 
     async def main() -> None:
@@ -166,7 +148,7 @@ def test_a_request_that_nobody_waits_for_is_not_run() -> None:
     assert [run.num_images for run in runs] == [1, 1]
 
 
-def test_more_than_the_queue_holds_is_refused_and_the_rest_is_answered() -> None:
+def test_full_queue_refuses_requests_and_answers_the_others() -> None:
     gate = Gate()
 
     async def main() -> None:
@@ -179,12 +161,12 @@ def test_more_than_the_queue_holds_is_refused_and_the_rest_is_answered() -> None
             await queue.predict(images(1))
         assert (refused.value.status, refused.value.headers) == (429, {"Retry-After": "1"})
         gate.opened.set()
-        assert [len(found) for found in await asyncio.gather(first, *waiting)] == [1, 5, 5]
+        assert [len(answer) for answer in await asyncio.gather(first, *waiting)] == [1, 5, 5]
 
     asyncio.run(main())
 
 
-def test_after_closing_what_waits_is_answered_and_the_thread_ends() -> None:
+def test_closed_queue_answers_waiting_requests_and_ends_its_thread() -> None:
     gate = Gate()
 
     async def main() -> None:
@@ -192,10 +174,10 @@ def test_after_closing_what_waits_is_answered_and_the_thread_ends() -> None:
         queue = batcher(FakeModel(gate))
         tasks = [asyncio.create_task(queue.predict(images(9, seed))) for seed in range(3)]
         await gate.is_entered()
-        (thread,) = (each for each in {*threading.enumerate()} - before if each.name.startswith("model"))
+        (thread,) = (new for new in {*threading.enumerate()} - before if new.name.startswith("model"))
         queue.close()
         gate.opened.set()
-        assert [len(found) for found in await asyncio.gather(*tasks)] == [9, 9, 9]
+        assert [len(answer) for answer in await asyncio.gather(*tasks)] == [9, 9, 9]
         await asyncio.to_thread(thread.join, 60)
         assert not thread.is_alive()
 
