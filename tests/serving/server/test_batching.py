@@ -113,6 +113,20 @@ def test_single_client_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
+def test_concurrent_clients_share_batches() -> None:
+    runs: list[BatchRun] = []
+
+    async def main() -> None:
+        queue = batcher(FakeModel(), runs, max_wait_ms=50)
+        for _ in range(4):
+            runs.clear()
+            await asyncio.gather(*(queue.predict(images(1, seed)) for seed in range(5)))
+        assert max(run.num_requests for run in runs) >= 4
+        await queue.predict(images(1))  # it waits once, as the others are gone, and is answered
+
+    asyncio.run(main())
+
+
 def test_exception_of_the_model_reaches_only_requests_of_its_batch() -> None:
     def fail_on_zero(batch: np.ndarray) -> np.ndarray:
         if not batch[0].any():
