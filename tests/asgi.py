@@ -130,7 +130,7 @@ async def ask(
         parts: Parts of the body; None if the client disconnects; without any part the body never ends.
         headers: Headers besides Host.
     """
-    named = {"host": "localhost:8080", **(headers or {})}
+    all_headers = {"host": "localhost:8080", **(headers or {})}
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -141,7 +141,7 @@ async def ask(
         "raw_path": path.encode("utf-8", "replace"),
         "query_string": b"",
         "root_path": "",
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in named.items()],
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in all_headers.items()],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8080),
     }

@@ -1,4 +1,4 @@
-"""A store for each test of this folder, and exports, which take a second each."""
+"""A store per test, and exports, which take a second each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from registered import empty_store, enter_store, small_export
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
-    """The client of a store of its own, in whose folder the test runs."""
+    """The client of a new store, in whose folder the test runs."""
     return enter_store(empty_store(), tmp_path, monkeypatch)
 
 
@@ -19,9 +19,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Small exports, by the seed of their weights."""
     folder, made = tmp_path_factory.mktemp("exports"), dict[int, Path]()
 
-    def of_seed(seed: int) -> Path:
+    def export(seed: int) -> Path:
         if seed not in made:
             made[seed] = small_export(folder / str(seed), seed=seed)
         return made[seed]
 
-    return of_seed
+    return export
