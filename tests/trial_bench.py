@@ -76,7 +76,7 @@ class Bench:
 
 
 @contextmanager
-def bench(share: float, patience_seconds: float) -> Iterator[Bench]:
+def bench(share: float = 0.1, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[Bench]:
     """Make a bench in a running event loop."""
     config = TrialConfig(share=share, thresholds=read_slo(SLO).canary, patience_seconds=patience_seconds)
     trial = Trial(batching=BatchingConfig(max_wait_ms=0), metrics=ServerMetrics((), CLASSES), config=config)
@@ -87,11 +87,3 @@ def bench(share: float, patience_seconds: float) -> Iterator[Bench]:
     finally:
         trial.challenge(None)
         trial.close()
-
-
-def run(scenario: Callable[[Bench], Any], share: float = 0.1, patience_seconds: float = PATIENCE_SECONDS) -> None:
-    async def main() -> None:
-        with bench(share, patience_seconds) as made:
-            await scenario(made)
-
-    asyncio.run(main())

@@ -1,5 +1,7 @@
 """A store per test, and exports, which take a second each."""
 
+import asyncio
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,3 +27,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
         return made[seed]
 
     return export
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    return True

@@ -5,11 +5,11 @@ import threading
 import time
 
 import numpy as np
-from trial_bench import Answers, Bench, run, seven, sound
+from trial_bench import Answers, bench, seven, sound
 
 
-def test_shadow_answers_no_client_and_is_compared_on_every_request() -> None:
-    async def scenario(made: Bench) -> None:
+async def test_shadow_answers_no_client_and_is_compared_on_every_request() -> None:
+    with bench(share=0.0) as made:
         made.trial.challenge(made.load(seven, "2"))
         count = 0
         while made.trial.state == "shadow":
@@ -21,10 +21,8 @@ def test_shadow_answers_no_client_and_is_compared_on_every_request() -> None:
         assert about["stopped"]["because"] == "agreement"
         assert made.value("gradtrail_canary_fallbacks_total") == 0
 
-    run(scenario, share=0.0)
 
-
-def test_comparisons_are_skipped_under_load() -> None:
+async def test_comparisons_are_skipped_under_load() -> None:
     def answer_after(seconds: float) -> Answers:
         def answer(batch: np.ndarray) -> np.ndarray:
             time.sleep(seconds)
@@ -32,7 +30,7 @@ def test_comparisons_are_skipped_under_load() -> None:
 
         return answer
 
-    async def scenario(made: Bench) -> None:
+    with bench(share=0.0) as made:
         made.trial.swap(made.load(answer_after(0.004), "1"))
         made.trial.challenge(made.load(answer_after(0.006), "2"))
 
@@ -46,22 +44,18 @@ def test_comparisons_are_skipped_under_load() -> None:
         assert made.trial.describe_rollout()["requests"] > 10
         assert (made.value("gradtrail_comparisons_dropped_total") or 0) > 0
 
-    run(scenario, share=0.0)
 
-
-def test_hanging_shadow_is_stopped() -> None:
+async def test_hanging_shadow_is_stopped() -> None:
     has_ended = threading.Event()
 
     def hanging(batch: np.ndarray) -> np.ndarray:
         assert has_ended.wait(60)
         return sound(batch)
 
-    async def scenario(made: Bench) -> None:
+    with bench(share=0.0, patience_seconds=0.01) as made:
         made.trial.challenge(made.load(hanging, "2"))
         for number in range(20):
             await made.ask(number)
             await made.settle()
         has_ended.set()
         assert made.trial.describe_rollout()["stopped"]["because"] == "errors"
-
-    run(scenario, share=0.0, patience_seconds=0.01)

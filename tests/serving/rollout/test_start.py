@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trial_bench import Bench, run, sound
+from trial_bench import bench, sound
 
 from gradtrail.serving.rollout.follow import Follower
 from gradtrail.serving.rollout.start import RolloutConfig, roll_out
@@ -14,7 +14,9 @@ from gradtrail.support.errors import UserError
 
 
 @pytest.mark.parametrize("other", [{"name": "letters"}, {"image_shape": (8, 8)}])
-def test_champion_of_other_images_or_name_is_refused(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_champion_of_other_images_or_name_is_refused(
+    other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     followers: list[Follower] = []
 
     async def hold(follower: Follower) -> None:
@@ -24,7 +26,7 @@ def test_champion_of_other_images_or_name_is_refused(other: dict[str, Any], monk
     remembered: list[tuple[str, str]] = []
     monkeypatch.setattr("gradtrail.serving.rollout.start.remember", lambda *uris: remembered.append(uris))
 
-    async def scenario(made: Bench) -> None:
+    with bench() as made:
         versions = {"2": made.load(sound, "2", **other), "3": made.load(sound, "3")}
 
         async def load(source: Source) -> Served:
@@ -41,22 +43,17 @@ def test_champion_of_other_images_or_name_is_refused(other: dict[str, Any], monk
         assert made.trial.current.version == "3"
         assert remembered == [("models:/digits@champion", "models:/digits/3")]
 
-    run(scenario)
 
-
-def test_challenger_that_cannot_be_loaded_is_logged(
+async def test_challenger_that_cannot_be_loaded_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def locate(address: str) -> Source:
         raise UserError(f"{address}: no exported model here")
 
-    async def scenario(made: Bench) -> None:
+    with caplog.at_level(logging.WARNING, "gradtrail.serve"), bench() as made:
         config = RolloutConfig(follow_seconds=0, challenger="nowhere", trial=made.trial.config)
         await roll_out("models:/digits@champion", config, made.trial, locate)
         assert (await made.ask(1)).model.version == "1"
         assert made.value("gradtrail_follow_failures_total", role="challenger") == 1
-
-    with caplog.at_level(logging.WARNING, "gradtrail.serve"):
-        run(scenario)
     message = "challenger nowhere cannot be used, so there is no trial: nowhere: no exported model here"
     assert [(record.message, record.exc_info) for record in caplog.records] == [(message, None)]

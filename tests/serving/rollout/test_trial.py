@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi import JSON, ask, inference
-from trial_bench import SLO, Answers, Bench, run, seven, sound, throwing
+from trial_bench import SLO, Answers, bench, seven, sound, throwing
 
 from gradtrail.serving.rollout.split import in_canary
 from gradtrail.serving.rollout.start import rollout_config
@@ -29,8 +29,8 @@ def beyond_one(batch: np.ndarray) -> np.ndarray:
     return sound(batch) * 3 - 1
 
 
-def test_share_of_clients_gets_the_challenger_and_each_client_keeps_its_model() -> None:
-    async def scenario(made: Bench) -> None:
+async def test_share_of_clients_gets_the_challenger_and_each_client_keeps_its_model() -> None:
+    with bench() as made:
         made.trial.challenge(made.load(sound, "2"))
         for _ in range(2):
             for number in range(300):
@@ -46,8 +46,6 @@ def test_share_of_clients_gets_the_challenger_and_each_client_keeps_its_model() 
         assert made.value("gradtrail_compared_images_total", result="disagreed") == 0
         assert made.value("gradtrail_canary_share_ratio") == 0.1
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(
     ("challenger", "test"),
@@ -57,10 +55,10 @@ def test_share_of_clients_gets_the_challenger_and_each_client_keeps_its_model() 
         (beyond_one, "errors"),
     ],
 )
-def test_bad_challenger_is_stopped_and_no_client_sees_a_failure(
+async def test_bad_challenger_is_stopped_and_no_client_sees_a_failure(
     challenger: Answers, test: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(made: Bench) -> None:
+    with caplog.at_level(logging.WARNING, "gradtrail.serve"), bench() as made:
         made.trial.challenge(made.load(challenger, "2"))
         versions = []
         for number in range(1500):
@@ -82,16 +80,13 @@ def test_bad_challenger_is_stopped_and_no_client_sees_a_failure(
         if test == "errors":
             assert versions.count("2") == 0
             assert made.value("gradtrail_canary_fallbacks_total") == about["requests"]
-
-    with caplog.at_level(logging.WARNING, "gradtrail.serve"):
-        run(scenario)
     stops = [record.message for record in caplog.records if "is stopped" in record.message]
     assert len(stops) == 1
     assert stops[0].startswith("the challenger, version 2, is stopped: ")
 
 
 @pytest.mark.parametrize("seconds", [{"max_seconds": 0.4}, {"drain_seconds": 0.4}])
-def test_hanging_challenger_is_stopped_within_the_time_of_a_client(
+async def test_hanging_challenger_is_stopped_within_the_time_of_a_client(
     seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(SLO.parents[1])
@@ -104,7 +99,7 @@ def test_hanging_challenger_is_stopped_within_the_time_of_a_client(
         assert has_ended.wait(60)
         return sound(batch)
 
-    async def scenario(made: Bench) -> None:
+    with bench(share=1.0, patience_seconds=config.patience_seconds) as made:
         guard = Guard(limits=Limits(max_seconds=0.4))
         create_app(made.trial, guard)
         made.trial.challenge(made.load(hanging, "2"))
@@ -114,11 +109,9 @@ def test_hanging_challenger_is_stopped_within_the_time_of_a_client(
         has_ended.set()
         assert made.trial.describe_rollout()["stopped"]["because"] == "errors"
 
-    run(scenario, share=1.0, patience_seconds=config.patience_seconds)
 
-
-def test_request_with_little_time_left_is_answered_by_the_primary() -> None:
-    async def scenario(made: Bench) -> None:
+async def test_request_with_little_time_left_is_answered_by_the_primary() -> None:
+    with bench(share=1.0, patience_seconds=0.5) as made:
         made.trial.challenge(made.load(sound, "2"))
         for left, version in ((0.9, "1"), (1.1, "2")):
             DEADLINE.set(asyncio.get_running_loop().time() + left)
@@ -126,11 +119,9 @@ def test_request_with_little_time_left_is_answered_by_the_primary() -> None:
         await made.settle()
         assert made.trial.describe_rollout()["requests"] == 1
 
-    run(scenario, share=1.0, patience_seconds=0.5)
 
-
-def test_promoted_challenger_ends_its_trial_and_another_primary_restarts_it() -> None:
-    async def scenario(made: Bench) -> None:
+async def test_promoted_challenger_ends_its_trial_and_another_primary_restarts_it() -> None:
+    with bench(share=1.0) as made:
         made.trial.challenge(made.load(sound, "2"))
         for number in range(20):
             await made.ask(number)
@@ -144,28 +135,23 @@ def test_promoted_challenger_ends_its_trial_and_another_primary_restarts_it() ->
         assert made.trial.describe_rollout()["state"] == "off"
         assert made.value("gradtrail_rollout_state", state="off") == 1
 
-    run(scenario, share=1.0)
 
-
-def test_status_and_log_state_that_each_process_decides_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+async def test_status_and_log_state_that_each_process_decides_by_itself(caplog: pytest.LogCaptureFixture) -> None:
     guarantee = (
         "if it satisfies both thresholds, this process stops it with a probability of at most 0.01, in this trial "
         "against this primary; other processes decide by themselves"
     )
 
-    async def scenario(made: Bench) -> None:
+    with caplog.at_level(logging.INFO, "gradtrail.serve"), bench() as made:
         made.trial.challenge(made.load(sound, "2"))
         about = made.trial.describe_rollout()
         assert about["guarantee"] == guarantee
         assert datetime.fromisoformat(about["since"]) <= datetime.now(UTC)
-
-    with caplog.at_level(logging.INFO, "gradtrail.serve"):
-        run(scenario)
     assert [record.message for record in caplog.records] == [f"the challenger, version 2, is on trial; {guarantee}"]
 
 
-def test_next_challenger_is_tried_after_a_stop() -> None:
-    async def scenario(made: Bench) -> None:
+async def test_next_challenger_is_tried_after_a_stop() -> None:
+    with bench(share=1.0) as made:
         made.trial.challenge(made.load(throwing, "2"))
         for number in range(10):
             await made.ask(number)
@@ -173,21 +159,17 @@ def test_next_challenger_is_tried_after_a_stop() -> None:
         made.trial.challenge(made.load(sound, "3"))
         assert (await made.ask(0)).model.version == "3"
 
-    run(scenario, share=1.0)
-
 
 @pytest.mark.parametrize("other", [{"image_shape": (3, 3)}, {"classes": ("a",) * 10}, {"name": "letters"}])
-def test_challenger_of_other_images_classes_or_name_is_refused(other: dict[str, Any]) -> None:
-    async def scenario(made: Bench) -> None:
+async def test_challenger_of_other_images_classes_or_name_is_refused(other: dict[str, Any]) -> None:
+    with bench(share=1.0) as made:
         with pytest.raises(UserError, match="takes other images, or has other classes or another name, than digits"):
             made.trial.challenge(made.load(sound, "2", **other))
         assert (await made.ask(0)).model.version == "1"
 
-    run(scenario, share=1.0)
 
-
-def test_header_or_id_of_a_request_selects_the_model_and_a_version_in_the_path_overrides_it() -> None:
-    async def scenario(made: Bench) -> None:
+async def test_header_or_id_of_a_request_selects_the_model_and_a_version_in_the_path_overrides_it() -> None:
+    with bench(share=0.5) as made:
         guard = Guard(limits=Limits())
         create_app(made.trial, guard)
         made.trial.challenge(made.load(sound, "2"))
@@ -203,12 +185,10 @@ def test_header_or_id_of_a_request_selects_the_model_and_a_version_in_the_path_o
             assert reply.json["model_version"] == "1"
         await made.settle()
 
-    run(scenario, share=0.5)
-
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_refusal_by_limits_of_the_server_is_no_error_of_the_challenger(share: float) -> None:
-    async def scenario(made: Bench) -> None:
+async def test_refusal_by_limits_of_the_server_is_no_error_of_the_challenger(share: float) -> None:
+    with bench(share=share) as made:
         challenger = made.load(sound, "2")
         made.trial.challenge(challenger)
 
@@ -222,31 +202,24 @@ def test_refusal_by_limits_of_the_server_is_no_error_of_the_challenger(share: fl
         assert (made.trial.state, made.trial.describe_rollout()["requests"]) == ("canary" if share else "shadow", 0)
         assert made.value("gradtrail_model_errors_total", role="challenger", version="2") == 0
 
-    run(scenario, share=share)
 
-
-def test_first_exception_is_logged_even_after_answers(caplog: pytest.LogCaptureFixture) -> None:
+async def test_first_exception_is_logged_even_after_answers(caplog: pytest.LogCaptureFixture) -> None:
     def at_times(batch: np.ndarray) -> np.ndarray:
         return throwing(batch) if batch[0, 0, 0] > 4 else sound(batch)
 
-    async def scenario(made: Bench) -> None:
+    with caplog.at_level(logging.WARNING, "gradtrail.serve"), bench(share=1.0) as made:
         made.trial.challenge(made.load(at_times, "2"))
         for number in range(8):
             await made.ask(number)
         await made.settle()
-
-    with caplog.at_level(logging.WARNING, "gradtrail.serve"):
-        run(scenario, share=1.0)
     (record,) = (record for record in caplog.records if record.exc_info)
     assert record.message == "the challenger, version 2, failed"
 
 
-def test_new_challenger_counts_as_a_swap() -> None:
-    async def scenario(made: Bench) -> None:
+async def test_new_challenger_counts_as_a_swap() -> None:
+    with bench() as made:
         for version in "234":
             made.trial.challenge(made.load(sound, version))
         assert made.value("gradtrail_model_swaps_total", role="challenger") == 2
         made.trial.challenge(None)
         assert made.value("gradtrail_model_info", role="challenger", version="4") is None
-
-    run(scenario)

@@ -1,6 +1,5 @@
 """The answer of each endpoint, compared with the protocol's specification and MLflow's own answer."""
 
-import asyncio
 import io
 import json
 import re
@@ -24,32 +23,29 @@ def images(count: int) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, *SHAPE), dtype=np.uint8)
 
 
-def test_open_inference_protocol_is_answered_as_specified() -> None:
-    async def main() -> None:
-        app = application(FakeModel())
-        assert (await app.get("/v2")).json == {"name": "gradtrail", "version": "0.1.0", "extensions": []}
-        assert (await app.get("/v2/health/live")).json == {"live": True}
-        assert (await app.get("/v2/health/ready")).json == {"ready": True}
-        for path in ("/v2/models/digits", "/v2/models/digits/versions/1"):
-            about = (await app.get(path)).json
-            assert about["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, *SHAPE]}]
-            assert {output["name"]: output["datatype"] for output in about["outputs"]} == {
-                "probabilities": "FP32",
-                "label": "INT64",
-            }
-            assert (await app.get(f"{path}/ready")).json == {"name": "digits", "version": "1", "ready": True}
-            reply = await app.post(f"{path}/infer", inference(images(3), id="mine"))
-            assert [reply.json[key] for key in ("model_name", "model_version", "id")] == ["digits", "1", "mine"]
-            np.testing.assert_array_equal(probabilities(reply), shares(images(3)))
-            (label,) = (output for output in reply.json["outputs"] if output["name"] == "label")
-            assert (label["datatype"], label["shape"]) == ("INT64", [3])
-            assert label["data"] == shares(images(3)).argmax(axis=1).tolist()
-        only = await app.post("/v2/models/digits/infer", inference(images(1), outputs=[{"name": "label"}]))
-        assert [output["name"] for output in only.json["outputs"]] == ["label"]
-        none = await app.post("/v2/models/digits/infer", inference(images(0)))
-        assert probabilities(none).shape == (0, len(CLASSES))
-
-    asyncio.run(main())
+async def test_open_inference_protocol_is_answered_as_specified() -> None:
+    app = application(FakeModel())
+    assert (await app.get("/v2")).json == {"name": "gradtrail", "version": "0.1.0", "extensions": []}
+    assert (await app.get("/v2/health/live")).json == {"live": True}
+    assert (await app.get("/v2/health/ready")).json == {"ready": True}
+    for path in ("/v2/models/digits", "/v2/models/digits/versions/1"):
+        about = (await app.get(path)).json
+        assert about["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, *SHAPE]}]
+        assert {output["name"]: output["datatype"] for output in about["outputs"]} == {
+            "probabilities": "FP32",
+            "label": "INT64",
+        }
+        assert (await app.get(f"{path}/ready")).json == {"name": "digits", "version": "1", "ready": True}
+        reply = await app.post(f"{path}/infer", inference(images(3), id="mine"))
+        assert [reply.json[key] for key in ("model_name", "model_version", "id")] == ["digits", "1", "mine"]
+        np.testing.assert_array_equal(probabilities(reply), shares(images(3)))
+        (label,) = (output for output in reply.json["outputs"] if output["name"] == "label")
+        assert (label["datatype"], label["shape"]) == ("INT64", [3])
+        assert label["data"] == shares(images(3)).argmax(axis=1).tolist()
+    only = await app.post("/v2/models/digits/infer", inference(images(1), outputs=[{"name": "label"}]))
+    assert [output["name"] for output in only.json["outputs"]] == ["label"]
+    none = await app.post("/v2/models/digits/infer", inference(images(0)))
+    assert probabilities(none).shape == (0, len(CLASSES))
 
 
 @pytest.mark.parametrize(
@@ -63,35 +59,29 @@ def test_open_inference_protocol_is_answered_as_specified() -> None:
         ("GET", "/v2/models/digits/infer", 405),
     ],
 )
-def test_unknown_address_is_one_line(method: str, path: str, status: int) -> None:
-    async def main() -> None:
-        app = application(FakeModel())
-        reply = await (app.get(path) if method == "GET" else app.post(path, inference(images(1))))
-        assert reply.status == status
-        assert [*reply.json] == ["error"]
-
-    asyncio.run(main())
+async def test_unknown_address_is_one_line(method: str, path: str, status: int) -> None:
+    app = application(FakeModel())
+    reply = await (app.get(path) if method == "GET" else app.post(path, inference(images(1))))
+    assert reply.status == status
+    assert [*reply.json] == ["error"]
 
 
-def test_server_is_live_but_not_ready_without_a_model_and_while_it_drains() -> None:
-    async def main() -> None:
-        app = application()
-        for path in ("/v2/health/ready", "/ping", "/v2/models/digits"):
-            reply = await app.get(path)
-            assert (reply.status, reply.headers["retry-after"]) == (503, "1")
-        assert (await app.post("/invocations", {"inputs": images(1).tolist()})).status == 503
-        assert (await app.get("/v2/health/live")).status == 200
-        assert (await app.get("/docs")).status == 200
-        app.router.swap(app.router.serve(FakeModel().loaded()))
-        assert (await app.get("/v2/health/ready")).status == 200
-        app.router.is_draining = True
-        assert (await app.get("/v2/health/ready")).status == 503
-        assert (await app.post("/v2/models/digits/infer", inference(images(1)))).status == 200
-
-    asyncio.run(main())
+async def test_server_is_live_but_not_ready_without_a_model_and_while_it_drains() -> None:
+    app = application()
+    for path in ("/v2/health/ready", "/ping", "/v2/models/digits"):
+        reply = await app.get(path)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+    assert (await app.post("/invocations", {"inputs": images(1).tolist()})).status == 503
+    assert (await app.get("/v2/health/live")).status == 200
+    assert (await app.get("/docs")).status == 200
+    app.router.swap(app.router.serve(FakeModel().loaded()))
+    assert (await app.get("/v2/health/ready")).status == 200
+    app.router.is_draining = True
+    assert (await app.get("/v2/health/ready")).status == 503
+    assert (await app.post("/v2/models/digits/infer", inference(images(1)))).status == 200
 
 
-def test_invocations_are_answered_like_mlflows_server(tmp_path: Path) -> None:
+async def test_invocations_are_answered_like_mlflows_server(tmp_path: Path) -> None:
     """The oracle is what MLflow's server makes of the pyfunc model of the same export."""
     with warnings.catch_warnings(action="ignore"):  # of the import
         from mlflow.pyfunc.scoring_server import predictions_to_json
@@ -100,27 +90,22 @@ def test_invocations_are_answered_like_mlflows_server(tmp_path: Path) -> None:
     pixels = rng.integers(0, 256, (5, 28, 28), dtype=np.uint8)
     model = _load_pyfunc(str(folder))
 
-    async def main() -> None:
-        app = application()
-        app.router.swap(await app.router.load(Source(folder=folder)))
-        for data in (pixels, pixels[0], pixels / 255, (pixels[0] / 255)):
-            expected = io.StringIO()
-            predictions_to_json(model.predict(np.asarray(data.tolist())), expected)
-            oracle = json.loads(expected.getvalue())
-            for key in ("inputs", "instances"):
-                reply = await app.post("/invocations", {key: data.tolist()})
-                assert reply.status == 200, reply.body
-                assert reply.json.keys() == oracle.keys() == {"predictions"}
-                predictions, expected_predictions = reply.json["predictions"], oracle["predictions"]
-                assert predictions.keys() == expected_predictions.keys()
-                assert predictions["label"] == expected_predictions["label"]
-                np.testing.assert_allclose(
-                    predictions["probabilities"], expected_predictions["probabilities"], rtol=1e-5
-                )
-        assert (await app.get("/ping")).body == b"\n"
-        assert (await app.get("/version")).body.decode() == VERSION
-
-    asyncio.run(main())
+    app = application()
+    app.router.swap(await app.router.load(Source(folder=folder)))
+    for data in (pixels, pixels[0], pixels / 255, (pixels[0] / 255)):
+        expected = io.StringIO()
+        predictions_to_json(model.predict(np.asarray(data.tolist())), expected)
+        oracle = json.loads(expected.getvalue())
+        for key in ("inputs", "instances"):
+            reply = await app.post("/invocations", {key: data.tolist()})
+            assert reply.status == 200, reply.body
+            assert reply.json.keys() == oracle.keys() == {"predictions"}
+            predictions, expected_predictions = reply.json["predictions"], oracle["predictions"]
+            assert predictions.keys() == expected_predictions.keys()
+            assert predictions["label"] == expected_predictions["label"]
+            np.testing.assert_allclose(predictions["probabilities"], expected_predictions["probabilities"], rtol=1e-5)
+    assert (await app.get("/ping")).body == b"\n"
+    assert (await app.get("/version")).body.decode() == VERSION
 
 
 def picture(size: tuple[int, int], kind: str = "PNG") -> bytes:
@@ -132,38 +117,32 @@ def picture(size: tuple[int, int], kind: str = "PNG") -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/v2/models/digits/infer", "/invocations", "/picture"])
-def test_answer_without_probabilities_is_a_failure(path: str) -> None:
+async def test_answer_without_probabilities_is_a_failure(path: str) -> None:
     content = {"/invocations": {"inputs": images(1).tolist()}, "/picture": picture((60, 80))}
 
-    async def main() -> None:
-        app = application(FakeModel(lambda batch: shares(batch) * 3 - 1))
-        reply = await app.post(path, content.get(path, inference(images(1))))
-        assert (reply.status, reply.json) == (500, {"error": "the server failed; its log says why"})
-        assert app.metrics.registry.get_sample_value("gradtrail_model_errors_total", FIRST) == 1
-
-    asyncio.run(main())
+    app = application(FakeModel(lambda batch: shares(batch) * 3 - 1))
+    reply = await app.post(path, content.get(path, inference(images(1))))
+    assert (reply.status, reply.json) == (500, {"error": "the server failed; its log says why"})
+    assert app.metrics.registry.get_sample_value("gradtrail_model_errors_total", FIRST) == 1
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_picture_is_converted_as_by_predict(kind: str, tmp_path: Path) -> None:
+async def test_picture_is_converted_as_by_predict(kind: str, tmp_path: Path) -> None:
     from gradtrail.serving.predict.images import framing_of, read_image
 
     path = tmp_path / "picture"
     path.write_bytes(picture((60, 80), kind))
     image = read_image(path, SHAPE, framing_of("digits 00000000"))
 
-    async def main() -> None:
-        app = application(FakeModel())
-        reply = await app.post("/picture", path.read_bytes(), {"content-type": "image/png"})
-        assert reply.status == 200, reply.body
-        assert reply.json["image"] == image.tolist()
-        (expected,) = shares(image[None])
-        np.testing.assert_allclose(reply.json["probabilities"], expected)
-        assert reply.json["label"] == expected.argmax()
-        assert reply.json["classes"] == [*CLASSES]
-        assert (reply.json["model_name"], reply.json["model_version"]) == ("digits", "1")
-
-    asyncio.run(main())
+    app = application(FakeModel())
+    reply = await app.post("/picture", path.read_bytes(), {"content-type": "image/png"})
+    assert reply.status == 200, reply.body
+    assert reply.json["image"] == image.tolist()
+    (expected,) = shares(image[None])
+    np.testing.assert_allclose(reply.json["probabilities"], expected)
+    assert reply.json["label"] == expected.argmax()
+    assert reply.json["classes"] == [*CLASSES]
+    assert (reply.json["model_name"], reply.json["model_version"]) == ("digits", "1")
 
 
 @pytest.mark.parametrize(
@@ -177,65 +156,53 @@ def test_picture_is_converted_as_by_predict(kind: str, tmp_path: Path) -> None:
     ],
     ids=["empty", "BMP", "cut off", "no JPEG", "too large"],
 )
-def test_invalid_picture_is_refused_in_one_line_without_a_path(content: bytes, status: int, message: str) -> None:
-    async def main() -> None:
-        app = application(FakeModel())
-        reply = await app.post("/picture", content)
-        assert reply.status == status
-        assert message in reply.json["error"]
-        assert not re.search(r"BytesIO|/", reply.json["error"])
-
-    asyncio.run(main())
+async def test_invalid_picture_is_refused_in_one_line_without_a_path(content: bytes, status: int, message: str) -> None:
+    app = application(FakeModel())
+    reply = await app.post("/picture", content)
+    assert reply.status == status
+    assert message in reply.json["error"]
+    assert not re.search(r"BytesIO|/", reply.json["error"])
 
 
-def test_pages_load_nothing_from_other_hosts() -> None:
-    async def main() -> None:
-        app = application(FakeModel())
-        for path in ("/", "/page.css", "/page.js", "/docs"):
-            reply = await app.get(path)
-            assert reply.status == 200
-            assert "default-src 'none'" in reply.headers["content-security-policy"]
-            assert reply.headers["x-content-type-options"] == "nosniff"
-            text = reply.body.decode()
-            assert not re.search(r"(src|href)=.?(https?:)?//|@import|url\(", text)
-            assert not re.search(r"<script>|style=|onclick=", text)
-
-    asyncio.run(main())
+async def test_pages_load_nothing_from_other_hosts() -> None:
+    app = application(FakeModel())
+    for path in ("/", "/page.css", "/page.js", "/docs"):
+        reply = await app.get(path)
+        assert reply.status == 200
+        assert "default-src 'none'" in reply.headers["content-security-policy"]
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        text = reply.body.decode()
+        assert not re.search(r"(src|href)=.?(https?:)?//|@import|url\(", text)
+        assert not re.search(r"<script>|style=|onclick=", text)
 
 
-def test_docs_list_every_endpoint() -> None:
-    async def main() -> None:
-        app = application(FakeModel())
-        described: dict[str, Any] = (await app.get("/openapi.json")).json
-        page = (await app.get("/docs")).body.decode()
-        assert "/v2/models/{name}/infer" in described["paths"]
-        for path in described["paths"]:
-            assert f"<code>{path}</code>" in page
-        assert "<code>instances</code>" in page
-        assert "`" not in page
-
-    asyncio.run(main())
+async def test_docs_list_every_endpoint() -> None:
+    app = application(FakeModel())
+    described: dict[str, Any] = (await app.get("/openapi.json")).json
+    page = (await app.get("/docs")).body.decode()
+    assert "/v2/models/{name}/infer" in described["paths"]
+    for path in described["paths"]:
+        assert f"<code>{path}</code>" in page
+    assert "<code>instances</code>" in page
+    assert "`" not in page
 
 
-def test_metrics_count_requests_by_route_and_the_first_answer_as_cold() -> None:
-    async def main() -> None:
-        app = application(FakeModel())
-        for _ in range(3):
-            await app.post("/v2/models/digits/infer", inference(images(2)))
-        await app.get("/v2/models/other")
-        await app.get("/nothing")
-        text = (await app.get("/metrics")).body.decode()
-        route = 'route="/v2/models/{name}/infer",status="200"'
-        assert f'gradtrail_request_seconds_count{{{route},temperature="cold"}} 1.0' in text
-        assert f'gradtrail_request_seconds_count{{{route},temperature="warm"}} 2.0' in text
-        assert 'gradtrail_errors_total{kind="not_found"} 2.0' in text
-        assert (await app.get("/" + "a" * 5000)).status == 414
-        await ask(app.guard, "POST", "/invocations", [b"{", None], JSON)  # the client disconnects
-        text = (await app.get("/metrics")).body.decode()
-        assert 'gradtrail_errors_total{kind="too_large"} 1.0' in text
-        assert 'gradtrail_errors_total{kind="invalid"} 1.0' in text
-        assert 'gradtrail_errors_total{kind="failed"} 0.0' in text
-        assert 'gradtrail_model_info{digest="' in text
-        assert 'gradtrail_batch_fill_ratio_count{size="4"} 3.0' in text
-
-    asyncio.run(main())
+async def test_metrics_count_requests_by_route_and_the_first_answer_as_cold() -> None:
+    app = application(FakeModel())
+    for _ in range(3):
+        await app.post("/v2/models/digits/infer", inference(images(2)))
+    await app.get("/v2/models/other")
+    await app.get("/nothing")
+    text = (await app.get("/metrics")).body.decode()
+    route = 'route="/v2/models/{name}/infer",status="200"'
+    assert f'gradtrail_request_seconds_count{{{route},temperature="cold"}} 1.0' in text
+    assert f'gradtrail_request_seconds_count{{{route},temperature="warm"}} 2.0' in text
+    assert 'gradtrail_errors_total{kind="not_found"} 2.0' in text
+    assert (await app.get("/" + "a" * 5000)).status == 414
+    await ask(app.guard, "POST", "/invocations", [b"{", None], JSON)  # the client disconnects
+    text = (await app.get("/metrics")).body.decode()
+    assert 'gradtrail_errors_total{kind="too_large"} 1.0' in text
+    assert 'gradtrail_errors_total{kind="invalid"} 1.0' in text
+    assert 'gradtrail_errors_total{kind="failed"} 0.0' in text
+    assert 'gradtrail_model_info{digest="' in text
+    assert 'gradtrail_batch_fill_ratio_count{size="4"} 3.0' in text

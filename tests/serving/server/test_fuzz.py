@@ -1,6 +1,5 @@
 """Thousands of damaged, hostile and valid requests: no failure of the server, and no leak."""
 
-import asyncio
 import copy
 import gc
 import json
@@ -116,26 +115,23 @@ async def fuzz(app: Application, rng: random.Random, count: int) -> Counter[int]
 @pytest.mark.parametrize(
     "num_requests", [pytest.param(2_000, marks=pytest.mark.slow), pytest.param(10_000, marks=pytest.mark.nightly)]
 )
-def test_thousands_of_requests_cause_no_failure_and_no_leak(
+async def test_thousands_of_requests_cause_no_failure_and_no_leak(
     num_requests: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        app = application(FakeModel(), limits=Limits(max_body_bytes=20_000, max_images=20))
-        rng = random.Random(19)  # noqa: S311
-        statuses = await fuzz(app, rng, num_requests - 1000)
-        gc.collect()
-        tracemalloc.start()
-        await fuzz(app, rng, 500)
-        gc.collect()
-        before, _ = tracemalloc.get_traced_memory()
-        statuses += await fuzz(app, rng, 500)
-        gc.collect()
-        grown = tracemalloc.get_traced_memory()[0] - before
-        tracemalloc.stop()
-        assert grown < 100_000, f"{grown:,} bytes leaked by 500 requests"
-        assert {200, 400, 403, 404, 405, 413, 415, 421} <= {*statuses}, statuses
-        assert not caplog.records
-        after = await app.post("/invocations", {"inputs": np.zeros(SHAPE, int).tolist()})
-        assert after.status == 200
-
-    asyncio.run(main())
+    app = application(FakeModel(), limits=Limits(max_body_bytes=20_000, max_images=20))
+    rng = random.Random(19)  # noqa: S311
+    statuses = await fuzz(app, rng, num_requests - 1000)
+    gc.collect()
+    tracemalloc.start()
+    await fuzz(app, rng, 500)
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    statuses += await fuzz(app, rng, 500)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 100_000, f"{grown:,} bytes leaked by 500 requests"
+    assert {200, 400, 403, 404, 405, 413, 415, 421} <= {*statuses}, statuses
+    assert not caplog.records
+    after = await app.post("/invocations", {"inputs": np.zeros(SHAPE, int).tolist()})
+    assert after.status == 200

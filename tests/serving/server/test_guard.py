@@ -65,22 +65,19 @@ def test_other_addresses_than_loopback_need_a_token() -> None:
         (f"bearer {TOKEN}", 200),
     ],
 )
-def test_token_is_needed_except_for_health_and_the_page(authorization: str | None, status: int) -> None:
-    async def main() -> None:
-        app = application(FakeModel(), token=TOKEN)
-        headers = {"authorization": authorization} if authorization is not None else {}
-        headers |= {"host": "digits.example.com", "origin": "https://elsewhere.example.com"}
-        for path in ("/v2/models/digits", "/metrics", "/docs", "/openapi.json"):
-            assert (await app.get(path, headers)).status == status
-        reply = await app.post(INFER, ONE, headers)
-        assert reply.status == status
-        if status == 401:
-            assert reply.headers["www-authenticate"] == "Bearer"
-            assert TOKEN not in error(reply)
-        for path in ("/", "/page.js", "/page.css", "/v2/health/live", "/v2/health/ready", "/ping"):
-            assert (await app.get(path, headers)).status == 200
-
-    asyncio.run(main())
+async def test_token_is_needed_except_for_health_and_the_page(authorization: str | None, status: int) -> None:
+    app = application(FakeModel(), token=TOKEN)
+    headers = {"authorization": authorization} if authorization is not None else {}
+    headers |= {"host": "digits.example.com", "origin": "https://elsewhere.example.com"}
+    for path in ("/v2/models/digits", "/metrics", "/docs", "/openapi.json"):
+        assert (await app.get(path, headers)).status == status
+    reply = await app.post(INFER, ONE, headers)
+    assert reply.status == status
+    if status == 401:
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert TOKEN not in error(reply)
+    for path in ("/", "/page.js", "/page.css", "/v2/health/live", "/v2/health/ready", "/ping"):
+        assert (await app.get(path, headers)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -96,61 +93,49 @@ def test_token_is_needed_except_for_health_and_the_page(authorization: str | Non
         ({"host": "localhost:8080", "origin": "null"}, 403),
     ],
 )
-def test_other_pages_are_refused_without_a_token(headers: Mapping[str, str], status: int) -> None:
-    async def main() -> None:
-        app = application(FakeModel())
-        for reply in (await app.post(INFER, ONE, headers), await app.get("/", headers)):
-            assert reply.status == status
-            if status != 200:
-                error(reply)
-
-    asyncio.run(main())
+async def test_other_pages_are_refused_without_a_token(headers: Mapping[str, str], status: int) -> None:
+    app = application(FakeModel())
+    for reply in (await app.post(INFER, ONE, headers), await app.get("/", headers)):
+        assert reply.status == status
+        if status != 200:
+            error(reply)
 
 
 @pytest.mark.parametrize("name", ["Host", "Origin", "Authorization", "Content-Length"])
-def test_checked_header_is_refused_twice(name: str) -> None:
+async def test_checked_header_is_refused_twice(name: str) -> None:
     values = {"Host": "localhost", "Origin": "http://localhost", "Authorization": f"Bearer {TOKEN}"}
     headers = dict.fromkeys((name, name.lower()), values.get(name, str(len(BODY)))) | {"host": "localhost"}
 
-    async def main() -> None:
-        for token in ("", TOKEN):
-            app = application(FakeModel(), token=token)
-            for reply in (await app.post(INFER, ONE, headers), await app.get("/ping", headers)):
-                assert (reply.status, error(reply)) == (400, f"{name}: must be sent once, got 2 such headers")
-
-    asyncio.run(main())
+    for token in ("", TOKEN):
+        app = application(FakeModel(), token=token)
+        for reply in (await app.post(INFER, ONE, headers), await app.get("/ping", headers)):
+            assert (reply.status, error(reply)) == (400, f"{name}: must be sent once, got 2 such headers")
 
 
-def test_large_body_is_refused_with_a_length_and_without() -> None:
-    async def main() -> None:
-        app = application(FakeModel(), limits=Limits(max_body_bytes=1024))
-        for header in ({"content-length": "1200"}, {"transfer-encoding": "chunked"}):
-            reply = await ask(app.guard, "POST", INFER, [b" " * 300] * 4, JSON | header)
-            assert (reply.status, error(reply)) == (413, "the body has more than 1,024 bytes")
-        assert (await app.post(INFER, BODY + b" " * (1024 - len(BODY)))).status == 200
-        for length in ("-1", "1e3", "", "9" * 30):
-            reply = await ask(app.guard, "POST", INFER, [BODY], JSON | {"content-length": length})
-            assert (reply.status, error(reply)) == (400, "Content-Length: must be a number")
-
-    asyncio.run(main())
+async def test_large_body_is_refused_with_a_length_and_without() -> None:
+    app = application(FakeModel(), limits=Limits(max_body_bytes=1024))
+    for header in ({"content-length": "1200"}, {"transfer-encoding": "chunked"}):
+        reply = await ask(app.guard, "POST", INFER, [b" " * 300] * 4, JSON | header)
+        assert (reply.status, error(reply)) == (413, "the body has more than 1,024 bytes")
+    assert (await app.post(INFER, BODY + b" " * (1024 - len(BODY)))).status == 200
+    for length in ("-1", "1e3", "", "9" * 30):
+        reply = await ask(app.guard, "POST", INFER, [BODY], JSON | {"content-length": length})
+        assert (reply.status, error(reply)) == (400, "Content-Length: must be a number")
 
 
-def test_too_many_requests_are_refused() -> None:
+async def test_too_many_requests_are_refused() -> None:
     opened = threading.Event()
 
-    async def main() -> None:
-        app = application(waiting_model(opened), limits=Limits(max_requests=3))
-        tasks = [asyncio.create_task(app.post(INFER, ONE)) for _ in range(3)]
-        await asyncio.sleep(0)
-        reply = await app.post(INFER, ONE)
-        assert (reply.status, reply.headers["retry-after"]) == (429, "1")
-        error(reply)
-        assert (await app.get("/v2/health/ready")).status == 200
-        opened.set()
-        assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 3
-        assert (await app.post(INFER, ONE)).status == 200
-
-    asyncio.run(main())
+    app = application(waiting_model(opened), limits=Limits(max_requests=3))
+    tasks = [asyncio.create_task(app.post(INFER, ONE)) for _ in range(3)]
+    await asyncio.sleep(0)
+    reply = await app.post(INFER, ONE)
+    assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+    error(reply)
+    assert (await app.get("/v2/health/ready")).status == 200
+    opened.set()
+    assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 3
+    assert (await app.post(INFER, ONE)).status == 200
 
 
 def test_memory_for_bodies_is_bounded() -> None:
@@ -179,55 +164,45 @@ def test_memory_for_bodies_is_bounded() -> None:
     asyncio.run(main())
 
 
-def test_slow_request_is_ended() -> None:
+async def test_slow_request_is_ended() -> None:
     opened = threading.Event()
 
-    async def main() -> None:
-        app = application(waiting_model(opened), limits=Limits(max_seconds=0.01))
-        reply = await ask(app.guard, "POST", INFER, [BODY[:5], BODY[5:]], JSON)
-        assert (reply.status, error(reply)) == (504, "no answer within 0.01 s")
-        opened.set()
-
-    asyncio.run(main())
+    app = application(waiting_model(opened), limits=Limits(max_seconds=0.01))
+    reply = await ask(app.guard, "POST", INFER, [BODY[:5], BODY[5:]], JSON)
+    assert (reply.status, error(reply)) == (504, "no answer within 0.01 s")
+    opened.set()
 
 
-def test_client_disconnect_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        app = application(FakeModel())
-        assert (await ask(app.guard, "POST", INFER, [b"{", None], JSON)).status == 0
-        assert not caplog.records
-        assert (await app.post(INFER, ONE)).status == 200
-
-    asyncio.run(main())
+async def test_client_disconnect_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    app = application(FakeModel())
+    assert (await ask(app.guard, "POST", INFER, [b"{", None], JSON)).status == 0
+    assert not caplog.records
+    assert (await app.post(INFER, ONE)).status == 200
 
 
-def test_bug_is_one_line_for_the_client_and_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_bug_is_one_line_for_the_client_and_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: np.ndarray) -> np.ndarray:
         raise RuntimeError("secret in /home/somebody")
 
-    async def main() -> None:
-        app = application(FakeModel(fail))
-        with caplog.at_level(logging.ERROR):
-            reply = await app.post(INFER, ONE)
-        assert (reply.status, error(reply)) == (500, "the server failed; its log says why")
-        assert "secret in /home/somebody" in caplog.text
-        assert "Traceback" in caplog.text
-        assert 'gradtrail_errors_total{kind="failed"} 1.0' in app.metrics.text().decode()
-
-    asyncio.run(main())
+    app = application(FakeModel(fail))
+    with caplog.at_level(logging.ERROR):
+        reply = await app.post(INFER, ONE)
+    assert (reply.status, error(reply)) == (500, "the server failed; its log says why")
+    assert "secret in /home/somebody" in caplog.text
+    assert "Traceback" in caplog.text
+    assert 'gradtrail_errors_total{kind="failed"} 1.0' in app.metrics.text().decode()
 
 
-def test_access_log_has_one_printable_line_per_request_and_is_off_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        app = application(FakeModel())
-        with caplog.at_level(logging.INFO):
-            await app.get("/v2")
-            assert not caplog.records
-            app.guard.has_access_log = True
-            await app.get("/v2\n\x1b[2J")
-        (record,) = caplog.records
-        message = record.getMessage()
-        assert message.startswith("GET /v2\\n\\x1b[2J 404 ")
-        assert message.isprintable()
-
-    asyncio.run(main())
+async def test_access_log_has_one_printable_line_per_request_and_is_off_by_default(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = application(FakeModel())
+    with caplog.at_level(logging.INFO):
+        await app.get("/v2")
+        assert not caplog.records
+        app.guard.has_access_log = True
+        await app.get("/v2\n\x1b[2J")
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message.startswith("GET /v2\\n\\x1b[2J 404 ")
+    assert message.isprintable()
