@@ -1,4 +1,4 @@
-"""The server without a network: requests are calls of the application, and a model may be a plain function."""
+"""The server without a network: requests are calls of the application, and the model is a plain function."""
 
 import asyncio
 import json
@@ -14,7 +14,6 @@ from gradtrail.serving.server.app import ROUTES, create_app
 from gradtrail.serving.server.batching import BatchingConfig
 from gradtrail.serving.server.guard import App, Guard, Limits
 from gradtrail.serving.server.router import Loaded, Router
-from gradtrail.serving.server.watching import MetricsWatcher
 from gradtrail.stages.artifacts.exported import ExportedModel, Manifest
 
 SHAPE = (4, 3)
@@ -24,7 +23,7 @@ JSON = {"content-type": "application/json"}
 
 
 def manifest(**changes: Any) -> Manifest:
-    """Return what a tiny model is."""
+    """Return the manifest of a tiny model."""
     about = {
         "format": 1,
         "name": "digits",
@@ -52,7 +51,7 @@ def shares(images: np.ndarray) -> np.ndarray:
 
 @dataclass
 class FakeModel:
-    """A model that is a function; it notes the size of each batch, and runs no other than those of its manifest."""
+    """A model that is a function; it records batch sizes, and accepts only those of its manifest."""
 
     function: Callable[[np.ndarray], np.ndarray] = shares
     manifest: Manifest = field(default_factory=manifest)
@@ -69,7 +68,7 @@ class FakeModel:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client got."""
+    """An answer as the client received it."""
 
     status: int
     headers: Mapping[str, str]
@@ -82,7 +81,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Application:
-    """A server's parts, in a running event loop."""
+    """The parts of a server, in a running event loop."""
 
     guard: Guard
     router: Router
@@ -104,12 +103,12 @@ def application(
     max_wait_ms: float = 2.0,
     max_queue_images: int = 4096,
 ) -> Application:
-    """Return a server that answers with a model; None for one that has none yet."""
+    """Return a server; without a model it is not ready."""
     metrics = ServerMetrics(ROUTES, CLASSES)
     batching = BatchingConfig(max_wait_ms=max_wait_ms, max_queue_images=max_queue_images)
-    router = Router(batching=batching, watcher=MetricsWatcher(metrics))
+    router = Router(batching=batching, metrics=metrics)
     guard = Guard(limits=limits or Limits(), token=token)
-    create_app(router, guard, metrics)
+    create_app(router, guard)
     if model:
         router.swap(router.serve(model.loaded()))
     return Application(guard, router, metrics)
@@ -125,13 +124,13 @@ async def ask(
     """Send a request, and return the answer.
 
     Args:
-        app: that answers.
-        method: of HTTP.
-        path: percent-decoded, without a query.
-        parts: of the body; None where the client leaves, and nothing after the last part never ends.
-        headers: besides Host.
+        app: ASGI application.
+        method: HTTP method.
+        path: Decoded path without a query.
+        parts: Parts of the body; None if the client disconnects; without any part the body never ends.
+        headers: Headers besides Host.
     """
-    named = {"host": "localhost:8080", **(headers or {})}
+    all_headers = {"host": "localhost:8080", **(headers or {})}
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -142,7 +141,7 @@ async def ask(
         "raw_path": path.encode("utf-8", "replace"),
         "query_string": b"",
         "root_path": "",
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in named.items()],
+        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in all_headers.items()],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8080),
     }
@@ -177,8 +176,8 @@ def inference(images: np.ndarray, **more: Any) -> dict[str, Any]:
 
 
 def probabilities(reply: Reply) -> np.ndarray:
-    """Return those of an answer of the open inference protocol, float32 (images, classes)."""
-    (tensor,) = (each for each in reply.json["outputs"] if each["name"] == "probabilities")
+    """Return the probabilities in an answer of the open inference protocol, float32 (images, classes)."""
+    (tensor,) = (output for output in reply.json["outputs"] if output["name"] == "probabilities")
     return np.array(tensor["data"], np.float32).reshape(tensor["shape"])
 
 

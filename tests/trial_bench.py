@@ -1,4 +1,4 @@
-"""A real router with a primary and a challenger on trial: models that are told what to answer."""
+"""A real router with a primary and a challenger on trial; the models are plain functions."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -12,8 +12,7 @@ import numpy as np
 from gradtrail.serving.monitoring.metrics import ServerMetrics
 from gradtrail.serving.rollout.trial import PATIENCE_SECONDS, Trial, TrialConfig
 from gradtrail.serving.server.batching import BatchingConfig
-from gradtrail.serving.server.router import Answer, Loaded, Router, Served
-from gradtrail.serving.server.watching import MetricsWatcher
+from gradtrail.serving.server.router import Answer, Loaded, Served
 from gradtrail.serving.slo import read_slo
 
 CLASSES = tuple(map(str, range(10)))
@@ -23,7 +22,7 @@ Answers = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class About:
-    """What the router reads of a manifest."""
+    """The part of a manifest that the router reads."""
 
     digest: str
     name: str = "digits"
@@ -34,7 +33,7 @@ class About:
 
 @dataclass
 class Fake:
-    """A model of which `run` is told."""
+    """A model that is a function."""
 
     manifest: Any
     run: Answers
@@ -55,19 +54,17 @@ def throwing(batch: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Bench:
-    """A router with a primary, a trial, and their metrics."""
+    """A router with a primary and a trial."""
 
-    router: Router
     trial: Trial
-    metrics: ServerMetrics
 
     def load(self, run: Answers, version: str, **about: Any) -> Served:
         loaded = Loaded(model=Fake(About(f"digest {version}", **about), run), version=version, sizes=())  # type: ignore[arg-type]
-        return self.router.serve(loaded)
+        return self.trial.serve(loaded)
 
     async def ask(self, number: int, client: str | None = None) -> Answer:
         images = np.full((1, 2, 2), number % 10, np.uint8)
-        return await self.router.answer(images, client or f"client {number}", self.router.current)
+        return await self.trial.answer(images, client or f"client {number}", self.trial.current)
 
     async def settle(self) -> None:
         """Wait for the comparisons."""
@@ -75,29 +72,18 @@ class Bench:
             await asyncio.gather(*self.trial._tasks)
 
     def value(self, name: str, **labels: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, labels)
+        return self.trial.metrics.registry.get_sample_value(name, labels)
 
 
 @contextmanager
-def bench(share: float, patience_seconds: float) -> Iterator[Bench]:
+def bench(share: float = 0.1, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[Bench]:
     """Make a bench in a running event loop."""
-    metrics = ServerMetrics((), CLASSES)
-    router = Router(batching=BatchingConfig(max_wait_ms=0), watcher=MetricsWatcher(metrics))
-    config = TrialConfig(share=share, limits=read_slo(SLO).canary, patience_seconds=patience_seconds)
-    trial = Trial(config, router, metrics)
-    made = Bench(router, trial, metrics)
-    router.swap(made.load(sound, "1"))
-    router.rollout = trial
+    config = TrialConfig(share=share, thresholds=read_slo(SLO).canary, patience_seconds=patience_seconds)
+    trial = Trial(batching=BatchingConfig(max_wait_ms=0), metrics=ServerMetrics((), CLASSES), config=config)
+    made = Bench(trial)
+    trial.swap(made.load(sound, "1"))
     try:
         yield made
     finally:
         trial.challenge(None)
-        router.close()
-
-
-def run(scenario: Callable[[Bench], Any], share: float = 0.1, patience_seconds: float = PATIENCE_SECONDS) -> None:
-    async def main() -> None:
-        with bench(share, patience_seconds) as made:
-            await scenario(made)
-
-    asyncio.run(main())
+        trial.close()

@@ -157,7 +157,6 @@ async def serve(kind: str, folder: Path, port: int) -> None:
     from gradtrail.serving.server.batching import BatchingConfig
     from gradtrail.serving.server.guard import Guard, Limits
     from gradtrail.serving.server.router import Loaded, Router
-    from gradtrail.serving.server.watching import MetricsWatcher
     from gradtrail.stages.artifacts.exported import WEIGHTS, read_manifest
 
     manifest = read_manifest(folder)
@@ -165,9 +164,9 @@ async def serve(kind: str, folder: Path, port: int) -> None:
     for size in manifest.batch_sizes:
         model.run(np.zeros((size, *manifest.image_shape), np.uint8))
     metrics = ServerMetrics(ROUTES)
-    router = Router(batching=BatchingConfig(), watcher=MetricsWatcher(metrics))
+    router = Router(batching=BatchingConfig(), metrics=metrics)
     guard = Guard(limits=Limits())
-    create_app(router, guard, metrics)
+    create_app(router, guard)
     metrics.classes = manifest.classes
     router.swap(router.serve(Loaded(model=model, version="peer", sizes=())))
     config = uvicorn.Config(guard, port=port, http="httptools", ws="none", lifespan="off", access_log=False)

@@ -4,8 +4,8 @@
 
 Both take the same images of the same network of random weights, in turn: the evaluation's forward pass over an array in
 memory, in batches of `evaluate.batch_size`, and the whole of a batch prediction, from a file to a parquet file, once
-the program is compiled. Files: an npz that is not compressed, a parquet file with pixels, one with PNGs, and a folder
-of PNGs, of which there are fewer images, since Pillow takes longer for one than the network.
+the program is compiled. Files: a parquet file with PNGs, and a folder of PNGs, of which there are fewer images, since
+Pillow takes longer for one than the network.
 """
 
 import argparse
@@ -49,22 +49,11 @@ def write_sources(folder: Path, images: np.ndarray) -> dict[str, tuple[Path, int
         file = io.BytesIO()
         Image.fromarray(image).save(file, "png")
         encoded.append(file.getvalue())
-    np.savez(folder / "a.npz", images=images)
-    size = images[0].size
-    columns = {
-        "list": pa.FixedSizeListArray.from_arrays(images.ravel(), size),
-        "binary": pa.array([image.tobytes() for image in images], pa.binary(size)),
-    }
-    for name, column in columns.items():
-        pq.write_table(pa.table({"image": column}), folder / f"{name}.parquet", row_group_size=10_000)
     pq.write_table(pa.table({"image": encoded}), folder / "png.parquet", row_group_size=10_000)
     (folder / "png").mkdir()
     for number, content in enumerate(encoded):
         (folder / "png" / f"{number:06d}.png").write_bytes(content)
     return {
-        "npz": (folder / "a.npz", len(images)),
-        "parquet, binary": (folder / "binary.parquet", len(images)),
-        "parquet, lists": (folder / "list.parquet", len(images)),
         "parquet, PNG": (folder / "png.parquet", len(fewer)),
         "folder of PNG": (folder / "png", len(fewer)),
     }

@@ -1,5 +1,7 @@
-"""A store for each test of this folder, and exports, which take a second each."""
+"""A store per test, and exports, which take a second each."""
 
+import asyncio
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from registered import empty_store, enter_store, small_export
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
-    """The client of a store of its own, in whose folder the test runs."""
+    """The client of a new store, in whose folder the test runs."""
     return enter_store(empty_store(), tmp_path, monkeypatch)
 
 
@@ -19,9 +21,19 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Small exports, by the seed of their weights."""
     folder, made = tmp_path_factory.mktemp("exports"), dict[int, Path]()
 
-    def of_seed(seed: int) -> Path:
+    def export(seed: int) -> Path:
         if seed not in made:
             made[seed] = small_export(folder / str(seed), seed=seed)
         return made[seed]
 
-    return of_seed
+    return export
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    return True

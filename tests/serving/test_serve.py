@@ -1,8 +1,7 @@
-"""The server as a process: it starts, refuses to, drains, and is there again after it was killed."""
+"""The server as a process: start, refusal to start, draining, and HTTP below the guard."""
 
 import asyncio
 import contextlib
-import http.client
 import json
 import re
 import signal
@@ -50,21 +49,21 @@ def refused(*arguments: str, **variables: str) -> str:
 
 
 @pytest.mark.slow
-def test_it_says_what_answers_where_and_imports_no_more_than_it_needs(folder: Path) -> None:
+def test_server_prints_its_address_and_imports_only_what_it_needs(folder: Path) -> None:
     with server(folder, python=("-X", "importtime")) as running:
         model = rf"digits version [0-9a-f]{{12}} \(mlp-8, sha256 [0-9a-f]{{12}}, from {re.escape(str(folder))}\)"
-        said = rf"http://127\.0\.0\.1:\d+ answers with {model}, in batches of 1, 4, 8; ready after \d+\.\d s\n"
-        assert re.fullmatch(said, running.line)
+        line = rf"http://127\.0\.0\.1:\d+ answers with {model}, in batches of 1, 4, 8; ready after \d+\.\d s\n"
+        assert re.fullmatch(line, running.line)
         assert running.ask("GET", "/v2/health/ready") == (200, {"ready": True})
         assert running.ask("POST", INFER, ONE)[0] == 200
         imported = {line.rpartition("|")[2].strip() for line in running.errors.read_text().splitlines()}
         assert "jax" in imported
-        assert not {each for each in imported if each.split(".")[0] in UNWANTED}
+        assert not {name for name in imported if name.split(".")[0] in UNWANTED}
         assert running.end(signal.SIGTERM) == 0
 
 
 @pytest.mark.slow
-def test_it_refuses_to_start_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_refusal_to_start_is_one_line(folder: Path, tmp_path: Path) -> None:
     line = refused(str(folder), "--host", "0.0.0.0")  # noqa: S104
     assert "--host 0.0.0.0: the server could be reached from other machines; set GRADTRAIL_TOKEN" in line
     assert "GRADTRAIL_TOKEN: must be at least 16" in refused(str(folder), GRADTRAIL_TOKEN="short")  # noqa: S106
@@ -72,15 +71,15 @@ def test_it_refuses_to_start_in_one_line(folder: Path, tmp_path: Path) -> None:
     wrong = write_wrong_export(tmp_path / "wrong", answers="NaN")
     assert "digits: its answers to 1 of 1 images are not probabilities" in refused(str(wrong), "--port", "0")
     assert "max_wait_ms must be at least 0" in refused(str(folder), "--max-wait-ms", "-1")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
         assert f"--port {port}: cannot listen there: Address already in use" in refused(str(folder), "--port", port)
 
 
 @pytest.mark.slow
-def test_with_a_token_it_listens_elsewhere_and_asks_for_it(folder: Path) -> None:
+def test_server_with_a_token_listens_on_all_addresses(folder: Path) -> None:
     with server(folder, "--host", "0.0.0.0", GRADTRAIL_TOKEN=TOKEN) as running:  # noqa: S104
         assert running.ask("POST", INFER, ONE)[0] == 401
         assert running.ask("POST", INFER, ONE, {"Authorization": f"Bearer {TOKEN}"})[0] == 200
@@ -88,8 +87,8 @@ def test_with_a_token_it_listens_elsewhere_and_asks_for_it(folder: Path) -> None
         assert TOKEN not in running.line + running.errors.read_text()
 
 
-def _begun(running: Server, body: bytes) -> socket.socket:
-    """Return a connection that has sent a request but for its last byte."""
+def start_request(running: Server, body: bytes) -> socket.socket:
+    """Return a connection that has sent a request without its last byte."""
     connection = socket.create_connection(("127.0.0.1", running.port), timeout=120)
     head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body[:-1])
@@ -97,29 +96,29 @@ def _begun(running: Server, body: bytes) -> socket.socket:
 
 
 @pytest.mark.slow
-def test_after_sigterm_what_has_begun_is_answered_and_the_exit_status_is_0(folder: Path) -> None:
+def test_sigterm_answers_running_requests_and_exits_with_0(folder: Path) -> None:
     body = json.dumps(ONE).encode()
     with server(folder) as running:
-        kept = _begun(running, body)
+        connection = start_request(running, body)
         while running.ask("GET", "/v2/health/ready")[0] != 200:
             pass
         running.process.send_signal(signal.SIGTERM)
         while _accepts(running.port):
             pass
-        kept.sendall(body[-1:])
-        answer = kept.makefile("rb").read()
-        kept.close()
+        connection.sendall(body[-1:])
+        answer = connection.makefile("rb").read()
+        connection.close()
         assert answer.startswith(b"HTTP/1.1 200")
         assert running.process.wait(120) == 0
 
 
 @pytest.mark.slow
-def test_a_request_that_never_ends_delays_the_end_no_longer_than_it_may(folder: Path) -> None:
+def test_endless_request_delays_the_shutdown_by_drain_seconds(folder: Path) -> None:
     with server(folder, "--drain-seconds", "0.5") as running:
-        kept = _begun(running, b"{}")
+        connection = start_request(running, b"{}")
         assert running.ask("GET", "/v2/health/live")[0] == 200
         assert running.end(signal.SIGTERM) == 0
-        kept.close()
+        connection.close()
 
 
 def _accepts(port: int) -> bool:
@@ -131,33 +130,7 @@ def _accepts(port: int) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_under_load_it_answers_again_on_the_same_port(folder: Path) -> None:
-    with server(folder) as running:
-        port, is_over, answered = running.port, threading.Event(), threading.Event()
-
-        def load() -> None:
-            while not is_over.is_set():
-                try:
-                    running.ask("POST", INFER, ONE)
-                except (OSError, ValueError, http.client.HTTPException):
-                    return
-                answered.set()
-
-        clients = [threading.Thread(target=load) for _ in range(4)]
-        for client in clients:
-            client.start()
-        assert answered.wait(120)
-        assert running.end(signal.SIGKILL) == -signal.SIGKILL
-        with server(folder, "--port", str(port)) as again:
-            is_over.set()
-            assert again.port == port
-            assert again.ask("POST", INFER, ONE)[0] == 200
-        for client in clients:
-            client.join()
-
-
-@pytest.mark.slow
-def test_what_is_no_http_is_refused_in_json_and_large_bodies_too(folder: Path) -> None:
+def test_invalid_http_and_large_bodies_are_refused_in_json(folder: Path) -> None:
     def raw(sent: bytes) -> bytes:
         with socket.create_connection(("127.0.0.1", running.port), timeout=120) as connection:
             connection.sendall(sent)
@@ -177,40 +150,36 @@ def test_what_is_no_http_is_refused_in_json_and_large_bodies_too(folder: Path) -
         assert b'{"error":"the body has more than 10,485 bytes"}' in answer
         status, content = running.ask("POST", INFER, b" " * 20_000)
         assert (status, [*content]) == (413, ["error"])
-        said: Any = running.ask("GET", "/v2")
-        assert said[0] == 200
+        assert running.ask("GET", "/v2")[0] == 200
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--max-body-mib", "inf"), "max_body_mib must be above 0 and at most 1,024, got inf"),
-        (("--max-body-mib", "nan"), "max_body_mib must be above 0 and at most 1,024, got nan"),
         (("--host", "127.0.0..1"), "--host 127.0.0..1 --port 8080: cannot listen there: no such address"),
         (("--challenger", "@next", "--shadow"), "models/export is not in the registry; name the challenger in full"),
     ],
 )
-def test_options_that_cannot_be_used_are_one_line(
-    options: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_options_are_one_line(options: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("GRADTRAIL_TOKEN", TOKEN)
     monkeypatch.setattr(serving, "run_loop", lambda coroutine: coroutine.close())
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     ran = CliRunner().invoke(gradtrail, ["serve", "models/export", *options])
     assert isinstance(ran.exception, ConfigError | UserError), ran.exception
-    assert said in str(ran.exception)
+    assert message in str(ran.exception)
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_is_not_writable_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     (tmp_path / ".gradtrail").write_text("")
-    with pytest.raises(UserError, match=r"/\.gradtrail: .*; a server keeps its compilation cache and exports in"):
+    with pytest.raises(UserError, match=r"/\.gradtrail: .*; a server writes its compilation cache and exports to"):
         serving._locate("models/export")
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is sent."""
+    """Stores the sent bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +196,7 @@ class Transport(asyncio.Transport):
 
 
 async def sent_to_the_parser(parts: list[bytes]) -> Transport:
-    """Send parts of requests until the connection is closed; bodies are left to whoever reads them."""
+    """Send parts of requests to the parser until it closes the connection; bodies are not read."""
     guard = Guard(limits=Limits(max_seconds=0.01))
     config = listening.uvicorn.Config(guard, ws="none", lifespan="off", log_config=None)
     config.load()
@@ -256,7 +225,7 @@ _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
         (_CHUNKED + b"1\r\nx\r\n0\r\n", b"a: " + b"a" * 1000 + b"\r\n"),
     ],
 )
-def test_a_head_without_an_end_is_refused(start: bytes, part: bytes) -> None:
+def test_endless_head_is_refused(start: bytes, part: bytes) -> None:
     transport = asyncio.run(sent_to_the_parser([start, *[part] * 300]))
     assert transport.is_closed
     assert transport.sent.startswith(b"HTTP/1.1 400")
@@ -271,18 +240,18 @@ def test_a_head_without_an_end_is_refused(start: bytes, part: bytes) -> None:
         [b"GET /v2 HTTP/1.1\r\na: " + b"a" * 10_000 + b"\r\n\r\n"] * 100,
     ],
 )
-def test_long_bodies_and_many_requests_are_not_long_heads(parts: list[bytes]) -> None:
+def test_long_bodies_and_many_requests_are_no_long_heads(parts: list[bytes]) -> None:
     assert b"the head" not in asyncio.run(sent_to_the_parser(parts)).sent
 
 
-def test_a_thread_that_does_not_end_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_thread_does_not_keep_the_server_running(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
-    is_over = threading.Event()
-    monkeypatch.setattr(listening.os, "_exit", lambda status: (ended.append(status), is_over.set()))
+    has_ended = threading.Event()
+    monkeypatch.setattr(listening.os, "_exit", lambda status: (ended.append(status), has_ended.set()))
     monkeypatch.setattr(listening, "_END_SECONDS", 0.05)
 
     async def serve(seconds: float) -> int:
-        asking = asyncio.get_running_loop().run_in_executor(None, is_over.wait, seconds)
+        asking = asyncio.get_running_loop().run_in_executor(None, has_ended.wait, seconds)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(asking), 0.01)
         asking.cancel()

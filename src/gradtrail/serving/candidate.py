@@ -1,4 +1,4 @@
-"""A training whose export is to be judged or released: its logged model, its evaluation, and what that predicted."""
+"""A training whose export is judged or released: its logged model, its evaluation and its predictions."""
 
 import contextlib
 import hashlib
@@ -27,39 +27,38 @@ from gradtrail.tracking.mlflow.models import EXPORT_DIGEST, models_of
 from gradtrail.tracking.mlflow.search import RunIndex
 from gradtrail.tracking.mlflow.tags import outputs
 
-_RESULTS = "results/evaluate"  # out of the stage; its small files are artifacts in `results`
+_RESULTS = "results/evaluate"  # output of the stage; its small files are artifacts in `results`
 _TABLE, _CLASSES, _MEMBERS = "predictions.parquet", "classes.csv", "members.csv"
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of the test split.
+    """The predictions of a model for the test split.
 
     Attributes:
-        table: a row for each example: `example_id`, where known, `label`, `predicted`, and, where known, `loss` and
-            `probability_0` and so on; in the order of the split.
-        dataset: name and digest of the data set.
+        table: A row for each example, in the order of the split: `label` and `predicted`; also `example_id`, `loss`,
+            `probability_0` and so on if they are known.
     """
 
     table: pd.DataFrame
-    dataset: str
+    dataset: str  # name and digest of the data set
 
     def test_digest(self, *, by_id: bool) -> str:
-        """SHA-256 over the data set and the labels of the test split, with the examples' ids or in their order."""
+        """Return the SHA-256 of data set and labels of the test split, with the examples' ids or in their order."""
         columns = ["example_id", "label"] if by_id else ["label"]
         content = self._sorted(by_id=by_id)[columns].to_numpy(np.int64).tobytes()
         return hashlib.sha256(self.dataset.encode() + b"\0" + content).hexdigest()
 
     def paired_with(self, other: "Predictions") -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return the labels, and what this model and the other one predict, of the same examples, joined by their ids.
+        """Return the labels, this model's predictions and the other's, for the same examples.
 
-        By their order where one of the tables has no ids. None where the two test splits are not the same.
+        Examples are joined by their ids, or by their order if a table has no ids. None if the test splits differ.
         """
         by_id = "example_id" in self.table and "example_id" in other.table
         if self.test_digest(by_id=by_id) != other.test_digest(by_id=by_id):
             return None
-        own, others = (each._sorted(by_id=by_id) for each in (self, other))
-        return own["label"].to_numpy(), own["predicted"].to_numpy(), others["predicted"].to_numpy()
+        first, second = (predictions._sorted(by_id=by_id) for predictions in (self, other))
+        return first["label"].to_numpy(), first["predicted"].to_numpy(), second["predicted"].to_numpy()
 
     def _sorted(self, *, by_id: bool) -> pd.DataFrame:
         return self.table.sort_values("example_id") if by_id else self.table
@@ -67,68 +66,60 @@ class Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """An exported training.
-
-    Attributes:
-        run: of the training.
-        model_id: of its logged model.
-        digest: of the export.
-        client: of the store.
-        index: of all runs.
-    """
+    """An exported training."""
 
     run: Run
-    model_id: str
-    digest: str
+    model_id: str  # id of its logged model
+    digest: str  # digest of the export
     client: MlflowClient
-    index: RunIndex
+    index: RunIndex  # index of all runs
 
     @property
     def name(self) -> str:
-        """What to call it in a sentence."""
+        """Name and short id of the run, for messages."""
         return f"{self.run.info.run_name} {self.run.info.run_id[:8]}"
 
     @cached_property
     def export(self) -> Reference:
-        """The export on this machine; UserError where it cannot be downloaded or is damaged."""
+        """The export on this machine; UserError if it cannot be downloaded or is damaged."""
         return resolve(f"models:/{self.model_id}")
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What the export is."""
+        """The manifest of the export."""
         return read_manifest(self.export.folder)
 
     @cached_property
     def evaluation(self) -> Run | None:
         """The newest evaluation of the exported weights."""
-        of_weights = (run for run in self._children("evaluate") if _evaluates(run, self.manifest.weights))
-        return next(of_weights, None)
+        evaluations = (run for run in self._children("evaluate") if _evaluates(run, self.manifest.weights))
+        return next(evaluations, None)
 
     @cached_property
     def export_metrics(self) -> dict[str, float]:
-        """The metrics of the stage `export`; empty where it has no run."""
+        """The metrics of the stage `export`; empty if it has no run."""
         run = next(self._children("export"), None)
         return run.data.metrics if run else {}
 
     @cached_property
     def predictions(self) -> Predictions | None:
-        """The predictions of the evaluation; None where neither the store nor DVC's cache has them.
+        """The predictions of the evaluation; None if neither the store nor DVC's cache has them.
 
-        The store has the table of all of them only with `runtime.copy_outs`; else DVC's cache has it. Where that is on
-        another machine, the store's small table of labels and predictions takes its place.
+        The full table is in the store with `runtime.copy_outs`, and else in DVC's cache. If that is on another machine,
+        the store's small table of labels and predictions replaces it.
         """
         if (run := self.evaluation) is None:
             return None
         dataset = " ".join(run.data.tags.get(tag, "") for tag in ("dataset", "dataset_digest"))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            path = self._artifact(run, f"results/{_TABLE}", folder) or _of_cache(run, folder)
+            path = self._artifact(run, f"results/{_TABLE}", folder) or _restore_table(run, folder)
             path = path or self._artifact(run, f"results/{_CLASSES}", folder)
             return Predictions(_read_table(path), dataset) if path else None
 
     @cached_property
     def accuracies(self) -> dict[int, float]:
-        """Accuracy on the test split of each member, by its seed; of a single network, one."""
+        """Accuracy of each member on the test split, by its seed; one entry for a single network."""
         if (run := self.evaluation) is None:
             return {}
         with tempfile.TemporaryDirectory() as folder:
@@ -146,25 +137,25 @@ class Candidate:
         return download(self.client, run.info.run_id, path, folder)
 
 
-def find_candidate(what: str, client: MlflowClient) -> Candidate:
-    """Return the exported training that a word refers to.
+def find_candidate(name: str, client: MlflowClient) -> Candidate:
+    """Return the exported training that a name refers to.
 
     Args:
-        what: see `find_run`; a run below a training stands for it.
-        client: of the store.
+        name: A name of a run, see `find_run`; a child run refers to its training.
+        client: Client of the store.
 
     Raises:
-        UserError: there is no such run, or no export of it; one line.
+        UserError: There is no such run, or no export of it; one line.
     """
     index = RunIndex(client)
-    run = find_run(what, index.runs())
+    run = find_run(name, index.runs())
     if run.data.tags.get("stage") != TRAIN and (parent := run.data.tags.get(PARENT)) in index:
         run = index[str(parent)]
     return candidate_of(run, client, index)
 
 
 def candidate_of(run: Run, client: MlflowClient, index: RunIndex, digest: str | None = None) -> Candidate:
-    """Return an exported training by its run; where it has several exports, that of a digest, or else the newest."""
+    """Return the exported training of a run: its newest export, or the one with a digest."""
     ready = [model for model in models_of(client, run) if model.status == LoggedModelStatus.READY]
     ready = [model for model in ready if digest in (None, model.tags[EXPORT_DIGEST])]
     if not ready:
@@ -178,7 +169,7 @@ def _evaluates(run: Run, weights: str) -> bool:
     return run.data.params.get("evaluate.weights", weights) == weights
 
 
-def _of_cache(run: Run, folder: Path) -> Path | None:
+def _restore_table(run: Run, folder: Path) -> Path | None:
     """Return the table of predictions from DVC's cache or the working folder."""
     md5 = outputs(run.data.tags).get(_RESULTS)
     with contextlib.suppress(OSError, ValueError):
@@ -188,9 +179,9 @@ def _of_cache(run: Run, folder: Path) -> Path | None:
 
 
 def _read_table(path: Path, columns: tuple[str, ...] = ("label", "predicted")) -> pd.DataFrame:
-    """Read a table that has these columns; raise UserError in one line where it is damaged."""
+    """Read a table that has these columns; raise UserError in one line if it is damaged."""
     try:
-        is_parquet = path.suffix == ".parquet"  # what pandas wrote into it about itself may be damaged
+        is_parquet = path.suffix == ".parquet"  # the metadata of pandas may be damaged
         table = pq.read_table(path).to_pandas(ignore_metadata=True) if is_parquet else pd.read_csv(path)
         if missing := [name for name in columns if name not in table]:
             raise ValueError(f"no column {missing[0]}")

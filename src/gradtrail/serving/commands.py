@@ -1,4 +1,4 @@
-"""The verbs of a model that is to be used; each imports its package when it is called."""
+"""The verbs about exported models; each imports its package when it is called."""
 
 import contextlib
 import os
@@ -38,16 +38,18 @@ SHARE = _Share()
     short_help="Classify images with the exported model.",
     epilog="Example: gradtrail predict three.png seven.png --figure seen.png",
 )
-@click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE|FOLDER|FILE.parquet|FILE.npz...")
+@click.argument("images", nargs=-1, required=True, type=_PATH, metavar="IMAGE|FOLDER|FILE.parquet...")
 @click.option("--model", metavar="WHICH", help="A folder, or models:/NAME@ALIAS.  [default: models/export]")
-@click.option("--out", type=_PATH, metavar="FILE.parquet", help="Write all answers to it; any number of images.")
+@click.option(
+    "--out", type=_PATH, metavar="FILE.parquet", help="Write the answers to this table; any number of images."
+)
 @click.option("--figure", type=_PATH, metavar="FILE.png", help="Draw the images as the network sees them.")
 def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, figure: Path | None) -> int:
     """Classify images with the exported model.
 
     Prints labels and probabilities; images that cannot be used are reported after the others, with exit status 2. With
-    --out, folders, parquet files (column image) and npz files (array images) are read too, and the answers stream into
-    a table. Run it again after a kill, and it goes on.
+    --out, folders and parquet files (column image: the bytes of image files) are read too, and the answers stream into
+    a table. After a kill the same command resumes.
     """
     project = Path(os.path.relpath(find_project(Path.cwd())))
     with contextlib.chdir(project):
@@ -65,51 +67,59 @@ def predict(*, images: tuple[Path, ...], model: str | None, out: Path | None, fi
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="To listen on; others need GRADTRAIL_TOKEN.",
+    help="Address to listen on; others need GRADTRAIL_TOKEN.",
 )
 @click.option("--port", type=click.IntRange(0, 2**16 - 1), default=8080, show_default=True, help="0 for a free one.")
 @click.option(
-    "--max-wait-ms", type=float, default=2, show_default=True, help="The longest that a batch waits for more requests."
+    "--max-wait-ms", type=float, default=2, show_default=True, help="Longest wait of a batch for more requests."
 )
-@click.option("--max-images", type=int, default=1024, show_default=True, help="The most images of a request.")
-@click.option("--max-body-mib", type=float, default=16, show_default=True, help="The largest body of a request.")
+@click.option("--max-images", type=int, default=1024, show_default=True, help="Largest number of images per request.")
+@click.option("--max-body-mib", type=float, default=16, show_default=True, help="Largest body of a request.")
 @click.option(
-    "--max-requests", type=int, default=256, show_default=True, help="The most requests at once; others get 429."
+    "--max-requests",
+    type=int,
+    default=256,
+    show_default=True,
+    help="Largest number of requests in progress; others get 429.",
 )
 @click.option(
     "--max-seconds",
     type=float,
     default=30,
     show_default=True,
-    help="The longest that a request takes; then it gets 504.",
+    help="Time limit of a request; then it gets 504.",
 )
 @click.option(
     "--drain-seconds",
     type=float,
     default=10,
     show_default=True,
-    help="The longest that a request may still take after SIGTERM.",
+    help="Grace period for running requests after SIGTERM.",
 )
 @click.option(
-    "--follow-seconds", type=float, default=5, show_default=True, help="Between two checks of an alias; 0: no checks."
+    "--follow-seconds",
+    type=float,
+    default=5,
+    show_default=True,
+    help="Time between two checks of an alias; 0: no checks.",
 )
 @click.option("--challenger", metavar="MODEL", help="A model on trial, such as @challenger; with --canary or --shadow.")
 @click.option(
     "--canary", type=SHARE, metavar="SHARE", help="Share of clients that the challenger answers, such as 10%."
 )
-@click.option("--shadow", is_flag=True, help="It answers nobody, and is compared on every request.")
-@click.option("--access-log", is_flag=True, help="A line on stderr for each request.")
+@click.option("--shadow", is_flag=True, help="The challenger answers no client, and is compared on every request.")
+@click.option("--access-log", is_flag=True, help="Log each request to stderr.")
 @click.pass_obj
 def serve(place: Path, /, model: str | None, host: str, port: int, **options: Any) -> int:
     """Answer requests with an exported model, over HTTP.
 
-    MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or a folder with an export; models:/<export.name>@champion unless
-    it is named.
+    MODEL is models:/NAME@ALIAS, models:/NAME/VERSION, or a folder with an export; the default is
+    models:/<export.name>@champion.
     """
     require_jax()
-    from gradtrail.serving.serve import config_of, serve
+    from gradtrail.serving.serve import serve, server_config
 
-    return serve(model, place, config_of(place, host, port, options))
+    return serve(model, place, server_config(place, host, port, options))
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail verdict workspace")
@@ -123,7 +133,7 @@ def verdict(place: Path, run: str, slo: Path | None, *, as_json: bool) -> int:
     """Judge the exported model of a run by the limits of deploy/slo.yaml.
 
     RUN is the id or name of a run, a state, a DVC experiment, a commit or `workspace`. Measures in fresh processes,
-    which takes about a minute. Exit status 0 says that every limit is kept, 1 that one is not.
+    which takes about a minute. Exit status 0: every limit passes; 1: a limit fails.
     """
     require_jax()
     from gradtrail.serving.verdict.main import verdict
@@ -134,12 +144,12 @@ def verdict(place: Path, run: str, slo: Path | None, *, as_json: bool) -> int:
 @click.command(cls=Verb, epilog="Example: gradtrail promote workspace --champion")
 @click.argument("run", metavar="RUN")
 @click.option("--champion", is_flag=True, help="Move the alias champion, if the verdict and the comparison allow it.")
-@click.option("--force", is_flag=True, help="Move it even if they do not; the version says so.")
-@click.option("--reason", default="", metavar="TEXT", help="Why; kept as a tag of the version.")
+@click.option("--force", is_flag=True, help="Move it in any case; the version's tags say so.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, for a tag of the version.")
 def promote(run: str, *, champion: bool, force: bool, reason: str) -> int:
     """Register the exported model of a run, and move the alias challenger, or champion, to it.
 
-    RUN is what `gradtrail verdict` takes. Exit status 1 says that the promotion was refused, and why.
+    RUN is a run as for `gradtrail verdict`. Exit status 1: the promotion was refused; the reasons are printed.
     """
     from gradtrail.serving.release.promote import promote
 
@@ -147,9 +157,9 @@ def promote(run: str, *, champion: bool, force: bool, reason: str) -> int:
 
 
 @click.command(cls=Verb, epilog="Example: gradtrail rollback --reason slower")
-@click.option("--reason", default="", metavar="TEXT", help="Why; kept as a tag of the version.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, for a tag of the version.")
 def rollback(*, reason: str) -> int:
-    """Move the alias champion back to the version that had it before."""
+    """Move the alias champion back to the previous champion."""
     from gradtrail.serving.release.rollback import rollback
 
     return with_store(lambda: rollback(reason))

@@ -1,4 +1,4 @@
-"""`gradtrail serve`: listens, loads the model beside, answers, and lets other models come."""
+"""`gradtrail serve`: listens, loads the model, answers requests, and replaces the model when its alias moves."""
 
 import asyncio
 import logging
@@ -21,44 +21,33 @@ from gradtrail.serving.server.batching import THREAD, BatchingConfig
 from gradtrail.serving.server.guard import LOG, TOKEN, Guard, Limits, require_token
 from gradtrail.serving.server.listening import Server, address_of, listening, run_loop
 from gradtrail.serving.server.router import Router, Source
-from gradtrail.serving.server.watching import MetricsWatcher
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.running_time import seconds_running
 
-_SWITCH_SECONDS = 0.0005  # between the threads: Python's 5 ms are longer than a batch
+_SWITCH_SECONDS = 0.0005  # thread switch interval: Python's 5 ms are longer than a batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """What `gradtrail serve` was told.
+    """The options of `gradtrail serve`."""
 
-    Attributes:
-        host: address to listen on.
-        port: to listen on; 0 for a free one.
-        batching: how requests are gathered.
-        limits: of each request.
-        drain_seconds: that requests under way have to end after SIGTERM.
-        has_access_log: whether each request is a line on stderr.
-        rollout: which models may replace the first one, and how.
-    """
-
-    host: str
-    port: int
+    host: str  # address to listen on
+    port: int  # 0 for a free one
     batching: BatchingConfig
     limits: Limits
-    drain_seconds: float
-    has_access_log: bool
+    drain_seconds: float  # grace period for running requests after SIGTERM
+    has_access_log: bool  # whether each request is logged to stderr
     rollout: start.RolloutConfig
 
     def __post_init__(self) -> None:
         check("drain_seconds", self.drain_seconds, above=0, at_most=3600)
 
 
-def config_of(place: Path, host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
-    """Return what the options of the command line say, as it names them; `place` is as of `serve`.
+def server_config(place: Path, host: str, port: int, options: Mapping[str, Any]) -> ServerConfig:
+    """Return the config of the command line's options, by their names; a folder is relative to `place`.
 
     Raises:
-        ConfigError: a value is out of its bounds; one line.
+        ConfigError: A value is out of its bounds; one line.
     """
     try:
         check("max_body_mib", options["max_body_mib"], above=0, at_most=1024)
@@ -74,7 +63,7 @@ def config_of(place: Path, host: str, port: int, options: Mapping[str, Any]) -> 
             ),
             drain_seconds=options["drain_seconds"],
             has_access_log=options["access_log"],
-            rollout=start.config_of(options, place),
+            rollout=start.rollout_config(options, place),
         )
     except ValueError as error:
         raise ConfigError(f"gradtrail serve: {error}") from None
@@ -84,13 +73,13 @@ def serve(model: str | None, place: Path, config: ServerConfig) -> int:
     """Serve an exported model until SIGTERM or Ctrl-C; return the exit status.
 
     Args:
-        model: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/MODEL_ID`, or a folder with an export; None for
-            the champion of the model that `params.yaml` names.
-        place: folder that a folder is relative to.
-        config: how.
+        model: URI `models:/NAME@ALIAS`, `models:/NAME/VERSION`, `models:/MODEL_ID`, or a folder with an export; None
+            for the champion of the model in `params.yaml`.
+        place: Folder to which a relative folder refers.
+        config: The options.
 
     Raises:
-        UserError: the address cannot be used, or the model cannot; one line.
+        UserError: The address or the model cannot be used; one line.
     """
     token = os.environ.get(TOKEN, "")
     require_token(config.host, token)
@@ -100,7 +89,7 @@ def serve(model: str | None, place: Path, config: ServerConfig) -> int:
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.WARNING)
     LOG.setLevel(logging.INFO)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs a batch 0.1 ms
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs 0.1 ms per batch
     with listening(config.host, config.port) as listener:
         return run_loop(_run(uri, config, token, listener))
 
@@ -109,11 +98,11 @@ async def _run(model: str, config: ServerConfig, token: str, listener: socket.so
     """Listen, load, answer, drain."""
     metrics = ServerMetrics(ROUTES)
     watch_compilations(lambda _: metrics.compiled_in_request(), THREAD)
-    router = Router(batching=config.batching, watcher=MetricsWatcher(metrics))
+    router = start.make_router(config.rollout, config.batching, metrics)
     guard = Guard(limits=config.limits, token=token, has_access_log=config.has_access_log)
-    create_app(router, guard, metrics)
+    create_app(router, guard)
     server = Server(guard, router, drain_seconds=config.drain_seconds)
-    loading = asyncio.create_task(_models(model, config, router, metrics, server, address_of(listener)))
+    loading = asyncio.create_task(_load_models(model, config, router, server, address_of(listener)))
     try:
         await server.serve(sockets=[listener])
         if loading.done():
@@ -124,25 +113,23 @@ async def _run(model: str, config: ServerConfig, token: str, listener: socket.so
     return 0
 
 
-async def _models(
-    model: str, config: ServerConfig, router: Router, metrics: ServerMetrics, server: Server, address: str
-) -> None:
-    """Load the first model, and those that come after it; end the server where one cannot be used."""
+async def _load_models(model: str, config: ServerConfig, router: Router, server: Server, address: str) -> None:
+    """Load the first model, and those that come after it; stop the server if the first one cannot be used."""
     try:
-        await _load(model, router, metrics, address)
-        await start.roll_out(model, config.rollout, router, metrics, _locate)
+        await _load(model, router, address)
+        await start.roll_out(model, config.rollout, router, _locate)
     except BaseException:
         server.should_exit = True
         raise
 
 
-async def _load(model: str, router: Router, metrics: ServerMetrics, address: str) -> None:
-    """Load the first model, and say so."""
+async def _load(model: str, router: Router, address: str) -> None:
+    """Load the first model, and print its address."""
     served = await router.load(await asyncio.to_thread(_locate, model))
-    metrics.classes = served.about.classes
+    router.metrics.classes = served.about.classes
     router.swap(served)
     seconds = seconds_running()
-    metrics.ready(True, seconds=seconds)
+    router.metrics.ready(True, seconds=seconds)
     sizes = ", ".join(map(str, served.about.batch_sizes))
     about = f"{served.about.model}, sha256 {served.digest[:12]}, from {model}"
     answering = f"{address} answers with {served.about.name} version {served.version} ({about})"
@@ -155,17 +142,17 @@ def _locate(model: str) -> Source:
 
     try:
         set_up_cache()
-        found = resolve(model)
+        reference = resolve(model)
     except OSError as error:
-        what = error.strerror or one_line(error)
-        kept = "a server keeps its compilation cache and exports in .gradtrail, which it must be able to write to"
-        raise UserError(f"{error.filename or '.gradtrail'}: {what}; {kept}") from None
-    return Source(folder=found.folder, version=found.version or "")
+        reason = error.strerror or one_line(error)
+        remedy = "a server writes its compilation cache and exports to .gradtrail, which must be writable"
+        raise UserError(f"{error.filename or '.gradtrail'}: {reason}; {remedy}") from None
+    return Source(folder=reference.folder, version=reference.version or "")
 
 
 def _model_uri(model: str | None, place: Path) -> str:
-    from gradtrail.serving.registry import CHAMPION, registered_name
+    from gradtrail.serving.registry import CHAMPION, MODELS, registered_name
 
     if model is None:
-        return f"models:/{registered_name()}@{CHAMPION}"
-    return model if model.startswith("models:/") else str(place / model)
+        return f"{MODELS}{registered_name()}@{CHAMPION}"
+    return model if model.startswith(MODELS) else str(place / model)

@@ -1,109 +1,104 @@
-"""The files of `deploy/`: Kubernetes manifests against a schema, compose, container, and no secret in any of them.
-
-The schema is a subset, `tests/manifest_kinds.py`: an unknown or mistyped key is an error. Kubernetes' own schemas are
-looked at too where the package `kubernetes-validate` is installed; it does not know KubeRay's.
-"""
+"""The files of `deploy/`: manifests against the schemas of Kubernetes, compose, container, and no secret in them."""
 
 import configparser
-import importlib.util
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
-from manifest_kinds import KINDS
 from projects import ROOT
 from ruamel.yaml import YAML
 
-from gradtrail.stages.common.params import validate
-
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+CREDENTIAL = re.compile(r"(PASSWORD|SECRET|TOKEN|ACCESS_KEY)")
 
 
-def documents() -> list[tuple[str, dict[str, Any]]]:
-    yaml = YAML(typ="safe", pure=True)
-    return [(path.name, document) for path in MANIFESTS for document in yaml.load_all(path.read_text())]
+def read(path: Path) -> list[dict[str, Any]]:
+    return [*YAML(typ="safe", pure=True).load_all(path.read_text())]
 
 
-@pytest.mark.parametrize(("name", "document"), documents(), ids=lambda each: each if isinstance(each, str) else "")
-def test_a_manifest_has_the_keys_and_types_of_its_kind(name: str, document: dict[str, Any]) -> None:
-    validate(document, KINDS[document["kind"]], f"{name}: {document['kind']}")
+def documents() -> list[dict[str, Any]]:
+    return [document for path in MANIFESTS for document in read(path)]
 
 
-def test_kubernetes_own_schemas_agree() -> None:
-    if not importlib.util.find_spec("kubernetes_validate"):
-        pytest.skip("not installed: kubernetes-validate")
-    import kubernetes_validate  # type: ignore[import-not-found]
+def pods() -> list[dict[str, Any]]:
+    """All pods, those of a RayJob too; each with the names of the volumes that its set claims for it."""
+    pods = []
+    for document in documents():
+        spec = document.get("spec", {})
+        claims = [claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])]
+        if "template" in spec:
+            pods.append({**spec["template"], "claims": claims})
+        if document["kind"] == "RayJob":
+            cluster = spec["rayClusterSpec"]
+            groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+            pods += [{**group["template"], "claims": []} for group in groups]
+    return pods
 
-    for _, document in documents():
-        if document["kind"] != "RayJob":
-            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+def test_manifests_are_valid_by_the_schemas_of_kubernetes() -> None:
+    """KubeRay's own kind has no schema there, but its pods have one."""
+    validated = [document for document in documents() if document["kind"] != "RayJob"]
+    keys = ("metadata", "spec")
+    validated += [{"apiVersion": "v1", "kind": "Pod", **{key: pod[key] for key in keys}} for pod in pods()]
+    for document in validated:
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_selectors_ports_volumes_and_references_meet() -> None:
-    found = {(document["kind"], document["metadata"]["name"]): document for _, document in documents()}
-    for (kind, _), document in found.items():
-        if kind in ("Deployment", "StatefulSet"):
+    services = [document for document in documents() if document["kind"] == "Service"]
+    for document in documents():
+        if document["kind"] in ("Deployment", "StatefulSet"):
             labels = document["spec"]["template"]["metadata"]["labels"]
             assert document["spec"]["selector"]["matchLabels"] == labels
-            assert any(
-                other["spec"]["selector"] == labels for (kind, _), other in found.items() if kind == "Service"
-            ), "no service leads there"
-    for pod, claims in pods(found.values()):
-        volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | claims
+            assert any(service["spec"]["selector"] == labels for service in services), "no service leads there"
+    for pod in pods():
+        volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])} | {*pod["claims"]}
         for container in pod["spec"]["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
 
 
-def pods(all_documents: Any) -> list[tuple[dict[str, Any], set[str]]]:
-    found = []
-    for document in all_documents:
-        spec = document.get("spec", {})
-        claims = {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", [])}
-        if "template" in spec:
-            found.append((spec["template"], claims))
-        if document["kind"] == "RayJob":
-            cluster = spec["rayClusterSpec"]
-            found += [(group["template"], set()) for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
-    return found
+def test_pods_are_confined() -> None:
+    for pod in pods():
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert pod["spec"]["enableServiceLinks"] is False, "they set MLFLOW_PORT to no number"
 
 
 def test_no_file_holds_a_secret() -> None:
-    """Secrets are named, never given: a variable with a name of a secret has no value of its own."""
-    named = re.compile(r"(PASSWORD|SECRET|TOKEN|ACCESS_KEY)")
-    for _, document in documents():
+    """Secrets are referred to by name: a variable with the name of a credential has no value of its own."""
+    for document in documents():
         assert document["kind"] != "Secret"
-        assert not any(named.search(key) for key in document.get("data", {}))
-    for pod, _ in pods([document for _, document in documents()]):
+        assert not any(CREDENTIAL.search(key) for key in document.get("data", {}))
+    for pod in pods():
         for container in pod["spec"]["containers"]:
             for variable in container.get("env", []):
-                if named.search(variable["name"]):
-                    assert "value" not in variable
-    compose = YAML(typ="safe", pure=True).load((DEPLOY / "compose.yaml").read_text())
+                assert not (CREDENTIAL.search(variable["name"]) and "value" in variable)
+    (compose,) = read(DEPLOY / "compose.yaml")
     for service in compose["services"].values():
         for name, value in service["environment"].items():
-            if named.search(name) and name != "RAY_AUTH_MODE":
+            if CREDENTIAL.search(name) and name != "RAY_AUTH_MODE":
                 assert re.fullmatch(r"\$\{\w+:\?\}", value), f"{name} must come from the environment, and be set"
 
 
-def test_compose_publishes_loopback_alone() -> None:
-    compose = YAML(typ="safe", pure=True).load((DEPLOY / "compose.yaml").read_text())
+def test_compose_publishes_only_on_loopback() -> None:
+    (compose,) = read(DEPLOY / "compose.yaml")
     published = [port for service in compose["services"].values() for port in service.get("ports", [])]
     assert published
     assert all(port.startswith("127.0.0.1:") for port in published)
     assert all(service.get("image") for service in compose["services"].values())
 
 
-def test_workers_alone_read_the_key_for_git_and_cannot_write_it() -> None:
-    compose = YAML(typ="safe", pure=True).load((DEPLOY / "compose.yaml").read_text())
+def test_only_workers_mount_the_key_for_git_read_only() -> None:
+    (compose,) = read(DEPLOY / "compose.yaml")
     mounts = {name: service.get("volumes", []) for name, service in compose["services"].items()}
-    keys = {name: each for name, volumes in mounts.items() for each in volumes if ".ssh" in each}
+    keys = {name: volume for name, volumes in mounts.items() for volume in volumes if ".ssh" in volume}
     assert keys == {"worker": "${GRADTRAIL_SSH_DIR:?}:/home/gradtrail/.ssh:ro"}
 
 
-def test_the_image_has_the_lock_and_no_root() -> None:
+def test_image_installs_the_lock_and_runs_without_root() -> None:
     lines = (DEPLOY / "Containerfile").read_text()
     assert " wget " in lines, "KubeRay's probes call it"
     assert "--require-hashes" in lines
@@ -134,7 +129,7 @@ def started(folder: Path, variables: dict[str, str]) -> list[str]:
     return subprocess.run(command, env=env | variables, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_mlflow_starts_with_authentication_on_loopback_and_no_password_on_its_command_line(tmp_path: Path) -> None:
+def test_mlflow_starts_with_authentication_on_loopback_without_passwords_in_arguments(tmp_path: Path) -> None:
     variables = {"MLFLOW_BACKEND_STORE_URI": "postgresql://a:hidden@b/c", "MLFLOW_TRACKING_PASSWORD": "very-secret"}
     command, *config = started(tmp_path, variables)
     assert "--app-name basic-auth" in command
@@ -146,15 +141,15 @@ def test_mlflow_starts_with_authentication_on_loopback_and_no_password_on_its_co
     assert written.stat().st_mode & 0o077 == 0
 
 
-def test_mlflow_reads_its_settings_as_they_were_given(tmp_path: Path) -> None:
+def test_percent_signs_reach_mlflow_unchanged(tmp_path: Path) -> None:
     """Python's parser takes a single % for the beginning of a reference."""
-    given = {"MLFLOW_BACKEND_STORE_URI": "postgresql://a:p%40%(x)s@b/c", "MLFLOW_TRACKING_USERNAME": "50% of me"}
-    _, *config = started(tmp_path, given)
+    variables = {"MLFLOW_BACKEND_STORE_URI": "postgresql://a:p%40%(x)s@b/c", "MLFLOW_TRACKING_USERNAME": "50% of me"}
+    _, *config = started(tmp_path, variables)
     read = configparser.ConfigParser()
     read.read_string("\n".join(config))
-    assert read["mlflow"]["database_uri"] == given["MLFLOW_BACKEND_STORE_URI"]
-    assert read["mlflow"]["admin_username"] == given["MLFLOW_TRACKING_USERNAME"]
+    assert read["mlflow"]["database_uri"] == variables["MLFLOW_BACKEND_STORE_URI"]
+    assert read["mlflow"]["admin_username"] == variables["MLFLOW_TRACKING_USERNAME"]
 
 
-def test_git_does_not_see_the_variables_of_compose() -> None:
+def test_git_ignores_the_variables_of_compose() -> None:
     assert "/deploy/.env" in (ROOT / ".gitignore").read_text().splitlines()

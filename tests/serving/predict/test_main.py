@@ -1,4 +1,4 @@
-"""`gradtrail predict` on an exported model: answers on the terminal, figures, tables, and what it refuses."""
+"""`gradtrail predict` on an exported model: answers on the terminal, figures, tables, and errors."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
-def test_answers_then_what_cannot_be_used_with_status_2(
+def test_unusable_images_are_reported_after_the_answers(
     folder: Path, export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [folder / name for name in ("a.png", "c.png", "b.png")]
@@ -51,7 +51,7 @@ def test_answers_then_what_cannot_be_used_with_status_2(
         assert min(figure.size) > 100
 
 
-def test_a_folder_into_a_table_with_progress_in_lines_and_status_2(
+def test_folder_becomes_a_table_with_progress_in_lines(
     folder: Path, export: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = folder / "out.parquet"
@@ -64,7 +64,7 @@ def test_a_folder_into_a_table_with_progress_in_lines_and_status_2(
     assert table.schema.metadata[b"gradtrail.model_digest"].decode() == read_export(export).manifest.digest
 
 
-def test_model_that_answers_no_probabilities_gives_no_label(
+def test_model_without_probabilities_gives_no_label(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = write_wrong_export(folder / "model", answers="-1 to 2")
@@ -81,24 +81,23 @@ def test_model_that_answers_no_probabilities_gives_no_label(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["."], ".: a folder or table of images; --out FILE.parquet takes the answers"),
-        (["a.npz"], "a.npz: a folder or table of images; --out FILE.parquet takes the answers"),
-        ([".", "--out", "out.parquet", "--figure", "b.png"], "--figure: draws a few images, without --out"),
+        (["a.parquet"], "a.parquet: a folder or table of images; --out FILE.parquet takes the answers"),
+        ([".", "--out", "out.parquet", "--figure", "b.png"], "--figure: only without --out"),
         (["a.png", "--model", "nowhere"], "nowhere: no exported model here (no manifest.json)"),
         ([".", "--out", "src", "--model", "EXPORT"], "src: a folder; name a file, such as src/predictions.parquet"),
     ],
 )
-def test_a_mistake_is_one_line_with_status_2(
+def test_mistake_is_one_line_with_status_2(
     arguments: list[str],
-    said: str,
+    message: str,
     export: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = [str(export) if argument == "EXPORT" else argument for argument in arguments]
-    assert run(monkeypatch, *given) == 2
+    assert run(monkeypatch, *(export if argument == "EXPORT" else argument for argument in arguments)) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"gradtrail: {said}")
+    assert err.startswith(f"gradtrail: {message}")

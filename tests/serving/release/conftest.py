@@ -12,7 +12,7 @@ from releasing import RIGHT, judge
 
 @pytest.fixture
 def model(client: MlflowClient, exported: Callable[[int], Path]) -> Callable[..., Run]:
-    """Makes an evaluated training with an export: which predictions, and what the verdict said."""
+    """Makes an evaluated training with an export, predictions and a verdict."""
 
     def make(seed: int, *, wrong: int = 5, verdict: str = "pass", first: int = 0) -> Run:
         run = training(client, seed=seed, export=exported(seed % 4))

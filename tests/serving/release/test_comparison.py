@@ -1,4 +1,4 @@
-"""A candidate beside the champion on the test split: what counts as worse, and what cannot be compared."""
+"""A candidate compared with the champion: what counts as worse, and what cannot be compared."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from gradtrail.serving.release.comparison import compare
 from gradtrail.serving.release.rollback import rollback
 
 
-def test_one_that_is_worse_is_refused_and_one_that_differs_by_chance_is_not(
+def test_worse_model_is_refused_and_one_that_differs_by_chance_is_not(
     client: MlflowClient, model: Callable[..., Run], capsys: pytest.CaptureFixture
 ):
     good, unlucky, bad = model(0, wrong=2), model(1, wrong=6, first=1), model(2, wrong=12, first=0)
@@ -24,9 +24,9 @@ def test_one_that_is_worse_is_refused_and_one_that_differs_by_chance_is_not(
     assert rollback("") == 0
     capsys.readouterr()
     assert crown(bad) == 1  # 10 lost, none gained: p = 0.002
-    said = capsys.readouterr().out
-    assert "worse than the champion on the test split: -5.00 [-5.00, -1.92] points of accuracy" in said
-    assert "p = 0.00195 (0 gained, 10 lost of 200)" in said
+    output = capsys.readouterr().out
+    assert "worse than the champion on the test split: -5.00 [-5.00, -1.92] points of accuracy" in output
+    assert "p = 0.00195 (0 gained, 10 lost of 200)" in output
     assert champion() == "1"
 
 
@@ -49,10 +49,10 @@ def test_other_test_splits_are_not_compared(
 def test_examples_are_joined_by_their_ids(client: MlflowClient, model: Callable[..., Run]):
     """The same predictions in another order are the same predictions."""
     first, second = (find_candidate(model(seed, wrong=seed + 4).info.run_id, client) for seed in (0, 1))
-    wanted = compare(first, second).examples
+    expected = compare(first, second).examples
     order = np.random.default_rng(0).permutation(len(RIGHT))
     second.predictions.table.loc[:] = second.predictions.table.iloc[order].to_numpy()
-    assert compare(first, second).examples == wanted
+    assert compare(first, second).examples == expected
 
 
 @pytest.mark.parametrize(("seeds", "is_paired"), [((0, 1, 2), True), ((7, 8, 9), False)])
@@ -68,10 +68,10 @@ def test_members_are_compared_over_their_seeds(
         path.write_text(f"seed,accuracy\n{rows}")
         candidate = find_candidate(run.info.run_id, client)
         client.log_artifact(candidate.evaluation.info.run_id, str(path), "results")
-    found = compare(*(find_candidate(run.info.run_id, client) for run in runs))
-    assert found.is_paired == is_paired
-    assert found.seeds.mean == pytest.approx(-0.148 / 3)
-    assert not found.examples.is_worse
-    assert any("over its seeds" in reason for reason in found.worse)
+    comparison = compare(*(find_candidate(run.info.run_id, client) for run in runs))
+    assert comparison.is_paired == is_paired
+    assert comparison.seeds.mean == pytest.approx(-0.148 / 3)
+    assert not comparison.examples.is_worse
+    assert any("over its seeds" in reason for reason in comparison.worse)
     assert crown(runs[1]) == 0
     assert crown(runs[0]) == 1

@@ -1,4 +1,4 @@
-"""The test of a mean that may be looked at at any time, by simulation with fixed seeds."""
+"""The sequential test of a mean, by simulation with fixed seeds."""
 
 import math
 
@@ -9,21 +9,21 @@ from gradtrail.serving.rollout.sequential import RESTART, MeanTest
 
 
 def first_alarm(values: np.ndarray, limit: float, significance: float) -> int | None:
-    """Return after how many observations the mean is found to be above the limit."""
+    """Return the number of observations until the test reports a mean above the limit."""
     test = MeanTest(limit, significance)
     return next((number for number, value in enumerate(values, 1) if test.observe(float(value))), None)
 
 
 @pytest.mark.parametrize("limit", [0.01, 0.1, 0.5])
-def test_the_share_of_false_alarms_at_the_limit_is_at_most_the_significance(limit: float) -> None:
+def test_share_of_false_alarms_is_at_most_the_significance(limit: float) -> None:
     generator = np.random.default_rng(0)
     sequences, significance = 200, 0.1
     alarms = sum(first_alarm(generator.random(1200) < limit, limit, significance) is not None for _ in range(sequences))
     assert alarms <= significance * sequences
 
 
-def test_a_fixed_size_test_looked_at_each_time_would_not_hold_it() -> None:
-    """The usual z-test at 5 %, looked at after each request, has far more false alarms than 5 %."""
+def test_fixed_size_test_evaluated_each_time_has_more_false_alarms() -> None:
+    """The usual z-test at 5 %, evaluated after each request, has far more false alarms than 5 %."""
     generator = np.random.default_rng(0)
     values = generator.random((200, 2000)) < 0.5
     counts = np.arange(1, 2001)
@@ -31,7 +31,7 @@ def test_a_fixed_size_test_looked_at_each_time_would_not_hold_it() -> None:
     assert (z[:, 30:] > 1.645).any(axis=1).mean() > 0.2
 
 
-def test_the_evidence_is_a_martingale() -> None:
+def test_evidence_is_a_martingale() -> None:
     """Its mean over all sequences of eight coin flips is its start, and never more for smaller means."""
     start = 6 / math.pi**2
 
@@ -49,7 +49,7 @@ def test_the_evidence_is_a_martingale() -> None:
     assert mean_evidence(0.2) < start < mean_evidence(0.4)
 
 
-def test_what_goes_wrong_late_is_found_soon() -> None:
+def test_late_change_is_detected_soon() -> None:
     generator = np.random.default_rng(1)
     values = np.concatenate([generator.random(8 * RESTART) < 0.002, generator.random(500) < 0.3])
     alarm = first_alarm(values, 0.01, 0.01)
@@ -62,7 +62,7 @@ def test_values_between_zero_and_one_count_by_their_size() -> None:
     assert first_alarm(np.full(5000, 0.1), 0.1, 0.01) is None
 
 
-def test_a_limit_of_zero_asks_for_more_than_one_failure_of_many() -> None:
+def test_limit_of_zero_needs_more_than_one_failure() -> None:
     test = MeanTest(0.0, 0.01)
     assert [test.observe(0.0) for _ in range(100)] == [False] * 100
     assert test.mean == 0

@@ -1,97 +1,43 @@
-"""A server of its own process under load: promotions, a trial, kill -9, and a registry that is down."""
+"""A server process under load: promotions, a trial, kill -9, and an unavailable registry."""
 
 import contextlib
 import http.client
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from answering import Server, server
 from mlflow import MlflowClient
-from projects import environment
 from registered import log_export, small_export, training
-from servers import Proxy, free_port, tracking_server
+from servers import Proxy, tracking_server
 
 ROOT = Path(__file__).parents[3]
-SECONDS = 120  # for what may take long on a busy machine
 BODY = json.dumps({"inputs": [{"name": "images", "shape": [1, 28, 28], "datatype": "UINT8", "data": [0] * 784}]})
-SAYS = {"1": 3, "2": 7}  # versions, and the only class that each answers
+LABELS = {"1": 3, "2": 7}  # the only label of each version
 NUM_PROMOTIONS = 20
 
 pytestmark = pytest.mark.slow
 
 
-def make_project(folder: Path) -> None:
-    """Make what `gradtrail` knows a project by."""
+def serving(folder: Path, *options: str) -> contextlib.AbstractContextManager[Server]:
+    """Serve the champion of the project in a folder."""
     for part in (".dvc", "src/gradtrail"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     (folder / "dvc.yaml").write_text("stages: {}\n")
-
-
-class Server:
-    """`gradtrail serve` as a process."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        make_project(folder)
-        self.port = free_port()
-        self.log = folder / "serve.log"
-        command = [sys.executable, "-m", "gradtrail", "serve", *arguments, "--port", str(self.port)]
-        env = environment() | {"DVC_ROOT": str(folder), "PYTHONPATH": str(ROOT / "src")}
-        env |= {name: os.environ[name] for name in ("MLFLOW_TRACKING_URI",) if name in os.environ}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log)
-
-    def get(self, path: str) -> str:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.read().decode() if answer.status == 200 else ""
-
-    def metric(self, series: str) -> float:
-        found = [line for line in self.get("/metrics").splitlines() if line.startswith(f"{series} ")]
-        return float(found[0].rpartition(" ")[2]) if found else float("nan")
-
-    def wait(self, what: Callable[[], Any]) -> None:
-        """Wait until something is true of the server."""
-        deadline = time.monotonic() + SECONDS
-        while True:
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                if what():
-                    return
-            time.sleep(0.05)
-
-    def is_ready(self) -> bool:
-        return bool(self.get("/v2/health/ready"))
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *arguments: str) -> Iterator[Server]:
-    server = Server(folder, *arguments)
-    try:
-        server.wait(server.is_ready)
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
+    return server("models:/digits@champion", *options, project=folder, DVC_ROOT=str(folder))
 
 
 class Load:
-    """Clients that ask one request after the other; counts answers by version, and notes every failure."""
+    """Clients that send one request after the other; counts answers by version, and records failures."""
 
     def __init__(self, server: Server, clients: int = 2) -> None:
         self.server, self.answers, self.failures = server, Counter[str](), list[str]()
-        self._is_over = threading.Event()
+        self._has_ended = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
 
     def __enter__(self) -> "Load":
@@ -100,39 +46,39 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over.set()
+        self._has_ended.set()
         for thread in self._threads:
             thread.join()
 
     def _ask(self, client: int) -> None:
         number = 0
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)) as connection:
-            while not self._is_over.is_set():
+            while not self._has_ended.is_set():
                 number += 1
                 try:
                     connection.request("POST", "/v2/models/digits/infer", BODY, {"X-Request-Id": f"{client} {number}"})
                     answer = connection.getresponse()
-                    self._note(answer.status, answer.read())
+                    self._record(answer.status, answer.read())
                 except (OSError, http.client.HTTPException) as error:
                     self.failures.append(repr(error))
                     connection.close()
                     time.sleep(0.01)
 
-    def _note(self, status: int, content: bytes) -> None:
+    def _record(self, status: int, content: bytes) -> None:
         if status != 200:
             self.failures.append(f"{status} {content!r}")
             return
-        found = json.loads(content)
-        label = next(each["data"][0] for each in found["outputs"] if each["name"] == "label")
-        if str(label) != str(SAYS[found["model_version"]]):
-            self.failures.append(f"version {found['model_version']} said {label}")
-        self.answers[found["model_version"]] += 1
+        answer = json.loads(content)
+        label = next(output["data"][0] for output in answer["outputs"] if output["name"] == "label")
+        if label != LABELS[answer["model_version"]]:
+            self.failures.append(f"version {answer['model_version']}: label {label}")
+        self.answers[answer["model_version"]] += 1
 
 
 def register(client: MlflowClient, folder: Path) -> None:
     """Register two versions; the first one is the champion."""
     client.create_registered_model("digits")
-    for version, label in SAYS.items():
+    for version, label in LABELS.items():
         run = training(client, seed=label)
         model_id = log_export(client, run, small_export(folder / f"export-{version}", always=label))
         client.create_model_version("digits", f"models:/{model_id}", run_id=run.info.run_id, model_id=model_id)
@@ -145,27 +91,29 @@ def promote(client: MlflowClient, version: str, alias: str = "champion") -> None
 
 def test_twenty_promotions_under_load_lose_no_request(client: MlflowClient, tmp_path: Path) -> None:
     register(client, tmp_path)
-    with serving(tmp_path, "models:/digits@champion", "--follow-seconds", "0.1") as server, Load(server) as load:
+    with serving(tmp_path, "--follow-seconds", "0.1") as running, Load(running) as load:
         for number in range(NUM_PROMOTIONS):
             version = "21"[number % 2]
             promote(client, version)
             before = load.answers[version]
-            server.wait(lambda before=before, version=version: load.answers[version] > before + 10)
-        assert server.metric('gradtrail_model_swaps_total{role="primary"}') == NUM_PROMOTIONS
-        assert server.metric("gradtrail_compiles_in_request_total") == 0
+            running.wait(lambda before=before, version=version: load.answers[version] > before + 10)
+        assert running.metric('gradtrail_model_swaps_total{role="primary"}') == NUM_PROMOTIONS
+        assert running.metric("gradtrail_compiles_in_request_total") == 0
     assert load.failures == []
     assert min(load.answers.values()) > 100
 
 
-def test_killed_under_load_it_is_ready_again_from_the_compile_cache(client: MlflowClient, tmp_path: Path) -> None:
+def test_killed_server_restarts_from_the_compile_cache(client: MlflowClient, tmp_path: Path) -> None:
     register(client, tmp_path)
-    with serving(tmp_path, "models:/digits@champion") as server, Load(server) as load:
-        server.wait(lambda: load.answers["1"] > 50)
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait()
-    with serving(tmp_path, "models:/digits@champion") as again, Load(again) as load:
+    with serving(tmp_path) as running, Load(running) as load:
+        running.wait(lambda: load.answers["1"] > 50)
+        port = running.port
+        running.end(signal.SIGKILL)
+    with serving(tmp_path, "--port", str(port)) as again, Load(again) as load:
         again.wait(lambda: load.answers["1"] > 50)
-        compiled = [line for line in again.get("/metrics").splitlines() if "compile_seconds_count{" in line]
+        compiled = [
+            line for line in again.send("GET", "/metrics")[1].decode().splitlines() if "compile_seconds_count{" in line
+        ]
         assert compiled
         assert all('cache="hit"' in line for line in compiled), compiled
         startup = again.metric("gradtrail_startup_seconds")
@@ -173,32 +121,32 @@ def test_killed_under_load_it_is_ready_again_from_the_compile_cache(client: Mlfl
     print(f"ready after {startup:.1f} s")
 
 
-def test_a_challenger_that_always_answers_7_is_stopped_and_the_next_one_tried(
+def test_challenger_that_always_answers_7_is_stopped_and_the_next_one_tried(
     client: MlflowClient, tmp_path: Path
 ) -> None:
     register(client, tmp_path)
     (tmp_path / "deploy").mkdir()
     shutil.copy(ROOT / "deploy/slo.yaml", tmp_path / "deploy")
-    arguments = ("models:/digits@champion", "--challenger", "@challenger", "--canary", "10%", "--follow-seconds", "0.1")
-    with serving(tmp_path, *arguments) as server:
-        assert json.loads(server.get("/rollout"))["state"] == "off", "there is no such alias yet"
+    options = ("--challenger", "@challenger", "--canary", "10%", "--follow-seconds", "0.1")
+    with serving(tmp_path, *options) as running:
+        assert running.ask("GET", "/rollout")[1]["state"] == "off", "there is no such alias yet"
         promote(client, "2", "challenger")
-        server.wait(lambda: json.loads(server.get("/rollout"))["state"] == "canary")
-        with Load(server) as load:
-            server.wait(lambda: json.loads(server.get("/rollout"))["state"] == "stopped")
+        running.wait(lambda: running.ask("GET", "/rollout")[1]["state"] == "canary")
+        with Load(running) as load:
+            running.wait(lambda: running.ask("GET", "/rollout")[1]["state"] == "stopped")
             count = load.answers["1"]
-            server.wait(lambda: load.answers["1"] > count + 100)
-        about = json.loads(server.get("/rollout"))
-        assert about["stopped"]["because"] in {"agreement", "class share"}
+            running.wait(lambda: load.answers["1"] > count + 100)
+        about = running.ask("GET", "/rollout")[1]
+        assert about["stopped"]["because"] == "agreement"
         assert load.answers["2"] < 200
         assert load.failures == []
-        assert server.metric('gradtrail_rollout_state{state="stopped"}') == 1
-        assert server.log.read_text().count("the challenger, version 2, is stopped: ") == 1
+        assert running.metric('gradtrail_rollout_state{state="stopped"}') == 1
+        assert running.errors.read_text().count("the challenger, version 2, is stopped: ") == 1
         promote(client, "1", "challenger")
-        server.wait(lambda: json.loads(server.get("/rollout"))["state"] == "canary")
+        running.wait(lambda: running.ask("GET", "/rollout")[1]["state"] == "canary")
 
 
-def test_a_registry_that_is_down_changes_nothing_and_a_promotion_is_seen_when_it_is_back(
+def test_unavailable_registry_changes_nothing_and_a_promotion_is_loaded_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "params.yaml").write_text("export:\n  name: digits\n")
@@ -208,17 +156,17 @@ def test_a_registry_that_is_down_changes_nothing_and_a_promotion_is_seen_when_it
         client = MlflowClient(tracking.uri)
         register(client, tmp_path)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.uri)
-        with serving(tmp_path, "models:/digits@champion", "--follow-seconds", "0.1") as server, Load(server) as load:
-            server.wait(lambda: load.answers["1"] > 50)
+        with serving(tmp_path, "--follow-seconds", "0.1") as running, Load(running) as load:
+            running.wait(lambda: load.answers["1"] > 50)
             proxy.lives = 0  # it takes connections and never answers
-            server.wait(lambda: server.metric("gradtrail_registry_up") == 0)
+            running.wait(lambda: running.metric("gradtrail_registry_up") == 0)
             promote(client, "2")
             before = load.answers["1"]
-            server.wait(lambda: load.answers["1"] > before + 100)
+            running.wait(lambda: load.answers["1"] > before + 100)
             proxy.revive()
-            server.wait(lambda: load.answers["2"] > 10)
-            assert server.metric("gradtrail_registry_up") == 1
-            said = server.log.read_text()
+            running.wait(lambda: load.answers["2"] > 10)
+            assert running.metric("gradtrail_registry_up") == 1
+            log = running.errors.read_text()
     assert load.failures == []
-    assert said.count("version 1 keeps serving") == 1, said
-    assert said.count("the registry answers again") == 1
+    assert log.count("version 1 keeps serving") == 1, log
+    assert log.count("the registry responds again") == 1

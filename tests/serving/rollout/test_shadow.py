@@ -1,81 +1,61 @@
-"""A challenger that no client gets: it is compared on every request, and stopped for its answers, not for a queue."""
+"""A shadow answers no client, is compared on every request, and is stopped for its answers, not for its queue."""
 
 import asyncio
 import threading
 import time
 
 import numpy as np
-import pytest
-from trial_bench import Answers, Bench, run, seven, sound
+from trial_bench import Answers, bench, seven, sound
 
 
-def test_a_shadow_answers_nobody_and_is_compared_on_every_request() -> None:
-    async def scenario(made: Bench) -> None:
+async def test_shadow_answers_no_client_and_is_compared_on_every_request() -> None:
+    with bench(share=0.0) as made:
         made.trial.challenge(made.load(seven, "2"))
         count = 0
         while made.trial.state == "shadow":
-            assert (await made.ask(count)).by.version == "1"
+            assert (await made.ask(count)).model.version == "1"
             await made.settle()
             count += 1
-        about = made.trial.about()
+        about = made.trial.describe_rollout()
         assert about["requests"] == count < 200
-        assert about["stopped"]["because"] in {"agreement", "class share"}
+        assert about["stopped"]["because"] == "agreement"
         assert made.value("gradtrail_canary_fallbacks_total") == 0
 
-    run(scenario, share=0.0)
 
-
-def test_shadow_that_answers_no_probabilities_is_stopped() -> None:
-    async def scenario(made: Bench) -> None:
-        made.trial.challenge(made.load(lambda batch: sound(batch) * 3 - 1, "2"))
-        for number in range(20):
-            assert (await made.ask(number)).by.version == "1"
-            await made.settle()
-        assert made.trial.about()["stopped"]["because"] == "errors"
-        assert made.value("gradtrail_model_errors_total", role="primary", version="1") == 0
-
-    run(scenario, share=0.0)
-
-
-@pytest.mark.parametrize("clients", [1, 4])
-def test_a_shadow_within_its_limits_is_not_stopped_by_the_queue_of_comparisons(clients: int) -> None:
-    def seconds(each: float) -> Answers:
+async def test_comparisons_are_skipped_under_load() -> None:
+    def answer_after(seconds: float) -> Answers:
         def answer(batch: np.ndarray) -> np.ndarray:
-            time.sleep(each)
+            time.sleep(seconds)
             return sound(batch)
 
         return answer
 
-    async def scenario(made: Bench) -> None:
-        made.router.swap(made.load(seconds(0.004), "1"))
-        made.trial.challenge(made.load(seconds(0.006), "2"))
+    with bench(share=0.0) as made:
+        made.trial.swap(made.load(answer_after(0.004), "1"))
+        made.trial.challenge(made.load(answer_after(0.006), "2"))
 
         async def client(first: int) -> None:
-            for number in range(first, 200, clients):
+            for number in range(first, 100, 4):
                 await made.ask(number)
 
-        await asyncio.gather(*(client(first) for first in range(clients)))
+        await asyncio.gather(*(client(first) for first in range(4)))
         await made.settle()
-        assert made.trial.state == "shadow", made.trial.about()
-        assert made.trial.about()["requests"] > 10
+        assert made.trial.state == "shadow", made.trial.describe_rollout()
+        assert made.trial.describe_rollout()["requests"] > 10
         assert (made.value("gradtrail_comparisons_dropped_total") or 0) > 0
 
-    run(scenario, share=0.0)
 
-
-def test_a_shadow_that_hangs_under_load_is_stopped() -> None:
-    is_over = threading.Event()
+async def test_hanging_shadow_is_stopped() -> None:
+    has_ended = threading.Event()
 
     def hanging(batch: np.ndarray) -> np.ndarray:
-        assert is_over.wait(60)
+        assert has_ended.wait(60)
         return sound(batch)
 
-    async def scenario(made: Bench) -> None:
+    with bench(share=0.0, patience_seconds=0.01) as made:
         made.trial.challenge(made.load(hanging, "2"))
         for number in range(20):
             await made.ask(number)
             await made.settle()
-        is_over.set()
-        assert made.trial.about()["stopped"]["because"] == "errors"
-
-    run(scenario, share=0.0, patience_seconds=0.01)
+        has_ended.set()
+        assert made.trial.describe_rollout()["stopped"]["because"] == "errors"

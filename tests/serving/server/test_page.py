@@ -1,4 +1,4 @@
-"""The page in a real browser: drawn with a mouse and a finger, cleared with a key, given images."""
+"""The page in a real browser: drawing with a mouse and a finger, clearing with a key, dropping images."""
 
 import io
 import json
@@ -31,19 +31,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[Server]:
-    with server(folder) as each:
-        yield each
+    with server(folder) as running:
+        yield running
 
 
 @pytest.fixture
 def page(running: Server, tmp_path: Path) -> Iterator[Browser]:
-    with browser(tmp_path / "profile") as each:
-        each.size(1000, 800)
-        each.open(f"{running.address}/")
-        yield each
-        asked = {address.partition("/")[2] for address in each.requests}
-        assert all(address.startswith(f"{running.address}/") for address in each.requests), asked
-        assert not each.errors
+    with browser(tmp_path / "profile") as page:
+        page.size(1000, 800)
+        page.open(f"{running.address}/")
+        yield page
+        assert all(address.startswith(f"{running.address}/") for address in page.requests), page.requests
+        assert not page.errors
 
 
 def stroke(page: Browser, points: list[tuple[float, float]], *, touch: bool = False) -> None:
@@ -90,17 +89,15 @@ def seven(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("touch", [False, True], ids=["mouse", "finger"])
-def test_a_drawn_digit_is_answered_with_a_bar_for_each_class(
-    page: Browser, folder: Path, tmp_path: Path, touch: bool
-) -> None:
+def test_drawn_digit_is_answered_with_a_bar_per_class(page: Browser, folder: Path, tmp_path: Path, touch: bool) -> None:
     if touch:
         page.size(390, 844, touch=True)
     assert page.run(ANSWER) == "Draw an image."
     stroke(page, SEVEN, touch=touch)
-    shown = page.wait(f"{PROBABILITIES}.length === 10 && {PROBABILITIES}")
-    assert sum(shown) == pytest.approx(1, abs=1e-3)
-    best = int(np.argmax(shown))
-    assert page.run(ANSWER) == f"{best}, with {100 * shown[best]:.1f} %"
+    values = page.wait(f"{PROBABILITIES}.length === 10 && {PROBABILITIES}")
+    assert sum(values) == pytest.approx(1, abs=1e-3)
+    best = int(np.argmax(values))
+    assert page.run(ANSWER) == f"{best}, with {100 * values[best]:.1f} %"
     assert page.run("document.querySelector('li.best').firstChild.textContent") == str(best)
     assert "digits, version" in page.run("document.querySelector('#model').textContent")
     assert page.run("document.documentElement.scrollWidth <= window.innerWidth")
@@ -108,7 +105,7 @@ def test_a_drawn_digit_is_answered_with_a_bar_for_each_class(
         page.screenshot(Path(shots) / f"serve-{'finger' if touch else 'mouse'}.png")
 
 
-def test_escape_and_the_button_clear_and_a_late_answer_is_not_shown(page: Browser) -> None:
+def test_escape_and_the_button_clear_and_late_answers_are_ignored(page: Browser) -> None:
     stroke(page, SEVEN)
     page.wait(f"{PROBABILITIES}.length === 10")
     page.press("Escape")
@@ -124,13 +121,13 @@ def test_escape_and_the_button_clear_and_a_late_answer_is_not_shown(page: Browse
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_a_dropped_picture_is_seen_as_gradtrail_predict_sees_it(page: Browser, folder: Path, kind: str) -> None:
+def test_dropped_picture_is_converted_as_by_predict(page: Browser, folder: Path, kind: str) -> None:
     content = seven(kind)
     drop(page, content, f"image/{kind.lower()}")
-    shown = page.wait(f"{PROBABILITIES}.length === 10 && {PROBABILITIES}")
+    values = page.wait(f"{PROBABILITIES}.length === 10 && {PROBABILITIES}")
     model = read_export(folder)
     image = decode_image(io.BytesIO(content), (28, 28), framing_of(model.manifest.dataset))
-    np.testing.assert_allclose(shown, model.predict(image[None])[0], rtol=1e-4)
+    np.testing.assert_allclose(values, model.predict(image[None])[0], rtol=1e-4)
     pixels = "[...document.querySelector('#seen canvas').getContext('2d').getImageData(0, 0, 28, 28).data]"
     np.testing.assert_array_equal(np.array(page.run(pixels)).reshape(28, 28, 4)[..., 0], image)
     if shots := os.environ.get("SCREENSHOTS"):
@@ -138,13 +135,13 @@ def test_a_dropped_picture_is_seen_as_gradtrail_predict_sees_it(page: Browser, f
         page.screenshot(Path(shots) / f"serve-dropped-{kind}.png")
 
 
-def test_what_is_no_picture_is_said(page: Browser) -> None:
+def test_invalid_picture_shows_the_error(page: Browser) -> None:
     drop(page, b"GIF89a", "image/gif")
     page.wait(f"{ANSWER} === 'the image must be a PNG or a JPEG'")
     page.errors.clear()  # the browser logs the status
 
 
-def test_the_page_works_with_the_keyboard_alone(page: Browser) -> None:
+def test_page_works_with_the_keyboard_alone(page: Browser) -> None:
     focused = []
     for _ in range(4):
         page.press("Tab")
@@ -152,7 +149,7 @@ def test_the_page_works_with_the_keyboard_alone(page: Browser) -> None:
     assert focused == ["paper", "clear", "LABEL", "A"]
 
 
-def test_where_there_is_a_token_the_page_asks_for_it_and_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_page_asks_for_the_token_and_continues(folder: Path, tmp_path: Path) -> None:
     with server(folder, GRADTRAIL_TOKEN=TOKEN) as guarded, browser(tmp_path / "profile") as page:
         page.size(1000, 800)
         page.open(f"{guarded.address}/")

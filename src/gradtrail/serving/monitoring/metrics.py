@@ -1,8 +1,8 @@
-"""What a server tells Prometheus, named by its conventions: base units, `_total` for counters, few values a label.
+"""The Prometheus metrics of a server, by its conventions: base units, `_total` for counters, few values per label.
 
 Sources: https://prometheus.io/docs/practices/naming/ and https://prometheus.io/docs/practices/instrumentation/. No
-label holds what a client sends: unknown paths are one route, unknown kinds of errors one kind, and the series of a
-model version end when it is replaced.
+label contains client input: unknown paths are one route, unknown types of errors one type, and the series of a model
+version end when it is replaced.
 """
 
 import threading
@@ -24,32 +24,23 @@ Rollout = Literal["off", "shadow", "canary", "stopped"]
 ROLES: tuple[Role, ...] = ("primary", "challenger")
 STATES: tuple[Rollout, ...] = ("off", "shadow", "canary", "stopped")
 OTHER = "other"
-KINDS = (
-    "invalid",
-    "unauthorized",
-    "too_large",
-    "not_found",
-    "not_ready",
-    "overloaded",
-    "timeout",
-    "failed",
-)  # of errors
+ERRORS = ("invalid", "unauthorized", "too_large", "not_found", "not_ready", "overloaded", "timeout", "failed")
 SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 COMPILE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
 
 
 class ServerMetrics:
-    """The metrics of one server, in a registry of its own; every method may be called from any thread."""
+    """The metrics of one server, in their own registry; every method may be called from any thread."""
 
     def __init__(self, routes: Collection[str] = (), classes: Sequence[str] = ()) -> None:
         """Make the metrics, at zero.
 
         Args:
-            routes: templates of paths that get a label value of their own, such as `/v2/models/{name}/infer`.
-            classes: display names; a label of a model is an index into them.
+            routes: Templates of the paths that have their own label value, such as `/v2/models/{name}/infer`.
+            classes: Display names of the classes, in the order of the labels.
         """
-        disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the series; it holds for the whole process
+        disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the series; for the whole process
         self.registry = CollectorRegistry()
         self.classes = tuple(classes)
         self._routes = frozenset(routes)
@@ -69,16 +60,14 @@ class ServerMetrics:
             buckets=SECONDS,
             registry=registry,
         )
-        self._errors = Counter(
-            "gradtrail_errors", "Requests without the answer asked for.", ["kind"], registry=registry
-        )
-        for kind in (*KINDS, OTHER):
+        self._errors = Counter("gradtrail_errors", "Failed requests.", ["kind"], registry=registry)
+        for kind in (*ERRORS, OTHER):
             self._errors.labels(kind)
-        self._ready = Gauge("gradtrail_ready", "1 while the server can answer, else 0.", registry=registry)
+        self._ready = Gauge("gradtrail_ready", "1 while requests are answered, else 0.", registry=registry)
         self._ready_seconds = Gauge(
             "gradtrail_startup_seconds", "Seconds from the start of the process to ready.", registry=registry
         )
-        self._queue = Gauge("gradtrail_queue_requests", "Requests that wait for a batch.", registry=registry)
+        self._queue = Gauge("gradtrail_queue_requests", "Requests waiting for a batch.", registry=registry)
         self._queue_seconds = Histogram(
             "gradtrail_queue_wait_seconds",
             "Seconds that a request waits for its batch.",
@@ -87,7 +76,7 @@ class ServerMetrics:
         )
         self._fill = Histogram(
             "gradtrail_batch_fill_ratio",
-            "Images of a batch over the compiled size that it is padded to.",
+            "Number of images in a batch over its compiled size.",
             ["size"],
             buckets=SHARES,
             registry=registry,
@@ -100,7 +89,7 @@ class ServerMetrics:
             registry=registry,
         )
         self._late_compiles = Counter(
-            "gradtrail_compiles_in_request", "Compilations that a request had to wait for.", registry=registry
+            "gradtrail_compiles_in_request", "Compilations during a request.", registry=registry
         )
 
     def _make_models(self) -> None:
@@ -108,7 +97,7 @@ class ServerMetrics:
         model = ["role", "version"]
         self._info = Gauge(
             "gradtrail_model_info",
-            "1 for each model that is loaded.",
+            "1 for each loaded model.",
             [*model, "name", "digest"],
             registry=registry,
         )
@@ -141,25 +130,27 @@ class ServerMetrics:
         for result in ("agreed", "disagreed"):
             self._compared.labels(result)
         self._state = Gauge(
-            "gradtrail_rollout_state", "1 for the state that the rollout is in.", ["state"], registry=registry
+            "gradtrail_rollout_state", "1 for the current state of the rollout.", ["state"], registry=registry
         )
         self._share = Gauge(
             "gradtrail_canary_share_ratio", "Share of clients that the challenger answers.", registry=registry
         )
         self._stops = Counter(
-            "gradtrail_canary_stops", "Challengers stopped, by what was beyond.", ["test"], registry=registry
+            "gradtrail_canary_stops", "Stopped challengers, by the test.", ["test"], registry=registry
         )
         self._dropped = Counter(
-            "gradtrail_comparisons_dropped", "Comparisons left out because the server was busy.", registry=registry
+            "gradtrail_comparisons_dropped", "Comparisons skipped because the server was busy.", registry=registry
         )
         self._fallbacks = Counter(
-            "gradtrail_canary_fallbacks", "Requests of the challenger that the primary answered.", registry=registry
+            "gradtrail_canary_fallbacks",
+            "Requests that the primary answered in place of the challenger.",
+            registry=registry,
         )
         self._swaps = Counter("gradtrail_model_swaps", "Models replaced while serving.", ["role"], registry=registry)
         for role in ROLES:
             self._swaps.labels(role)
         self._registry_up = Gauge(
-            "gradtrail_registry_up", "1 if the model registry answered the last time, else 0.", registry=registry
+            "gradtrail_registry_up", "1 if the model registry responded the last time, else 0.", registry=registry
         )
         self._registry_up.set(1)
         self._follow_failures = Counter(
@@ -170,27 +161,27 @@ class ServerMetrics:
         self.rollout("off")
 
     def request(self, route: str, status: int, seconds: float, *, is_cold: bool = False) -> None:
-        """Count one request; `route` is a path's template, and any other one is counted as `other`."""
-        known = route if route in self._routes else OTHER
+        """Count one request by the template of its path; unknown ones are `other`."""
+        label = route if route in self._routes else OTHER
         temperature = "cold" if is_cold else "warm"
-        self._request_seconds.labels(known, str(status), temperature).observe(seconds)
+        self._request_seconds.labels(label, str(status), temperature).observe(seconds)
 
     def error(self, kind: str) -> None:
-        """Count a request that failed, by one of `KINDS`."""
-        self._errors.labels(kind if kind in KINDS else OTHER).inc()
+        """Count a failed request by one of `ERRORS`."""
+        self._errors.labels(kind if kind in ERRORS else OTHER).inc()
 
     def ready(self, is_ready: bool, *, seconds: float | None = None) -> None:
-        """Say whether the server can answer; `seconds` since the process started, when it first is."""
+        """Set whether requests are answered; the first time with the seconds since the process started."""
         self._ready.set(is_ready)
         if seconds is not None:
             self._ready_seconds.set(seconds)
 
     def queue(self, length: int) -> None:
-        """Set the number of requests that wait."""
+        """Set the number of waiting requests."""
         self._queue.set(length)
 
     def waited(self, seconds: float) -> None:
-        """Count a request's wait for its batch."""
+        """Count the waiting time of a request."""
         self._queue_seconds.observe(seconds)
 
     def batch(self, images: int, size: int) -> None:
@@ -198,15 +189,15 @@ class ServerMetrics:
         self._fill.labels(str(size)).observe(images / size)
 
     def compiled(self, size: int, seconds: float, *, from_cache: bool) -> None:
-        """Count a program that was compiled or came from the compile cache, before it answered anybody."""
+        """Count a program that was compiled or loaded from the compile cache before the model is ready."""
         self._compile_seconds.labels(str(size), "hit" if from_cache else "miss").observe(seconds)
 
     def compiled_in_request(self) -> None:
-        """Count a compilation that a request waited for."""
+        """Count a compilation during a request."""
         self._late_compiles.inc()
 
     def serving(self, role: Role, name: str, version: str, digest: str) -> None:
-        """Say which model serves in a role; the series of the one before it end, unless it has taken the other role."""
+        """Set the model that serves in a role; the series of the previous one end."""
         with self._lock:
             before = self._serving.get(role)
             if before == (name, version, digest):
@@ -217,13 +208,13 @@ class ServerMetrics:
             self._model_seconds.labels(role, version)
             self._model_errors.labels(role, version)
             self._confidence.labels(role, version)
-            for each in self.classes:
-                self._predictions.labels(role, version, each)
+            for name_of_class in self.classes:
+                self._predictions.labels(role, version, name_of_class)
             if before is not None:
                 self._swaps.labels(role).inc()
 
     def unloaded(self, role: Role) -> None:
-        """Say that no model serves in a role."""
+        """Set that no model serves in a role."""
         with self._lock:
             self._forget(role)
 
@@ -240,14 +231,14 @@ class ServerMetrics:
     def answered(
         self, role: Role, version: str, seconds: float, labels: Sequence[int], confidences: Sequence[float]
     ) -> None:
-        """Count what a model answered to one request; late answers of a version that was replaced are left out."""
+        """Count the answer of a model to one request; late answers of a replaced version are ignored."""
         with self._lock:
             if self._is_gone(role, version):
                 return
             self._model_seconds.labels(role, version).observe(seconds)
             confidence = self._confidence.labels(role, version)
-            for each in confidences:
-                confidence.observe(each)
+            for value in confidences:
+                confidence.observe(value)
             for label in labels:
                 name = self.classes[label] if 0 <= label < len(self.classes) else OTHER
                 self._predictions.labels(role, version, name).inc()
@@ -262,31 +253,31 @@ class ServerMetrics:
         return role not in self._serving or self._serving[role][1] != version
 
     def compared(self, agreed: int, disagreed: int) -> None:
-        """Count images that both models answered, by whether with the same label."""
+        """Count images that both models classified, with the same label or different ones."""
         self._compared.labels("agreed").inc(agreed)
         self._compared.labels("disagreed").inc(disagreed)
 
     def comparison_dropped(self) -> None:
-        """Count a comparison that was left out."""
+        """Count a skipped comparison."""
         self._dropped.inc()
 
     def fell_back(self) -> None:
-        """Count a request that the challenger failed and the primary answered."""
+        """Count a request that the primary answered in place of the challenger."""
         self._fallbacks.inc()
 
     def rollout(self, state: Rollout, share: float = 0.0) -> None:
-        """Set the rollout's state, and the share of clients that the challenger answers."""
-        for each in STATES:
-            self._state.labels(each).set(each == state)
+        """Set the state of the rollout, and the share of clients that the challenger answers."""
+        for name in STATES:
+            self._state.labels(name).set(name == state)
         self._share.set(share)
 
     def stopped(self, test: str) -> None:
-        """Count a challenger that was stopped."""
+        """Count a stopped challenger."""
         self._stops.labels(test).inc()
         self.rollout("stopped")
 
     def registry_up(self, is_up: bool) -> None:
-        """Say whether the registry answered."""
+        """Set whether the registry responds."""
         self._registry_up.set(is_up)
 
     def follow_failed(self, role: Role) -> None:
@@ -294,5 +285,5 @@ class ServerMetrics:
         self._follow_failures.labels(role).inc()
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format, of `CONTENT_TYPE`."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""Brings images from anywhere into the form of a data set's images, for `gradtrail predict` and the server."""
+"""Converts image files into the form of a data set's images, for `gradtrail predict` and the server."""
 
 import warnings
 from pathlib import Path
@@ -12,22 +12,22 @@ from gradtrail.stages.datasets.catalog import DATASETS, Framing
 from gradtrail.support.errors import UserError, one_line
 
 _MAX_PIXELS = 2**24
-_FAINT = 0.15  # of the strongest ink; anything fainter is background
+_FAINT = 0.15  # share of the strongest ink; anything fainter is background
 _FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP")  # Pillow reads dozens more, some of them by other programs
-warnings.filterwarnings("ignore", module=r"PIL\.")  # here: catch_warnings at each image is not for threads
+warnings.filterwarnings("ignore", module=r"PIL\.")  # catch_warnings for each image is not thread-safe
 
 
 def framing_of(dataset: str) -> Framing | None:
-    """Return how the images of a data set were made, by the name in front of its digest; None where it is not known."""
-    known = DATASETS.get(dataset.partition(" ")[0])
-    return known.framing if known else None
+    """Return how the images of a data set were made, by the name before its digest; None if it is not known."""
+    source = DATASETS.get(dataset.partition(" ")[0])
+    return source.framing if source else None
 
 
 def read_image(path: Path, shape: tuple[int, int], framing: Framing | None) -> UInt8[np.ndarray, "height width"]:
     """Return an image file in the form of a data set's images, as `decode_image` does.
 
     Raises:
-        UserError: the file is missing, is no image, is too large, or is blank; one line, with its path.
+        UserError: The file is missing, is no image, is too large, or is blank; one line, with its path.
     """
     try:
         return decode_image(path, shape, framing)
@@ -38,21 +38,22 @@ def read_image(path: Path, shape: tuple[int, int], framing: Framing | None) -> U
 def decode_image(
     source: Path | BinaryIO, shape: tuple[int, int], framing: Framing | None
 ) -> UInt8[np.ndarray, "height width"]:
-    """Return an image in the form of those of a data set.
+    """Return an image in the form of the images of a data set.
 
-    Where it is known how these were made, an image of the frame's size is used as it is, inverted if its background is
-    bright; any other is processed as they were. MNIST's were scaled to 20 of 28 pixels and shifted until the centre of
-    mass of the ink was in the middle (Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits");
-    Fashion-MNIST's fill the frame (arXiv 1708.07747). Where it is not known, nothing is inverted or cut: an image of
-    another size is scaled as a whole, with its proportions kept, and the rest of the frame gets the colour of its edge.
+    If it is known how these were made, an image of the frame's size is used unchanged, but inverted if its background
+    is bright; any other image is processed like them. MNIST's were scaled to 20 of 28 pixels and shifted until the
+    centre of mass of the ink was in the middle (Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten
+    digits"); Fashion-MNIST's fill the frame (arXiv 1708.07747). If it is not known, nothing is inverted or cropped: an
+    image of another size is scaled as a whole, with its proportions, and the rest of the frame gets the colour of its
+    edge.
 
     Args:
-        source: a PNG, JPEG, BMP, TIFF or WebP; transparent parts count as white.
-        shape: height and width of the frame, in pixels.
-        framing: of the data set.
+        source: A PNG, JPEG, BMP, TIFF or WebP; transparent parts count as white.
+        shape: Height and width of the frame, in pixels.
+        framing: How the images of the data set were made; None if it is not known.
 
     Raises:
-        UserError: it is missing, is no image, is too large, or is blank; one line, without its path.
+        UserError: The image is missing, not readable, too large, or blank; one line, without its path.
     """
     pixels = _grey(source)
     if pixels.shape == shape and (framing is None or _is_on_black(pixels)):
@@ -69,7 +70,7 @@ def decode_image(
 
 
 def _is_on_black(pixels: UInt8[np.ndarray, "height width"]) -> bool:
-    """Whether an image is visible, and the edge is black: what `decode_image` returns as it is, found out soon."""
+    """Return whether the edge is black and the image is visible: then `decode_image` returns it unchanged."""
     edge = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
     return sum(map(np.count_nonzero, edge)) < sum(map(len, edge)) // 2 and pixels.max() >= 255 * _FAINT / 2
 
@@ -88,7 +89,7 @@ def _grey(source: Path | BinaryIO) -> UInt8[np.ndarray, "rows columns"]:
         raise UserError(f"not a readable image: none of {', '.join(_FORMATS)}") from None
     except UserError:
         raise
-    except Exception as error:  # damage to a file: each of Pillow's readers raises what it meets
+    except Exception as error:  # a damaged file: Pillow's readers raise any exception
         raise UserError(f"not a readable image: {one_line(error)[:200]}") from None
     if image.mode == "L" and "transparency" not in image.info:
         return np.asarray(image)
@@ -104,7 +105,7 @@ def _ink(grey: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "rows col
 
 
 def _whole(grey: Float[np.ndarray, "rows columns"], shape: tuple[int, int]) -> Float[np.ndarray, "height width"]:
-    """Return an image scaled into a frame, in its middle; the rest has the median brightness of its edge."""
+    """Return an image scaled into the middle of a frame; the rest has the median brightness of its edge."""
     small = _scaled(grey, min(side / length for side, length in zip(shape, grey.shape, strict=True)))
     frame = np.full(shape, np.median(np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])))
     top, left = ((side - length) // 2 for side, length in zip(shape, small.shape, strict=True))
@@ -120,7 +121,7 @@ def _scaled(grey: Float[np.ndarray, "rows columns"], scale: float) -> Float[np.n
 def _fitted(
     ink: Float[np.ndarray, "rows columns"], shape: tuple[int, int], framing: Framing
 ) -> Float[np.ndarray, "height width"]:
-    """Return the ink scaled and centred in a frame."""
+    """Return the ink scaled to a frame and centred in it."""
     rows, columns = (np.flatnonzero((ink > _FAINT).any(axis=axis)) for axis in (1, 0))
     cut = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     small = _scaled(cut, framing.share * min(shape) / max(cut.shape))
@@ -132,6 +133,6 @@ def _fitted(
 
 
 def _start(ink: Float[np.ndarray, " pixels"], size: int, length: int) -> int:
-    """Return the first pixel for which the centre of mass is in the middle, as far as the frame allows it."""
+    """Return the first pixel that puts the centre of mass in the middle, as far as the frame allows."""
     centre = np.average(np.arange(size) + 0.5, weights=ink)
     return int(np.clip(round(length / 2 - centre), 0, length - size))

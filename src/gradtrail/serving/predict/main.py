@@ -1,4 +1,4 @@
-"""`gradtrail predict`: classify images with an exported model, a few on the terminal or any number into a table."""
+"""`gradtrail predict`: classify images with an exported model; print a few answers, or write any number to a table."""
 
 import contextlib
 import sys
@@ -12,14 +12,14 @@ from rich.style import Style
 from rich.text import Text
 
 from gradtrail.serving.predict.images import framing_of, read_image
-from gradtrail.serving.predict.sources import table_suffix
+from gradtrail.serving.predict.sources import is_parquet
 from gradtrail.stages.artifacts import plotting
 from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, read_export
 from gradtrail.stages.common.files import atomic_file
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 
-_NUM_SHOWN = 3  # classes
+_NUM_CLASSES = 3  # in a line
 
 Images = UInt8[np.ndarray, "images height width"]
 Probabilities = Float[np.ndarray, "images classes"]
@@ -31,27 +31,27 @@ def predict(
     """Classify images: print each one's label with its probability, or write all answers to a parquet file.
 
     Args:
-        paths: image files; with `out` also folders, parquet and npz files.
-        model: a folder with an exported model, or the name of one in the registry, such as `models:/digits@champion`.
-        project: the project's folder, which has the store and its caches.
-        figure: where to draw the images and all probabilities, as a PNG; None for no figure.
-        out: the parquet file to write; None to print.
+        paths: Image files; with `out` also folders and parquet files.
+        model: Folder with an exported model, or URI of a model in the registry, such as `models:/digits@champion`.
+        project: Folder of the project, with the store and its caches.
+        figure: PNG to draw with the images and all probabilities; None for no figure.
+        out: Parquet file to write; None to print.
 
     Returns:
-        The exit status: 2 where an image cannot be used.
+        The exit status: 2 if an image cannot be used.
 
     Raises:
-        UserError: the model cannot be used, or a path is no image file; one line.
+        UserError: The model cannot be used, or a path is no image file; one line.
     """
     if out is None:
         for path in paths:
-            if path.is_dir() or table_suffix(path):
+            if path.is_dir() or is_parquet(path):
                 raise UserError(f"{path}: a folder or table of images; --out FILE.parquet takes the answers")
         return _print_few(paths, _open(model, project)[0], figure)
     from gradtrail.serving.predict.batch import predict_into
 
     if figure:
-        raise UserError("--figure: draws a few images, without --out")
+        raise UserError("--figure: only without --out")
     exported, version = _open(model, project)
     return 2 if predict_into(out, paths, exported, version) else 0
 
@@ -72,43 +72,44 @@ def _print_few(paths: Sequence[Path], model: ExportedModel, figure: Path | None)
     An image that cannot be used is reported on stderr, after the answers for the others.
     """
     manifest = model.manifest
-    read, faults = {}, list[UserError]()
+    images, errors = {}, list[UserError]()
     for path in paths:
         try:
-            read[path] = read_image(path, manifest.image_shape, framing_of(manifest.dataset))
+            images[path] = read_image(path, manifest.image_shape, framing_of(manifest.dataset))
         except UserError as error:
-            faults.append(error)
-    if read:
-        _answer(read, model, figure)
-    for fault in faults:
-        print(f"gradtrail: {fault}", file=sys.stderr)
-    return 2 if faults else 0
+            errors.append(error)
+    if images:
+        _answer(images, model, figure)
+    for line in errors:
+        print(f"gradtrail: {line}", file=sys.stderr)
+    return 2 if errors else 0
 
 
-def _answer(read: Mapping[Path, UInt8[np.ndarray, "height width"]], model: ExportedModel, figure: Path | None) -> None:
+def _answer(
+    images: Mapping[Path, UInt8[np.ndarray, "height width"]], model: ExportedModel, figure: Path | None
+) -> None:
     """Print the labels of images, and draw them."""
-    manifest, images = model.manifest, np.stack([*read.values()])
-    probabilities = model.predict(images)
+    manifest, pixels = model.manifest, np.stack([*images.values()])
+    probabilities = model.predict(pixels)
     console = stdout_console()
-    for path, image, row in zip(read, images, probabilities, strict=True):
+    for path, image, row in zip(images, pixels, probabilities, strict=True):
         if console.is_terminal:
-            _show(image, console)
+            _print_image(image, console)
         console.print(f"{path}: {_likeliest(row, manifest.classes)}", soft_wrap=True)
-    whose = f"the mean of {len(manifest.seeds)} networks, " if len(manifest.seeds) > 1 else ""
-    how = f"calibrated (temperature {manifest.temperature:.3g})"
-    console.print(f"probabilities are {whose}{how}", soft_wrap=True)
+    mean = f"the mean of {len(manifest.seeds)} networks, " if len(manifest.seeds) > 1 else ""
+    console.print(f"probabilities are {mean}calibrated (temperature {manifest.temperature:.3g})", soft_wrap=True)
     if figure:
-        _draw([*read], images, probabilities, manifest, figure)
+        _draw([*images], pixels, probabilities, manifest, figure)
 
 
 def _likeliest(probabilities: Float[np.ndarray, " classes"], classes: Sequence[str]) -> str:
     """Return the likeliest classes with their probabilities, as text."""
-    first, *others = np.argsort(probabilities)[::-1][:_NUM_SHOWN]
-    rest = ", ".join(f"{classes[label]} {probabilities[label]:.1%}" for label in others)
+    first, *next_labels = np.argsort(probabilities)[::-1][:_NUM_CLASSES]
+    rest = ", ".join(f"{classes[label]} {probabilities[label]:.1%}" for label in next_labels)
     return f"{classes[first]}  {probabilities[first]:.1%}  (then {rest})"
 
 
-def _show(image: UInt8[np.ndarray, "height width"], console: Console) -> None:
+def _print_image(image: UInt8[np.ndarray, "height width"], console: Console) -> None:
     """Print an image, two pixels per character."""
     rows = np.concatenate([image, np.zeros((image.shape[0] % 2, image.shape[1]), np.uint8)])
     for upper, lower in zip(rows[::2], rows[1::2], strict=True):
@@ -119,16 +120,16 @@ def _show(image: UInt8[np.ndarray, "height width"], console: Console) -> None:
 
 
 def _draw(paths: Sequence[Path], images: Images, probabilities: Probabilities, manifest: Manifest, to: Path) -> None:
-    """Draw each image as the network sees it, beside the probabilities of all classes."""
+    """Draw each image as the network sees it, next to the probabilities of all classes."""
     title = f"{manifest.model}, {manifest.weights} weights on {manifest.dataset}"
     size = (plotting.NARROW_INCHES, 1 + 2 * len(images))
     figure, axes = plotting.new_figure(title, rows=len(images), columns=2, size=size)
     classes = manifest.classes
     rotation = 90 if max(map(len, classes)) > 2 else 0
-    for (seen, bars), path, image, row in zip(axes, paths, images, probabilities, strict=True):
-        seen.imshow(image, cmap="gray", vmin=0, vmax=255)
-        seen.set(title=path.name, xticks=[], yticks=[])
-        seen.grid(visible=False)
+    for (picture, bars), path, image, row in zip(axes, paths, images, probabilities, strict=True):
+        picture.imshow(image, cmap="gray", vmin=0, vmax=255)
+        picture.set(title=path.name, xticks=[], yticks=[])
+        picture.grid(visible=False)
         colours = [plotting.VERMILLION if label == row.argmax() else plotting.GREY for label in range(len(row))]
         bars.bar(range(len(row)), row, color=colours)
         bars.set(title=f"{classes[row.argmax()]}: {row.max():.1%}", ylim=(0, 1), ylabel="probability")

@@ -1,11 +1,10 @@
-"""Who was champion, and when: the alias `champion` of the registry, and its history in tags of the versions.
+"""The alias `champion` of the registry, and its history in tags of the versions.
 
-The registry has no compare-and-set. So whoever moves the alias first writes a claim, a tag of the version that is to be
-champion, and reads all tags again: of two that move it at once at least one sees the other's claim. The one with the
-larger key withdraws; the one with the smaller key waits until it has, or finds that the other had finished before, and
-then withdraws itself. After the alias was moved it is read again: someone may have moved it by hand. (The order of
-claims is that of L. Lamport's bakery, Communications of the ACM 17, 1974.) A claim of a process that died is ignored
-after a minute.
+The registry has no compare-and-set. So a process that moves the alias first writes a claim, a tag of the new champion,
+and reads all tags again: of two concurrent processes at least one sees the other's claim. The process with the larger
+key withdraws; the one with the smaller key waits until the other has withdrawn, or withdraws itself if the other has
+finished. The alias is read again after the move, as somebody may have moved it by hand. (The order of claims is that of
+L. Lamport's bakery, Communications of the ACM 17, 1974.) A claim of a process that died is ignored after a minute.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from gradtrail.serving.registry import CHAMPION, of_alias
+from gradtrail.serving.registry import CHAMPION, find_alias
 from gradtrail.support.errors import UserError
 from gradtrail.support.git import git
 
@@ -32,37 +31,24 @@ _STALE_SECONDS, _PAUSE_SECONDS = 60.0, 0.2
 Kind = Literal["promoted", "rolled back"]
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not an error
-    """The alias was not moved; the message says why, a line for each reason."""
+class PromotionRefused(Exception):  # noqa: N818 - an answer, not an error
+    """The alias was not moved; the message has a line for each reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A move of the alias, or the claim to one.
+    """A move of the alias, or the claim to one."""
 
-    Attributes:
-        sequence: number; larger ones are later.
-        token: tells claims of one number apart.
-        version: that became champion.
-        kind: how.
-        replaced: the version before; None where there was none.
-        at: when, UTC.
-        by: who.
-        reason: why, in their words; may be empty.
-        forced: what was overruled; empty where nothing was.
-        is_done: whether the alias was moved; else it is a claim.
-    """
-
-    sequence: int
-    token: str
-    version: str
+    sequence: int  # later moves have larger numbers
+    token: str  # distinguishes claims with the same number
+    version: str  # the new champion
     kind: Kind
-    replaced: str | None
-    at: str
-    by: str
-    reason: str
-    forced: str
-    is_done: bool
+    replaced: str | None  # the previous champion; None if there was none
+    at: str  # time, UTC
+    by: str  # user
+    reason: str  # the user's words; may be empty
+    forced: str  # reasons against the move that --force overruled
+    is_done: bool  # whether the alias was moved; else it is a claim
 
     @property
     def key(self) -> str:
@@ -71,13 +57,13 @@ class Event:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether a claim is so young that its process may still live."""
+        """Whether a claim is so young that its process may still run."""
         age = datetime.now(UTC) - datetime.fromisoformat(self.at)
         return abs(age.total_seconds()) < _STALE_SECONDS
 
 
 def user() -> str:
-    """Return who runs this: the user of git, or of the system."""
+    """Return the user's name in git, or in the system."""
     if name := git("config", "user.name"):
         return name
     try:
@@ -87,32 +73,32 @@ def user() -> str:
 
 
 def versions_of(client: MlflowClient, name: str) -> list[ModelVersion]:
-    """Return the versions of a model, which are not deleted; the newest first."""
-    found: list[ModelVersion] = []
+    """Return the versions of a model that are not deleted, the newest first."""
+    versions: list[ModelVersion] = []
     token: str | None = None
     while True:
         page = client.search_model_versions(f"name = '{name}'", max_results=1000, page_token=token)
-        found += page
+        versions += page
         if not (token := page.token):
-            return sorted(found, key=lambda version: -int(version.version))
+            return sorted(versions, key=lambda version: -int(version.version))
 
 
 def events_of(versions: Iterable[ModelVersion]) -> list[Event]:
-    """Return the moves and claims that the tags of versions tell of, in their order; damaged tags are ignored."""
-    found = []
+    """Return the moves and claims in the tags of versions, in their order; damaged tags are ignored."""
+    events = []
     for version in versions:
         for key, value in version.tags.items():
             if match := _TAG.fullmatch(key):
                 with contextlib.suppress(ValueError, TypeError):
                     content = json.loads(value)
                     datetime.fromisoformat(content["at"])
-                    told = {"sequence": int(match[1]), "token": match[2], "version": str(version.version)}
-                    found.append(Event(**{**content, **told}))
-    return sorted(found, key=lambda event: event.key)
+                    key_fields = {"sequence": int(match[1]), "token": match[2], "version": str(version.version)}
+                    events.append(Event(**{**content, **key_fields}))
+    return sorted(events, key=lambda event: event.key)
 
 
 def champions(events: Iterable[Event]) -> list[str]:
-    """Return the versions that were champion one after the other and were not rolled back; the last is it now."""
+    """Return the successive champions that were not rolled back; the last one is champion now."""
     stack: list[str] = []
     for event in events:
         if not event.is_done:
@@ -126,10 +112,9 @@ def champions(events: Iterable[Event]) -> list[str]:
 
 
 def before(events: Iterable[Event], current: str | None) -> str | None:
-    """Return the version to roll back to; None where the history has none.
+    """Return the version to roll back to; None if the history has none.
 
-    Where the alias names another version than the last move, somebody moved it otherwise: then the one before that
-    version counts, or the last recorded champion.
+    If somebody moved the alias by hand, it is the champion before the alias's version, or the last recorded champion.
     """
     stack = champions(events)
     if current in stack:
@@ -139,24 +124,24 @@ def before(events: Iterable[Event], current: str | None) -> str | None:
 
 
 def move(client: MlflowClient, name: str, event: Event) -> None:
-    """Move the alias `champion` as an event says, provided that it is still at `event.replaced`.
+    """Move the alias `champion` to the version of an event, if it still refers to `event.replaced`.
 
     Args:
-        client: of the store.
-        name: of the model.
-        event: the claim, from `claim_of`.
+        client: Client of the store.
+        name: Name of the model.
+        event: The claim, from `claim_of`.
 
     Raises:
-        Refused: another process moved it, or is about to.
-        UserError: the version is gone.
+        PromotionRefused: Another process moved it, or is about to.
+        UserError: The version does not exist.
     """
     _write(client, name, event)
     try:
         _wait_for_turn(client, name, event)
         client.set_registered_model_alias(name, CHAMPION, event.version)
-        now = of_alias(client, name, CHAMPION)
+        now = find_alias(client, name, CHAMPION)
         if now is None or str(now.version) != event.version:
-            raise Refused(f"somebody else moved {CHAMPION} meanwhile: it is {_named(now)} now")
+            raise PromotionRefused(f"somebody else moved {CHAMPION} meanwhile: it is {_describe(now)} now")
         _write(client, name, Event(**{**asdict(event), "is_done": True}))
     except BaseException as error:
         with contextlib.suppress(MlflowException):
@@ -169,7 +154,7 @@ def move(client: MlflowClient, name: str, event: Event) -> None:
 def claim_of(
     events: Sequence[Event], version: str, kind: Kind, *, replaced: str | None, reason: str = "", forced: str = ""
 ) -> Event:
-    """Return the claim to a move after these events."""
+    """Return a claim to the next move after these events."""
     return Event(
         sequence=max((event.sequence for event in events), default=0) + 1,
         token=secrets.token_hex(4),
@@ -184,31 +169,33 @@ def claim_of(
     )
 
 
-def _wait_for_turn(client: MlflowClient, name: str, own: Event) -> None:
-    """Return when the alias may be moved; raise Refused where another process is before this one."""
+def _wait_for_turn(client: MlflowClient, name: str, claim: Event) -> None:
+    """Return when the alias may be moved; raise PromotionRefused if another process comes first."""
     deadline = time.monotonic() + _STALE_SECONDS
     while True:
-        others = [event for event in events_of(versions_of(client, name)) if event.key != own.key]
-        if done := [event for event in others if event.is_done and event.sequence >= own.sequence]:
+        events = [event for event in events_of(versions_of(client, name)) if event.key != claim.key]
+        if done := [event for event in events if event.is_done and event.sequence >= claim.sequence]:
             last = done[-1]
-            raise Refused(f"{last.by} was first: {CHAMPION} is version {last.version} since {last.at}")
-        rivals = [event for event in others if not event.is_done and event.is_fresh]
-        if first := [event for event in rivals if event.key < own.key]:
-            raise Refused(f"{first[0].by} is moving {CHAMPION} to version {first[0].version}; look, and try again")
-        now = of_alias(client, name, CHAMPION)
-        if (str(now.version) if now else None) != own.replaced:
-            raise Refused(f"somebody else moved {CHAMPION} meanwhile: it is {_named(now)} now")
+            raise PromotionRefused(f"{last.by} was first: {CHAMPION} is version {last.version} since {last.at}")
+        rivals = [event for event in events if not event.is_done and event.is_fresh]
+        if first := [event for event in rivals if event.key < claim.key]:
+            raise PromotionRefused(
+                f"{first[0].by} is moving {CHAMPION} to version {first[0].version}; look, and try again"
+            )
+        now = find_alias(client, name, CHAMPION)
+        if (str(now.version) if now else None) != claim.replaced:
+            raise PromotionRefused(f"somebody else moved {CHAMPION} meanwhile: it is {_describe(now)} now")
         if not rivals:
             return
         if time.monotonic() > deadline:
-            raise Refused(f"{rivals[0].by} is moving {CHAMPION} too, and does not finish; try again")
+            raise PromotionRefused(f"{rivals[0].by} is moving {CHAMPION} too, and does not finish; try again")
         time.sleep(_PAUSE_SECONDS)
 
 
 def _write(client: MlflowClient, name: str, event: Event) -> None:
-    told = {key: value for key, value in asdict(event).items() if key not in ("sequence", "token", "version")}
-    client.set_model_version_tag(name, event.version, event.key, json.dumps(told, sort_keys=True))
+    content = {key: value for key, value in asdict(event).items() if key not in ("sequence", "token", "version")}
+    client.set_model_version_tag(name, event.version, event.key, json.dumps(content, sort_keys=True))
 
 
-def _named(version: ModelVersion | None) -> str:
+def _describe(version: ModelVersion | None) -> str:
     return f"version {version.version}" if version else "no version"

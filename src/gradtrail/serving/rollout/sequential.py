@@ -1,9 +1,9 @@
-"""A test of a mean that may be looked at after every observation.
+"""A sequential test of a mean: it may be evaluated after every observation.
 
-A fixed-size test that is looked at after each of 10,000 requests stops far more good challengers than it says. Here
-the evidence is a test martingale: the wealth of somebody who bets against "the mean is at most the limit" at fair odds.
-While that is true the wealth is a non-negative supermartingale that starts at 1, so by Ville's inequality it reaches
-1 / significance with a probability of at most `significance`, however often one looks and whenever one ends.
+A test of a fixed size that is evaluated after each of 10,000 requests stops far more good challengers than its level
+allows. Here the evidence is a test martingale: the wealth of a bettor who bets against "the mean is at most the limit"
+at fair odds. While that is true the wealth is a non-negative supermartingale that starts at 1, so by Ville's inequality
+it reaches 1 / significance with a probability of at most `significance`, at whatever time the test is evaluated.
 
 Sources: I. Waudby-Smith and A. Ramdas, "Estimating means of bounded random variables by betting", JRSS B 86(1), 2024
 (the bets); H. Robbins, "Statistical methods related to the law of the iterated logarithm", Ann. Math. Stat. 41(5), 1970
@@ -16,55 +16,52 @@ from collections import deque
 STEPS = (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
 SHARES = sorted({*STEPS, *(1 - step for step in STEPS)})  # of the largest possible bet
 RESTART = 500  # observations after which another bettor begins
-BETTORS = 2  # that are kept: the latest
-KNOWN = 64  # values whose gains are kept
+NUM_BETTORS = 2  # the latest ones
+CACHE_SIZE = 64  # different values whose gains are cached
 
 
 class MeanTest:
-    """Whether the mean of observations in [0, 1] is above a limit; valid at any time.
+    """Test whether the mean of observations in [0, 1] is above a limit; valid at any time.
 
-    Nothing is assumed of their distribution, and they need not be independent: under the null hypothesis the mean of
-    each, given those before it, is at most the limit. A bet λ in [0, 1/limit) has the wealth Π (1 + λ (x - limit)); a
-    bettor divides his stake among fixed bets, so that large excesses are seen at once and small ones in the end. For x
-    in {0, 1} a bet is the likelihood ratio of the share limit + λ limit (1 - limit).
+    The observations may have any distribution, and need not be independent: under the null hypothesis the mean of each
+    observation, given the earlier ones, is at most the limit. A bet λ in [0, 1/limit) has the wealth
+    Π (1 + λ (x - limit)); a bettor divides the stake among fixed bets, some of which detect large excesses quickly and
+    some small ones eventually. For x in {0, 1} a bet is the likelihood ratio of the share limit + λ limit (1 - limit).
 
-    Who has long lost money needs long to win it back, so another bettor begins after every `RESTART` observations, the
-    k-th with a stake of 6 / (π k)²: what goes wrong late is found nearly as fast. The stakes add up to 1, and to forget
-    the money of old bettors only lowers the wealth, so the bound holds.
-
-    Attributes:
-        count: observations so far.
+    Old evidence in favour delays detection, so another bettor begins after every `RESTART` observations, the k-th with
+    a stake of 6 / (π k)²: a mean that rises late is detected nearly as fast. The stakes add up to 1, and to drop old
+    bettors only lowers the wealth, so the bound holds.
     """
 
     def __init__(self, limit: float, significance: float) -> None:
-        """Start without evidence.
+        """Make a test without evidence.
 
         Args:
-            limit: of the mean, in [0, 1); 0 is taken as 1e-6, at which a single 1 is no proof yet.
-            significance: probability in (0, 1) of ever finding the mean above the limit when it is not.
+            limit: Limit of the mean, in [0, 1); 0 is replaced by 1e-6, at which a single 1 is no proof yet.
+            significance: Probability in (0, 1) of ever reporting a mean above the limit although it is not.
         """
         self.limit = max(limit, 1e-6)
         self.significance = significance
-        self.count = 0
+        self.count = 0  # observations so far
         self._bets = [share / self.limit for share in SHARES]
-        self._known: dict[float, list[float]] = {}
-        self._bettors: deque[list[float]] = deque(maxlen=BETTORS)  # logarithms of the wealth of each bet
-        self._sums: deque[list[float]] = deque(maxlen=BETTORS)  # observations and their total since each began
+        self._cached_gains: dict[float, list[float]] = {}
+        self._bettors: deque[list[float]] = deque(maxlen=NUM_BETTORS)  # logarithms of the wealth of each bet
+        self._sums: deque[list[float]] = deque(maxlen=NUM_BETTORS)  # observations and their total since each began
 
     @property
     def mean(self) -> float:
-        """Mean of the observations since the older of the bettors began: the latest 500 to 1,000; 0 without any."""
+        """Mean of the latest 500 to 1,000 observations, since the older bettor began; 0 without any."""
         return self._sums[0][1] / self._sums[0][0] if self._sums else 0.0
 
     @property
     def log_evidence(self) -> float:
-        """Natural logarithm of the wealth of the bettors that are kept; minus infinity without observations."""
+        """Natural logarithm of the wealth of the latest bettors; minus infinity without observations."""
         logs = [log for bettor in self._bettors for log in bettor]
         top = max(logs, default=-math.inf)
         return top + math.log(math.fsum(math.exp(log - top) for log in logs)) if logs else top
 
     def observe(self, value: float) -> bool:
-        """Take one observation in [0, 1]; return whether by now the mean is found to be above the limit."""
+        """Add one observation in [0, 1]; return whether the evidence now suffices that the mean is above the limit."""
         if self.count % RESTART == 0:
             stake = 6 / (math.pi * (self.count // RESTART + 1)) ** 2
             self._bettors.append([math.log(stake / len(self._bets))] * len(self._bets))
@@ -78,10 +75,10 @@ class MeanTest:
         return value > self.limit and self.log_evidence >= -math.log(self.significance)
 
     def _gains(self, value: float) -> list[float]:
-        """What an observation adds to the logarithm of each bet's wealth; most observations are 0 or 1."""
-        if value not in self._known:
+        """Return the increase of the logarithm of each bet's wealth; most observations are 0 or 1."""
+        if value not in self._cached_gains:
             gains = [math.log1p(bet * (value - self.limit)) for bet in self._bets]
-            if len(self._known) >= KNOWN:
+            if len(self._cached_gains) >= CACHE_SIZE:
                 return gains
-            self._known[value] = gains
-        return self._known[value]
+            self._cached_gains[value] = gains
+        return self._cached_gains[value]

@@ -1,12 +1,12 @@
-"""A challenger on trial: it answers a share of the clients, or nobody, and is compared with the primary model.
+"""A challenger on trial: it answers a share of the clients, or none, and is compared with the primary model.
 
-**Canary**: ids in the share get the challenger's answer. The primary answers the same images afterwards, beside the
-client's way, so that the two can be compared; a failure of the challenger becomes the primary's answer at once, and no
-client sees it. **Shadow**: every client gets the primary's answer; the challenger answers the same images afterwards.
+**Canary**: ids in the share get the challenger's answer. The primary answers the same images afterwards, without the
+client waiting for it, so that the two can be compared. If the challenger fails, the primary answers at once, and no
+client notices. **Shadow**: every client gets the primary's answer; the challenger answers the same images afterwards.
 
-What it costs: a canary of 10 % runs 10 % more images than no canary, a shadow twice as many. Comparisons are the first
-to go when there is much to do: at most `MAX_COMPARISONS` are under way, further requests are not compared. Nor does a
-shadow compare a request that would wait longer for the challenger than it has waited for the primary.
+Cost: a canary of 10 % runs 10 % more images, a shadow twice as many. Under load comparisons are skipped first: at most
+`MAX_COMPARISONS` are in progress, and a shadow skips a request that would wait longer for the challenger than it waited
+for the primary.
 """
 
 import asyncio
@@ -14,62 +14,60 @@ import logging
 import secrets
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from gradtrail.core.common.validation import check
-from gradtrail.serving.monitoring.metrics import Rollout, ServerMetrics
-from gradtrail.serving.rollout.canary import Canary, CanaryLimits, Outcome
+from gradtrail.serving.monitoring.metrics import Rollout
+from gradtrail.serving.rollout.canary import Canary, Outcome
 from gradtrail.serving.rollout.split import in_canary
 from gradtrail.serving.server.guard import DEADLINE
 from gradtrail.serving.server.refusal import Refusal
 from gradtrail.serving.server.router import Answer, Images, Probabilities, Router, Served
+from gradtrail.serving.slo import CanaryThresholds
 from gradtrail.support.errors import UserError
 
 LOG = logging.getLogger("gradtrail.serve")
-MAX_COMPARISONS = 16  # under way
+MAX_COMPARISONS = 16  # in progress
 PATIENCE_SECONDS = 2.0  # longest wait for the challenger's answer; then the primary answers
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialConfig:
-    """How a challenger is tried.
+    """How a challenger is tried."""
 
-    Attributes:
-        share: of the ids that it answers, above 0 to 1; 0 for none: a shadow.
-        limits: past which it is stopped.
-        patience_seconds: Longest wait for its answer. A request that has less than twice this time left is answered by
-            the primary, so that a challenger that hangs never uses up a client's time.
-    """
-
-    share: float
-    limits: CanaryLimits
+    share: float  # share of the ids that the challenger answers, above 0 to 1; 0 for a shadow
+    thresholds: CanaryThresholds
+    # Longest wait for the challenger's answer. The primary answers a request with less than twice this time left, so
+    # that a challenger that hangs never uses up a client's time.
     patience_seconds: float = PATIENCE_SECONDS
 
     def __post_init__(self) -> None:
         check("canary", self.share, at_least=0, at_most=1)
 
 
-class Trial:
-    """Decides whether the challenger answers a request, and stops it past its limits; lives in the event loop."""
+@dataclass(kw_only=True)
+class Trial(Router):
+    """A router that lets a challenger answer some requests, and stops it beyond its thresholds."""
 
-    def __init__(self, config: TrialConfig, router: Router, metrics: ServerMetrics) -> None:
-        """Begin without a challenger."""
-        self.config, self._router, self._metrics = config, router, metrics
-        self._challenger: Served | None = None
-        self._version: str | None = None
-        self._begin()
-        self._has_told = False  # of its first exception
-        self._against = ""  # digest of the primary that the evidence is about
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._tell("off")
+    config: TrialConfig
+    _challenger: Served | None = field(default=None, init=False)
+    _version: str | None = field(default=None, init=False)  # version of the challenger, also after it was stopped
+    _is_error_logged: bool = field(default=False, init=False)  # whether its first exception is in the log
+    _primary_digest: str = field(default="", init=False)  # digest of the primary that the evidence is about
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)  # comparisons in progress
+    _canary: Canary = field(init=False)
+    _since: str = field(init=False)  # when the evidence began
+
+    def __post_init__(self) -> None:
+        self._reset_evidence()
 
     @property
     def state(self) -> Rollout:
-        """What the challenger does now."""
+        """The state of the rollout."""
         if self._canary.stopped is not None:
             return "stopped"
         if self._challenger is None:
@@ -77,39 +75,42 @@ class Trial:
         return "canary" if self.config.share else "shadow"
 
     def challenge(self, served: Served | None) -> None:
-        """Try this model from now on, from the beginning; None ends the trial.
+        """Start the trial of this model without evidence; None ends the trial.
 
         Raises:
-            UserError: it takes other images than the primary, or has other classes or another name.
+            UserError: The model takes other images than the primary, or has other classes or another name.
         """
-        if served is not None and not fit(served, self._router.current):
+        if served is not None and not are_interchangeable(served, self.current):
             served.batcher.close()
-            unlike = f"takes other images, or has other classes or another name, than {self._router.current.about.name}"
-            raise UserError(f"challenger {served.version}, {served.about.name}: {unlike}")
+            difference = f"takes other images, or has other classes or another name, than {self.current.about.name}"
+            raise UserError(f"challenger {served.version}, {served.about.name}: {difference}")
         old, self._challenger = self._challenger, served
         self._version = served.version if served else None
-        self._begin()
-        self._has_told = False
+        self._is_error_logged = False
+        self._reset_evidence()
         if old is not None:
             old.batcher.close()
         if served is None:
-            self._metrics.unloaded("challenger")
+            self.metrics.unloaded("challenger")
         else:
-            self._metrics.serving("challenger", served.about.name, served.version, served.digest)
+            self.metrics.serving("challenger", served.about.name, served.version, served.digest)
             LOG.info("the challenger, version %s, is on trial; %s", served.version, self._guarantee())
-        self._tell(self.state)
+        self.metrics.rollout(self.state, self.config.share if self.state == "canary" else 0.0)
 
-    def _begin(self) -> None:
-        """Begin without evidence against the challenger."""
-        self._canary, self._since = Canary(self.config.limits), datetime.now(UTC).isoformat(timespec="seconds")
+    def _reset_evidence(self) -> None:
+        self._canary = Canary(self.config.thresholds)
+        self._since = datetime.now(UTC).isoformat(timespec="seconds")
 
     def _guarantee(self) -> str:
-        """Return what the significance holds for: the evidence is in this process's memory."""
-        chance = f"within all limits it is stopped with a probability of at most {self.config.limits.significance:g}"
-        return f"{chance} by this process, in this trial of it against this primary; other processes decide themselves"
+        """Return the scope of the significance: the evidence is in the memory of this process."""
+        chance = self.config.thresholds.significance
+        return (
+            f"if it satisfies both thresholds, this process stops it with a probability of at most {chance:g}, in this "
+            "trial against this primary; other processes decide by themselves"
+        )
 
-    def about(self) -> dict[str, Any]:
-        """Return what `GET /rollout` answers."""
+    def describe_rollout(self) -> dict[str, Any]:
+        """Return the answer of `GET /rollout`."""
         stopped = self._canary.stopped
         return {
             "state": self.state,
@@ -122,139 +123,137 @@ class Trial:
         }
 
     async def answer(self, images: Images, request_id: str | None, current: Served) -> Answer:
-        """Answer one request, by `current` or by the challenger.
-
-        Raises:
-            Refusal: too much waits (429).
-            Exception: what the primary raised.
-        """
+        """Answer one request, by `current` or by the challenger; see `Router.answer`."""
         challenger = self._challenger
-        if challenger is None or self._is_over(current):
-            return await self._router.answer_by(current, images)
+        if challenger is None or self._ends_with(current):
+            return await self.answer_with(current, images)
         is_in_time = DEADLINE.get() - asyncio.get_running_loop().time() >= 2 * self.config.patience_seconds
         if is_in_time and in_canary(request_id or secrets.token_hex(8), self.config.share):
-            return await self._by_challenger(images, challenger, current)
-        started, ahead = time.perf_counter(), current.batcher.num_ahead
-        answer = await self._router.answer_by(current, images)
-        outcome = _outcome(answer.probabilities, time.perf_counter() - started, ahead)
+            return await self._answer_with_challenger(images, challenger, current)
+        started, num_ahead = time.perf_counter(), current.batcher.num_ahead
+        answer = await self.answer_with(current, images)
         if self.config.share:
-            self._observe(challenger, outcome, None)
-        elif self._tasks and challenger.batcher.num_ahead > ahead:  # it would wait longer than the primary did
-            self._metrics.comparison_dropped()
+            return answer
+        if self._tasks and challenger.batcher.num_ahead > num_ahead:  # it would wait longer than the primary did
+            self.metrics.comparison_dropped()
         else:
-            self._later(self._shadow(images, challenger, outcome))
+            outcome = _outcome(answer.probabilities, time.perf_counter() - started)
+            self._start_comparison(self._shadow(images, challenger, outcome))
         return answer
 
-    async def _by_challenger(self, images: Images, challenger: Served, current: Served) -> Answer:
+    async def _answer_with_challenger(self, images: Images, challenger: Served, current: Served) -> Answer:
         is_first = not challenger.num_answered
         challenger.num_answered += 1
         probabilities, outcome = await self._try(challenger, images)
         if outcome.error is None and self._challenger is challenger:
-            self._later(self._compare(images, challenger, current, outcome), instead=outcome)
-            return Answer(probabilities=probabilities, by=challenger, is_first=is_first)
-        if outcome.error != "overloaded":  # by the server's own limit, which tells nothing of the model
-            self._observe(challenger, None, outcome)
-        self._metrics.fell_back()
-        return await self._router.answer_by(current, images)
+            if not self._start_comparison(self._compare(images, challenger, current, outcome)):
+                self._add_evidence(challenger, outcome)
+            return Answer(probabilities=probabilities, model=challenger, is_first=is_first)
+        if outcome.error != "overloaded":
+            self._add_evidence(challenger, outcome)
+        self.metrics.fell_back()
+        return await self.answer_with(current, images)
 
     async def _try(self, challenger: Served, images: Images) -> tuple[Probabilities, Outcome]:
-        """Ask the challenger; whatever goes wrong is an outcome."""
-        started, ahead = time.perf_counter(), challenger.batcher.num_ahead
+        """Ask the challenger; every failure is an outcome.
+
+        `overloaded` is a limit of the server itself, and no evidence against the model.
+        """
+        started = time.perf_counter()
         probabilities = np.zeros((0, 0), np.float32)
         try:
             async with asyncio.timeout(self.config.patience_seconds):
                 probabilities = await challenger.batcher.predict(images)
-            outcome = _outcome(probabilities, time.perf_counter() - started, ahead)
+            outcome = _outcome(probabilities, time.perf_counter() - started)
         except TimeoutError:
             outcome = Outcome(seconds=self.config.patience_seconds, error="timeout")
         except Refusal:
             outcome = Outcome(seconds=time.perf_counter() - started, error="overloaded")
         except Exception:
             outcome = Outcome(seconds=time.perf_counter() - started, error="failed")
-            if not self._has_told:
-                self._has_told = True
+            if not self._is_error_logged:
+                self._is_error_logged = True
                 LOG.warning("the challenger, version %s, failed", challenger.version, exc_info=True)
         if outcome.error is None:
-            self._metrics.answered(
+            self.metrics.answered(
                 "challenger", challenger.version, outcome.seconds, outcome.labels, outcome.confidences
             )
         elif outcome.error != "overloaded":
-            self._metrics.failed("challenger", challenger.version)
+            self.metrics.failed("challenger", challenger.version)
         return probabilities, outcome
 
     async def _compare(self, images: Images, challenger: Served, current: Served, outcome: Outcome) -> None:
-        """Ask the primary what it makes of the images that the challenger has answered."""
-        started, ahead = time.perf_counter(), current.batcher.num_ahead
+        """Ask the primary about images that the challenger has answered."""
+        started = time.perf_counter()
         try:
             probabilities = await current.batcher.predict(images)
-        except Exception:  # its own failures are counted where it answers clients
-            self._observe(challenger, None, outcome)
+        except Exception:  # failures of the primary are counted only for clients
+            self._add_evidence(challenger, outcome)
         else:
-            self._observe(challenger, _outcome(probabilities, time.perf_counter() - started, ahead), outcome)
+            self._add_evidence(challenger, outcome, _outcome(probabilities, time.perf_counter() - started))
 
     async def _shadow(self, images: Images, challenger: Served, primary: Outcome) -> None:
-        """Ask the challenger what it makes of the images that the primary has answered."""
+        """Ask the challenger about images that the primary has answered."""
         _, outcome = await self._try(challenger, images)
         if outcome.error == "overloaded":
-            self._metrics.comparison_dropped()
-            return
-        self._observe(challenger, primary, outcome)
+            self.metrics.comparison_dropped()
+        else:
+            self._add_evidence(challenger, outcome, primary)
 
-    def _later(self, comparison: Coroutine[Any, Any, None], instead: Outcome | None = None) -> None:
+    def _start_comparison(self, comparison: Coroutine[Any, Any, None]) -> bool:
+        """Run a comparison in the background; return False if too many are in progress."""
         if len(self._tasks) >= MAX_COMPARISONS:
             comparison.close()
-            self._metrics.comparison_dropped()
-            if instead is not None and self._challenger is not None:
-                self._observe(self._challenger, None, instead)
-            return
+            self.metrics.comparison_dropped()
+            return False
         task = asyncio.get_running_loop().create_task(comparison)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return True
 
-    def _observe(self, challenger: Served, primary: Outcome | None, outcome: Outcome | None) -> None:
-        """Add to the evidence, and stop the challenger where it suffices."""
-        if challenger is not self._challenger:  # an answer that came after its end
+    def _add_evidence(self, challenger: Served, outcome: Outcome, primary: Outcome | None = None) -> None:
+        """Add one outcome, and stop the challenger if the evidence suffices."""
+        if challenger is not self._challenger:  # its trial has ended
             return
-        if primary and outcome and not outcome.error:
-            agreed = sum(a == b for a, b in zip(primary.labels, outcome.labels, strict=True))
-            self._metrics.compared(agreed, len(outcome.labels) - agreed)
-        stopped = self._canary.observe(primary, outcome)
+        if primary and not outcome.error:
+            num_agreed = sum(a == b for a, b in zip(primary.labels, outcome.labels, strict=True))
+            self.metrics.compared(num_agreed, len(outcome.labels) - num_agreed)
+        stopped = self._canary.observe(outcome, primary)
         if stopped is not None:
             self._challenger = None
             challenger.batcher.close()
-            self._metrics.unloaded("challenger")
-            self._metrics.stopped(stopped.test)
+            self.metrics.unloaded("challenger")
+            self.metrics.stopped(stopped.test)
             LOG.warning("the challenger, version %s, is stopped: %s", challenger.version, stopped)
 
-    def _is_over(self, current: Served) -> bool:
-        """Begin anew against another primary; end where the challenger has become the primary."""
-        if current.digest == self._against or self._challenger is None:
+    def _ends_with(self, current: Served) -> bool:
+        """Restart the trial against another primary; end it, and return True, if the challenger became the primary."""
+        if current.digest == self._primary_digest or self._challenger is None:
             return False
-        self._against = current.digest
-        if self._challenger.digest == current.digest or not fit(self._challenger, current):
+        self._primary_digest = current.digest
+        if self._challenger.digest == current.digest or not are_interchangeable(self._challenger, current):
             LOG.warning("version %s is the primary model now; the trial of %s ends", current.version, self._version)
             self.challenge(None)
             return True
-        self._begin()
+        self._reset_evidence()
         return False
 
-    def _tell(self, state: Rollout) -> None:
-        self._metrics.rollout(state, self.config.share if state == "canary" else 0.0)
+
+def are_interchangeable(first: Served, second: Served) -> bool:
+    """Return whether two models take the same images, and have the same classes and the same name."""
+    return (first.about.image_shape, first.about.classes, first.about.name) == (
+        second.about.image_shape,
+        second.about.classes,
+        second.about.name,
+    )
 
 
-def fit(challenger: Served, primary: Served) -> bool:
-    """Whether a model takes the images of another one, and has its classes and its name."""
-    of_both = [(each.about.image_shape, each.about.classes, each.about.name) for each in (challenger, primary)]
-    return of_both[0] == of_both[1]
-
-
-def _outcome(probabilities: Probabilities, seconds: float, ahead: int) -> Outcome:
+def _outcome(probabilities: Probabilities, seconds: float) -> Outcome:
     """Return the outcome of a request that was answered."""
     if not len(probabilities):
-        return Outcome(seconds=seconds, ahead=ahead)
+        return Outcome(seconds=seconds)
     return Outcome(
         labels=probabilities.argmax(axis=1).tolist(),
         confidences=probabilities.max(axis=1).tolist(),
         seconds=seconds,
-        ahead=ahead,
     )

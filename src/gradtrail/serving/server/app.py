@@ -1,4 +1,4 @@
-"""The application: endpoints of the open inference protocol and of MLflow's server, metrics, pages."""
+"""The application: endpoints of the open inference protocol and of MLflow's scoring server, metrics, pages."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ from gradtrail.serving.server.router import Answer, Router
 from gradtrail.serving.server.uploads import Uploads
 
 VERSION_HEADER = "Gradtrail-Model-Version"
-REQUEST_ID = "x-request-id"  # header by which a client stays with one model; that of the protocol's `id` else
+REQUEST_ID = "x-request-id"  # header that assigns a client to a model; without it, the `id` of the protocol
 ROUTES = (
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{name}", "/v2/models/{name}/ready"),
     *("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}"),
@@ -42,35 +42,34 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_KINDS = {400: "invalid", 401: "unauthorized", 403: "unauthorized", 404: "not_found", 405: "invalid"}
-_KINDS |= {413: "too_large", 415: "invalid", 421: "unauthorized", 429: "overloaded", 503: "not_ready", 504: "timeout"}
-_KINDS |= {414: "too_large", 499: "invalid"}
+_ERRORS = {400: "invalid", 401: "unauthorized", 403: "unauthorized", 404: "not_found", 405: "invalid"}
+_ERRORS |= {413: "too_large", 415: "invalid", 421: "unauthorized", 429: "overloaded", 503: "not_ready", 504: "timeout"}
+_ERRORS |= {414: "too_large", 499: "invalid"}
 _Endpoint = Callable[..., Awaitable[Response]]
 
 
-def create_app(router: Router, guard: Guard, metrics: ServerMetrics) -> FastAPI:
-    """Return the application, and put the guard before it: what is to be served is `guard`.
+def create_app(router: Router, guard: Guard) -> FastAPI:
+    """Return the application, and set it in the guard, which is the ASGI application to serve.
 
     Args:
-        router: holds the model.
-        guard: whose limits count; each request that passes it is counted in the metrics.
-        metrics: of the server, made for `ROUTES`.
+        router: Router with the model and the metrics.
+        guard: Guard in front of the application; it counts each request in the metrics.
     """
     app = FastAPI(
         title="gradtrail serve",
         description="Answers with an exported model: the open inference protocol, and MLflow's scoring server.",
         version=installed("gradtrail"),
-        docs_url=None,  # FastAPI's page takes scripts from elsewhere
+        docs_url=None,  # FastAPI's page loads outside scripts
         redoc_url=None,
     )
-    app.add_exception_handler(Refusal, _refused)  # type: ignore[arg-type] # starlette's type says Exception
-    app.add_exception_handler(HTTPException, _unknown)  # type: ignore[arg-type]
-    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(Refusal, _answer_refusal)  # type: ignore[arg-type] # starlette's type says Exception
+    app.add_exception_handler(HTTPException, _answer_http_error)  # type: ignore[arg-type]
+    app.add_exception_handler(Exception, _answer_failure)
     _add_inference(app, router, guard.limits)
     _add_mlflow(app, router, guard.limits)
-    _add_pages(app, router, metrics)
+    _add_pages(app, router)
     guard.app = app
-    guard.observe = _counter(metrics)
+    guard.observe = _counter(router.metrics)
     return app
 
 
@@ -86,7 +85,7 @@ def _add_inference(app: FastAPI, router: Router, limits: Limits) -> None:
         return _json({"live": True})
 
     async def ready() -> Response:
-        """Whether requests are answered: the model is compiled for all batch sizes, and no shutdown has begun."""
+        """Whether requests are answered: all batch sizes are compiled, and the server is not shutting down."""
         return _ready(router)
 
     async def about(name: str, version: str | None = None) -> Response:
@@ -95,7 +94,7 @@ def _add_inference(app: FastAPI, router: Router, limits: Limits) -> None:
         return _json(protocol.metadata(served.about, served.version))
 
     async def model_ready(name: str, version: str | None = None) -> Response:
-        """Whether this model answers."""
+        """Whether this model answers requests."""
         served = router.find(name, version)
         return _json(
             {"name": name, "ready": router.is_ready, "version": served.version}, 200 if router.is_ready else 503
@@ -105,13 +104,13 @@ def _add_inference(app: FastAPI, router: Router, limits: Limits) -> None:
         """Classify images: one tensor `images`, UINT8 or FP32 from 0 to 1, of shape [images, height, width]."""
         version = request.path_params.get("version")
         served = router.find(request.path_params["name"], version)
-        asked = protocol.read_inference(await request.body(), served.about.image_shape, limits.max_images)
-        request_id = request.headers.get(REQUEST_ID) or asked.id
+        inference = protocol.read_inference(await request.body(), served.about.image_shape, limits.max_images)
+        request_id = request.headers.get(REQUEST_ID) or inference.id
         if version is None:
-            answer = await router.answer(asked.images, request_id, served)
-        else:  # whoever names a version gets it
-            answer = await router.answer_by(served, asked.images)
-        body = protocol.inference_answer(asked, answer.probabilities, answer.by.about, answer.by.version)
+            answer = await router.answer(inference.images, request_id, served)
+        else:  # a request for a version gets that version
+            answer = await router.answer_with(served, inference.images)
+        body = protocol.inference_answer(inference, answer.probabilities, answer.model.about, answer.model.version)
         return _answer(request, body, answer)
 
     app.add_api_route("/v2", server)
@@ -124,7 +123,7 @@ def _add_inference(app: FastAPI, router: Router, limits: Limits) -> None:
 
 
 class _CountedRoute(Route):
-    """A route of Starlette that names itself in the scope, as FastAPI's do: metrics count requests by it."""
+    """A route of Starlette that sets itself in the scope, as FastAPI's do: metrics count requests by route."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
@@ -134,7 +133,7 @@ class _CountedRoute(Route):
 
 
 def _add_fast(app: FastAPI, path: str, endpoint: _Endpoint, example: dict[str, Any]) -> None:
-    """Add an endpoint that is answered by Starlette alone: FastAPI describes it, but would take as long as the rest."""
+    """Add an endpoint that Starlette alone handles, as FastAPI would double its time; FastAPI only describes it."""
     app.router.routes.insert(0, _CountedRoute(path, endpoint, methods=["POST"]))
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -146,7 +145,7 @@ def _add_fast(app: FastAPI, path: str, endpoint: _Endpoint, example: dict[str, A
 
 
 def _add_mlflow(app: FastAPI, router: Router, limits: Limits) -> None:
-    """Add what MLflow's scoring server has."""
+    """Add the endpoints of MLflow's scoring server."""
     mlflow_version = installed("mlflow")
 
     async def invocations(request: Request) -> Response:
@@ -172,19 +171,19 @@ def _add_mlflow(app: FastAPI, router: Router, limits: Limits) -> None:
     app.add_api_route("/version", version)
 
 
-def _add_pages(app: FastAPI, router: Router, metrics: ServerMetrics) -> None:
+def _add_pages(app: FastAPI, router: Router) -> None:
     uploads = Uploads()
 
-    async def tell_metrics() -> Response:
+    async def metrics() -> Response:
         """All metrics, in Prometheus' text format."""
-        return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        return Response(router.metrics.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def rollout() -> Response:
-        """State of the challenger: whether it answers, is compared, or was stopped and why."""
-        return _json(router.rollout.about() if router.rollout else {"state": "off"})
+        """State of the challenger: canary, shadow, or stopped and why."""
+        return _json(router.describe_rollout())
 
     async def picture(request: Request) -> Response:
-        """Classify an uploaded image, PNG or JPEG, after bringing it into the form of the training images."""
+        """Classify an uploaded image, PNG or JPEG, after converting it into the form of the training images."""
         served = router.current
         image = await uploads.read(await request.body(), served.about)
         answer = await router.answer(image[None], request.headers.get(REQUEST_ID), served)
@@ -196,7 +195,7 @@ def _add_pages(app: FastAPI, router: Router, metrics: ServerMetrics) -> None:
 
         return Response(docs_page(app.openapi(), router), media_type="text/html", headers=_HEADERS)
 
-    app.add_api_route("/metrics", tell_metrics)
+    app.add_api_route("/metrics", metrics)
     app.add_api_route("/rollout", rollout)
     app.add_api_route("/picture", picture, methods=["POST"], summary="Classify an image", openapi_extra=_PICTURE)
     app.add_api_route("/docs", docs)
@@ -215,7 +214,7 @@ def _file(name: str, kind: str) -> _Endpoint:
 
 def _ready(router: Router) -> Response:
     if not router.is_ready:
-        raise not_ready("the server is ending" if router.is_draining else "the model is being loaded")
+        raise not_ready("the server is shutting down" if router.is_draining else "the model is being loaded")
     return _json({"ready": True})
 
 
@@ -225,22 +224,22 @@ def _json(content: dict[str, Any], status: int = 200) -> Response:
 
 def _answer(request: Request, body: bytes, answer: Answer) -> Response:
     request.scope["gradtrail.is_first"] = answer.is_first
-    return Response(body, media_type=JSON, headers={VERSION_HEADER: answer.by.version})
+    return Response(body, media_type=JSON, headers={VERSION_HEADER: answer.model.version})
 
 
-async def _refused(_: Request, refusal: Refusal) -> Response:
+async def _answer_refusal(_: Request, refusal: Refusal) -> Response:
     return Response(refusal.body, refusal.status, refusal.headers, JSON)
 
 
-async def _unknown(request: Request, error: HTTPException) -> Response:
+async def _answer_http_error(request: Request, error: HTTPException) -> Response:
     if error.status_code == 404:
-        return await _refused(request, Refusal(404, "no such endpoint; /docs lists them"))
-    return await _refused(request, Refusal(error.status_code, error.detail, error.headers))
+        return await _answer_refusal(request, Refusal(404, "no such endpoint; /docs lists them"))
+    return await _answer_refusal(request, Refusal(error.status_code, error.detail, error.headers))
 
 
-async def _failed(request: Request, _: Exception) -> Response:
-    """Answer in one line; the guard, which gets the exception too, writes it to the log."""
-    return await _refused(request, Refusal(500, "the server failed; its log says why"))
+async def _answer_failure(request: Request, _: Exception) -> Response:
+    """Answer in one line; the guard gets the exception too, and logs it."""
+    return await _answer_refusal(request, Refusal(500, "the server failed; its log says why"))
 
 
 def _counter(metrics: ServerMetrics) -> Callable[[Any, int, float], None]:
@@ -248,7 +247,7 @@ def _counter(metrics: ServerMetrics) -> Callable[[Any, int, float], None]:
         route = getattr(scope.get("route"), "path", "")
         metrics.request(route, status, seconds, is_cold=scope.get("gradtrail.is_first", False))
         if status >= 400:
-            metrics.error(_KINDS.get(status, "failed"))
+            metrics.error(_ERRORS.get(status, "failed"))
 
     return observe
 

@@ -1,8 +1,8 @@
-"""Gathers the images of several requests into batches of the sizes that were compiled.
+"""Collects the images of several requests into batches of the compiled sizes.
 
-One batch runs at a time, in a thread of its own; while it runs, requests gather for the next. A batch that could start
-waits for more requests only if the last one answered several: until as many are there again, at most `max_wait_ms`. So
-one client never waits, and many at once share batches.
+One batch runs at a time, in its own thread; requests that arrive meanwhile are collected for the next one. A batch that
+could start waits for more requests only if the last one answered several: until there are as many again, for at most
+`max_wait_ms`. So a single client never waits, and concurrent clients share batches.
 """
 
 import asyncio
@@ -24,20 +24,15 @@ Images = UInt8[np.ndarray, "images height width"]
 Probabilities = Float[np.ndarray, "images classes"]
 
 
-THREAD = "model"  # beginning of the names of threads that answer
+THREAD = "model"  # prefix of the names of threads that answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingConfig:
-    """How requests are gathered.
+    """How requests are collected."""
 
-    Attributes:
-        max_wait_ms: milliseconds that a batch waits for more requests; 0 for never.
-        max_queue_images: images that may wait; a request that would make them more is refused.
-    """
-
-    max_wait_ms: float = 2.0
-    max_queue_images: int = 4096
+    max_wait_ms: float = 2.0  # longest wait of a batch for more requests; 0 for no wait
+    max_queue_images: int = 4096  # limit of waiting images; a request beyond it is refused
 
     def __post_init__(self) -> None:
         check("max_wait_ms", self.max_wait_ms, at_least=0, at_most=1000)
@@ -46,21 +41,13 @@ class BatchingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRun:
-    """A batch that was answered, for who watches.
+    """A finished batch."""
 
-    Attributes:
-        size: images that it was compiled for.
-        num_images: that were in it.
-        num_requests: that it answered, or parts of them.
-        queue_seconds: that each request waited whose first images are in it.
-        run_seconds: that the model took.
-    """
-
-    size: int
+    size: int  # compiled size
     num_images: int
-    num_requests: int
-    queue_seconds: tuple[float, ...]
-    run_seconds: float
+    num_requests: int  # number of requests that it answered, also in parts
+    queue_seconds: tuple[float, ...]  # waiting time of each request whose first images are in the batch
+    run_seconds: float  # run time of the model
 
 
 @dataclass(eq=False)
@@ -68,17 +55,17 @@ class _Request:
     images: Images
     answer: asyncio.Future[Probabilities]
     arrived: float
-    num_taken: int = 0
+    num_started: int = 0  # images that are in a batch
     parts: list[Probabilities] = field(default_factory=list)
 
     @property
     def num_left(self) -> int:
-        return len(self.images) - self.num_taken
+        return len(self.images) - self.num_started
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Consecutive images of a request, which are in one batch."""
+    """Consecutive images of a request in one batch."""
 
     request: _Request
     start: int
@@ -89,9 +76,9 @@ class Batcher:
     """Runs one model for all requests; made and used in a running event loop.
 
     Args:
-        model: that is compiled for all sizes of its manifest.
-        config: how requests are gathered.
-        observe: called in the event loop after each batch.
+        model: Model that is compiled for all sizes of its manifest.
+        config: How requests are collected.
+        observe: Function that is called in the event loop after each batch.
     """
 
     def __init__(self, model: ExportedModel, config: BatchingConfig, observe: Callable[[BatchRun], None] | None = None):
@@ -107,21 +94,21 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that are not wholly in a batch yet; `num_images` are their images."""
+        """Number of requests that are not completely in a batch yet; `num_images` counts their images."""
         return len(self._queue)
 
     @property
     def num_ahead(self) -> int:
-        """Requests that the next one has to wait for; the batch that runs counts as one."""
+        """Number of requests before the next one; the running batch counts as one."""
         return len(self._queue) + self._is_running
 
     async def predict(self, images: Images) -> Probabilities:
         """Return the probabilities of any number of images.
 
         Raises:
-            Refusal: too many images wait (429).
-            UserError: the model answers no probabilities.
-            Exception: what the model raised.
+            Refusal: Too many images wait (429).
+            UserError: The answers of the model are no probabilities.
+            Exception: Any exception of the model.
         """
         if not len(images):
             return np.zeros((0, len(self._model.manifest.classes)), np.float32)
@@ -134,16 +121,16 @@ class Batcher:
         try:
             return await request.answer
         except asyncio.CancelledError:
-            self._forget(request)
+            self._remove(request)
             raise
 
     def close(self) -> None:
-        """End the thread once everything that waits is answered."""
+        """End the thread once all waiting requests are answered."""
         self._is_closing = True
         self._end_if_idle()
 
-    def _forget(self, request: _Request) -> None:
-        """Take a request that nobody waits for any longer out of the queue."""
+    def _remove(self, request: _Request) -> None:
+        """Remove a cancelled request from the queue."""
         if request in self._queue:
             self._queue.remove(request)
             self.num_images -= request.num_left
@@ -168,7 +155,7 @@ class Batcher:
             return
         spans = self._next_spans()
         self._is_running = True
-        if self._has_ended:  # a request that found this model before it was replaced
+        if self._has_ended:  # a request that arrived before this model was replaced
             self._thread, self._has_ended = _new_thread(), False
         self._thread.submit(self._run, spans)
 
@@ -176,9 +163,9 @@ class Batcher:
         room, spans = self._sizes[-1], list[_Span]()
         while self._queue and room:
             request = self._queue[0]
-            start, count = request.num_taken, min(room, request.num_left)
+            start, count = request.num_started, min(room, request.num_left)
             spans.append(_Span(request, start, start + count))
-            request.num_taken += count
+            request.num_started += count
             room -= count
             self.num_images -= count
             if not request.num_left:
@@ -195,12 +182,12 @@ class Batcher:
             batch = np.zeros((size, *self._model.manifest.image_shape), np.uint8)
             ends = accumulate((span.stop - span.start for span in spans), initial=0)
             rows = [slice(start, stop) for start, stop in pairwise(ends)]
-            for span, own in zip(spans, rows, strict=True):
-                batch[own] = span.request.images[span.start : span.stop]
+            for span, row in zip(spans, rows, strict=True):
+                batch[row] = span.request.images[span.start : span.stop]
             answers = np.asarray(self._model.run(batch))
-            parts = [answers[own] for own in rows]
-            if probability_fault(answers[:count], self._model.manifest):  # of one request; others share the batch
-                parts = [probability_fault(answers[own], self._model.manifest) or answers[own] for own in rows]
+            parts = [answers[row] for row in rows]
+            if probability_fault(answers[:count], self._model.manifest):  # fails only the requests that have it
+                parts = [probability_fault(answers[row], self._model.manifest) or answers[row] for row in rows]
         except Exception as error:
             parts = [error] * len(spans)
         run = BatchRun(
@@ -224,11 +211,11 @@ class Batcher:
         self._end_if_idle()
 
     def _answer(self, request: _Request, part: Probabilities | Exception) -> None:
-        if request.answer.done():  # its first part failed, or nobody waits for it
+        if request.answer.done():  # its first part failed, or it was cancelled
             return
         if isinstance(part, Exception):
             request.answer.set_exception(part)
-            self._forget(request)
+            self._remove(request)
             return
         request.parts.append(part)
         if sum(map(len, request.parts)) == len(request.images):

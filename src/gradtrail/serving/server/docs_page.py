@@ -1,4 +1,4 @@
-"""The page at `/docs`: what may be asked, from the application's OpenAPI description, without outside scripts."""
+"""The page at `/docs`: all endpoints, from the application's OpenAPI description, without outside scripts."""
 
 import re
 from pathlib import Path
@@ -16,13 +16,17 @@ def docs_page(description: dict[str, Any], router: Router) -> str:
     """Return the page as HTML.
 
     Args:
-        description: of the application, as OpenAPI has it.
-        router: whose model is named in the examples.
+        description: OpenAPI description of the application.
+        router: Router with the model for the examples.
     """
     folder = FileSystemLoader(_FOLDER)
     pages = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     endpoints = [
-        {"method": method.upper(), "path": path, "says": _with_code(" ".join(about.get("description", "").split()))}
+        {
+            "method": method.upper(),
+            "path": path,
+            "description": _with_code(" ".join(about.get("description", "").split())),
+        }
         for path, methods in description["paths"].items()
         for method, about in methods.items()
     ]
@@ -33,5 +37,5 @@ def docs_page(description: dict[str, Any], router: Router) -> str:
 
 
 def _with_code(description: str) -> Markup:
-    """Return a description as HTML; of Markdown, which OpenAPI has there, it has code alone."""
+    """Return a description in Markdown as HTML; its only markup is code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(description))))  # noqa: S704 - escaped

@@ -1,6 +1,6 @@
-"""What stands before the application: who may ask, how much, and for how long; errors as one line of JSON.
+"""The guard in front of the application: authorization, size and time limits; errors are one line of JSON.
 
-An ASGI application around another one, in the few lines that each request can afford.
+An ASGI application around another one, short because every request passes through it.
 """
 
 import asyncio
@@ -27,30 +27,23 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 LOG = logging.getLogger("gradtrail.serve")
 TOKEN = "GRADTRAIL_TOKEN"  # noqa: S105 - the name of a variable
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_OPEN = {"/", "/page.css", "/page.js", "/ping", "/v2/health/live", "/v2/health/ready"}  # without the token
-_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # what a browser may know this machine by
-_DECIDING = (b"host", b"origin", b"authorization", b"content-length")  # headers that the guard reads
-_SHORTEST_TOKEN = 16
+_PUBLIC = {"/", "/page.css", "/page.js", "/ping", "/v2/health/live", "/v2/health/ready"}  # no token needed
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # names of this machine in a browser
+_CHECKED_HEADERS = (b"host", b"origin", b"authorization", b"content-length")
+_MIN_TOKEN = 16
 _MAX_PATH = 2048
-_MAX_BODIES = 8  # of the largest size, in memory at once
-DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)  # time of the event loop by which to answer
+_MAX_BODIES = 8  # bodies of the largest size in memory at a time
+DEADLINE: ContextVar[float] = ContextVar("deadline", default=math.inf)  # time of the event loop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a request may take.
-
-    Attributes:
-        max_body_bytes: of a request.
-        max_images: of a request.
-        max_requests: that are read, wait or run at once; one more is refused.
-        max_seconds: from a request's head to its answer.
-    """
+    """Limits of requests."""
 
     max_body_bytes: int = 16 * 2**20
-    max_images: int = 1024
-    max_requests: int = 256
-    max_seconds: float = 30.0
+    max_images: int = 1024  # per request
+    max_requests: int = 256  # in progress at a time; one more is refused
+    max_seconds: float = 30.0  # from a request's head to its answer
 
     def __post_init__(self) -> None:
         check("max_body_bytes", self.max_body_bytes, at_least=1024, at_most=2**30)
@@ -60,13 +53,9 @@ class Limits:
 
 
 def require_token(host: str, token: str) -> None:
-    """Refuse to listen where other machines can ask without a token.
-
-    Raises:
-        UserError: the address is not of this machine alone and there is no token; or the token is too short.
-    """
-    if token and (len(token) < _SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token):
-        raise UserError(f"{TOKEN}: must be at least {_SHORTEST_TOKEN} printable ASCII characters without spaces")
+    """Raise UserError if other machines could send requests without a token, or if the token is too short."""
+    if token and (len(token) < _MIN_TOKEN or not (token.isascii() and token.isprintable()) or " " in token):
+        raise UserError(f"{TOKEN}: must be at least {_MIN_TOKEN} printable ASCII characters without spaces")
     if not token and host not in LOOPBACK:
         raise UserError(
             f"--host {host}: the server could be reached from other machines; set {TOKEN} to a secret that clients send"
@@ -79,26 +68,18 @@ async def _no_app(_: Scope, __: Receive, ___: Send) -> None:
 
 @dataclass(kw_only=True)
 class Guard:
-    """The application with its limits.
-
-    Attributes:
-        limits: of each request.
-        app: that answers.
-        token: that clients send as `Authorization: Bearer …`; empty for none.
-        observe: called after each request with its route's scope, status and seconds.
-        has_access_log: whether each request is a line of the log.
-    """
+    """The application with its limits."""
 
     limits: Limits
     app: App = _no_app
-    token: str = ""
-    observe: Callable[[Scope, int, float], None] | None = None
-    has_access_log: bool = False
+    token: str = ""  # clients send it as `Authorization: Bearer …`; empty for none
+    observe: Callable[[Scope, int, float], None] | None = None  # called with scope, status and seconds of a request
+    has_access_log: bool = False  # whether each request is logged
     _num_requests: int = field(default=0, init=False)
     _num_bytes: int = field(default=0, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, whatever happens."""
+        """Answer a request in every case."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1003})
@@ -112,18 +93,18 @@ class Guard:
         except TimeoutError:
             await exchange.refuse(Refusal(504, f"no answer within {self.limits.max_seconds:g} s"))
         except ConnectionError:
-            exchange.status = exchange.status or 499  # the client is gone
+            exchange.status = exchange.status or 499  # the client disconnected
         except Exception:
-            LOG.exception("%s %s failed", scope["method"], _logged(scope["path"]))
+            LOG.exception("%s %s failed", scope["method"], _as_line(scope["path"]))
             await exchange.refuse(Refusal(500, "the server failed; its log says why"))
         seconds = time.perf_counter() - started
         if self.observe:
             self.observe(scope, exchange.status, seconds)
         if self.has_access_log:
-            LOG.info("%s %s %d %.1f ms", scope["method"], _logged(scope["path"]), exchange.status, 1000 * seconds)
+            LOG.info("%s %s %d %.1f ms", scope["method"], _as_line(scope["path"]), exchange.status, 1000 * seconds)
 
     async def _answer(self, scope: Scope, exchange: "_Exchange") -> None:
-        headers = _single(scope["headers"])
+        headers = _headers(scope["headers"])
         if len(scope["path"]) > _MAX_PATH:
             raise Refusal(414, f"the path has more than {_MAX_PATH} characters")
         if self.token:
@@ -135,7 +116,7 @@ class Guard:
             return
         _check_length(headers, self.limits.max_body_bytes)
         if self._num_requests >= self.limits.max_requests:
-            raise busy(f"{self._num_requests} requests are under way already; try again")
+            raise busy(f"{self._num_requests} requests are in progress already; try again")
         self._num_requests += 1
         try:
             async with asyncio.timeout(self.limits.max_seconds) as timeout:
@@ -147,7 +128,7 @@ class Guard:
             self._num_bytes -= exchange.num_bytes
 
     async def _read_body(self, exchange: "_Exchange") -> None:
-        """Read the whole body, which the application then gets in one piece."""
+        """Read the whole body; the application gets it in one piece."""
         parts, is_complete = list[bytes](), False
         while not is_complete:
             part, is_complete = await exchange.read()
@@ -155,54 +136,54 @@ class Guard:
             if exchange.num_bytes > self.limits.max_body_bytes:
                 raise _too_large(self.limits.max_body_bytes)
             if self._num_bytes > _MAX_BODIES * self.limits.max_body_bytes:
-                raise busy("the bodies of other requests take all memory that is for them; try again")
+                raise busy("the bodies of other requests use all memory for bodies; try again")
             parts.append(part)
         exchange.body = b"".join(parts)
 
     def _check_token(self, path: str, headers: dict[bytes, bytes]) -> None:
-        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-        is_known = hmac.compare_digest(given.strip(), self.token.encode()) and kind.lower() == b"bearer"
-        if not is_known and path not in _OPEN:
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        is_valid = hmac.compare_digest(token.strip(), self.token.encode()) and scheme.lower() == b"bearer"
+        if not is_valid and path not in _PUBLIC:
             raise Refusal(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
 
 
-def _single(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Return headers by name; refuse a request in which one that decides stands twice: proxies take the first."""
+def _headers(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return headers by name; refuse a request with two checked headers of one name, as proxies use the first."""
     names = [name for name, _ in headers]
-    for name in _DECIDING:
+    for name in _CHECKED_HEADERS:
         if (count := names.count(name)) > 1:
             raise Refusal(400, f"{name.decode().title()}: must be sent once, got {count} such headers")
     return dict(headers)
 
 
-def _logged(path: str) -> str:
-    """Return a path as a part of a line: clients can put line breaks into it."""
+def _as_line(path: str) -> str:
+    """Return a path without line breaks, which clients can put into it."""
     return printable(path[:_MAX_PATH]).replace("\n", "\\n")
 
 
 def _check_own_page(headers: dict[bytes, bytes]) -> None:
-    """Refuse what another page asks: one whose name was rebound to this machine, or one of another origin."""
+    """Refuse requests of other pages: of a name that was rebound to this machine, or of another origin."""
     host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
     if not _OWN_HOST.fullmatch(host):
-        raise Refusal(421, f"Host: must be this machine, such as localhost, where no {TOKEN} is set")
+        raise Refusal(421, f"Host: must be this machine, such as localhost, unless {TOKEN} is set")
     if origin and origin != f"http://{host}":
-        raise Refusal(403, f"Origin: cross-origin requests are refused where no {TOKEN} is set")
+        raise Refusal(403, f"Origin: cross-origin requests are refused unless {TOKEN} is set")
 
 
-def _check_length(headers: dict[bytes, bytes], most: int) -> None:
+def _check_length(headers: dict[bytes, bytes], limit: int) -> None:
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 18:
         raise Refusal(400, "Content-Length: must be a number")
-    if int(length) > most:
-        raise _too_large(most)
+    if int(length) > limit:
+        raise _too_large(limit)
 
 
-def _too_large(most: int) -> Refusal:
-    return Refusal(413, f"the body has more than {most:,} bytes", {"Connection": "close"})
+def _too_large(limit: int) -> Refusal:
+    return Refusal(413, f"the body has more than {limit:,} bytes", {"Connection": "close"})
 
 
 class _Exchange:
-    """One request and its answer: hands the body on, and notes what went out."""
+    """One request and its answer: passes the body on, and records the status."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -219,7 +200,7 @@ class _Exchange:
         return part, not message.get("more_body", False)
 
     async def receive(self) -> Message:
-        """Return the body in one piece, then what comes after it."""
+        """Return the body in one piece, then later messages."""
         if self.body is None:
             return await self._receive()
         body, self.body = self.body, None
@@ -231,7 +212,7 @@ class _Exchange:
         await self._send(message)
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Answer with an error, unless an answer has begun."""
+        """Answer with an error, unless an answer has started."""
         if self.status:
             return
         self.status, body = refusal.status, refusal.body

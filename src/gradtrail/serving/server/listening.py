@@ -1,4 +1,4 @@
-"""What listens: a socket, HTTP beneath the guard, the event loop, and an end in order."""
+"""Listening: the socket, HTTP below the guard, the event loop, and an orderly shutdown."""
 
 import asyncio
 import contextlib
@@ -21,19 +21,19 @@ from gradtrail.support.errors import UserError
 from gradtrail.support.signals import stop_request
 
 _KEEP_ALIVE = 75  # seconds that an idle connection stays open
-_BACKLOG = 2048  # connections that wait to be accepted
-_LONGEST_HEAD = 2**18  # bytes of a request besides its body
-_PER_PART = 32  # bytes that a part of a body may have around it, in Transfer-Encoding: chunked
-_END_SECONDS = 1.0  # that threads have to end when everything is answered
+_BACKLOG = 2048  # connections waiting to be accepted
+_MAX_HEAD_BYTES = 2**18  # bytes of a request without its body
+_CHUNK_OVERHEAD = 32  # bytes around a part of a body in Transfer-Encoding: chunked
+_END_SECONDS = 1.0  # grace period for threads when all requests are answered
 
 
 class Server(uvicorn.Server):
-    """Ends with exit status 0 after SIGTERM, once what is under way is answered.
+    """Ends with exit status 0 after SIGTERM, once the running requests are answered.
 
     Args:
-        guard: the application.
-        router: which is told that it drains.
-        drain_seconds: that requests under way have to end after SIGTERM.
+        guard: The application.
+        router: The router, whose `is_draining` is set.
+        drain_seconds: Grace period for running requests after SIGTERM.
     """
 
     def __init__(self, guard: Guard, router: Router, *, drain_seconds: float):
@@ -49,14 +49,14 @@ class Server(uvicorn.Server):
                 server_header=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=drain_seconds,  # type: ignore[arg-type] # seconds, in parts too
+                timeout_graceful_shutdown=drain_seconds,  # type: ignore[arg-type] # fractions of seconds work too
             )
         )
         self._router = router
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End at the first signal in order, at the second at once."""
+        """Shut down orderly at the first signal, immediately at the second."""
         with stop_request(when_asked=self._drain):
             yield
 
@@ -66,25 +66,25 @@ class Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """Says in JSON, too, that what came in is no HTTP; ends a connection whose head or trailers do not end.
+    """Reports invalid HTTP in JSON; closes a connection whose head or trailers are too long.
 
-    The parser keeps both in memory before anybody sees them. Bodies are the guard's.
+    The parser keeps both in memory until they are complete. The guard limits bodies.
     """
 
-    _num_head = 0  # bytes of the request so far, but for its body
+    _num_head = 0  # bytes of the request so far, without its body
 
     def data_received(self, data: bytes) -> None:
         self._num_head += len(data)
         super().data_received(data)
-        if self._num_head > _LONGEST_HEAD and not self.transport.is_closing():
-            self.send_400_response(f"the head of the request has more than {_LONGEST_HEAD:,} bytes")
+        if self._num_head > _MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"the head of the request has more than {_MAX_HEAD_BYTES:,} bytes")
 
     def on_body(self, body: bytes) -> None:
-        self._num_head = max(0, self._num_head - len(body) - _PER_PART)
+        self._num_head = max(0, self._num_head - len(body) - _CHUNK_OVERHEAD)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._num_head = 0  # what the same data has of the next request is not counted
+        self._num_head = 0  # bytes of the next request in the same data are not counted
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -95,19 +95,19 @@ class _Protocol(HttpToolsProtocol):
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; a port is free at once after a server that was killed.
+    """Return a socket bound to an address; a port is free immediately after a server was killed.
 
     Raises:
-        UserError: it is in use, or the address is not of this machine.
+        UserError: The address is in use, or not of this machine.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except (OSError, UnicodeError) as error:  # IDNA's for a name that can be none
-        said = getattr(error, "strerror", None) or "no such address"
-        raise UserError(f"--host {host} --port {port}: cannot listen there: {said}") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA cannot encode
+        reason = getattr(error, "strerror", None) or "no such address"
+        raise UserError(f"--host {host} --port {port}: cannot listen there: {reason}") from None
     return listener
 
 
@@ -118,7 +118,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Run a coroutine to its end, on uvloop where there is one; return the exit status, or end the process with it."""
+    """Run a coroutine to its end, on uvloop if it is installed; return the exit status, or exit with it."""
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):  # on Windows
         import uvloop
@@ -134,12 +134,13 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
 
 
 def _end_with_threads(status: int) -> None:
-    """End the process where a thread does not: one that waits for a registry would keep it for minutes."""
+    """Exit if a thread does not end: one that waits for a registry would keep the process for minutes."""
     deadline = time.monotonic() + _END_SECONDS
-    others = [each for each in threading.enumerate() if not (each.daemon or each is threading.current_thread())]
-    for thread in others:
+    current = threading.current_thread()
+    threads = [thread for thread in threading.enumerate() if not (thread.daemon or thread is current)]
+    for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    if any(thread.is_alive() for thread in others):
+    if any(thread.is_alive() for thread in threads):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -1,6 +1,6 @@
-"""What clients send and get: the open inference protocol (KServe's version 2, JSON), and MLflow's `/invocations`.
+"""Requests and answers: the open inference protocol (KServe's version 2, JSON), and MLflow's `/invocations`.
 
-Images are read without a copy per pixel: the lists that orjson makes become bytes or doubles at once.
+Images are read without a Python object per pixel: the lists of orjson become bytes or doubles in one call.
 """
 
 from array import array
@@ -23,24 +23,18 @@ INPUT, PROBABILITIES, LABEL = "images", "probabilities", "label"
 _OUTPUTS = (PROBABILITIES, LABEL)
 _TYPES = ("UINT8", "FP32")
 _MLFLOW_KEYS = ("inputs", "instances")
-_LONGEST_ID = 128
+_MAX_ID_CHARS = 128
 _SCALARS = (int, float, str, type(None))
-_SHOWN = 10  # elements of a list that is not what it must be
+_NUM_SHOWN = 10  # elements of an invalid list in an error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """A request of the open inference protocol.
-
-    Attributes:
-        images: that it is about.
-        id: that the client gave it, if any.
-        outputs: names of those that it wants.
-    """
+    """A request of the open inference protocol."""
 
     images: Images
-    id: str | None
-    outputs: Sequence[str]
+    id: str | None  # the client's id
+    outputs: Sequence[str]  # names of the requested outputs
 
 
 def read_inference(body: bytes, shape: tuple[int, int], max_images: int) -> Inference:
@@ -49,17 +43,17 @@ def read_inference(body: bytes, shape: tuple[int, int], max_images: int) -> Infe
     Args:
         body: JSON.
         shape: height and width of the model's images, in pixels.
-        max_images: of a request.
+        max_images: Limit of images per request.
 
     Raises:
-        Refusal: it is none (400), or has too many images (413).
+        Refusal: The body is no such request (400), or has too many images (413).
     """
     content = _object(body)
     tensors = content.get("inputs")
     if not isinstance(tensors, list) or len(tensors) != 1 or not isinstance(tensors[0], dict):
         raise Refusal(400, f'inputs: must be a list with one tensor named "{INPUT}"')
     pixels = _tensor_pixels(tensors[0], shape, max_images)
-    return Inference(images=pixels, id=_id(content.get("id")), outputs=_wanted_outputs(content))
+    return Inference(images=pixels, id=_id(content.get("id")), outputs=_output_names(content))
 
 
 def _tensor_pixels(tensor: Mapping[str, Any], shape: tuple[int, int], max_images: int) -> Images:
@@ -81,11 +75,11 @@ def _tensor_pixels(tensor: Mapping[str, Any], shape: tuple[int, int], max_images
 
 
 def _are_whole(sides: Any) -> TypeGuard[list[int]]:
-    return isinstance(sides, list) and len(sides) == 3 and all(type(each) is int for each in sides)
+    return isinstance(sides, list) and len(sides) == 3 and all(type(side) is int for side in sides)
 
 
 def _flat(data: Any) -> list[Any]:
-    """Return the values of a tensor, which may be nested."""
+    """Return the values of a tensor as a flat list."""
     if not isinstance(data, list):
         raise Refusal(400, f"inputs[0].data: must be a list, got {_short(data)}")
     for _ in range(2):
@@ -95,13 +89,13 @@ def _flat(data: Any) -> list[Any]:
 
 
 def read_invocation(body: bytes, content_type: str, shape: tuple[int, int], max_images: int) -> Images:
-    """Read a request as MLflow's scoring server takes it: `inputs` or `instances`, one image or a list of them.
+    """Read a request of MLflow's scoring server: `inputs` or `instances`, one image or a list of images.
 
     Whole numbers are pixels from 0 to 255; if one number has a fraction, all are from 0 to 1. Whole numbers that are
-    all 0 or 1 are refused: JSON of some languages writes 1.0 as 1.
+    all 0 or 1 are refused, as some languages write 1.0 as 1 in JSON.
 
     Raises:
-        Refusal: it is none (400, 415), or has too many images (413).
+        Refusal: The body is no such request (400, 415), or has too many images (413).
     """
     _check_content_type(content_type)
     content = _object(body)
@@ -109,23 +103,23 @@ def read_invocation(body: bytes, content_type: str, shape: tuple[int, int], max_
     if len(keys) != 1:
         raise Refusal(400, f"expected one of the keys {', '.join(_MLFLOW_KEYS)}; got {_short([*content])}")
     height, width = shape
-    wanted = f"{keys[0]}: must be a list of images, each {height} lists of {width} numbers"
+    message = f"{keys[0]}: must be a list of images, each {height} lists of {width} numbers"
     data = content[keys[0]]
     try:
         if len(data) == height and len(data[0]) == width and not isinstance(data[0][0], list):
             data = [data]  # one image
         if not isinstance(data, list) or not data or any(len(image) != height for image in data):
-            raise Refusal(400, wanted)
+            raise Refusal(400, message)
         _check_number(len(data), max_images)
         rows = _joined(data)
         if any(len(row) != width for row in rows):
-            raise Refusal(400, wanted)
+            raise Refusal(400, message)
         flat = _joined(rows)
     except (TypeError, LookupError):
-        raise Refusal(400, wanted) from None
+        raise Refusal(400, message) from None
     pixels = _whole_numbers(flat)
     if pixels is not None and pixels.max() == 1:
-        remedy = "send 0 and 255, or a tensor to /v2/models/NAME/infer, whose datatype tells"
+        remedy = "send 0 and 255, or a tensor with a datatype to /v2/models/NAME/infer"
         raise Refusal(400, f"{keys[0]}: whole numbers that are all 0 or 1 may be pixels or shares; {remedy}")
     return (pixels if pixels is not None else _shares(flat)).reshape(len(data), height, width)
 
@@ -150,7 +144,7 @@ def invocation_answer(probabilities: Probabilities) -> bytes:
 
 
 def metadata(about: Manifest, version: str) -> dict[str, Any]:
-    """Return what the open inference protocol tells of a model."""
+    """Return the metadata of a model for the open inference protocol."""
     height, width = about.image_shape
     return {
         "name": about.name,
@@ -191,25 +185,25 @@ def _check_number(number: int, max_images: int) -> None:
         raise Refusal(413, f"{number:,} images; a request may have {max_images:,}")
 
 
-def _wanted_outputs(content: Mapping[str, Any]) -> Sequence[str]:
-    asked = content.get("outputs")
-    if not asked:
+def _output_names(content: Mapping[str, Any]) -> Sequence[str]:
+    outputs = content.get("outputs")
+    if not outputs:
         return _OUTPUTS
-    given = [each.get("name") for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
-    names = [each for each in given if isinstance(each, str)]
+    dicts = [output for output in outputs if isinstance(output, dict)] if isinstance(outputs, list) else []
+    names = [output["name"] for output in dicts if isinstance(output.get("name"), str)]
     if not names or len(names) > len(_OUTPUTS) or not {*names} <= {*_OUTPUTS}:
         raise Refusal(400, f"outputs: must name some of {', '.join(_OUTPUTS)}")
     return names
 
 
-def _id(given: Any) -> str | None:
-    if given is not None and not (isinstance(given, str) and len(given) <= _LONGEST_ID):
-        raise Refusal(400, f"id: must be text of at most {_LONGEST_ID} characters")
-    return given
+def _id(value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and len(value) <= _MAX_ID_CHARS):
+        raise Refusal(400, f"id: must be text of at most {_MAX_ID_CHARS} characters")
+    return value
 
 
 def _joined(lists: Sequence[Any]) -> list[Any]:
-    """Return the elements of lists, one after the other."""
+    """Return the concatenated elements of lists."""
     try:
         return list(chain.from_iterable(lists))
     except TypeError:
@@ -217,7 +211,7 @@ def _joined(lists: Sequence[Any]) -> list[Any]:
 
 
 def _whole_numbers(values: list[Any]) -> UInt8[np.ndarray, " values"] | None:
-    """Return pixels; None where a value is none."""
+    """Return pixels; None if a value is no pixel."""
     try:
         return np.frombuffer(bytes(values), np.uint8)
     except (TypeError, ValueError, OverflowError):
@@ -225,14 +219,14 @@ def _whole_numbers(values: list[Any]) -> UInt8[np.ndarray, " values"] | None:
 
 
 def _shares(values: list[Any]) -> UInt8[np.ndarray, " values"]:
-    """Return pixels from values of 0 to 1."""
+    """Return pixels for values from 0 to 1."""
     try:
         shares = np.frombuffer(array("d", values), np.float64)
     except (TypeError, OverflowError):
         raise Refusal(400, "values must be whole numbers from 0 to 255, or numbers from 0 to 1") from None
     if len(shares) and not (shares.min() >= 0 and shares.max() <= 1):  # NaN is neither
-        found = f"{shares.min():g} to {shares.max():g}"
-        raise Refusal(400, f"values must be whole numbers from 0 to 255, or numbers from 0 to 1; got {found}")
+        observed = f"{shares.min():g} to {shares.max():g}"
+        raise Refusal(400, f"values must be whole numbers from 0 to 255, or numbers from 0 to 1; got {observed}")
     return np.rint(shares * 255).astype(np.uint8)
 
 
@@ -241,7 +235,7 @@ def _tensor(name: str, datatype: str, values: np.ndarray) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    """Return what was found, briefly; lists may be nested too deeply to be written out."""
-    if isinstance(value, list) and all(isinstance(each, _SCALARS) for each in value[:_SHOWN]):
-        return str(value[:_SHOWN])[:60]
+    """Return a value for an error, shortened; lists may be nested too deeply for `str`."""
+    if isinstance(value, list) and all(isinstance(element, _SCALARS) for element in value[:_NUM_SHOWN]):
+        return str(value[:_NUM_SHOWN])[:60]
     return repr(value)[:60] if isinstance(value, _SCALARS) else f"a {type(value).__name__}"

@@ -1,7 +1,7 @@
-"""Which model answers: one is current, and is replaced without a lost request.
+"""The current model answers all requests, and is replaced without losing one.
 
-A model is loaded and warmed up beside the one that answers; then requests go to the new one, and those that began with
-the old one end with it. Which model gets a request is up to the `Rollout`.
+A model is loaded and warmed up alongside the current one; then new requests go to it, and those that began with the old
+model end with it. `serving/rollout/trial` extends the router by a challenger.
 """
 
 import asyncio
@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from gradtrail.serving.monitoring.metrics import ServerMetrics
 from gradtrail.serving.server.batching import Batcher, BatchingConfig, BatchRun
 from gradtrail.serving.server.refusal import Refusal, not_ready
 from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, probability_fault, read_export
@@ -21,25 +22,20 @@ from gradtrail.stages.artifacts.exported import ExportedModel, Manifest, probabi
 Images = UInt8[np.ndarray, "images height width"]
 Probabilities = Float[np.ndarray, "images classes"]
 _WARM_UP = (0, 255)  # pixels of the images that a model answers before it is ready: blank and full
-_SHORT = 12  # characters of a digest that stand for a version where the registry gave none
+_SHORT = 12  # characters of the digest that replace a version if there is none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a model comes from.
+    """The origin of a model."""
 
-    Attributes:
-        folder: with the export.
-        version: in the registry; empty for a folder, whose version is the digest's beginning.
-    """
-
-    folder: Path
-    version: str = ""
+    folder: Path  # folder with the export
+    version: str = ""  # version in the registry; empty for a folder, whose version is the beginning of its digest
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledSize:
-    """A batch size that was made ready: its size, the seconds that took, and whether the compile cache had it."""
+    """A batch size with the seconds that compiling took, and whether the program came from the compile cache."""
 
     size: int
     seconds: float
@@ -48,7 +44,7 @@ class CompiledSize:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """A model that is compiled and warmed up, but answers nobody yet."""
+    """A model that is compiled and warmed up, but answers no requests yet."""
 
     model: ExportedModel
     version: str
@@ -57,76 +53,31 @@ class Loaded:
 
 @dataclass(kw_only=True, eq=False)
 class Served:
-    """A model that answers requests.
-
-    Attributes:
-        about: its manifest.
-        version: in the registry, or the beginning of the digest.
-        digest: of the manifest.
-        batcher: that runs it.
-        num_answered: requests so far.
-    """
+    """A model that answers requests."""
 
     about: Manifest
-    version: str
+    version: str  # version in the registry, or the beginning of the digest
     digest: str
     batcher: Batcher
-    num_answered: int = 0
+    num_answered: int = 0  # requests so far
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Probabilities, the model that gave them, and whether they are its first."""
+    """Probabilities, the model that computed them, and whether they are its first."""
 
     probabilities: Probabilities
-    by: Served
+    model: Served
     is_first: bool = False
-
-
-class Rollout(Protocol):
-    """Decides which model answers a request: the place of canary and shadow."""
-
-    async def answer(self, images: Images, request_id: str | None, current: Served) -> Answer:
-        """Answer one request, by `current` or by a challenger; see `answer_by`."""
-
-    def about(self) -> dict[str, Any]:
-        """What `GET /rollout` answers."""
-
-
-class Watcher(Protocol):
-    """Is told what the router does; every method is called in the event loop."""
-
-    def loaded(self, loaded: Loaded) -> None:
-        """A model was made ready."""
-
-    def swapped(self, served: Served) -> None:
-        """A model became the current one."""
-
-    def batch(self, run: BatchRun, num_waiting: int) -> None:
-        """A batch was run; `num_waiting` requests wait for the next."""
-
-    def answered(self, answer: Answer, seconds: float) -> None:
-        """The current model answered a request, in this time."""
-
-    def failed(self, served: Served) -> None:
-        """The current model raised."""
 
 
 @dataclass(kw_only=True)
 class Router:
-    """Holds the current model; made and used in one event loop.
-
-    Attributes:
-        batching: how requests are gathered.
-        watcher: that is told what happens.
-        rollout: that decides who answers; None for the current model always.
-        is_draining: whether the server is about to end, and is no longer ready.
-    """
+    """Holds the current model; made and used in one event loop."""
 
     batching: BatchingConfig
-    watcher: Watcher | None = None
-    rollout: Rollout | None = None
-    is_draining: bool = False
+    metrics: ServerMetrics
+    is_draining: bool = False  # whether the server is shutting down, and is no longer ready
     _current: Served | None = field(default=None, init=False)
 
     @property
@@ -139,17 +90,17 @@ class Router:
         """The model that answers.
 
         Raises:
-            Refusal: none is loaded yet (503).
+            Refusal: No model is loaded yet (503).
         """
         if self._current is None:
             raise not_ready("the model is being loaded; try again in a moment")
         return self._current
 
     def find(self, name: str, version: str | None = None) -> Served:
-        """Return the model of this name, and version if one is given.
+        """Return the current model if it has this name, and this version unless it is None.
 
         Raises:
-            Refusal: another one answers here (404), or none yet (503).
+            Refusal: Another model answers here (404), or none yet (503).
         """
         current = self.current
         if name != current.about.name:
@@ -158,47 +109,54 @@ class Router:
             raise Refusal(404, f"no version {version!r} of {name!r} here; it is {current.version!r}")
         return current
 
-    async def answer(self, images: Images, request_id: str | None, served: Served) -> Answer:
-        """Answer a request that found `served`; a rollout may give it to another model.
+    async def answer(self, images: Images, request_id: str | None, current: Served) -> Answer:  # noqa: ARG002 - of `Trial`
+        """Answer a request by the model that was current when it arrived.
+
+        Args:
+            images: The images of the request.
+            request_id: The client's id; None if it sent none.
+            current: The model that `find` returned for the request.
 
         Raises:
-            Refusal: too much waits (429).
-            Exception: what the model raised, or UserError for answers that are no probabilities.
+            Refusal: Too many requests wait (429).
+            Exception: An exception of the model, or UserError if its answers are no probabilities.
         """
-        if self.rollout is None:
-            return await self.answer_by(served, images)
-        return await self.rollout.answer(images, request_id, served)
+        return await self.answer_with(current, images)
 
-    async def answer_by(self, served: Served, images: Images) -> Answer:
-        """Answer a request by this model, and tell the watcher."""
+    async def answer_with(self, served: Served, images: Images) -> Answer:
+        """Answer a request by this model, and count it in the metrics of the primary model."""
         started = time.perf_counter()
         try:
             probabilities = await served.batcher.predict(images)
         except Refusal:
             raise
         except Exception:
-            if self.watcher:
-                self.watcher.failed(served)
+            self.metrics.failed("primary", served.version)
             raise
-        answer = Answer(probabilities=probabilities, by=served, is_first=not served.num_answered)
+        answer = Answer(probabilities=probabilities, model=served, is_first=not served.num_answered)
         served.num_answered += 1
-        if self.watcher:
-            self.watcher.answered(answer, time.perf_counter() - started)
+        labels = probabilities.argmax(axis=1).tolist()
+        confidences = probabilities.max(axis=1).tolist() if labels else []
+        self.metrics.answered("primary", served.version, time.perf_counter() - started, labels, confidences)
         return answer
 
+    def describe_rollout(self) -> dict[str, Any]:
+        """Return the answer of `GET /rollout`."""
+        return {"state": "off"}
+
     async def load(self, source: Source) -> Served:
-        """Load and warm up a model beside the one that answers.
+        """Load and warm up a model alongside the current one.
 
         Raises:
-            UserError: it cannot be used here; one line.
+            UserError: The model cannot be used here; one line.
         """
         loaded = await asyncio.to_thread(load, source)
-        if self.watcher:
-            self.watcher.loaded(loaded)
+        for size in loaded.sizes:
+            self.metrics.compiled(size.size, size.seconds, from_cache=size.is_cached)
         return self.serve(loaded)
 
     def serve(self, loaded: Loaded) -> Served:
-        """Give a model that is warmed up a queue and a thread."""
+        """Give a loaded model a queue and a thread."""
         about = loaded.model.manifest
         return Served(
             about=about,
@@ -208,28 +166,29 @@ class Router:
         )
 
     def swap(self, served: Served) -> None:
-        """Send requests to this model from now on; the old one answers what it has, and ends."""
+        """Send new requests to this model; the old one answers those that it has, and ends."""
         old, self._current = self._current, served
-        if self.watcher:
-            self.watcher.swapped(served)
+        self.metrics.serving("primary", served.about.name, served.version, served.digest)
         if old is not None and old is not served:
             old.batcher.close()
 
     def close(self) -> None:
-        """End the current model's thread once everything that waits is answered."""
+        """End the current model's thread once all waiting requests are answered."""
         if self._current is not None:
             self._current.batcher.close()
 
     def _observe(self, run: BatchRun) -> None:
-        if self.watcher:
-            self.watcher.batch(run, self._current.batcher.num_waiting if self._current else 0)
+        self.metrics.batch(run.num_images, run.size)
+        for seconds in run.queue_seconds:
+            self.metrics.waited(seconds)
+        self.metrics.queue(self._current.batcher.num_waiting if self._current else 0)
 
 
 def load(source: Source, clock: Callable[[], float] = time.perf_counter) -> Loaded:
-    """Read an exported model, compile it for all sizes of its manifest, and run it for each.
+    """Read an exported model, compile it for all sizes of its manifest, and run it once for each.
 
     Raises:
-        UserError: it cannot be used here, or answers no probabilities; one line.
+        UserError: The model cannot be used here, or its answers are no probabilities; one line.
     """
     from gradtrail.core.xla.compile_events import cache_hits
 

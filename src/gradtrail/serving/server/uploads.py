@@ -1,4 +1,4 @@
-"""Uploaded images, drawn or of any size: brought into the form of the training images, one at a time."""
+"""Converts uploaded images of any size into the form of the training images, one at a time."""
 
 import asyncio
 from io import BytesIO
@@ -13,46 +13,46 @@ from gradtrail.stages.artifacts.exported import Manifest
 from gradtrail.support.errors import UserError
 
 Image = UInt8[np.ndarray, "height width"]
-_STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # of PNG and JPEG
+_SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # PNG and JPEG
 
 
 class Uploads:
-    """Reads uploaded images in a thread, one after the other: a large one takes as much memory as 134 MB."""
+    """Reads uploaded images in a thread, one after the other: a large one takes up to 134 MB of memory."""
 
     def __init__(self) -> None:
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def read(self, body: bytes, about: Manifest) -> Image:
-        """Return an uploaded image as the model takes it, as `gradtrail predict` does.
+        """Return an uploaded image in the form of the model's images, as `gradtrail predict` does.
 
         Args:
-            body: a PNG or JPEG.
-            about: the model.
+            body: A PNG or JPEG.
+            about: Manifest of the model.
 
         Raises:
-            Refusal: it is none, is too large, or is blank (400, 415).
+            Refusal: The body is no such image, too large, or blank (400, 415).
         """
-        if not body.startswith(_STARTS):
+        if not body.startswith(_SIGNATURES):
             raise Refusal(415, "the image must be a PNG or a JPEG")
-        async with self._one:
-            return await asyncio.to_thread(_decoded, body, about)
+        async with self._lock:
+            return await asyncio.to_thread(_decode, body, about)
 
     def answer(self, image: Image, answer: Answer) -> bytes:
-        """Return what the page shows, as JSON: classes with probabilities, and the image as the model saw it."""
-        classes = answer.by.about.classes
+        """Return the page's content as JSON: classes with probabilities, and the image as the model sees it."""
+        classes = answer.model.about.classes
         (probabilities,) = answer.probabilities
-        found = {
+        content = {
             "classes": classes,
             "probabilities": probabilities,
             "label": int(probabilities.argmax()),
             "image": image,
-            "model_name": answer.by.about.name,
-            "model_version": answer.by.version,
+            "model_name": answer.model.about.name,
+            "model_version": answer.model.version,
         }
-        return to_json(found)
+        return to_json(content)
 
 
-def _decoded(body: bytes, about: Manifest) -> Image:
+def _decode(body: bytes, about: Manifest) -> Image:
     from gradtrail.serving.predict.images import decode_image, framing_of
 
     try:

@@ -1,53 +1,44 @@
 """Judges measured numbers by the limits of `deploy/slo.yaml`.
 
-A limit is kept where the end of the 95 % interval that is worse keeps it. A number on the right side of its limit with
-an interval across it is inconclusive, which counts as a failure: more data or a quieter machine may tell. A limit whose
-number is not known fails too.
+A limit passes only if the worse end of the 95 % interval satisfies it. A number on the good side of its limit whose
+interval crosses it is inconclusive, which counts as a failure: more data or a quieter machine may decide it. A limit
+without a number fails, too.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from gradtrail.serving.slo import Limits
 
 PASS, FAIL = "pass", "fail"
+_NOT_JUDGED = "not judged"
 _Side = Literal["at least", "at most"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A number with its 95 % interval.
-
-    Attributes:
-        value: the number.
-        low: lower end; −∞ where it has none.
-        high: upper end; ∞ where it has none.
-        how: how number and interval were found, in a few words.
-        values: of the processes, where several measured it.
-    """
+    """A number with its 95 % interval; an end is infinite if the interval has none."""
 
     value: float
     low: float
     high: float
-    how: str
-    values: tuple[float, ...] = ()
+    how: str  # method of the measurement and its interval, in a few words
+    values: tuple[float, ...] = ()  # values of the processes, if several measured it
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data; infinite numbers are None."""
+        return {key: finite(value) if isinstance(value, float) else value for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a limit is of.
-
-    Attributes:
-        title: in words.
-        unit: of the number; empty for a share.
-        side: which side of the limit is good.
-    """
+    """The quantity of a limit."""
 
     title: str
-    unit: str
-    side: _Side
+    unit: str  # empty for a share
+    side: _Side  # side of the limit that passes
 
 
 KINDS = {
@@ -69,30 +60,22 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One limit, and what became of it.
+    """One limit with its number and its outcome."""
 
-    Attributes:
-        name: of the limit in `deploy/slo.yaml`.
-        kind: what it is of.
-        limit: None where it is not judged.
-        measured: None where the number is not known.
-        note: why a number is not known or not judged.
-    """
-
-    name: str
+    name: str  # key in `deploy/slo.yaml`
     kind: Kind
-    limit: float | None
-    measured: Measured | None
-    note: str = ""
+    limit: float | None  # None if it is not judged
+    measured: Measured | None  # None if the number is not known
+    note: str = ""  # reason why the number is not known, or not judged
 
     @property
     def is_judged(self) -> bool:
         """Whether the limit counts."""
-        return self.limit is not None and not (self.measured is None and self.note.startswith("not judged"))
+        return self.limit is not None and not (self.measured is None and self.note.startswith(_NOT_JUDGED))
 
     @property
     def margin(self) -> float | None:
-        """How much room the worse end of the interval leaves, in the number's unit; negative past the limit."""
+        """Distance from the limit to the worse end of the interval, in the number's unit; negative if it fails."""
         if self.limit is None or self.measured is None:
             return None
         if self.kind.side == "at least":
@@ -100,8 +83,8 @@ class Line:
         return self.limit - self.measured.high
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the worse end of the interval keeps the limit."""
+    def passes(self) -> bool:
+        """Whether the worse end of the interval satisfies the limit."""
         return self.margin is not None and self.margin >= 0
 
     @property
@@ -109,36 +92,46 @@ class Line:
         """Whether both ends of the interval are on one side of the limit."""
         if self.limit is None or self.measured is None:
             return False
-        better = self.measured.high if self.kind.side == "at least" else self.measured.low
-        is_better_kept = better >= self.limit if self.kind.side == "at least" else better <= self.limit
-        return self.is_kept or not is_better_kept
+        better_passes = (
+            self.measured.high >= self.limit if self.kind.side == "at least" else self.measured.low <= self.limit
+        )
+        return self.passes or not better_passes
 
     @property
     def outcome(self) -> str:
-        """In words; a failure whose interval crosses the limit is inconclusive."""
+        """Pass, fail, or why it is not judged; a failure whose interval crosses the limit is inconclusive."""
         if not self.is_judged:
-            return self.note or "not judged"
+            return self.note or _NOT_JUDGED
         if self.measured is None:
             return f"{FAIL}: not known, {self.note}"
-        if self.is_kept:
+        if self.passes:
             return PASS
         return FAIL if self.is_conclusive else f"{FAIL}: inconclusive"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row of this limit as plain data: number, interval, limit, margin and outcome."""
+        return {
+            "title": self.kind.title,
+            **(self.measured.as_json() if self.measured else {"value": None}),
+            "side": self.kind.side,
+            "limit": self.limit,
+            "unit": self.kind.unit,
+            "margin": finite(self.margin),
+            "pass": self.passes if self.is_judged else None,
+            "verdict": self.outcome,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """All limits of a model.
-
-    Attributes:
-        lines: in the order in which they are shown.
-    """
+    """All limits of a model, in the order in which they are printed."""
 
     lines: tuple[Line, ...]
 
     @property
     def failed(self) -> tuple[Line, ...]:
-        """The limits that are judged and not kept."""
-        return tuple(line for line in self.lines if line.is_judged and not line.is_kept)
+        """The limits that are judged and do not pass."""
+        return tuple(line for line in self.lines if line.is_judged and not line.passes)
 
     @property
     def outcome(self) -> str:
@@ -146,27 +139,32 @@ class Judgement:
         return FAIL if self.failed else PASS
 
 
-def judge(limits: Limits, found: Mapping[str, Measured], missing: Mapping[str, str]) -> Judgement:
+def judge(limits: Limits, numbers: Mapping[str, Measured], missing: Mapping[str, str]) -> Judgement:
     """Judge numbers.
 
     Args:
-        limits: of `deploy/slo.yaml`.
-        found: the numbers, by the name of the limit.
-        missing: why a number is not there; a reason that begins with `not judged` excuses it.
+        limits: The limits of `deploy/slo.yaml`.
+        numbers: The numbers, by the name of their limit.
+        missing: Reasons for missing numbers; a reason that begins with `not judged` excuses the limit.
     """
     lines = [
         Line(
             name=name,
             kind=kind,
             limit=getattr(limits, name),
-            measured=_finite(found.get(name)),
-            note=missing.get(name, "" if name in found else "not measured"),
+            measured=_without_nan(numbers.get(name)),
+            note=missing.get(name, "" if name in numbers else "not measured"),
         )
         for name, kind in KINDS.items()
     ]
     return Judgement(lines=tuple(lines))
 
 
-def _finite(measured: Measured | None) -> Measured | None:
-    """Return a measured number, None for NaN, which keeps no limit."""
+def finite(value: float | None) -> float | None:
+    """Return a number; None if it is infinite, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _without_nan(measured: Measured | None) -> Measured | None:
+    """Return a measured number; None for NaN, which satisfies no limit."""
     return None if measured is None or math.isnan(measured.value) else measured

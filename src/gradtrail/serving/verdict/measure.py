@@ -1,9 +1,9 @@
 """Measures an exported model in fresh processes, so that no measurement warms up the next.
 
-The unit is the process: within one, answers depend on each other, on where its memory lies, and on what else the
-machine does meanwhile, so thousands of them are not thousands of independent ones. Each process gives one value, such
-as its 99th percentile; the number is their median, and its interval the order statistics that hold the median with at
-least 95 %, whatever the distribution: of six, the lowest and the highest (96.9 %). See `core/common/intervals`.
+The unit is the process: answers within one process depend on each other, on where its memory lies, and on the load of
+the machine, so thousands of them are not independent. Each process gives one value, such as its 99th percentile. The
+result is their median; its interval is that of the order statistics which contain the median with at least 95 %,
+whatever the distribution: the lowest and the highest of six (96.9 %). See `core/common/intervals`.
 """
 
 import json
@@ -21,37 +21,38 @@ from gradtrail.serving.verdict.judge import Measured
 from gradtrail.support.errors import UserError, printable
 from gradtrail.support.progress import progress_bar
 
-PROCESSES = 6  # of each kind: the fewest whose median has an interval
+PROCESSES = 6  # per measurement: the fewest whose median has an interval
 _PROBE = "gradtrail.serving.verdict.probe"
-_LONGEST = 600  # seconds that a process may take
+_TIMEOUT_SECONDS = 600  # of a process
 COLD, WARM = "cold_start_seconds", "warm_start_seconds"
 
 
 def measure(folder: Path, processes: int = PROCESSES) -> dict[str, Measured]:
     """Measure an exported model; takes a few seconds for each of three times `processes` processes.
 
-    Starts with an empty compilation cache, starts with a full one, and steady processes take turns, so that a machine
-    that slows down meanwhile slows down all of them.
+    Starts with an empty compilation cache, starts with a full one, and steady processes alternate, so that a slowdown
+    of the machine affects all three.
 
     Returns:
-        `cold_start_seconds` and `warm_start_seconds`, process start to first answer; and what `probe.steady` returns.
+        `cold_start_seconds` and `warm_start_seconds`, from process start to first answer; and the values of
+        `probe.steady`.
 
     Raises:
-        UserError: a process failed; one line.
+        UserError: A process failed; one line.
     """
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name, progress_bar("Measuring", 3 * processes, unit="steps") as bar:
         warm = Path(name) / "warm"
         _probe("steady", folder, warm)  # fills the cache; its times do not count
         for number in range(processes):
-            found.setdefault(COLD, []).append(_start(folder, Path(name) / f"cold{number}"))
+            samples.setdefault(COLD, []).append(_start(folder, Path(name) / f"cold{number}"))
             bar.advance()
-            found.setdefault(WARM, []).append(_start(folder, warm))
+            samples.setdefault(WARM, []).append(_start(folder, warm))
             bar.advance()
             for key, value in _probe("steady", folder, warm).items():
-                found.setdefault(key, []).append(value)
+                samples.setdefault(key, []).append(value)
             bar.advance()
-    return {key: measured(values) for key, values in found.items()}
+    return {key: measured(values) for key, values in samples.items()}
 
 
 def measured(values: Sequence[float]) -> Measured:
@@ -71,21 +72,21 @@ def _probe(kind: str, folder: Path, cache: Path) -> dict[str, float]:
     command = [sys.executable, "-m", _PROBE, kind, str(folder.resolve())]
     try:
         result = subprocess.run(
-            command, env=_environment(cache), capture_output=True, text=True, check=False, timeout=_LONGEST
+            command, env=_environment(cache), capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"{folder}: the model did not answer within {_LONGEST} s") from None
+        raise UserError(f"{folder}: the model did not answer within {_TIMEOUT_SECONDS} s") from None
     if result.returncode != 0:
-        said = printable((result.stderr.strip().splitlines() or [f"status {result.returncode}"])[-1])
-        raise UserError(f"{folder}: the model cannot answer: {said[-300:]}")
+        message = printable((result.stderr.strip().splitlines() or [f"status {result.returncode}"])[-1])
+        raise UserError(f"{folder}: the model cannot answer: {message[-300:]}")
     answer: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
     return answer
 
 
 def _environment(cache: Path) -> Mapping[str, str]:
-    own = str(Path(gradtrail.__file__ or "").resolve().parents[1])
+    source = str(Path(gradtrail.__file__ or "").resolve().parents[1])
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH")))),
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
