@@ -15,10 +15,11 @@ from small_project import finished_small_project
 
 from gradtrail.cluster.task.checkout import node_folder
 from gradtrail.cluster.task.home import fetch_experiments
-from gradtrail.cluster.task.make import experiment_ref, make_experiment
+from gradtrail.cluster.task.make import make_experiment
 from gradtrail.cluster.task.places import Places
 from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
 from gradtrail.cluster.task.records import ensure_runs, states_of
+from gradtrail.cluster.task.refs import experiment_ref
 from gradtrail.cluster.task.request import Experiment as PlannedExperiment
 from gradtrail.cluster.task.request import Request, own_packages, own_python
 from gradtrail.support.errors import UserError
@@ -60,10 +61,7 @@ def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project
     assert make_experiment(request, experiment) == "there"
 
     ref = experiment_ref(commit, experiment.name)
-    refs = run_git(
-        tmp_path / "shared.git", "for-each-ref", "--format=%(refname)", "refs/exps", "refs/gradtrail"
-    ).split()
-    assert refs == [ref, f"refs/gradtrail/made/{experiment.shared[0]}"]
+    assert run_git(tmp_path / "shared.git", "for-each-ref", "--format=%(refname)", "refs/exps").split() == [ref]
     made = run_git(tmp_path / "shared.git", "rev-parse", ref)
 
     places = Places(commit=commit, remote="origin", git_url=request.git_url, tracking_uri=store, cache=None)
@@ -121,7 +119,7 @@ def test_an_s3_that_refuses_the_key_is_one_line_and_the_same_call_goes_on_with_a
         assert "\n" not in said
         assert "Forbidden" in said
         assert key["AWS_SECRET_ACCESS_KEY"] not in said
-        assert not run_git(tmp_path / "shared.git", "for-each-ref", "refs/exps", "refs/gradtrail")
+        assert not run_git(tmp_path / "shared.git", "for-each-ref", "refs/exps")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AWS_ACCESS_KEY_ID"])
         assert make_experiment(request, experiment) == "made"
 
