@@ -54,6 +54,7 @@ from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
 from gradtrail.support.errors import UserError, one_line
 from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
 from gradtrail.tracking.lineage.state import Identity
 from gradtrail.tracking.mlflow.run import TrackedRun
 from gradtrail.tracking.mlflow.training_log import TrainingLog
@@ -284,16 +285,14 @@ def read_record(path: Path) -> Record:
 
 def as_table(changes: list[Change]) -> Table:
     """Return a table of the changes."""
-    table = Table(title="costs beyond their tolerance")
-    for title in ("function", "metric"):
-        table.add_column(title, overflow="fold")
-    for title in ("accepted", "found", "ratio", "tolerance"):
-        table.add_column(title, justify="right")
+    rows = []
     for change in changes:
         before, after = ("-" if value is None else f"{value:,}" for value in (change.before, change.after))
         ratio = f"{change.ratio:.3f}" if np.isfinite(change.ratio) else "-"
-        table.add_row(change.function, change.metric, before, after, ratio, f"{TOLERANCES[change.metric]:.0%}")
-    return table
+        tolerance = f"{TOLERANCES[change.metric]:.0%}"
+        numbers = {"accepted": before, "found": after, "ratio": ratio, "tolerance": tolerance}
+        rows.append({"function": change.function, "metric": change.metric} | numbers)
+    return table("costs beyond their tolerance", rows, right=("accepted", "found", "ratio", "tolerance"))
 
 
 def _compiler(log: CompileLog) -> Compiler:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from mlflow.entities import Run
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -11,10 +10,12 @@ from gradtrail.stages.common.in_force import in_force
 from gradtrail.stages.common.overrides import MEMBERS, SEED
 from gradtrail.support.errors import UserError, suggestion
 from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
 from gradtrail.tracking.mlflow.client import open_store
 from gradtrail.tracking.mlflow.search import RunIndex
 
 ACCURACY = "eval/accuracy"
+_ACCURACY_COLUMN = "test accuracy, %"
 _UNLIMITED = 1000  # columns, in which no cell is folded
 _SHORT = 8  # digits of a run's id
 _METRICS = {  # metric → title and format; on a narrow terminal the last ones are left out first
@@ -74,10 +75,10 @@ def fitting_table(runs: Sequence[Run], total: int, console: Console) -> Table:
     """Return the table with as many metrics as the console has room for."""
     wide = console.options.update(width=_UNLIMITED)
     for number in range(len(_METRICS), -1, -1):
-        table = as_table(runs, total=total, num_metrics=number)
-        if console.measure(table, options=wide).maximum <= console.width:
+        result = as_table(runs, total=total, num_metrics=number)
+        if console.measure(result, options=wide).maximum <= console.width:
             break
-    return table
+    return result
 
 
 def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
@@ -92,29 +93,23 @@ def as_table(runs: Sequence[Run], *, total: int, num_metrics: int) -> Table:
     titles = {name: _METRICS[name][0] for name in shown}
     differing = _differing(runs)
     is_open = any(run.info.status != "FINISHED" for run in runs)
-    title = f"{len(runs)} of {total} training runs"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("run", no_wrap=True)
-    table.add_column("training", overflow="fold")
-    for param in differing:
-        table.add_column(param.removeprefix("train."), overflow="fold", justify="right")
-    several_machines = len({run.data.tags.get("machine") for run in runs}) > 1  # whose times are not comparable
-    if several_machines:
-        table.add_column("machine", overflow="fold")
-    table.add_column("test accuracy, %", justify="right", no_wrap=True)
-    for title in titles.values():
-        table.add_column(title, justify="right")
-    if is_open:
-        table.add_column("status")
     best = max((run.data.metrics[ACCURACY] for run in runs if ACCURACY in run.data.metrics), default=None)
+    several_machines = len({run.data.tags.get("machine") for run in runs}) > 1  # whose times are not comparable
+    rows, styles = [], []
     for run in runs:
         is_best = best is not None and run.data.metrics.get(ACCURACY) == best
         params = _with_seeds(run.data.params)
-        cells = [run.info.run_id[:_SHORT], _title(run), *(params.get(param, "") for param in differing)]
-        cells += [run.data.tags.get("machine", "")] * several_machines
-        cells += [_accuracy(run, is_best=is_best), *(_metric(run, name) for name in titles)]
-        table.add_row(*cells, *([run.info.status] if is_open else []), style="bold green" if is_best else None)
-    return table
+        row = {"run": run.info.run_id[:_SHORT], "training": _title(run)}
+        row |= {param.removeprefix("train."): params.get(param, "") for param in differing}
+        row |= {"machine": run.data.tags.get("machine", "")} if several_machines else {}
+        row |= {_ACCURACY_COLUMN: _accuracy(run, is_best=is_best)}
+        row |= {title: _metric(run, name) for name, title in titles.items()}
+        row |= {"status": run.info.status} if is_open else {}
+        rows.append(row)
+        styles.append("bold green" if is_best else None)
+    right = {*rows[0]} - {"run", "training", "machine", "status"}
+    whole = ("run", _ACCURACY_COLUMN)
+    return table(f"{len(runs)} of {total} training runs", rows, right, no_wrap=whole, styles=styles)
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from gradtrail.experiments.diff.compare import Comparison, FunctionPair
+from gradtrail.support.tables import table
 
 _MOST_ROWS = 12  # of instructions or shapes of one function
 _COSTS = {
@@ -37,12 +38,8 @@ class TextTable:
 
     def for_terminal(self) -> Table:
         """Return the table in the form that the library rich prints."""
-        table = Table(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for number, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if self.is_numeric and number else "left", overflow="fold")
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return table(self.title, rows, right=self.columns[1:] if self.is_numeric else ())
 
 
 def notes(found: Comparison) -> list[str]:

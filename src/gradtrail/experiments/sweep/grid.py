@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradtrail.experiments.sweep.engine import Engine, QueueEngine
@@ -20,6 +19,7 @@ from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline, stages_before
 from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
+from gradtrail.support.tables import table
 
 _MOST = 10_000  # experiments of a sweep; a grid grows fast
 
@@ -100,14 +100,18 @@ def sweep(path: Path, engine: Engine | None = None, *, jobs: int = 1) -> int:
 
 def as_table(runs: Sequence[CompletedRun], title: str) -> Table:
     """Return runs as a table for a terminal, the most accurate first."""
-    table = Table(title=title.removesuffix(": "), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("params", "seed", "accuracy, %", "loss", "train, s", "run"):
-        table.add_column(name, justify="left" if name in ("params", "run") else "right")
-    for run in sorted(runs, key=lambda run: (-run.accuracy, run.loss, run.planned)):
-        seconds = "" if run.seconds is None else f"{run.seconds:.1f}"
-        cells = (f"{100 * run.accuracy:.2f}", f"{run.loss:.4f}", seconds, run.run_id[:8])
-        table.add_row(run.planned.label, str(run.planned.seed), *cells)
-    return table
+    rows = [
+        {
+            "params": run.planned.label,
+            "seed": str(run.planned.seed),
+            "accuracy, %": f"{100 * run.accuracy:.2f}",
+            "loss": f"{run.loss:.4f}",
+            "train, s": "" if run.seconds is None else f"{run.seconds:.1f}",
+            "run": run.run_id[:8],
+        }
+        for run in sorted(runs, key=lambda run: (-run.accuracy, run.loss, run.planned))
+    ]
+    return table(title.removesuffix(": "), rows, right=("seed", "accuracy, %", "loss", "train, s"))
 
 
 def _names(points: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradtrail.core.common.intervals import SIGNIFICANCE
@@ -17,6 +16,7 @@ from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.stats import NOT_SIGNIFICANT, SIGNIFICANT, Summary
 from gradtrail.stages.artifacts import plotting
 from gradtrail.support.significance import Difference
+from gradtrail.support.tables import table
 
 _COLOURS = {"baseline": plotting.GREY, SIGNIFICANT: plotting.VERMILLION}  # every other verdict: blue
 _SPREAD = 0.14  # half the width of the points of a variant
@@ -131,18 +131,15 @@ def _legend(summaries: Sequence[Summary]) -> list[Line2D]:
 
 def as_table(summaries: Sequence[Summary], title: str) -> Table:
     """Return the variants as a table for a terminal."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for place, name in enumerate(_columns(summaries)):
-        table.add_column(name, justify="right" if place else "left")
-    for cells in _rows(summaries):
-        table.add_row(*cells)
-    return table
+    rows = _rows(summaries)
+    return table(title, rows, right=[*rows[0]][1:])
 
 
 def as_markdown(summaries: Sequence[Summary], question: str, caption: str) -> str:
     """Return the question, the table and the answer in Markdown."""
-    columns = list(_columns(summaries))
-    rows = [columns, ["---"] * len(columns), *_rows(summaries)]
+    cells_by_column = _rows(summaries)
+    columns = [*cells_by_column[0]]
+    rows = [columns, ["---"] * len(columns), *([*cells.values()] for cells in cells_by_column)]
     lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in rows]
     return "\n".join([question, "", *lines, "", answer(summaries), "", caption, ""])
 
@@ -229,8 +226,10 @@ def _verdicts(summaries: Sequence[Summary]) -> list[str]:
     )
 
 
-def _rows(summaries: Sequence[Summary]) -> list[list[str]]:
-    return [[cell(summary) for cell in _columns(summaries).values()] for summary in summaries]
+def _rows(summaries: Sequence[Summary]) -> list[dict[str, str]]:
+    """Return the cells of each variant, column → text."""
+    columns = _columns(summaries)
+    return [{column: cell(summary) for column, cell in columns.items()} for summary in summaries]
 
 
 def _columns(summaries: Sequence[Summary]) -> dict[str, Callable[[Summary], str]]:
