@@ -49,7 +49,7 @@ def test_the_chain_goes_down_to_the_raw_data(project: Project) -> None:
         (made,) = project.runs_of(stage)
         assert f"{stage}  state {made['tags']['state'][:12]}  run {made['id'][:12]}" in told
     assert run["tags"]["mlflow.source.git.commit"] in told
-    assert "the working folder has it" in told
+    assert "# the working folder" in told
     assert "differs from params.yaml" not in told
 
 
@@ -88,7 +88,7 @@ def test_a_commit_is_restored(project: Project) -> None:
     (command,) = commands(told)
     project.run("sh", "-c", command)
     assert digests(project) == before
-    assert "the working folder has it" in show(project, run["id"])
+    assert "# the working folder" in show(project, run["id"])
     assert project.ran(project.dvc("repro")) == []
 
 

@@ -138,5 +138,5 @@ def test_files_are_relative_to_where_the_person_stands(folder: Path, monkeypatch
 def test_merge_needs_files_and_files_need_merge(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert mistake(monkeypatch, capsys, "--merge").startswith("gradtrail: --merge: needs the files to join")
-    assert mistake(monkeypatch, capsys, "a.csv").startswith("gradtrail: --merge: needs the files to join")
+    assert mistake(monkeypatch, capsys, "--merge").startswith("gradtrail: --merge: needs files to merge")
+    assert mistake(monkeypatch, capsys, "a.csv").startswith("gradtrail: --merge: needs files to merge")
