@@ -112,18 +112,21 @@ def test_verb_runs_in_the_project_and_paths_are_relative_to_the_working_folder(
         assert (root, word, (root / relative).resolve()) == (ROOT, "report.png", folder)
 
 
-def test_predict_has_its_files_in_the_working_folder_and_its_model_in_the_project(
+def test_predict_reads_images_from_the_working_folder_and_the_model_of_the_project(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called: list[Any] = []
-    monkeypatch.setattr(predicting, "predict", lambda *arguments, **options: called.append((Path.cwd(), *arguments, options)))
+    record = lambda *arguments, **options: called.append((Path.cwd(), *arguments, options))  # noqa: E731
+    monkeypatch.setattr(predicting, "predict", record)
     monkeypatch.chdir(ROOT / "docs")
     assert not run(monkeypatch, "predict", "../a.png", "--figure", "b.png")
     figures = {"figure": Path("b.png"), "out": None}
     assert called.pop() == (ROOT / "docs", (Path("../a.png"),), "../models/export", Path(".."), figures)
 
 
-def test_command_without_a_verb_prints_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_a_verb_prints_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert not run(monkeypatch)
     output = capsys.readouterr().out
     assert all(f"\n  {verb} " in output for verb in VERBS)

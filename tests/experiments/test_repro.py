@@ -36,12 +36,6 @@ def test_file_in_another_encoding_is_refused_before_any_stage_runs(name: str, en
         repro._validate_params()
 
 
-def test_config_of_dvc_may_have_any_encoding(project: Path) -> None:
-    Path(".dvc").mkdir()
-    Path(".dvc/config.local").write_bytes(b"[core]\n    no_scm = true\n# caf\xe9\n")
-    repro.fit_dvc_to_git()
-
-
 def test_valid_params_are_validated_again_only_after_a_change(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validated: list[str] = []
     real = repro.load_section

@@ -52,7 +52,7 @@ from gradtrail.stages.common.params import load_section, read_yaml
 from gradtrail.stages.common.runtime import RuntimeConfig
 from gradtrail.stages.train import loop as training_runs
 from gradtrail.stages.train.checkpointing import ResumeFolder
-from gradtrail.support.errors import UserError, one_line
+from gradtrail.support.errors import UserError
 from gradtrail.support.progress import stdout_console
 from gradtrail.support.tables import table
 from gradtrail.tracking.lineage.state import Identity
@@ -273,14 +273,10 @@ def measure_gradients(config: TrainConfig, gradients: GradientsConfig, keep: Kee
 
 
 def read_record(path: Path) -> Record:
-    """Read accepted costs; raise UserError where there are none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Record(machine=content["machine"], params=content["params"], costs=content["costs"])
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `gradtrail gate --accept` writes it") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: not a record of accepted costs: {one_line(error)}") from None
+    """Read accepted costs; raise UserError if there are none."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; `gradtrail gate --accept` writes it")
+    return Record(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def as_table(changes: list[Change]) -> Table:

@@ -109,13 +109,6 @@ def test_a_job_that_did_not_come_to_its_own_end_is_one_line(fake: FakeClient, st
         list(Cluster("http://h:8265").follow("x"))
 
 
-def test_a_job_in_which_experiments_failed_came_to_its_end(fake: FakeClient) -> None:
-    fake.looks = [("FAILED", Event(name="a", what="failed", seconds=0, detail="why").line() + "\n")]
-    (event,) = Cluster("http://h:8265").follow("x")
-    assert event
-    assert event.detail == "why"
-
-
 @pytest.mark.parametrize(
     ("exit_code", "log", "said"),
     [

@@ -15,8 +15,3 @@ def test_a_line_that_is_not_complete_is_left_for_the_next_look() -> None:
     log = f"{FIRST.line()}\n{LAST.line()}"
     assert list(events_in(log)) == [FIRST]
     assert list(events_in(log[:-5])) == [FIRST]
-
-
-def test_an_event_of_another_version_is_skipped() -> None:
-    other = LAST.line().replace('"refused"', '"exploded"')
-    assert list(events_in(f"{other}\ngradtrail-event: {{\n{FIRST.line()}\n")) == [FIRST]

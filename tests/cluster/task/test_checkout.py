@@ -1,6 +1,5 @@
 """Checkouts of a node: clean, one for each process at a time, made once and reused."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -37,32 +36,6 @@ def test_two_at_a_time_have_two_checkouts(shared: SharedRepository) -> None:
     with node.checkout(shared.commit, None) as one, node.checkout(shared.commit, None) as other:
         assert one != other
         assert (other / "file").is_file()
-
-
-def test_a_fault_in_the_block_is_raised_and_frees_the_checkout(shared: SharedRepository) -> None:
-    node = node_folder(shared.url)
-    with pytest.raises(ZeroDivisionError), node.checkout(shared.commit, None) as first:
-        raise ZeroDivisionError
-    with node.checkout(shared.commit, None) as second:
-        assert first == second
-
-
-def test_many_threads_clone_once(shared: SharedRepository) -> None:
-    node = node_folder(shared.url)
-    faults: list[BaseException] = []
-
-    def require() -> None:
-        try:
-            node.require(shared.commit)
-        except BaseException as error:
-            faults.append(error)
-
-    threads = [threading.Thread(target=require) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
 
 
 def test_a_commit_that_came_later_is_fetched_and_one_that_is_nowhere_is_one_line(shared: SharedRepository) -> None:

@@ -1,6 +1,5 @@
 """The process that runs an experiment: the DVC commands, and the message if files cannot be pushed."""
 
-import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -44,28 +43,10 @@ def pushing(monkeypatch: pytest.MonkeyPatch, push: Callable[..., Any]) -> None:
     monkeypatch.setattr(dvc.repo, "Repo", FakeRepo)
 
 
-def test_run_is_passed_on_the_command_line() -> None:
-    _, _, module, encoded = DVC_RUN.command
-    assert module == "gradtrail.cluster.task.child"
-    assert DvcRun(**json.loads(encoded)) == DVC_RUN
-
-
 def test_files_and_run_cache_are_pushed_after_the_run(calls: list[Any]) -> None:
     assert child.main(DVC_RUN) == 0
     run = ["exp", "run", "--temp", "--name", "gradtrail-1", "-S", "train.seed=1", "evaluate"]
     assert calls == [run, {"revs": ["0123"], "workspace": False, "run_cache": True}]
-
-
-def test_nothing_is_pushed_if_dvc_fails(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dvc.cli, "main", lambda _: 255)
-    assert child.main(DVC_RUN) == 255
-    assert calls == []
-
-
-def test_experiment_equal_to_the_commit_pushes_nothing(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtrail.support.git.git", lambda *_: "")
-    assert child.main(DVC_RUN) == 0
-    assert len(calls) == 1
 
 
 def test_full_remote_is_one_line(

@@ -58,12 +58,6 @@ def test_two_attempts_of_one_state_have_the_same_programs_and_their_own_times(pr
     assert found["code"] == []
 
 
-def test_nothing_is_logged(project: Project) -> None:
-    before = project.runs()
-    project.gradtrail("diff", "workspace", "workspace")
-    assert project.runs() == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -237,36 +237,3 @@ def test_nothing_is_decided_about_an_image_that_did_not_appear(tmp_path: Path, m
         press_at_once(tab, "ArrowRight", "u")
         assert text(tab, "place") == "3 of 8"
         assert set(decisions(tmp_path)) == {suspect.example for suspect in review.suspects[:2]}
-
-
-def test_nothing_is_decided_before_the_first_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    review, refused = new_review(tmp_path), break_images(monkeypatch)
-    with page(review) as tab:
-        refused.add(0)
-        tab.open(tab.run("location.href"))
-        idle(tab)
-        press_at_once(tab, "u")
-        assert not (tmp_path / "corrections.csv").exists()
-        refused.clear()
-        press_at_once(tab, "ArrowRight", "u")
-        assert [*decisions(tmp_path)] == [review.suspects[0].example]
-
-
-def test_keys_typed_after_a_decision_that_failed_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    review, decide = new_review(tmp_path), Review.decide
-    asked: list[int] = []
-
-    def failing_once(review: Review, index: int, *values: Any) -> dict[str, Any]:
-        asked.append(index)
-        if len(asked) == 1:
-            raise UserError("not saved")
-        return decide(review, index, *values)
-
-    monkeypatch.setattr(Review, "decide", failing_once)
-    with page(review) as tab:
-        press_at_once(tab, " ", "u")
-        assert text(tab, "fault") == "not saved"
-        assert asked == [0]
-        press_at_once(tab, "u", " ")
-        assert asked == [0, 0, 1]
-        assert len(decisions(tmp_path)) == 2

@@ -1,7 +1,6 @@
 """The server answers its own page alone, whatever is sent to it, and only on loopback."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -15,11 +14,8 @@ from typing import Any
 import pytest
 import requests
 from flask.testing import FlaskClient
-from hypothesis import given
-from hypothesis import strategies as st
 from projects import environment
 from reviewing import new_review, write_project
-from untrusted import fuzz
 
 from gradtrail.experiments.review import server
 from gradtrail.stages.preprocess.corrections import read_corrections
@@ -137,41 +133,6 @@ def test_what_is_no_decision_is_refused_in_one_line(
     assert answer.status_code == status
     assert len(answer.json["error"].splitlines()) == 1
     assert not (tmp_path / "corrections.csv").exists()
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 10**30) | st.floats() | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["index", "new", "reason", "other"]), inner, max_size=4)
-    ),
-    max_leaves=6,
-)
-DECISION = st.fixed_dictionaries({"index": st.integers(-2, 10), "new": JSON, "reason": JSON})
-
-
-@fuzz(200)
-@given(
-    method=st.sampled_from(["get", "post", "put", "delete"]),
-    path=st.sampled_from(["/", "/api/decide", "/api/undo", "/api/state", "/api/images/0", "/api/images/99"])
-    | st.text(st.characters(codec="ascii"), max_size=30).map(lambda text: f"/{text}"),
-    body=st.binary(max_size=100)
-    | JSON.map(lambda content: json.dumps(content).encode())
-    | DECISION.map(lambda content: json.dumps(content).encode()),
-)
-def test_whatever_is_sent_is_answered_and_the_file_stays_readable(
-    tmp_path: Path, method: str, path: str, body: bytes
-) -> None:
-    client = new_client(tmp_path)
-    answer = getattr(client, method)(path, data=body, content_type="application/json")
-    assert answer.status_code < 500
-    if (tmp_path / "corrections.csv").exists():
-        read_corrections(tmp_path / "corrections.csv")
-
-
-def test_paths_of_files_are_not_found(client: FlaskClient) -> None:
-    for path in ("/page.html", "/server.py", "/../server.py", "/%2e%2e/server.py", "/static/page.css"):
-        assert client.get(path).status_code in (404, 308), path
 
 
 def test_a_full_disk_is_one_line_on_the_page(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:

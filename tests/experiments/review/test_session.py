@@ -34,7 +34,7 @@ def test_each_decision_is_in_the_file_before_the_answer(tmp_path: Path) -> None:
     assert answer["progress"]["expected_left"] == pytest.approx(
         sum(review.probabilities.values()) - sum(suspect.probability_wrong for suspect in review.suspects[:3])
     )
-    assert review.summary().startswith("3 of 8 labels reviewed: 1 corrected, 1 cannot be told; ")
+    assert review.summary().startswith("3 of 8 labels reviewed: 1 corrected, 1 unclear; ")
 
 
 def test_undo_takes_decisions_back_one_by_one_also_a_change_of_mind(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_undo_leaves_what_was_changed_elsewhere_since(tmp_path: Path) -> None:
     theirs.decide(1, 0, "")
     before = (tmp_path / "corrections.csv").read_bytes()
     example = f"{ours.suspects[1].split} {ours.suspects[1].example_id}"
-    with pytest.raises(UserError, match=f"corrections.csv: {example} was changed elsewhere since, and stays so"):
+    with pytest.raises(UserError, match=f"corrections.csv: {example} was changed elsewhere since and is not undone"):
         ours.undo()
     assert (tmp_path / "corrections.csv").read_bytes() == before
     assert ours.undo()["index"] == 0  # the one before it can still be undone

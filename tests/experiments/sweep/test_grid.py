@@ -100,8 +100,3 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, said: 
     with pytest.raises(UserError, match=said) as caught:
         read_sweep(written(tmp_path, text))
     assert "\n" not in str(caught.value)
-
-
-def test_no_such_file() -> None:
-    with pytest.raises(UserError, match=r"^nothing\.yaml: no such file$"):
-        read_sweep(Path("nothing.yaml"))

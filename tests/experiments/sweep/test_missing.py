@@ -65,13 +65,6 @@ def test_only_what_is_missing_is_run_and_everything_is_told(made: set[PlannedRun
     assert wanted["off, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
 
 
-def test_nothing_is_started_where_nothing_is_missing(made: set[PlannedRun]) -> None:
-    made |= set(planned_runs(SEEDS, SEEDS.seeds))
-    engine = Engine(made, {})
-    complete("clip", SEEDS, sorted(made), engine, "x")
-    assert engine.asked == []
-
-
 def test_a_run_that_failed_is_told_with_its_reason(made: set[PlannedRun], capsys: pytest.CaptureFixture[str]) -> None:
     engine = Engine(made, {"on, seed 1": "train: too hot"})
     assert len(complete("clip", SEEDS, planned_runs(SEEDS, SEEDS.seeds), engine, "x")) == 3

@@ -50,12 +50,6 @@ def test_it_waits_for_its_own_and_says_what_is_done(capsys: pytest.CaptureFixtur
     assert queue.read() == tasks("x"), "a task that was not waited for"
 
 
-def test_for_nothing_no_worker_is_started() -> None:
-    queue = Queue(tasks())
-    assert wait(queue, {}) == []
-    assert queue.starts == []
-
-
 def test_where_the_workers_went_before_the_end_new_ones_are_started() -> None:
     queue = Queue(tasks("ab", has_worker=False), tasks("b", "a"), tasks(has_worker=False))
     assert wait(queue) == []
@@ -91,10 +85,3 @@ def test_half_a_file_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Reader(*[UNREADABLE] * 3)._entries() == ([], [], [])
     with pytest.raises(UserError, match=r"^DVC's queue cannot be read: half a file$"):
         Reader(*[UNREADABLE] * 4)._entries()
-
-
-def test_what_dvc_no_longer_has_is_no_unreadable_queue() -> None:
-    reader = Reader()
-    del reader._queue.iter_failed
-    with pytest.raises(AttributeError, match="iter_failed"):
-        reader._entries()

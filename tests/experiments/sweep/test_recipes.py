@@ -9,10 +9,9 @@ from gradtrail.core.train.config import TrainConfig
 from gradtrail.experiments.sweep import recipes
 from gradtrail.experiments.sweep.recipes import Recipe, Result
 from gradtrail.stages.common.in_force import in_force
-from gradtrail.stages.common.overrides import changed, flatten, require_known
+from gradtrail.stages.common.overrides import changed, flatten
 from gradtrail.stages.common.params import read_yaml, validate
 from gradtrail.stages.common.pipeline_file import read_pipeline
-from gradtrail.support.errors import UserError
 from gradtrail.tracking.mlflow.tags import shown
 
 PARAMS = read_yaml(ROOT / "params.yaml")
@@ -41,18 +40,6 @@ def test_a_command_is_a_line_that_a_person_could_type() -> None:
         "-S train.model=cnn -S train.clip_norm=null -S train.cnn.channels=[8,16] -S train.seed=3 -S train.members=2"
     )
     assert line == f"dvc exp run --temp {changes} evaluate"
-
-
-def test_a_key_that_is_no_param_is_named() -> None:
-    with pytest.raises(
-        UserError, match=r"^mine\.train\.modle is not a key of params\.yaml; did you mean 'train\.model'\?$"
-    ):
-        require_known(PARAMS, {"train.modle": "cnn"}, "mine")
-
-
-def test_an_unknown_recipe_is_told_which_there_are() -> None:
-    with pytest.raises(UserError, match=r"no recipe mpl; it has mlp, "):
-        recipes.choose("mpl")
 
 
 def run(accuracy: float, **params: str) -> tuple[dict[str, str], dict[str, float]]:

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawing import assert_same_png_twice
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from gradtrail.experiments.sweep.render import answer, as_frame, as_markdown, as_table, draw_comparison, times_note
+from gradtrail.experiments.sweep.render import answer, as_markdown, as_table, draw_comparison, times_note
 from gradtrail.experiments.sweep.runs import CompletedRun
 from gradtrail.experiments.sweep.spec import Comparison, PlannedRun
 from gradtrail.experiments.sweep.stats import Summary, are_times_comparable, summarize
@@ -152,12 +151,6 @@ def test_of_runs_in_blocks_of_a_variant_no_time_ratio_is_given_and_the_note_says
     assert times_note(list(of(completed("plain", PLAIN), completed("better", BETTER)).values())) == ""
 
 
-def test_of_two_kinds_of_machine_the_note_names_both() -> None:
-    found = of(completed("plain", PLAIN), completed("same", SAME, seconds=1.0, machine="AuthenticAMD-26"))
-    assert found["same"].log_time_ratio is None
-    assert times_note(list(found.values())).endswith("from 2 kinds of machine: AuthenticAMD-26, GenuineIntel-6.")
-
-
 def test_the_accuracy_by_corrected_labels_is_a_column_of_its_own_where_it_is_known() -> None:
     baseline, other = completed("plain", PLAIN), completed("other", PLAIN)
     known = [replace(run, accuracy_corrected=run.accuracy + 0.01) for run in other]
@@ -166,14 +159,6 @@ def test_the_accuracy_by_corrected_labels_is_a_column_of_its_own_where_it_is_kno
     assert list(column.cells) == ["", "91.17 ± 0.76"]
     without = as_table(list(of(baseline, other).values()), "t")
     assert "corrected labels, %" not in [column.header for column in without.columns]
-
-
-def test_without_times_there_is_no_column_for_them() -> None:
-    summaries = list(of(completed("plain", PLAIN, seconds=None), completed("same", SAME, seconds=None)).values())
-    text = as_markdown(summaries, "", "")
-    assert "training" not in text
-    assert "compile" not in text
-    assert "trains" not in text
 
 
 def test_markdown_has_question_table_and_answer() -> None:
@@ -204,31 +189,6 @@ def test_the_answer_for_many_variants_groups_them_by_verdict() -> None:
         "Compared with plain, in points of test accuracy: significant: better (+2.05); "
         "not significant: same (0.00); unknown: one seed: other (0.00)."
     )
-
-
-def test_where_the_baseline_failed_the_rest_is_shown() -> None:
-    summaries = list(of(completed("better", BETTER)).values())
-    assert answer(summaries) == "There is nothing to compare yet."
-    assert "92.22" in as_markdown(summaries, "", "")
-
-
-def test_the_frame_has_a_row_per_run() -> None:
-    frame = as_frame([*completed("plain", PLAIN), *completed("other", [0.5], seconds=None)])
-    assert len(frame) == 4
-    assert frame.iloc[1].to_dict() == {
-        "variant": "plain",
-        "seed": 1,
-        "test_accuracy": 0.91,
-        "test_accuracy_corrected_labels": None,
-        "test_loss": pytest.approx(0.09),
-        "train_seconds": 2.0,
-        "compile_seconds": 0.5,
-        "began": 60.0,
-        "ended": 64.0,
-        "machine": "GenuineIntel-6",
-        "dataset": "digits 01234567",
-        "mlflow_run": "plain1",
-    }
 
 
 def drawn(summaries: list[Summary], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
@@ -265,13 +225,3 @@ def test_a_bar_reaches_the_line_of_the_baseline_where_the_difference_is_not_sign
     spans = [bar.lines[2][0].get_segments()[0][:, 1] for bar in bars]
     assert [not low <= line <= high for low, high in spans] == [True, False]
     assert [found[label].verdict for label in ("better", "same")] == ["significant", "not significant"]
-
-
-def test_the_figure_of_runs_without_times_has_no_times_and_equal_bytes(tmp_path: Path) -> None:
-    summaries = list(of(completed("plain", PLAIN[:1], seconds=None), completed("same", SAME, seconds=None)).values())
-    assert_same_png_twice(lambda path: draw_comparison(path, summaries, "which"), tmp_path)
-
-
-def test_a_figure_without_times_has_one_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    summaries = list(of(completed("plain", PLAIN, seconds=None), completed("same", SAME, seconds=None)).values())
-    assert len(drawn(summaries, tmp_path / "a.png", monkeypatch).axes) == 1

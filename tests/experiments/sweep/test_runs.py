@@ -230,13 +230,6 @@ def test_metrics_are_those_of_the_current_evaluation() -> None:
     assert completed(store) == {}
 
 
-def test_what_cannot_change_a_result_does_not_matter() -> None:
-    store = Store()
-    store.run()
-    write_params({**PARAMS, "runtime": {"trace": True}})
-    assert list(completed(store)) == [PlannedRun("low", 0)]
-
-
 def test_other_data_are_followed_through_the_upstream_stages() -> None:
     store = Store()
     store.run(0.9)
@@ -244,14 +237,6 @@ def test_other_data_are_followed_through_the_upstream_stages() -> None:
     found = completed(store, NOISES)
     assert [each.accuracy for each in found.values()] == [0.9, 0.8]
     assert list(completed(store)) == [PlannedRun("low", 0)], "the noisy one is of other data"
-
-
-def test_without_the_listing_of_a_folder_no_run_counts() -> None:
-    store = Store()
-    store.run()
-    for path in Path(".dvc/cache").rglob("*.dir"):
-        path.unlink()
-    assert completed(store) == {}
 
 
 def test_of_two_runs_the_one_that_was_not_rebuilt_counts() -> None:

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from factories import ROOT
 
-from gradtrail.core.train.optimizers import OptimizerKind
-from gradtrail.core.train.schedules import ScheduleKind
 from gradtrail.experiments.sections import section_configs
 from gradtrail.experiments.sweep import spec
 from gradtrail.experiments.sweep.main import compare
@@ -18,7 +16,6 @@ from gradtrail.experiments.sweep.spec import (
     Training,
     params_of,
     read_comparisons,
-    require_seeds,
     trainings_of,
 )
 from gradtrail.stages.common.params import read_yaml, validate
@@ -46,12 +43,6 @@ def test_each_variant_of_the_repository_is_valid_and_differs_from_the_others() -
         assert len(comparison.seeds) >= 3
 
 
-def test_the_kinds_are_all_compared() -> None:
-    found = read_comparisons()
-    assert {*found["optimizers"].variants} == {*OptimizerKind.__args__}
-    assert {*found["schedules"].variants} == {*ScheduleKind.__args__}
-
-
 def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_and_fixed() -> None:
     comparison = read_comparisons()["optimizers"]
     runs = spec.planned_runs(comparison, range(20))
@@ -64,25 +55,11 @@ def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_an
     assert len(firsts) > 3, "no variant is always the first"
 
 
-def test_a_training_changes_its_variant_and_its_seeds() -> None:
-    assert Training("on", range(1)).changes(CLIPPING) == {"train.clip_norm": 1.0, "train.seed": 0, "train.members": 1}
-    assert Training("off", range(2, 5)).changes(CLIPPING) == {
-        "train.clip_norm": None,
-        "train.seed": 2,
-        "train.members": 3,
-    }
-
-
 def test_consecutive_seeds_of_a_variant_are_trained_together() -> None:
     missing = [PlannedRun("a", seed) for seed in (4, 0, 1, 7, 2)] + [PlannedRun("b", 3)]
     found = trainings_of(missing, together=True)
     assert sorted(map(str, found)) == ["a, seed 4", "a, seed 7", "a, seeds 0 to 2", "b, seed 3"]
     assert sorted(run for training in found for run in training.runs) == sorted(missing)
-
-
-def test_an_unknown_comparison_is_told_which_there_are() -> None:
-    with pytest.raises(UserError, match=r"^experiments\.yaml: no comparison clip; it has precision, clipping, "):
-        spec.choose("clip")
 
 
 @pytest.mark.parametrize(
@@ -105,13 +82,6 @@ def test_a_mistake_is_one_line_that_names_its_place(change: dict[str, Any], said
     with pytest.raises(UserError, match=said) as fault:
         read_comparisons(path)
     assert "\n" not in str(fault.value)
-
-
-@pytest.mark.parametrize("seeds", [[], [1, 1], [-1, 0], [0, 2**32]])
-def test_seeds_are_different_and_whole(seeds: list[int]) -> None:
-    with pytest.raises(UserError, match=r"^--seeds: must be distinct integers from 0"):
-        require_seeds(seeds, "--seeds")
-    assert require_seeds([3, 1], "--seeds") == (3, 1)
 
 
 def test_without_git_it_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

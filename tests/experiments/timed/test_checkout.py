@@ -82,18 +82,6 @@ def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
         assert worktrees() == []
 
 
-def test_an_exception_in_the_block_removes_it() -> None:
-    def stopped() -> None:
-        with scratch() as folder:
-            check_out("A", "HEAD", folder / "A")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stopped()
-    assert worktrees() == []
-    assert not [*Path(".gradtrail/timed").iterdir()]
-
-
 def test_the_params_are_those_that_the_run_recorded(repository: Path) -> None:
     recorded = {
         "train.epochs": "5",
@@ -114,8 +102,3 @@ def test_the_params_are_those_that_the_run_recorded(repository: Path) -> None:
     }
     assert found["environment"] == {"xla_flags": ["--xla_a=1"]}
     assert found["runtime"] == {"trace": False}
-
-
-def test_the_same_params_leave_the_file_as_it_is(repository: Path) -> None:
-    write_params(repository, {"train.epochs": "3", "train.average_decay": "null", "train.mlp.hidden": "[32]"})
-    assert (repository / "params.yaml").read_text() == PARAMS

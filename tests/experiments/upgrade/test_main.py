@@ -29,15 +29,6 @@ def test_the_same_bits_and_the_largest_difference(tmp_path: Path) -> None:
     assert "kernel is float64[2, 3], was float32[2, 3]" in bits(first, weights(tmp_path / "e", dtype="float64"))
 
 
-def test_a_negative_zero_is_another_bit(tmp_path: Path) -> None:
-    first, second = tmp_path / "a", tmp_path / "b"
-    for folder, zero in ((first, 0.0), (second, -0.0)):
-        folder.mkdir()
-        for seed in SEEDS:
-            np.savez(folder / f"seed-{seed}.npz", bias=np.array([zero], np.float32))
-    assert "largest difference 0 (bias, seed 0)" in bits(first, second)
-
-
 def test_what_accepts_it_names_the_bounds_that_are_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lock = tmp_path / ".gradtrail/upgrade/jax-0.10.1/base.lock"

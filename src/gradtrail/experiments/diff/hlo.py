@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gradtrail.support.errors import UserError
-
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.-]+ = ((?:\([^=]*?\)|\S+)) ([a-z][\w-]*)\(")
 _LAYOUT = re.compile(r"\{[\d,:TS()*]*\}")
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -75,18 +73,8 @@ class Change:
     shapes: tuple[str, ...]
 
 
-def read_program(text: str, name: str) -> Program:
-    """Read a program from its text.
-
-    Args:
-        text: as `jax.stages.Compiled.as_text` returns it.
-        name: of the file, for an error.
-
-    Raises:
-        UserError: it is no HLO; one line.
-    """
-    if not text.startswith("HloModule "):
-        raise UserError(f"{name}: no HLO: it begins with {text[:30]!r}")
+def read_program(text: str) -> Program:
+    """Read a program from the text that `jax.stages.Compiled.as_text` returns."""
     header, _, body = text.partition("\n")
     tables, rest = _tables(body)
     lines = _source_lines(tables)
@@ -98,8 +86,6 @@ def read_program(text: str, name: str) -> Program:
             frame = _FRAME.search(line)
             where = lines.get(int(frame[1]), ("", "")) if frame else ("", "")
             found.append(Instruction(match[2], _LAYOUT.sub("", match[1]), *where))
-    if not found:
-        raise UserError(f"{name}: no HLO: it has no instruction")
     digest = hashlib.sha256("\n".join(normalized).encode()).hexdigest()
     return Program(instructions=tuple(found), digest=digest)
 

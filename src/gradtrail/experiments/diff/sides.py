@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import re
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -112,14 +111,9 @@ class Side:
         return str(self.run.data.tags.get("mlflow.source.git.commit", ""))
 
     def program(self, function: str) -> Program | None:
-        """Return the optimized program of a function; None where none is stored, or it cannot be read: a warning."""
-        if not (text := self._text(f"{_COMPILE}{function}{_HLO}")):
-            return None
-        try:
-            return read_program(text, f"{self.name}: {_COMPILE}{function}{_HLO}")
-        except UserError as error:
-            print(f"warning: {error}", file=sys.stderr)
-            return None
+        """Return the optimized program of a function; None if none is stored."""
+        text = self._text(f"{_COMPILE}{function}{_HLO}")
+        return read_program(text) if text else None
 
     def lacks(self) -> str:
         """Return what a comparison has to do without, in words; or nothing."""
@@ -135,12 +129,8 @@ class Side:
         return ""
 
     def _json(self, path: str) -> dict[str, Any]:
-        try:
-            content = json.loads(self._text(path) or "{}")
-        except ValueError as error:
-            print(f"warning: {self.name}: {path} is damaged: {one_line(error)}", file=sys.stderr)
-            return {}
-        return content if isinstance(content, dict) else {}
+        content: dict[str, Any] = json.loads(self._text(path) or "{}")
+        return content
 
     def _text(self, path: str) -> str:
         with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,6 @@
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rich.tree import Tree
 
 from gradtrail.experiments.show.restore import restore_options
 from gradtrail.stages.common.dvc_cache import is_here, listing
-from gradtrail.stages.common.params import read_yaml, validate
+from gradtrail.stages.common.params import read_yaml
 from gradtrail.stages.common.pipeline_file import (
     Entry,
     StageSpec,
@@ -36,20 +35,6 @@ from gradtrail.tracking.mlflow.tags import flat_params, outputs, shown
 _SHORT = 12  # digits of a state or an id in the output
 _FIRST_METRICS = ("eval/accuracy", "train/validation_accuracy", "train/loss", "train/epsilon")
 Lineage = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass
-class _LineageStage:
-    """The fields of a stage in `lineage.json` that are read."""
-
-    cmd: str
-    deps: dict[str, str]
-    params: dict[str, dict[str, Any]]
-
-
-@dataclass
-class _LineageFile:
-    stages: dict[str, _LineageStage]
 
 
 def show(word: str, place: Path) -> int:
@@ -185,15 +170,11 @@ def _restore_commands(run: Run, diff: str) -> Iterator[str]:
 
 
 def _lineage(run: Run, text: str) -> Lineage:
-    """Return the content of a run's `lineage.json`; raise UserError if it has another form."""
-    damaged = UserError(f"{run.info.run_id}: its artifact lineage.json is missing or damaged")
-    try:
-        content = validate({"stages": json.loads(text)}, _LineageFile, "lineage.json", extra="ignore").stages
-    except (ValueError, RecursionError, UserError):
-        raise damaged from None
-    if run.data.tags["stage"] not in content:
-        raise damaged
-    return {name: vars(stage) for name, stage in content.items()}
+    """Return the content of a run's `lineage.json`, stage → command, params and deps."""
+    if not text:
+        raise UserError(f"{run.info.run_id}: its artifact lineage.json is missing")
+    lineage: Lineage = json.loads(text)
+    return lineage
 
 
 def _artifact(client: MlflowClient, run: Run, name: str) -> str:

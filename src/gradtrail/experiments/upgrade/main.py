@@ -54,7 +54,7 @@ class Rehearsed:
         """Function → digest of its optimized program."""
         above = self.folder / _PROGRAMS
         paths = {str(path.relative_to(above)).removesuffix(".hlo.txt"): path for path in above.rglob("*.hlo.txt")}
-        return {name: read_program(path.read_text(), name).digest for name, path in sorted(paths.items())}
+        return {name: read_program(path.read_text()).digest for name, path in sorted(paths.items())}
 
 
 def upgrade(words: tuple[str, ...], *, seconds: float) -> None:
