@@ -66,7 +66,7 @@ PLANTED = {
         {"numbers": {"donated_buffers": 9.0}} | EDITED,
         "train_step no longer reuses the memory of 24 donated arguments (33, then 9)",
     ),
-    "float64": ({"gained": WIDE} | EDITED, f"float64 in train_step, where the first run has none, from {LOSSES}:30"),
+    "float64": ({"gained": WIDE} | EDITED, f"float64 in train_step, unlike the first run, from {LOSSES}:30"),
     "a flag": (
         {"params": {"environment.xla_flags": ("[]", "['--xla_fast']")}, "seconds": SLOWER},
         "XLA's flags changed from [] to ['--xla_fast']; the optimized HLO is the same",
@@ -120,13 +120,13 @@ def test_a_planted_cause_is_named(name: str) -> None:
     ],
 )
 def test_no_cause_is_named_where_nothing_made_it_slower(differing: dict[str, Any]) -> None:
-    assert "No cause: nothing that is recorded " in most_likely_cause(comparison(**differing))
+    assert "No cause: no recorded " in most_likely_cause(comparison(**differing))
 
 
 def test_that_nothing_differs_is_said_only_where_nothing_does() -> None:
-    assert "nothing that is recorded differs" in most_likely_cause(comparison())
+    assert "no recorded value differs" in most_likely_cause(comparison())
     memory = {"environment": {"memory_mib": ("1", "2")}}
-    assert "nothing that is recorded explains a difference" in most_likely_cause(comparison(**memory))
+    assert "no recorded difference explains it" in most_likely_cause(comparison(**memory))
 
 
 def test_the_same_uncommitted_edit_of_both_runs_is_no_difference() -> None:

@@ -73,7 +73,7 @@ def test_bad_input_is_one_line(project: Project, arguments: list[str], words: st
 
 def test_runs_of_two_stages_are_not_compared(project: Project) -> None:
     evaluation = project.runs_of("evaluate")[0]["id"]
-    assert "two runs of one stage can be compared" in refused(project, "workspace", evaluation)
+    assert "only runs of one stage can be compared" in refused(project, "workspace", evaluation)
 
 
 def test_a_rebuilt_run_says_what_it_lacks(project: Project, tmp_path: Path) -> None:
@@ -81,4 +81,4 @@ def test_a_rebuilt_run_says_what_it_lacks(project: Project, tmp_path: Path) -> N
     copy.empty_store()
     copy.sync()
     said = copy.gradtrail("diff", "workspace", "workspace")
-    assert "was rebuilt from its outs: no times, programs or environment of its own" in said
+    assert "was rebuilt from its outputs: it has no times, programs or environment" in said
