@@ -30,7 +30,7 @@ def test_each_process_is_told_its_number_and_where_they_meet(tmp_path: Path, mon
     assert addresses.pop().startswith("127.0.0.1:")
 
 
-AGAIN = "; `dvc repro` starts again, from the last checkpoint if there is one"
+AGAIN = "; `dvc repro` resumes from the last checkpoint, if there is one"
 LOG = "mkdir -p .gradtrail/processes; exec 2> .gradtrail/processes/$JAX_PROCESS_ID.log; "
 JAX_ABORTS = LOG + 'echo "JAX distributed service detected fatal errors. {}" >&2; kill -6 $$'
 UNHEALTHY = JAX_ABORTS.format("The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks")
@@ -46,13 +46,13 @@ REGISTER = JAX_ABORTS.format("RPC: /xla.coordination.CoordinationService/Registe
         (["sleep 60", "exit 5"], 5, "process 1 ended with status 5"),
         (["sleep 60", LOG + "echo train: a is missing >&2; exit 2"], 2, "process 1: a is missing"),
         (["sleep 0.2; exit 143", "exit 143"], 143, ""),  # all were asked to stop
-        (["kill -TERM $$", "kill -TERM $$"], 143, "process 0 was ended by SIGTERM" + AGAIN),
-        (["kill -9 $$", "sleep 60"], 2, "process 0 was ended by SIGKILL" + AGAIN),
-        (["sleep 60", "kill -9 $$"], 2, "process 1 was ended by SIGKILL" + AGAIN),
-        (["sleep 60", "kill -6 $$"], 2, "process 1 was ended by SIGABRT" + AGAIN),
-        ([UNHEALTHY, "kill -STOP $$"], 2, "process 1 stopped answering" + AGAIN),
-        (["kill -STOP $$", HEARTBEAT], 2, "process 0 stopped answering" + AGAIN),
-        ([REGISTER, "kill -STOP $$"], 2, "process 1 did not join the others within `runtime.join_seconds`"),
+        (["kill -TERM $$", "kill -TERM $$"], 143, "process 0 was killed by SIGTERM" + AGAIN),
+        (["kill -9 $$", "sleep 60"], 2, "process 0 was killed by SIGKILL" + AGAIN),
+        (["sleep 60", "kill -9 $$"], 2, "process 1 was killed by SIGKILL" + AGAIN),
+        (["sleep 60", "kill -6 $$"], 2, "process 1 was killed by SIGABRT" + AGAIN),
+        ([UNHEALTHY, "kill -STOP $$"], 2, "process 1 stopped responding" + AGAIN),
+        (["kill -STOP $$", HEARTBEAT], 2, "process 0 stopped responding" + AGAIN),
+        ([REGISTER, "kill -STOP $$"], 2, "process 1 did not connect within `runtime.join_seconds`"),
         (["exit 2", HEARTBEAT], 2, ""),
     ],
 )
@@ -78,7 +78,7 @@ def test_launcher_of_one_host_names_process_that_stopped_answering(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
     assert launch(None, ["sh", "-c", UNHEALTHY, "pipeline.train"]) == 2
-    assert capfd.readouterr().err == f"train: process 1 stopped answering{AGAIN}\n"
+    assert capfd.readouterr().err == f"train: process 1 stopped responding{AGAIN}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

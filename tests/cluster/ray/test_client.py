@@ -90,7 +90,7 @@ def test_a_job_has_the_code_and_no_environment(fake: FakeClient) -> None:
 
 
 def test_a_job_is_followed_from_its_beginning_to_its_end(fake: FakeClient) -> None:
-    events = [Event(name="a", what=what, seconds=0.0) for what in ("waiting", "running", "made")]
+    events = [Event(name="a", state=state, seconds=0.0) for state in ("waiting", "running", "made")]
     lines = [event.line() + "\n" for event in events]
     fake.looks = [("RUNNING", lines[0]), ("RUNNING", "".join(lines[:2])), ("SUCCEEDED", "".join(lines))]
     assert list(Cluster("http://h:8265").follow("job")) == [events[0], None, events[1], None, events[2]]
@@ -100,7 +100,7 @@ def test_a_job_is_followed_from_its_beginning_to_its_end(fake: FakeClient) -> No
     ("status", "log", "said"),
     [
         ("STOPPED", "", "job x was stopped; the same command starts what is missing"),
-        ("FAILED", Event(name="", what="refused", seconds=0, detail="jax 1, but 2").line() + "\n", "jax 1, but 2"),
+        ("FAILED", Event(name="", state="refused", seconds=0, detail="jax 1, but 2").line() + "\n", "jax 1, but 2"),
     ],
 )
 def test_a_job_that_did_not_come_to_its_own_end_is_one_line(fake: FakeClient, status: str, log: str, said: str) -> None:
@@ -125,7 +125,7 @@ def test_a_job_that_crashed_says_why_and_is_none_in_which_experiments_failed(
     fake: FakeClient, exit_code: int | None, log: str, said: str
 ) -> None:
     fake.exit_code = exit_code
-    fake.looks = [("FAILED", log + Event(name="a", what="running", seconds=0).line() + "\n")]
+    fake.looks = [("FAILED", log + Event(name="a", state="running", seconds=0).line() + "\n")]
     with pytest.raises(UserError, match=f"^job x failed: {said}; `ray job logs x` shows more$"):
         list(Cluster("http://h:8265").follow("x"))
 

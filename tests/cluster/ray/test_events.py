@@ -2,8 +2,8 @@
 
 from gradtrail.cluster.ray.events import Event, events_in
 
-FIRST = Event(name="gradtrail-1", what="running", seconds=1.5, detail="node abc", attempt=2)
-LAST = Event(name="", what="refused", seconds=2.0, detail="no such thing")
+FIRST = Event(name="gradtrail-1", state="running", seconds=1.5, detail="node abc", attempt=2)
+LAST = Event(name="", state="refused", seconds=2.0, detail="no such thing")
 
 
 def test_events_come_back_from_a_log() -> None:

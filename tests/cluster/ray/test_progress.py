@@ -1,4 +1,4 @@
-"""What a job does is one line a step in a pipe; who failed is told with its reason."""
+"""State a job does is one line a step in a pipe; who failed is told with its reason."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from gradtrail.cluster.ray.progress import show
 LABELS = {"gradtrail-1": "low, seed 0", "gradtrail-2": "high, seed 0"}
 
 
-def event(name: str, what: str, detail: str = "", attempt: int = 0) -> Event:
-    return Event(name=name, what=what, seconds=1.0, detail=detail, attempt=attempt)  # type: ignore[arg-type]
+def event(name: str, state: str, detail: str = "", attempt: int = 0) -> Event:
+    return Event(name=name, state=state, seconds=1.0, detail=detail, attempt=attempt)  # type: ignore[arg-type]
 
 
 def test_a_line_for_each_step_and_the_reasons_of_failures(capsys: pytest.CaptureFixture[str]) -> None:

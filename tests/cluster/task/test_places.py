@@ -82,7 +82,7 @@ def test_no_remote_or_one_of_several(project: SharedRepository) -> None:
     run_git(project.clone, "remote", "rename", "origin", "one")
     assert shared_places().remote == "one"
     run_git(project.clone, "remote", "add", "two", project.url)
-    refused(r"^a cluster needs a git remote that it can reach: it has one, two, and the branch follows none; ")
+    refused(r"^a cluster needs a git remote that it can reach: it has one, two, and the branch tracks none; ")
     for name in ("one", "two"):
         run_git(project.clone, "remote", "remove", name)
     refused(r"^a cluster needs a git remote that it can reach: it has none; ")
@@ -122,5 +122,5 @@ def test_on_this_machine_nothing_needs_to_be_shared(project: SharedRepository, m
 def test_without_a_commit_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_git(tmp_path, "init", "-q")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"^a cluster runs commits: no git repository with a commit is here$"):
+    with pytest.raises(UserError, match=r"^a cluster runs commits: this is no git repository with a commit$"):
         local_places()

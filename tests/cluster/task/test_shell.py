@@ -12,7 +12,7 @@ from gradtrail.cluster.task.shell import CommandError, git, reason, run
 @pytest.mark.parametrize(
     ("output", "why"),
     [
-        ("", "it said nothing"),
+        ("", "no output"),
         ("one\n\ntwo\n", "two"),
         ("fatal: no such thing\nfatal: Could not read from remote repository.\n", "no such thing"),
         ("train: train.seed must be\nERROR: failed to reproduce 'train': exited with 2\n", "train: train.seed must be"),
@@ -34,7 +34,7 @@ def test_what_a_command_prints_and_how_it_fails(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(CommandError, match=r"failed: denied for \*\*\*$") as caught:
         run([sys.executable, "-c", failing])
     assert "\n" not in str(caught.value)
-    with pytest.raises(CommandError, match=r"`no-such-program x`: no-such-program is not there"):
+    with pytest.raises(CommandError, match=r"`no-such-program x`: no-such-program is not installed"):
         run(["no-such-program", "x"])
 
 

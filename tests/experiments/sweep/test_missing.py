@@ -89,7 +89,7 @@ def test_dvcs_queue_gets_the_changes_as_options_and_must_keep_an_experiment(monk
     engine = QueueEngine(1, _queue=None)  # type: ignore[arg-type] # which is not read
     assert engine.run("clip", {}, changes, "evaluate") == {
         "b": "`dvc queue logs two` shows why",
-        "c": "DVC reports success, but kept no experiment; `dvc queue logs lost` shows why",
+        "c": "DVC reports success, but stored no experiment; `dvc queue logs lost` shows why",
     }
     assert [" ".join(command) for command in queued] == [
         "exp run --queue -S train.clip_norm=1.0 evaluate",

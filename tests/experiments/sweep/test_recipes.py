@@ -62,7 +62,7 @@ def test_the_params_that_are_looked_for_are_all_that_a_training_read() -> None:
     for name in ("fetch", "preprocess", "train"):
         read |= locked[name]["params"]["params.yaml"]
     expected = in_force({key: shown(value) for key, value in flatten(read).items()})
-    assert recipes.wanted_params(Recipe(about="", set={}), PARAMS, read_pipeline()) == expected
+    assert recipes.params_of_run(Recipe(about="", set={}), PARAMS, read_pipeline()) == expected
 
 
 def test_the_table_gives_mean_and_spread_and_says_what_was_not_run() -> None:

@@ -25,7 +25,7 @@ def test_only_an_interval_wholly_above_the_tolerance_fails(low: float, high: flo
 
 def test_without_a_commit_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"accepted\.json: no commit has it"):
+    with pytest.raises(UserError, match=r"accepted\.json: is in no commit"):
         gate.run_timed_gate(Path("accepted.json"), seconds=1.0)
 
 
@@ -43,5 +43,5 @@ def test_a_slower_training_in_the_working_folder_fails_it(tmp_path: Path) -> Non
         "sys.exit(run_timed_gate(Path('benchmarks/accepted_costs.json'), seconds=1.0))"
     )
     said = project.python("-c", code, status=1)
-    assert "slower by more than 2%, the whole interval" in said
+    assert "slower by more than 2%, over the whole interval" in said
     assert len(project.git("worktree", "list").strip().splitlines()) == 1

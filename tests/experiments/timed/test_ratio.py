@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gradtrail.experiments.timed.ratio import LEVEL, Ratio, Timed, burst_steps, compare_times
+from gradtrail.experiments.timed.ratio import LEVEL, Ratio, TimedProcess, burst_steps, compare_times
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Machine:
         return self.now
 
     @contextlib.contextmanager
-    def start(self) -> Iterator[Mapping[str, Timed]]:
+    def start(self) -> Iterator[Mapping[str, TimedProcess]]:
         self.now += self.start_seconds
         self.alive += 2
         yield {side: Process(self, side, self.steps[side]) for side in "AB"}

@@ -67,7 +67,7 @@ def played(monkeypatch: pytest.MonkeyPatch, answer: Callable[[list[str]], str]) 
         (["jax>=1"], "jax>=1: must be"),
         (["jax==1; rm"], "must be"),
         (["jaxs==1.0"], "locks/base.lock has no package jaxs; did you mean 'jax'?"),
-        (["jax==0.10.2"], "locks/base.lock has just that already"),
+        (["jax==0.10.2"], "locks/base.lock has this already"),
     ],
 )
 def test_what_is_no_change_of_the_lock_is_one_line(words: list[str], said: str) -> None:
@@ -105,7 +105,7 @@ def test_bounds_of_the_project_that_refuse_it_are_named(monkeypatch: pytest.Monk
 
 
 def test_an_error_of_uv_is_one_line_without_an_address() -> None:
-    said = environment._said(
+    said = environment._uv_error(
         "warning: something\n  × No solution found when resolving dependencies:\n"
         "  ╰─▶ Because there is no version of jax==99 at https://user:secret@index.example/simple\n"
         "      your requirements are unsatisfiable.\nhint: try again\n"

@@ -33,7 +33,7 @@ def test_what_accepts_it_names_the_bounds_that_are_in_the_way(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     lock = tmp_path / ".gradtrail/upgrade/jax-0.10.1/base.lock"
     commands = [*accepting(Resolved(lock=lock, versions={}, bounds=("jax>=0.10.2",)))]
-    assert commands[0] == "# in pyproject.toml, make these allow it: jax>=0.10.2"
+    assert commands[0] == "# in pyproject.toml, change these requirements: jax>=0.10.2"
     assert commands[1] == "cp .gradtrail/upgrade/jax-0.10.1/base.lock locks/base.lock"
     assert commands[-1] == ".venv/bin/gradtrail repro"
     assert len([*accepting(Resolved(lock=lock, versions={}, bounds=()))]) == len(commands) - 1

@@ -7,8 +7,8 @@ from typing import Literal
 
 _PREFIX = "gradtrail-event: "
 
-What = Literal["running", "waiting", "made", "there", "unchanged", "failed", "refused"]
-ENDED: tuple[What, ...] = ("made", "there", "unchanged", "failed")
+State = Literal["running", "waiting", "made", "there", "unchanged", "failed", "refused"]
+ENDED: tuple[State, ...] = ("made", "there", "unchanged", "failed")
 SOME_FAILED = 3  # exit status of a job in which experiments failed; 1 is that of any Python program that crashes
 
 
@@ -17,7 +17,7 @@ class Event:
     """A step of an experiment, or of the job."""
 
     name: str  # name of the experiment; empty if the whole job is refused
-    what: What  # `waiting` for a worker or a shared state, `running`, or the outcome
+    state: State  # `waiting` for a worker or a shared state, `running`, or the outcome
     seconds: float  # time since the job began
     detail: str = ""  # node that runs it, or reason of a failure
     attempt: int = 0  # number of workers that it had before

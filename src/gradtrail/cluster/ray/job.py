@@ -31,9 +31,9 @@ def main() -> int:
     """Run all experiments; return the exit status: 0, `SOME_FAILED`, or 2 if the request is refused."""
     began = time.monotonic()
 
-    def log(name: str, what: Any, detail: str = "", attempt: int = 0) -> None:
+    def log(name: str, state: Any, detail: str = "", attempt: int = 0) -> None:
         seconds = round(time.monotonic() - began, 1)
-        event = Event(name=name, what=what, seconds=seconds, detail=redacted(detail), attempt=attempt)
+        event = Event(name=name, state=state, seconds=seconds, detail=redacted(detail), attempt=attempt)
         print(event.line(), flush=True)
 
     try:
@@ -92,14 +92,14 @@ class _Job:
     def _finish(self, experiment: Experiment, task: Any) -> None:
         """Log the outcome of a task that ended."""
         try:
-            what, detail = ray.get(task), ""
+            outcome, detail = ray.get(task), ""
             self._made |= {*experiment.shared}
         except RayTaskError as error:
-            what, detail = "failed", one_line(error.cause)
+            outcome, detail = "failed", one_line(error.cause)
         except ray.exceptions.RayError as error:
-            what, detail = "failed", f"Ray: {one_line(error)[:300]}"
-        self._num_failed += what == "failed"
-        self._log(experiment.name, what, detail)
+            outcome, detail = "failed", f"Ray: {one_line(error)[:300]}"
+        self._num_failed += outcome == "failed"
+        self._log(experiment.name, outcome, detail)
 
     def _log_running(self) -> None:
         """Log which experiments started to run since the last call, and on which node."""

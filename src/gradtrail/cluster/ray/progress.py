@@ -40,23 +40,23 @@ def show(title: str, events: Iterable[Event | None], labels: Mapping[str, str]) 
             last[event.name] = event
             if is_terminal:
                 live.update(_table(title, last, labels), refresh=True)
-    return {name: event.detail for name, event in last.items() if event.what == "failed"}
+    return {name: event.detail for name, event in last.items() if event.state == "failed"}
 
 
 def _line(event: Event, labels: Mapping[str, str], last: Mapping[str, Event]) -> str:
-    count = f" ({_num_ended(last)} of {len(labels)})" if event.what in ENDED else ""
+    count = f" ({_num_ended(last)} of {len(labels)})" if event.state in ENDED else ""
     again = f", attempt {event.attempt + 1}" if event.attempt else ""
-    detail = f": {event.detail}" if event.what == "failed" else f" ({event.detail}{again})" if event.detail else ""
-    return printable(f"{labels[event.name]}: {_WORDS.get(event.what, event.what)}{detail}{count}")
+    detail = f": {event.detail}" if event.state == "failed" else f" ({event.detail}{again})" if event.detail else ""
+    return printable(f"{labels[event.name]}: {_WORDS.get(event.state, event.state)}{detail}{count}")
 
 
 def _table(title: str, last: Mapping[str, Event], labels: Mapping[str, str]) -> Table:
-    by_age = sorted(last.values(), key=lambda event: (event.what not in ENDED, event.seconds))
+    by_age = sorted(last.values(), key=lambda event: (event.state not in ENDED, event.seconds))
     names = {event.name for event in by_age[-_MOST_ROWS:]}
     rows: list[dict[str, str | Text]] = [
         {
             "experiment": Text(printable(labels[name])),
-            "state": Text(_WORDS.get(event.what, event.what), style=_STYLES.get(event.what, "")),
+            "state": Text(_WORDS.get(event.state, event.state), style=_STYLES.get(event.state, "")),
             "where, or why": Text(printable(event.detail)),
             "attempt": str(event.attempt + 1) if event.attempt else "",
             "after": f"{event.seconds:.0f} s",
@@ -68,4 +68,4 @@ def _table(title: str, last: Mapping[str, Event], labels: Mapping[str, str]) -> 
 
 
 def _num_ended(last: Mapping[str, Event]) -> int:
-    return sum(event.what in ENDED for event in last.values())
+    return sum(event.state in ENDED for event in last.values())
