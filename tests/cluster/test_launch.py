@@ -146,26 +146,6 @@ def test_the_stage_script_puts_the_words_before_the_command_of_the_training_alon
     assert not said("no_such_stage")
 
 
-def test_the_words_find_the_interpreter_that_the_script_found(tmp_path: Path) -> None:
-    """Without an active environment, as in a shell that runs `.venv/bin/dvc`."""
-    interpreter = tmp_path / ".venv" / "bin" / "python"
-    interpreter.parent.mkdir(parents=True)
-    interpreter.symlink_to(sys.executable)
-    (tmp_path / "pipeline").mkdir(exist_ok=True)
-    (tmp_path / "pipeline/versions.yaml").touch()
-    (tmp_path / "words.sh").write_text("command -v python")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to("/bin/false")
-    env = {
-        "GRADTRAIL_LAUNCH": "sh words.sh",
-        "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = ["sh", str(ROOT / "pipeline/stage.sh"), "train"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, check=False, capture_output=True, text=True)
-    assert done.stdout == f"{interpreter}\n", done.stderr
-
-
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [

@@ -28,10 +28,9 @@ def test_an_invalid_section_is_refused_before_any_stage_runs(project: Path) -> N
         repro._validate_params()
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-@pytest.mark.parametrize("name", ["params.yaml", "dvc.yaml", "pipeline/audit/dvc.yaml"])
-def test_file_in_another_encoding_is_refused_before_any_stage_runs(name: str, encoding: str, project: Path) -> None:
-    Path(name).write_text(f"{Path(name).read_text(encoding='utf-8')}# café\n", encoding=encoding, errors="replace")
+@pytest.mark.parametrize("name", ["params.yaml", "pipeline/audit/dvc.yaml"])
+def test_file_in_another_encoding_is_refused_before_any_stage_runs(name: str, project: Path) -> None:
+    Path(name).write_text(f"{Path(name).read_text(encoding='utf-8')}# café\n", encoding="latin-1")
     with pytest.raises(UserError, match=rf"^{name}: not UTF-8 at byte \d+; save it as UTF-8$"):
         repro._validate_params()
 
@@ -49,13 +48,6 @@ def test_valid_params_are_validated_again_only_after_a_change(project: Path, mon
         repro._validate_params()
         assert validated == ["environment"]
         validated.clear()
-
-
-def test_a_misspelled_section_is_refused_before_any_stage_runs(project: Path) -> None:
-    text = Path("params.yaml").read_text()
-    Path("params.yaml").write_text(text.replace("\ntrain:\n", "\ntrian:\n"))
-    with pytest.raises(UserError, match=r"^params\.yaml: no stage reads the section 'trian'; did you mean 'train'\?$"):
-        repro._validate_params()
 
 
 def test_a_store_that_fails_is_a_warning(

@@ -6,25 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cluster_repository import new_request
 from servers import free_port
 
 from gradtrail.cluster.ray import client as clients
 from gradtrail.cluster.ray.client import Cluster
 from gradtrail.cluster.ray.events import SOME_FAILED, Event
-from gradtrail.cluster.task.request import Request, own_python
 from gradtrail.support.errors import UserError
 
-REQUEST = Request(
-    git_url="/srv/x.git",
-    commit="0" * 40,
-    tracking_uri="http://127.0.0.1:5000",
-    cache=None,
-    cpus=1.0,
-    gpus=0.0,
-    python=own_python(),
-    packages={},
-    experiments=(),
-)
+REQUEST = new_request(packages={})
 
 
 class FakeClient:

@@ -43,11 +43,6 @@ def test_name_ignores_params_that_its_stages_do_not_read() -> None:
     assert plan({"train.seed": 1, "gradients.num_largest": 7}).name == plan({"train.seed": 1}).name
 
 
-def test_name_ignores_changes_to_the_current_value() -> None:
-    seed = YAML(typ="safe").load(Path("params.yaml").read_text())["train"]["seed"]
-    assert plan({"train.seed": seed}).name == plan({}).name
-
-
 def test_repeated_experiment_is_planned_once() -> None:
     requested = [RequestedExperiment(label, {"train.seed": 1}, "evaluate") for label in ("one", "again")]
     (experiment,) = plan_experiments(requested, COMMIT)

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from cluster_repository import new_request
 
 from gradtrail.cluster.task.request import Experiment, Request, own_packages, own_python, require_same_versions
 from gradtrail.support.errors import UserError
@@ -15,17 +16,7 @@ EXPERIMENT = Experiment(
     stage="evaluate",
     shared=(),
 )
-REQUEST = Request(
-    git_url="/srv/x.git",
-    commit="0" * 40,
-    tracking_uri="http://127.0.0.1:5000",
-    cache=None,
-    cpus=1.0,
-    gpus=0.0,
-    python=own_python(),
-    packages=own_packages(),
-    experiments=(EXPERIMENT,),
-)
+REQUEST = new_request(experiments=(EXPERIMENT,))
 
 
 def test_request_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_repository import run_git
+from cluster_repository import new_request, run_git
 from cluster_services import BUCKET, require_keys, s3, why_no_cluster
 from projects import Project, environment
 from small_project import finished_small_project
@@ -21,7 +21,7 @@ from gradtrail.cluster.task.plan import RequestedExperiment, plan_experiments
 from gradtrail.cluster.task.records import ensure_runs, states_of
 from gradtrail.cluster.task.refs import experiment_ref
 from gradtrail.cluster.task.request import Experiment as PlannedExperiment
-from gradtrail.cluster.task.request import Request, own_packages, own_python
+from gradtrail.cluster.task.request import Request
 from gradtrail.support.errors import UserError
 from gradtrail.tracking.lineage.snapshots import Experiment
 from gradtrail.tracking.mlflow.client import StoreClient
@@ -146,17 +146,8 @@ def test_a_sweep_on_a_ray_of_this_machine(project: Project, tmp_path: Path) -> N
 
 
 def _request(folder: Path, commit: str, store: str, experiment: PlannedExperiment) -> Request:
-    return Request(
-        git_url=str(folder / "shared.git"),
-        commit=commit,
-        tracking_uri=store,
-        cache=None,
-        cpus=1.0,
-        gpus=0.0,
-        python=own_python(),
-        packages=own_packages(),
-        experiments=(experiment,),
-    )
+    git_url = str(folder / "shared.git")
+    return new_request(git_url=git_url, commit=commit, tracking_uri=store, experiments=(experiment,))
 
 
 def _own_code(project: Project) -> dict[str, str]:

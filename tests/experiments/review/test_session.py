@@ -1,18 +1,12 @@
 """Decisions are in the file at once, can be undone, and are what the next session goes on from."""
 
-import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-from factories import split_of
 from reviewing import new_review
 
-from gradtrail.core.data.preprocessing import symmetric_noise
 from gradtrail.experiments.review import session
-from gradtrail.experiments.review.session import Decisions, Review
-from gradtrail.experiments.review.suspects import Suspect, nearest
-from gradtrail.stages.preprocess.corrections import apply_corrections, read_corrections
+from gradtrail.stages.preprocess.corrections import read_corrections
 from gradtrail.support.errors import UserError
 
 
@@ -126,60 +120,3 @@ def test_a_failed_write_leaves_the_file_and_the_history_as_they_were(
     assert (tmp_path / "corrections.csv").read_bytes() == before
     assert review.undo()["index"] == 0
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
-
-
-def test_decisions_of_many_threads_and_sessions_all_arrive(tmp_path: Path) -> None:
-    reviews = [new_review(tmp_path), new_review(tmp_path)]
-    threads = [threading.Thread(target=reviews[index % 2].decide, args=(index, None, "")) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(read_corrections(tmp_path / "corrections.csv")) == 8
-
-
-def test_an_oracle_that_looks_at_suspects_finds_most_planted_noise(tmp_path: Path) -> None:
-    """The loop without a person: rank by how few neighbours share the label, ask for the truth, apply the answers."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped] # late: it takes seconds
-
-    images, truth = load_digits(return_X_y=True)
-    images, truth = (16 * images[:900]).clip(0, 255).astype(np.uint8).reshape(-1, 8, 8), truth[:900].astype(np.int32)
-    noisy = symmetric_noise(truth, 0.1, 10, seed=0)
-    train = split_of(images, noisy)
-    neighbours = nearest(images, images, np.arange(900), 10)
-    agreement = np.mean(noisy[neighbours] == noisy[:, None], axis=1)
-    budget = 100
-    ranked = np.argsort(agreement, kind="stable")[:budget]
-    suspects = [
-        Suspect(
-            split="train",
-            example_id=int(row),
-            label=int(noisy[row]),
-            proposed_label=0,
-            proposed_probability=1.0,
-            probability_wrong=1 - agreement[row],
-            image=images[row],
-            neighbours=neighbours[row],
-        )
-        for row in ranked
-    ]
-    review = Review(
-        suspects=suspects,
-        train=train,
-        decisions=Decisions(tmp_path / "corrections.csv", tmp_path / "lock"),
-        probabilities={},
-        class_names=[str(label) for label in range(10)],
-        title="digits",
-        reviewer="oracle",
-        now=lambda: "",
-    )
-    for index, row in enumerate(ranked):
-        review.decide(index, int(truth[row]), "")
-    rows = read_corrections(tmp_path / "corrections.csv")
-    assert len(rows) == budget
-    corrected = apply_corrections({"train": train}, rows, {"train": 900}, 10, tmp_path)["train"]
-    found = int(np.sum(noisy[ranked] != truth[ranked]))
-    assert found == sum(row.changes for row in rows)
-    assert np.sum(noisy != truth) == 90
-    assert np.sum(corrected.labels != truth) == 90 - found
-    assert found >= 85  # of 90, at 100 looks

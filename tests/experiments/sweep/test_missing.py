@@ -65,12 +65,6 @@ def test_only_what_is_missing_is_run_and_everything_is_told(made: set[PlannedRun
     assert wanted["off, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
 
 
-def test_a_run_that_failed_is_told_with_its_reason(made: set[PlannedRun], capsys: pytest.CaptureFixture[str]) -> None:
-    engine = Engine(made, {"on, seed 1": "train: too hot"})
-    assert len(complete("clip", SEEDS, planned_runs(SEEDS, SEEDS.seeds), engine, "x")) == 3
-    assert capsys.readouterr().err == "on, seed 1: failed; train: too hot\n"
-
-
 def test_params_that_a_stage_would_refuse_start_nothing(made: set[PlannedRun]) -> None:
     hot = Comparison(about="?", seeds=(0,), variants={"a": {"train.epochs": -1}, "b": {}}, timed=True)
     engine = Engine(made, {})

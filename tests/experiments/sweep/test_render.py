@@ -63,12 +63,6 @@ def test_each_variant_is_compared_with_the_first_in_pairs_and_intervals_are_simu
     assert found["better"].loss == pytest.approx(1 - sum(BETTER) / 3)
 
 
-def test_only_seeds_that_both_have_make_pairs() -> None:
-    found = of(completed("plain", PLAIN), completed("better", [0.93, 0.92], first=1))
-    assert found["better"].difference == paired_difference([0.93, 0.92], PLAIN[1:])
-    assert [one.planned.seed for one in found["better"].runs] == [1, 2]
-
-
 def test_one_seed_has_no_verdict_and_does_not_count_in_the_adjustment() -> None:
     found = of(
         completed("plain", PLAIN),
@@ -133,14 +127,6 @@ def test_times_are_comparable_of_runs_in_turn_on_one_kind_of_machine(
     assert are_times_comparable(plain[0], better, [*plain, better, rest]) == is_comparable
 
 
-def test_times_are_not_comparable_of_runs_beside_another_variant_or_hours_apart() -> None:
-    (plain,), (better,), (same,) = (completed(label, [0.9]) for label in ("plain", "better", "same"))
-    assert are_times_comparable(plain, better, [plain, better, same])
-    assert not are_times_comparable(plain, better, [plain, better, replace(same, began=6.0, ended=9.0)])
-    later = replace(better, began=4000.0, ended=4004.0)
-    assert not are_times_comparable(plain, later, [plain, later])
-
-
 def test_of_runs_in_blocks_of_a_variant_no_time_ratio_is_given_and_the_note_says_so() -> None:
     """As they are trained where the queue was filled variant by variant: what drifts looks like a difference."""
     better = [replace(run, began=run.began + 600, ended=run.ended + 600) for run in completed("better", BETTER)]
@@ -159,16 +145,6 @@ def test_the_accuracy_by_corrected_labels_is_a_column_of_its_own_where_it_is_kno
     assert list(column.cells) == ["", "91.17 ± 0.76"]
     without = as_table(list(of(baseline, other).values()), "t")
     assert "corrected labels, %" not in [column.header for column in without.columns]
-
-
-def test_markdown_has_question_table_and_answer() -> None:
-    summaries = list(of(completed("plain", PLAIN), completed("same", SAME)).values())
-    lines = as_markdown(summaries, "**which?**", "how to read it").splitlines()
-    assert lines[0] == "**which?**"
-    rows = [line for line in lines if line.startswith("|")]
-    assert len({row.count("|") for row in rows}) == 1
-    assert rows[3].startswith("| same | 0, 1, 2 | 90.17 ± 0.75 | 0.00 (−0.22 to +0.22) | 1.000 | not significant |")
-    assert lines[-3:] == [answer(summaries), "", "how to read it"]
 
 
 def test_the_answer_for_few_variants_is_a_sentence_each() -> None:

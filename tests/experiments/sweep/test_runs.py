@@ -219,17 +219,6 @@ def test_after_a_change_of_code_or_versions_nothing_is_there(name: str) -> None:
     assert list(completed(store)) == [PlannedRun("low", 0)]
 
 
-def test_metrics_are_those_of_the_current_evaluation() -> None:
-    store = Store()
-    store.run(0.91)
-    store.run(0.99, evaluate__bins=7)
-    assert completed(store)[PlannedRun("low", 0)].accuracy == 0.91
-    write_params({**PARAMS, "evaluate": {"bins": 7}})
-    assert completed(store)[PlannedRun("low", 0)].accuracy == 0.99
-    write_params({**PARAMS, "evaluate": {"bins": 8}})
-    assert completed(store) == {}
-
-
 def test_other_data_are_followed_through_the_upstream_stages() -> None:
     store = Store()
     store.run(0.9)

@@ -1,10 +1,10 @@
 """Worktrees of revisions, with uncommitted changes and recorded params; none stays, whatever happens."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from cluster_repository import run_git
 
 from gradtrail.experiments.timed.checkout import check_out, scratch, write_params
 from gradtrail.stages.common.params import read_yaml
@@ -22,8 +22,7 @@ runtime: {trace: false}
 
 
 def git(*arguments: str) -> str:
-    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    return subprocess.run(["git", *who, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+    return run_git(Path(), *arguments)
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,7 @@ import pytest
 from factories import ROOT
 from projects import finished_project
 
-from gradtrail.experiments.upgrade.environment import Resolved
-from gradtrail.experiments.upgrade.main import SEEDS, accepting, bits
+from gradtrail.experiments.upgrade.main import SEEDS, bits
 
 
 def weights(folder: Path, *, added: float = 0.0, dtype: str = "float32") -> Path:
@@ -27,16 +26,6 @@ def test_the_same_bits_and_the_largest_difference(tmp_path: Path) -> None:
     assert "largest difference 0.5 (kernel, seed 2)" in bits(first, weights(tmp_path / "c", added=0.5))
     assert "largest difference nan (kernel, seed 2)" in bits(first, weights(tmp_path / "d", added=np.nan))
     assert "kernel is float64[2, 3], was float32[2, 3]" in bits(first, weights(tmp_path / "e", dtype="float64"))
-
-
-def test_what_accepts_it_names_the_bounds_that_are_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lock = tmp_path / ".gradtrail/upgrade/jax-0.10.1/base.lock"
-    commands = [*accepting(Resolved(lock=lock, versions={}, bounds=("jax>=0.10.2",)))]
-    assert commands[0] == "# in pyproject.toml, change these requirements: jax>=0.10.2"
-    assert commands[1] == "cp .gradtrail/upgrade/jax-0.10.1/base.lock locks/base.lock"
-    assert commands[-1] == ".venv/bin/gradtrail repro"
-    assert len([*accepting(Resolved(lock=lock, versions={}, bounds=()))]) == len(commands) - 1
 
 
 _PLAYED = """
