@@ -98,9 +98,9 @@ def test_a_change_fails_with_before_and_after(
 ) -> None:
     measuring(monkeypatch, costs={"train/step": {**COST, "flops": 200}}, params={"train": {"epochs": 2}})
     assert cost_gate.run_gate(accept=False) == 1
-    told = capsys.readouterr().out
-    assert all(word in told for word in ("train/step", "flops", "100", "200", "2.000", "gradtrail gate --accept"))
-    assert "params differ from the accepted ones: train.epochs" in told
+    output = capsys.readouterr().out
+    assert all(word in output for word in ("train/step", "flops", "100", "200", "2.000", "gradtrail gate --accept"))
+    assert "params differ from the accepted ones: train.epochs" in output
     assert cost_gate.run_gate(accept=True) == 0
     assert cost_gate.run_gate(accept=False) == 0
 
@@ -110,8 +110,8 @@ def test_a_change_fails_with_before_and_after(
 def test_elsewhere_it_says_what_it_compares(
     changed: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = {"train/step": {**COST, "flops": 1, "jaxpr_equations": 7}}
-    measuring(monkeypatch, machine={**MACHINE, changed: "2"}, costs=found)
+    current = {"train/step": {**COST, "flops": 1, "jaxpr_equations": 7}}
+    measuring(monkeypatch, machine={**MACHINE, changed: "2"}, costs=current)
     assert cost_gate.run_gate(accept=False) == status
     assert "comparing only argument_bytes" in " ".join(capsys.readouterr().out.split())
 
@@ -133,6 +133,6 @@ def test_the_accepted_costs_are_those_of_the_repository_on_any_processor(tmp_pat
             "python", "-m", "gradtrail", "gate", env=env | {"XLA_FLAGS": flags}
         )
     project.set("train.mlp.hidden", [512, 128])
-    told = project.run("python", "-m", "gradtrail", "gate", env=env, status=1)
-    assert "train.mlp.hidden" in told
-    assert "train/train_step" in told
+    output = project.run("python", "-m", "gradtrail", "gate", env=env, status=1)
+    assert "train.mlp.hidden" in output
+    assert "train/train_step" in output

@@ -78,7 +78,7 @@ def test_a_stand_in_is_told_by_its_own_name_alone(project: Path, capsys: pytest.
     repro._use_stand_in()
     capsys.readouterr()
     repro._remind_of_stand_in()
-    said = capsys.readouterr().err
-    assert "NOT MNIST" in said
-    assert "fetch.dataset: mnist" in said
-    assert "MNIST_DIR" in said
+    output = capsys.readouterr().err
+    assert "NOT MNIST" in output
+    assert "fetch.dataset: mnist" in output
+    assert "MNIST_DIR" in output

@@ -42,8 +42,8 @@ def test_each_section_of_the_repository_has_its_class() -> None:
 
 
 def test_a_new_stage_needs_no_list(folder: Path) -> None:
-    found = {section: config.__name__ for section, config in section_configs(folder).items()}
-    assert found == {
+    classes = {section: config.__name__ for section, config in section_configs(folder).items()}
+    assert classes == {
         "toy": "ToyConfig",
         "shared": "ToyConfig",
         "environment": "EnvironmentConfig",

@@ -87,20 +87,22 @@ def test_a_job_is_followed_from_its_beginning_to_its_end(fake: FakeClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("status", "log", "said"),
+    ("status", "log", "message"),
     [
         ("STOPPED", "", "job x was stopped; the same command starts what is missing"),
         ("FAILED", Event(name="", state="refused", seconds=0, detail="jax 1, but 2").line() + "\n", "jax 1, but 2"),
     ],
 )
-def test_a_job_that_did_not_come_to_its_own_end_is_one_line(fake: FakeClient, status: str, log: str, said: str) -> None:
+def test_a_job_that_did_not_come_to_its_own_end_is_one_line(
+    fake: FakeClient, status: str, log: str, message: str
+) -> None:
     fake.looks = [(status, log)]
-    with pytest.raises(UserError, match=f"^{said}$"):
+    with pytest.raises(UserError, match=f"^{message}$"):
         list(Cluster("http://h:8265").follow("x"))
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "log", "said"),
+    ("exit_code", "log", "message"),
     [
         (
             1,
@@ -112,11 +114,11 @@ def test_a_job_that_did_not_come_to_its_own_end_is_one_line(fake: FakeClient, st
     ],
 )
 def test_a_job_that_crashed_says_why_and_is_none_in_which_experiments_failed(
-    fake: FakeClient, exit_code: int | None, log: str, said: str
+    fake: FakeClient, exit_code: int | None, log: str, message: str
 ) -> None:
     fake.exit_code = exit_code
     fake.looks = [("FAILED", log + Event(name="a", state="running", seconds=0).line() + "\n")]
-    with pytest.raises(UserError, match=f"^job x failed: {said}; `ray job logs x` shows more$"):
+    with pytest.raises(UserError, match=f"^job x failed: {message}; `ray job logs x` shows more$"):
         list(Cluster("http://h:8265").follow("x"))
 
 
@@ -140,7 +142,7 @@ def test_no_server_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (
             RuntimeError("Unauthenticated: wrong authentication token"),
@@ -150,11 +152,11 @@ def test_no_server_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         (ValueError("no JSON"), r"no Ray job server answers there \(ValueError\)"),
     ],
 )
-def test_a_server_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, fault: Exception, said: str) -> None:
+def test_a_server_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, fault: Exception, message: str) -> None:
     def refuse(_: str) -> None:
         raise fault
 
     monkeypatch.setattr(clients, "require_ray", lambda: refuse)
     monkeypatch.setattr(clients.requests, "get", lambda *_, **__: None)
-    with pytest.raises(UserError, match=f"^--on http://h:8265: {said}"):
+    with pytest.raises(UserError, match=f"^--on http://h:8265: {message}"):
         Cluster("http://h:8265")

@@ -35,6 +35,6 @@ def test_a_line_for_each_step_and_the_reasons_of_failures(capsys: pytest.Capture
 def test_on_a_terminal_it_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     show("rates", [event("gradtrail-1", "running", "[bold]node"), event("gradtrail-2", "made")], LABELS)
-    said = capsys.readouterr().err
-    assert "rates: 1 of 2 done" in said
-    assert "[bold]node" in said, "a detail is no markup"
+    output = capsys.readouterr().err
+    assert "rates: 1 of 2 done" in output
+    assert "[bold]node" in output, "a detail is no markup"

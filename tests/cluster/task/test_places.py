@@ -21,32 +21,32 @@ stages:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedRepository:
     """A clone whose commit is pushed, with a DVC remote and a tracking server."""
-    found = make_shared_repository(tmp_path / "git")
-    (found.clone / "dvc.yaml").write_text(_PIPELINE)
-    (found.clone / "params.yaml").write_text("train: 1\n")
-    (found.clone / "src" / "code").mkdir(parents=True)
-    (found.clone / "src" / "code" / "a.py").write_text("A = 1\n")
-    (found.clone / ".dvc" / "config").write_text(
+    shared = make_shared_repository(tmp_path / "git")
+    (shared.clone / "dvc.yaml").write_text(_PIPELINE)
+    (shared.clone / "params.yaml").write_text("train: 1\n")
+    (shared.clone / "src" / "code").mkdir(parents=True)
+    (shared.clone / "src" / "code" / "a.py").write_text("A = 1\n")
+    (shared.clone / ".dvc" / "config").write_text(
         "[core]\n    remote = storage\n['remote \"storage\"']\n    url = s3://b/p\n"
     )
-    run_git(found.clone, "add", "-A")
-    run_git(found.clone, "commit", "-qm", "a pipeline")
-    run_git(found.clone, "push", "-q", "origin", "HEAD:main")
-    monkeypatch.chdir(found.clone)
+    run_git(shared.clone, "add", "-A")
+    run_git(shared.clone, "commit", "-qm", "a pipeline")
+    run_git(shared.clone, "push", "-q", "origin", "HEAD:main")
+    monkeypatch.chdir(shared.clone)
     monkeypatch.delenv("DVC_ROOT", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://10.0.0.5:5000")
-    return found
+    return shared
 
 
-def refused(said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def refused(message: str) -> None:
+    with pytest.raises(UserError, match=message):
         shared_places()
 
 
 def test_what_is_shared(project: SharedRepository) -> None:
-    found = shared_places()
-    assert (found.commit, found.remote, found.git_url) == (project.commit, "origin", project.url)
-    assert (found.tracking_uri, found.cache) == ("http://10.0.0.5:5000", None)
+    places = shared_places()
+    assert (places.commit, places.remote, places.git_url) == (project.commit, "origin", project.url)
+    assert (places.tracking_uri, places.cache) == ("http://10.0.0.5:5000", None)
 
 
 def test_uncommitted_changes_in_what_stages_read_are_refused(project: SharedRepository) -> None:
@@ -113,10 +113,10 @@ def test_without_a_default_dvc_remote_in_the_commit_it_says_how_to_add_one(proje
 def test_on_this_machine_nothing_needs_to_be_shared(project: SharedRepository, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     run_git(project.clone, "remote", "remove", "origin")
-    found = local_places()
-    assert found.git_url == str(project.clone / ".git")
-    assert found.tracking_uri == f"sqlite:///{project.clone / 'mlflow.db'}"
-    assert found.cache == str(project.clone / ".dvc" / "cache")
+    places = local_places()
+    assert places.git_url == str(project.clone / ".git")
+    assert places.tracking_uri == f"sqlite:///{project.clone / 'mlflow.db'}"
+    assert places.cache == str(project.clone / ".dvc" / "cache")
 
 
 def test_without_a_commit_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,17 +32,18 @@ def comparison(
         )
         for name, extra in (("A", {}), ("B", seconds or {}))
     ]
-    found = [
+    functions = [
         Function("train_step", NUMBERS | extra, is_cached, "")
         for extra, is_cached in zip(({}, numbers or {}), cached, strict=True)
     ]
     instructions = (DOT,), (DOT, *([gained] if gained else []))
     is_other = bool(gained or (numbers and ("flops" in numbers or "donated_buffers" in numbers)))
     first, second = (
-        Program(instructions=each, digest=str(bool(number and is_other))) for number, each in enumerate(instructions)
+        Program(instructions=instructions_of_run, digest=str(bool(number and is_other)))
+        for number, instructions_of_run in enumerate(instructions)
     )
     machines = "machine" in differing.get("environment", {})
-    pair = FunctionPair("train_step", *found, (first, second), machines)
+    pair = FunctionPair("train_step", *functions, (first, second), machines)
     none: Any = {"params": {}, "data": {}, "code": [], "environment": {}}
     return Comparison(before=sides[0], after=sides[1], functions=[pair], **none | differing)  # type: ignore[arg-type]
 

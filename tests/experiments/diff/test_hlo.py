@@ -37,7 +37,7 @@ TEXT = text(once)
 def test_every_instruction_is_read_with_its_line() -> None:
     program = read_program(TEXT)
     assert len(program.instructions) == sum(" = " in line for line in TEXT.splitlines()[1:])
-    (product,) = [each for each in program.instructions if each.opcode == "dot"]
+    (product,) = [item for item in program.instructions if item.opcode == "dot"]
     assert product.shape == "f32[16,16]"
     assert product.function.endswith(", once")
     line = int(product.line.rpartition(":")[2])

@@ -26,8 +26,8 @@ def left_behind(project: Project) -> list[str]:
 
 def test_a_program_with_itself_in_worktrees_that_go_away(project: Project) -> None:
     before = project.git("status", "--porcelain")
-    said = json.loads(project.gradtrail("diff", "workspace", "HEAD", "--time", "--seconds", "1", "--json"))
-    timed = said["timed"]
+    result = json.loads(project.gradtrail("diff", "workspace", "HEAD", "--time", "--seconds", "1", "--json"))
+    timed = result["timed"]
     assert timed["low"] < timed["ratio"] < timed["high"]
     assert timed["num_processes"] == 3
     assert timed["num_bursts"] >= 3 * 30

@@ -75,8 +75,8 @@ def test_files_that_agree_are_joined(folder: Path, capsys: pytest.CaptureFixture
         Path("ben.csv"), [dataclasses.replace(ROW, reviewer="Ben"), dataclasses.replace(ROW, example_id=9, new=None)]
     )
     main.merge([Path("ann.csv"), Path("ben.csv")])
-    found = read_corrections(PATH)
-    assert [(row.example_id, row.reviewer) for row in found] == [(7, "Ann"), (8, "Ann"), (9, "Ann")]
+    rows = read_corrections(PATH)
+    assert [(row.example_id, row.reviewer) for row in rows] == [(7, "Ann"), (8, "Ann"), (9, "Ann")]
     assert capsys.readouterr().out == f"{PATH}: 3 decisions, 2 of them corrections\n"
 
 
@@ -90,21 +90,21 @@ def test_files_that_disagree_are_listed_and_none_is_applied(
     monkeypatch.setattr(sys, "argv", ["gradtrail", "review", "--merge", "ann.csv", "ben.csv"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert ended.value.code == 2
-    assert told.out == "train 7: Ann says 1 → 2, Ben says it cannot be told\n"
-    assert told.err == f"gradtrail: 1 examples are decided differently; {PATH} was not changed\n"
+    assert output.out == "train 7: Ann says 1 → 2, Ben says it cannot be told\n"
+    assert output.err == f"gradtrail: 1 examples are decided differently; {PATH} was not changed\n"
     assert PATH.read_bytes() == before
 
 
 def test_merge_keeps_what_the_target_has(capsys: pytest.CaptureFixture[str]) -> None:
-    kept = dataclasses.replace(ROW, example_id=3, reviewer="Eve")
-    write_corrections(PATH, [kept])
+    existing = dataclasses.replace(ROW, example_id=3, reviewer="Eve")
+    write_corrections(PATH, [existing])
     write_corrections(Path("ann.csv"), [ROW])
     main.merge([Path("ann.csv")])
-    assert read_corrections(PATH) == [kept, ROW]
+    assert read_corrections(PATH) == [existing, ROW]
     before = PATH.read_bytes()
-    write_corrections(Path("ben.csv"), [dataclasses.replace(kept, reviewer="Ben", new=1)])
+    write_corrections(Path("ben.csv"), [dataclasses.replace(existing, reviewer="Ben", new=1)])
     capsys.readouterr()
     with pytest.raises(UserError, match="1 examples are decided differently"):
         main.merge([Path("ben.csv")])

@@ -82,8 +82,8 @@ def test_all_by_keyboard_typed_faster_than_the_page_answers(tmp_path: Path) -> N
         idle(tab)
         assert text(tab, "decided") == "4 of 8"
         assert text(tab, "corrected") == "2"
-        found = [decisions(tmp_path).get(suspect.example) for suspect in review.suspects]
-        assert [row.new if row else "open" for row in found] == [
+        rows = [decisions(tmp_path).get(suspect.example) for suspect in review.suspects]
+        assert [row.new if row else "open" for row in rows] == [
             wrong[0],
             labels[1],
             wrong[2],
@@ -93,8 +93,8 @@ def test_all_by_keyboard_typed_faster_than_the_page_answers(tmp_path: Path) -> N
         tab.press("z", "Backspace")
         idle(tab)
         assert text(tab, "place") == "4 of 8"
-        found = [decisions(tmp_path).get(suspect.example) for suspect in review.suspects]
-        assert [row.new if row else "open" for row in found] == [wrong[0], labels[1], None, *["open"] * 5]
+        rows = [decisions(tmp_path).get(suspect.example) for suspect in review.suspects]
+        assert [row.new if row else "open" for row in rows] == [wrong[0], labels[1], None, *["open"] * 5]
         assert tab.errors == []
 
 
@@ -143,8 +143,8 @@ def test_by_finger_on_a_phone_without_a_keyboard(tmp_path: Path) -> None:
             tab.click(button)
             idle(tab)
         assert text(tab, "place") == "2 of 8"
-        found = [decisions(tmp_path)[suspect.example] for suspect in review.suspects[:2]]
-        assert [row.new for row in found] == [7, review.suspects[1].label]
+        rows = [decisions(tmp_path)[suspect.example] for suspect in review.suspects[:2]]
+        assert [row.new for row in rows] == [7, review.suspects[1].label]
 
 
 def test_of_many_classes_a_number_is_typed_and_ended_where_it_could_go_on(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_of_many_classes_a_number_is_typed_and_ended_where_it_could_go_on(tmp_pa
     with page(review) as tab:
         tab.press("7", "1", "4", "2", "Enter", "2", "Backspace", "9", "3", "9", "5")
         idle(tab)
-        found = [decisions(tmp_path)[suspect.example].new for suspect in review.suspects[:5]]
-        assert found == [7, 14, 2, 9, 3]
+        rows = [decisions(tmp_path)[suspect.example].new for suspect in review.suspects[:5]]
+        assert rows == [7, 14, 2, 9, 3]
         assert text(tab, "decided") == "7 of 8"  # 9 and 5 decided two more
 
 

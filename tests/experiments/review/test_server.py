@@ -41,8 +41,8 @@ def new_client(folder: Path, link: str = "/?token=secret") -> FlaskClient:
 def test_the_page_has_what_it_names_and_loads_nothing_else(client: FlaskClient) -> None:
     page = client.get("/")
     assert page.mimetype == "text/html"
-    named = re.findall(r'(?:src|href)="([^"]*)"', page.text)
-    assert sorted(named) == ["/page.css", "/page.js", "data:,"]
+    references = re.findall(r'(?:src|href)="([^"]*)"', page.text)
+    assert sorted(references) == ["/page.css", "/page.js", "data:,"]
     for path in ("/page.css", "/page.js"):
         text = client.get(path).text
         assert text
@@ -127,8 +127,8 @@ def test_what_is_no_decision_is_refused_in_one_line(
 
 
 def test_a_taken_port_is_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
         with pytest.raises(UserError, match=rf"^--port {port}: cannot be opened on 127.0.0.1 \(Address already in use"):
             server.open_port(port)
 
@@ -144,9 +144,9 @@ def started(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         try:
             assert process.stdout
             line = process.stdout.readline()
-            found = re.search(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{40,}", line)
-            assert found, line
-            yield process, found.group()
+            match = re.search(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{40,}", line)
+            assert match, line
+            yield process, match.group()
         finally:
             process.kill()
 
@@ -168,6 +168,6 @@ def test_ctrl_c_and_sigterm_end_it_and_a_kill_loses_nothing(tmp_path: Path, numb
         address = session.get(link, timeout=60).url
         assert session.get(f"{address}api/state", timeout=60).json()["progress"]["decided"] == 1
         os.kill(process.pid, number)
-        said, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-    assert said.strip().startswith("1 of 41 labels reviewed: ")
+    assert output.strip().startswith("1 of 41 labels reviewed: ")

@@ -75,8 +75,10 @@ def test_another_reviewers_different_decision_stays(tmp_path: Path) -> None:
     before = (tmp_path / "corrections.csv").read_bytes()
     review = new_review(tmp_path, reviewer="Ben")
     label = review.suspects[0].label
-    said = f": Ann says it cannot be told, Ben says {label} is right; the decision of Ann is kept; use another --file"
-    with pytest.raises(UserError, match=said):
+    message = (
+        f": Ann says it cannot be told, Ben says {label} is right; the decision of Ann is kept; use another --file"
+    )
+    with pytest.raises(UserError, match=message):
         review.decide(0, label, "")
     assert (tmp_path / "corrections.csv").read_bytes() == before
     review.decide(0, None, "alike")

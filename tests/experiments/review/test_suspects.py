@@ -41,22 +41,22 @@ def test_neighbours_are_those_of_a_search_by_hand(size: int, count: int) -> None
     among = rng.integers(0, 256, (size, 4, 3), dtype=np.uint8)
     chosen = np.array([0, 2])
     images = np.concatenate([among[chosen], rng.integers(0, 256, (2, 4, 3), dtype=np.uint8)])
-    found = nearest(images, among, np.array([0, 2, -1, -1]), count)
-    assert found.shape == (4, min(count, size - 1))
+    rows = nearest(images, among, np.array([0, 2, -1, -1]), count)
+    assert rows.shape == (4, min(count, size - 1))
     distances = np.sum((images[:, None].astype(np.float64) - among) ** 2, axis=(2, 3))
     distances[0, 0] = distances[1, 2] = np.inf
     np.testing.assert_allclose(
-        np.take_along_axis(distances, found, axis=1), np.sort(distances, axis=1)[:, : found.shape[1]], rtol=1e-5
+        np.take_along_axis(distances, rows, axis=1), np.sort(distances, axis=1)[:, : rows.shape[1]], rtol=1e-5
     )
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"example_id": 10**6}, r"data/processed has no \w+ 1000000; run `make audit` again$"),
         ({"label": (TABLE["label"] + 1) % NUM_CLASSES}, r"has label \d, in data/processed \d; run `make audit`$"),
     ],
 )
-def test_a_table_of_other_data_is_one_line(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_table_of_other_data_is_one_line(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         choose_suspects(read(tmp_path, TABLE.assign(**changed)), SPLITS, limit=3, num_neighbours=3)

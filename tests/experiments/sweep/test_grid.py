@@ -66,7 +66,7 @@ points:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("about: nothing", r"no experiments; `grid` and `points` must have 1 to 10,000"),
         ("grid: {train.seed: []}", r"grid\.train\.seed: has no values"),
@@ -88,7 +88,7 @@ points:
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as caught:
+def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         read_sweep(written(tmp_path, text))
     assert "\n" not in str(caught.value)

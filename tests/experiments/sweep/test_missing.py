@@ -42,10 +42,10 @@ class Engine:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> set[PlannedRun]:
     """The runs that the store has."""
-    found: set[PlannedRun] = set()
+    stored: set[PlannedRun] = set()
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(missing, "_find", lambda planned, _: [_Completed(run) for run in planned if run in found])
-    return found
+    monkeypatch.setattr(missing, "_find", lambda planned, _: [_Completed(run) for run in planned if run in stored])
+    return stored
 
 
 class _Completed:
@@ -58,11 +58,11 @@ def test_only_what_is_missing_is_run_and_everything_is_told(made: set[PlannedRun
     engine = Engine(made, {})
     planned = planned_runs(SEEDS, SEEDS.seeds)
     assert len(complete("clip", SEEDS, planned, engine, "x")) == 4
-    ((everything, wanted, stage),) = engine.asked
+    ((everything, missing_ones, stage),) = engine.asked
     assert stage == "evaluate"
     assert set(everything) == {"on, seed 0", "on, seed 1", "off, seed 0", "off, seed 1"}
-    assert set(wanted) == set(everything) - {"on, seed 0"}
-    assert wanted["off, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
+    assert set(missing_ones) == set(everything) - {"on, seed 0"}
+    assert missing_ones["off, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
 
 
 def test_params_that_a_stage_would_refuse_start_nothing(made: set[PlannedRun]) -> None:

@@ -52,27 +52,31 @@ def of(*runs: list[CompletedRun]) -> dict[str, Summary]:
 
 
 def test_each_variant_is_compared_with_the_first_in_pairs_and_intervals_are_simultaneous() -> None:
-    found = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("same", SAME))
-    assert found["better"].difference == paired_difference(BETTER, PLAIN, num_comparisons=2)
-    assert found["same"].difference == paired_difference(SAME, PLAIN, num_comparisons=2)
-    assert [each.verdict for each in found.values()] == ["baseline", "significant", "not significant"]
-    ratio = found["better"].log_time_ratio
+    summaries = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("same", SAME))
+    assert summaries["better"].difference == paired_difference(BETTER, PLAIN, num_comparisons=2)
+    assert summaries["same"].difference == paired_difference(SAME, PLAIN, num_comparisons=2)
+    assert [summary.verdict for summary in summaries.values()] == [
+        "baseline",
+        "significant",
+        "not significant",
+    ]
+    ratio = summaries["better"].log_time_ratio
     assert ratio is not None
     assert ratio.mean == pytest.approx(math.log(0.5), abs=0.01)
     assert ratio.is_significant
-    assert found["better"].loss == pytest.approx(1 - sum(BETTER) / 3)
+    assert summaries["better"].loss == pytest.approx(1 - sum(BETTER) / 3)
 
 
 def test_one_seed_has_no_verdict_and_does_not_count_in_the_adjustment() -> None:
-    found = of(
+    summaries = of(
         completed("plain", PLAIN),
         completed("better", BETTER),
         completed("same", SAME[:1]),
         completed("other", SAME, first=7),
     )
-    assert found["same"].verdict == "unknown: one seed"
-    assert found["other"].verdict == "unknown: no seed in common"
-    assert found["better"].difference == paired_difference(BETTER, PLAIN)
+    assert summaries["same"].verdict == "unknown: one seed"
+    assert summaries["other"].verdict == "unknown: no seed in common"
+    assert summaries["better"].difference == paired_difference(BETTER, PLAIN)
 
 
 def test_the_table_has_all_metrics() -> None:
@@ -90,7 +94,7 @@ def test_the_table_has_all_metrics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "p_value", "said"),
+    ("low", "high", "p_value", "cells"),
     [
         (0.00002, 0.003, 0.0499, "+0.10 (+0.002 to +0.30) | < 0.05 | significant"),
         (-0.00002, 0.003, 0.0501, "+0.10 (−0.002 to +0.30) | ≥ 0.05 | not significant"),
@@ -98,11 +102,13 @@ def test_the_table_has_all_metrics() -> None:
     ],
 )
 def test_rounding_does_not_hide_on_which_side_of_0_or_of_the_level_a_number_lies(
-    low: float, high: float, p_value: float, said: str
+    low: float, high: float, p_value: float, cells: str
 ) -> None:
-    found = of(completed("plain", PLAIN), completed("same", SAME))
+    summaries = of(completed("plain", PLAIN), completed("same", SAME))
     difference = Difference(mean=0.001, low=low, high=high, p_value=p_value, num_pairs=3)
-    assert f"| {said} |" in as_markdown([found["plain"], replace(found["same"], difference=difference)], "", "")
+    assert f"| {cells} |" in as_markdown(
+        [summaries["plain"], replace(summaries["same"], difference=difference)], "", ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,17 +136,19 @@ def test_times_are_comparable_of_runs_in_turn_on_one_kind_of_machine(
 def test_of_runs_in_blocks_of_a_variant_no_time_ratio_is_given_and_the_note_says_so() -> None:
     """As they are trained where the queue was filled variant by variant: what drifts looks like a difference."""
     better = [replace(run, began=run.began + 600, ended=run.ended + 600) for run in completed("better", BETTER)]
-    found = list(of(completed("plain", PLAIN), better).values())
-    assert "× baseline" not in as_markdown(found, "", "")
-    assert "trains" not in answer(found)
-    assert times_note(found).startswith("The training times of better are not comparable with those of the baseline")
+    summaries = list(of(completed("plain", PLAIN), better).values())
+    assert "× baseline" not in as_markdown(summaries, "", "")
+    assert "trains" not in answer(summaries)
+    assert times_note(summaries).startswith(
+        "The training times of better are not comparable with those of the baseline"
+    )
     assert times_note(list(of(completed("plain", PLAIN), completed("better", BETTER)).values())) == ""
 
 
 def test_the_accuracy_by_corrected_labels_is_a_column_of_its_own_where_it_is_known() -> None:
     baseline, other = completed("plain", PLAIN), completed("other", PLAIN)
-    known = [replace(run, accuracy_corrected=run.accuracy + 0.01) for run in other]
-    table = as_table(list(of(baseline, known).values()), "t")
+    corrected = [replace(run, accuracy_corrected=run.accuracy + 0.01) for run in other]
+    table = as_table(list(of(baseline, corrected).values()), "t")
     column = next(column for column in table.columns if column.header == "corrected labels, %")
     assert list(column.cells) == ["", "91.17 ± 0.76"]
     without = as_table(list(of(baseline, other).values()), "t")
@@ -148,8 +156,8 @@ def test_the_accuracy_by_corrected_labels_is_a_column_of_its_own_where_it_is_kno
 
 
 def test_the_answer_for_few_variants_is_a_sentence_each() -> None:
-    found = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.25), completed("same", [0.9]))
-    first, second = answer(list(found.values())).split(". ")
+    summaries = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.25), completed("same", [0.9]))
+    first, second = answer(list(summaries.values())).split(". ")
     assert first.startswith("better differs from plain by +2.05 points (+1.93 to +2.17): significant")
     assert first.endswith("; it trains 1.60 × as fast (1.56 to 1.65)")
     assert second == "same differs from plain by 0.00 points: unknown: one seed."
@@ -158,10 +166,10 @@ def test_the_answer_for_few_variants_is_a_sentence_each() -> None:
 
 
 def test_the_answer_for_many_variants_groups_them_by_verdict() -> None:
-    found = of(
+    summaries = of(
         completed("plain", PLAIN), completed("same", SAME), completed("better", BETTER), completed("other", [0.9])
     )
-    assert answer(list(found.values())) == (
+    assert answer(list(summaries.values())) == (
         "Compared with plain, in points of test accuracy: significant: better (+2.05); "
         "not significant: same (0.00); unknown: one seed: other (0.00)."
     )
@@ -176,8 +184,10 @@ def drawn(summaries: list[Summary], path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_figure_has_every_run_the_means_and_the_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("other", [0.9], first=9))
-    figure = drawn(list(found.values()), tmp_path / "a.png", monkeypatch)
+    summaries = of(
+        completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("other", [0.9], first=9)
+    )
+    figure = drawn(list(summaries.values()), tmp_path / "a.png", monkeypatch)
     accuracy, seconds = figure.axes
     assert [tick.get_text() for tick in accuracy.get_xticklabels()] == ["plain", "better", "other"]
     points = [line.get_ydata() for line in accuracy.lines if line.get_marker() == "o"]
@@ -194,10 +204,10 @@ def test_a_bar_reaches_the_line_of_the_baseline_where_the_difference_is_not_sign
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the seeds that both have are not all: then the means of all seeds differ by another amount."""
-    found = of(completed("plain", [*PLAIN, 0.5]), completed("better", BETTER), completed("same", SAME))
-    accuracy = drawn(list(found.values()), tmp_path / "a.png", monkeypatch).axes[0]
+    summaries = of(completed("plain", [*PLAIN, 0.5]), completed("better", BETTER), completed("same", SAME))
+    accuracy = drawn(list(summaries.values()), tmp_path / "a.png", monkeypatch).axes[0]
     bars = [bar for bar in accuracy.containers if isinstance(bar, ErrorbarContainer) and bar.has_yerr]
-    line = 100 * found["plain"].mean
+    line = 100 * summaries["plain"].mean
     spans = [bar.lines[2][0].get_segments()[0][:, 1] for bar in bars]
     assert [not low <= line <= high for low, high in spans] == [True, False]
-    assert [found[label].verdict for label in ("better", "same")] == ["significant", "not significant"]
+    assert [summaries[label].verdict for label in ("better", "same")] == ["significant", "not significant"]

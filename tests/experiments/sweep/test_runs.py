@@ -72,8 +72,8 @@ class Store:
 
     def run(self, accuracy: float = 0.9, *, until: str = "evaluate", status: str = "FINISHED", **changes: Any) -> None:
         """Run the pipeline; in `changes` a double underscore stands for a dot."""
-        kept = read_yaml(Path("params.yaml"))
-        params = {section: dict(values) for section, values in kept.items()}
+        saved_params = read_yaml(Path("params.yaml"))
+        params = {section: dict(values) for section, values in saved_params.items()}
         for key, value in changes.items():
             section, name = key.split("__")
             params[section][name] = value
@@ -81,7 +81,7 @@ class Store:
         names = list(STAGES)
         for stage in names[: names.index(until) + 1]:
             self.runs.append(played(stage, accuracy, status if stage == until else "FINISHED", len(self.runs)))
-        write_params(kept)
+        write_params(saved_params)
 
 
 def played(name: str, accuracy: float, status: str, number: int) -> Run:
@@ -133,8 +133,8 @@ def members_of(evaluation: Run) -> dict[int, dict[str, float]]:
 
 
 def completed(store: Store, comparison: Comparison = RATES) -> dict[PlannedRun, CompletedRun]:
-    found = RunFinder(store, members_of).find(planned_runs(comparison, comparison.seeds), comparison)
-    return {each.planned: each for each in found}
+    results = RunFinder(store, members_of).find(planned_runs(comparison, comparison.seeds), comparison)
+    return {result.planned: result for result in results}
 
 
 def test_members_of_a_training_are_runs_of_their_seeds() -> None:
@@ -142,8 +142,8 @@ def test_members_of_a_training_are_runs_of_their_seeds() -> None:
     store.run(0.9, train__members=2)
     store.run(0.8, train__rate=0.9, train__members=2, train__vary=["order"])
     store.run(0.7, train__rate=0.9, train__seed=1, train__members=3)
-    found = {run: (each.accuracy, each.seconds) for run, each in completed(store).items()}
-    assert found == {
+    results = {run: (result.accuracy, result.seconds) for run, result in completed(store).items()}
+    assert results == {
         PlannedRun("low", 0): (0.9, 0.5),
         PlannedRun("low", 1): (0.901, 0.5),
         PlannedRun("high", 1): (pytest.approx(0.701), pytest.approx(7 / 3)),
@@ -189,12 +189,12 @@ def test_runs_are_found_by_their_params() -> None:
     store.run(0.92, train__rate=0.9, train__seed=1)
     store.run(0.93, train__rate=0.7)
     store.run(0.94, train__seed=2)
-    found = completed(store)
-    assert {run: each.accuracy for run, each in found.items()} == {
+    results = completed(store)
+    assert {run: result.accuracy for run, result in results.items()} == {
         PlannedRun("low", 0): 0.91,
         PlannedRun("high", 1): 0.92,
     }
-    low = found[PlannedRun("low", 0)]
+    low = results[PlannedRun("low", 0)]
     assert (low.loss, low.seconds, low.dataset) == (pytest.approx(0.09), 1.0, "words e3b0c442")
     assert low.run_id == store.runs[1].info.run_id, "the training's"
 
@@ -223,8 +223,8 @@ def test_other_data_are_followed_through_the_upstream_stages() -> None:
     store = Store()
     store.run(0.9)
     store.run(0.8, fetch__noise=0.1)
-    found = completed(store, NOISES)
-    assert [each.accuracy for each in found.values()] == [0.9, 0.8]
+    results = completed(store, NOISES)
+    assert [result.accuracy for result in results.values()] == [0.9, 0.8]
     assert list(completed(store)) == [PlannedRun("low", 0)], "the noisy one is of other data"
 
 
@@ -246,7 +246,7 @@ def test_a_newer_training_with_other_outs_does_not_hide_a_complete_older_one() -
     older = store.runs[1].info.run_id
     store.runs.append(played("train", 0.0, "FINISHED", 9))
     store.runs[-1].data.tags.update(output_tags(Identity("train"), {"models.txt": "0" * 32}))
-    found = completed(store)[PlannedRun("low", 0)]
-    assert (found.run_id, found.accuracy) == (older, 0.91)
+    results = completed(store)[PlannedRun("low", 0)]
+    assert (results.run_id, results.accuracy) == (older, 0.91)
     store.runs.append(played("evaluate", 0.95, "FINISHED", 10))
     assert completed(store)[PlannedRun("low", 0)].run_id == older, "no evaluation has read the newer outs"

@@ -57,13 +57,13 @@ def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_an
 
 def test_consecutive_seeds_of_a_variant_are_trained_together() -> None:
     missing = [PlannedRun("a", seed) for seed in (4, 0, 1, 7, 2)] + [PlannedRun("b", 3)]
-    found = trainings_of(missing, together=True)
-    assert sorted(map(str, found)) == ["a, seed 4", "a, seed 7", "a, seeds 0 to 2", "b, seed 3"]
-    assert sorted(run for training in found for run in training.runs) == sorted(missing)
+    trainings = trainings_of(missing, together=True)
+    assert sorted(map(str, trainings)) == ["a, seed 4", "a, seed 7", "a, seeds 0 to 2", "b, seed 3"]
+    assert sorted(run for training in trainings for run in training.runs) == sorted(missing)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"seeds": []}, r"mine\.seeds: must be distinct integers from 0"),
         ({"seeds": [0, 0]}, r"mine\.seeds: must be distinct integers from 0"),
@@ -75,11 +75,11 @@ def test_consecutive_seeds_of_a_variant_are_trained_together() -> None:
         ({"abuot": ""}, r"mine\.abuot is not a known key"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_its_place(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_that_names_its_place(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     content = {"mine": {"about": "", "seeds": [0], "variants": {"one": {}, "two": {}}} | change}
     path = tmp_path / "experiments.yaml"
     path.write_text(str(content).replace("None", "null").replace("True", "true"))
-    with pytest.raises(UserError, match=said) as fault:
+    with pytest.raises(UserError, match=message) as fault:
         read_comparisons(path)
     assert "\n" not in str(fault.value)
 

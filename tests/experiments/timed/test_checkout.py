@@ -92,12 +92,12 @@ def test_the_params_are_those_that_the_run_recorded(repository: Path) -> None:
         "runtime.trace": "True",
     }
     write_params(repository, recorded)
-    found = read_yaml(repository / "params.yaml")
-    assert found["train"] == {
+    params = read_yaml(repository / "params.yaml")
+    assert params["train"] == {
         "epochs": 5,
         "clip_norm": None,
         "average_decay": 0.99,
         "mlp": {"hidden": [64, 32], "dropout": 0.0},
     }
-    assert found["environment"] == {"xla_flags": ["--xla_a=1"]}
-    assert found["runtime"] == {"trace": False}
+    assert params["environment"] == {"xla_flags": ["--xla_a=1"]}
+    assert params["runtime"] == {"trace": False}

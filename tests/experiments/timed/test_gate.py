@@ -42,6 +42,6 @@ def test_a_slower_training_in_the_working_folder_fails_it(tmp_path: Path) -> Non
         "import sys; from pathlib import Path; from gradtrail.experiments.timed.gate import run_timed_gate; "
         "sys.exit(run_timed_gate(Path('benchmarks/accepted_costs.json'), seconds=1.0))"
     )
-    said = project.python("-c", code, status=1)
-    assert "slower by more than 2%, over the whole interval" in said
+    output = project.python("-c", code, status=1)
+    assert "slower by more than 2%, over the whole interval" in output
     assert len(project.git("worktree", "list").strip().splitlines()) == 1

@@ -60,13 +60,13 @@ def test_the_same_versions_change_nothing_and_nothing_of_the_project_is_changed(
     project.commit("a lock")
     runs, status = project.runs(), project.git("status", "--porcelain")
     outs = {path: path.read_bytes() for path in (project.folder / "models").rglob("*") if path.is_file()}
-    said = project.python("-c", _PLAYED)
-    assert "programs: 0 changed" in said
-    assert "costs: those of all functions within the gate's tolerances" in said
-    assert "the same bits, for 3 seeds" in said
-    assert "difference +0.0000" in said
-    assert "× the time of A" in said
-    assert "cp .gradtrail/upgrade/jax-0.0.1/base.lock locks/base.lock" in said
+    output = project.python("-c", _PLAYED)
+    assert "programs: 0 changed" in output
+    assert "costs: those of all functions within the gate's tolerances" in output
+    assert "the same bits, for 3 seeds" in output
+    assert "difference +0.0000" in output
+    assert "× the time of A" in output
+    assert "cp .gradtrail/upgrade/jax-0.0.1/base.lock locks/base.lock" in output
     assert (project.runs(), project.git("status", "--porcelain")) == (runs, status)
     assert {path: path.read_bytes() for path in outs} == outs
     broken = project.python("-c", _PLAYED, "broken", status=1)
