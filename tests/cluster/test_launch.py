@@ -21,7 +21,7 @@ from gradtrail.support.ranks import INDEX, is_follower
 TOLD = 'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES" >> told; echo "$JAX_COORDINATOR_ADDRESS" > "at$JAX_PROCESS_ID"'
 
 
-def test_each_process_is_told_its_number_and_where_they_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_get_their_index_and_a_common_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert launch(3, ["sh", "-c", TOLD]) == 0
     assert sorted((tmp_path / "told").read_text().splitlines()) == ["0 of 3", "1 of 3", "2 of 3"]
@@ -72,7 +72,7 @@ def test_process_that_failed_is_named_in_one_line(
     assert capfd.readouterr().err == (f"train: {line}\n" if line else "")
 
 
-def test_launcher_of_one_host_names_process_that_stopped_answering(
+def test_launcher_of_one_host_names_process_that_stopped_responding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,7 +82,7 @@ def test_launcher_of_one_host_names_process_that_stopped_answering(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_reaches_all_and_nothing_is_left(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_ends_all_processes(number: signal.Signals, tmp_path: Path) -> None:
     if signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("ignored, as nohup has it: so are children to have it")
     script = f'trap "echo >> {tmp_path}/got; exit 7" TERM; echo >> {tmp_path}/ready; while :; do sleep 0.05; done'
@@ -99,9 +99,7 @@ def test_a_signal_reaches_all_and_nothing_is_left(number: signal.Signals, tmp_pa
     assert len((tmp_path / "got").read_text()) == 2
 
 
-def test_a_signal_that_comes_while_they_start_reaches_each_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_during_the_start_reaches_every_process_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = subprocess.Popen
 
     def start_and_be_told(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -123,17 +121,17 @@ def test_a_signal_that_comes_while_they_start_reaches_each_once(
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025])
-def test_a_count_out_of_bounds_is_refused_in_one_line(count: int) -> None:
+def test_count_out_of_bounds_is_one_line(count: int) -> None:
     with pytest.raises(UserError, match=rf"^-n must be at least 1 and at most 1,024, got {count}$"):
         launch(count, ["true"])
 
 
-def test_a_command_that_is_not_there_is_one_line() -> None:
+def test_missing_command_is_one_line() -> None:
     with pytest.raises(UserError, match=r"^/no/such: No such file or directory$"):
         launch(2, ["/no/such"])
 
 
-def test_the_stage_script_puts_the_words_before_the_command_of_the_training_alone() -> None:
+def test_stage_script_launches_only_the_training() -> None:
     def said(stage: str) -> str:
         env = os.environ | {"GRADTRAIL_LAUNCH": "echo launched by", "VIRTUAL_ENV": str(Path(sys.executable).parents[1])}
         done = subprocess.run(
@@ -157,7 +155,7 @@ def test_the_stage_script_puts_the_words_before_the_command_of_the_training_alon
         ({"JAX_PROCESS_ID": "0", "SLURM_PROCID": "3"}, False),
     ],
 )
-def test_who_follows_is_told_by_the_environment(
+def test_environment_decides_whether_a_process_is_a_follower(
     variables: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():

@@ -32,7 +32,7 @@ def costs() -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")  # the planted float64
-def test_planted_regressions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_regressions_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three at once, each by a metric that no other changes: a lost donation, a doubled product, a float64."""
     accepted = costs()
     compile_it, call, entropy = Compiler.compile, Dense.__call__, losses.cross_entropy
@@ -54,7 +54,7 @@ def test_planted_regressions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"donated_buffers", "flops", "float64_instructions"} <= {change.metric for change in changes}
 
 
-def test_a_second_compilation_is_found() -> None:
+def test_second_compilation_is_reported() -> None:
     def double(values: jax.Array) -> jax.Array:
         return 2 * values
 
@@ -67,7 +67,7 @@ def test_a_second_compilation_is_found() -> None:
 
 
 @pytest.mark.parametrize(("after", "is_change"), [(100, False), (101, False), (99, False), (102, True), (98, True)])
-def test_a_metric_may_differ_by_its_tolerance_in_either_direction(after: int, is_change: bool) -> None:
+def test_metric_may_differ_by_its_tolerance_in_either_direction(after: int, is_change: bool) -> None:
     assert bool(find_changes({"f": {"flops": 100}}, {"f": {"flops": after}}, TOLERANCES)) == is_change
 
 
@@ -93,9 +93,7 @@ def test_accepted_costs_pass(accepted: Path) -> None:
 
 
 @pytest.mark.usefixtures("accepted")
-def test_a_change_fails_with_before_and_after(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_change_fails_with_both_values(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     measuring(monkeypatch, costs={"train/step": {**COST, "flops": 200}}, params={"train": {"epochs": 2}})
     assert cost_gate.run_gate(accept=False) == 1
     output = capsys.readouterr().out
@@ -107,7 +105,7 @@ def test_a_change_fails_with_before_and_after(
 
 @pytest.mark.usefixtures("accepted")
 @pytest.mark.parametrize(("changed", "status"), [("architecture", 1), ("jax", 0)])
-def test_elsewhere_it_says_what_it_compares(
+def test_message_names_the_metrics_that_are_compared_on_another_machine(
     changed: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     current = {"train/step": {**COST, "flops": 1, "jaxpr_equations": 7}}
@@ -122,7 +120,7 @@ def test_missing_record_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_accepted_costs_are_those_of_the_repository_on_any_processor(tmp_path: Path) -> None:
+def test_accepted_costs_are_reproduced_for_any_instruction_set(tmp_path: Path) -> None:
     """In a process of its own, as `make gate` does it; a planted change of the params is found."""
     project: Project = copy_project(tmp_path / "project")
     (project.folder / "benchmarks").mkdir()

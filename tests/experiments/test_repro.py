@@ -21,7 +21,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_invalid_section_is_refused_before_any_stage_runs(project: Path) -> None:
+def test_invalid_section_is_refused_before_any_stage_runs(project: Path) -> None:
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("num_mistakes: 40", "num_mistakes: forty"))
     with pytest.raises(UserError, match=r"^params\.yaml: evaluate\.num_mistakes"):
@@ -50,7 +50,7 @@ def test_valid_params_are_validated_again_only_after_a_change(project: Path, mon
         validated.clear()
 
 
-def test_a_store_that_fails_is_a_warning(
+def test_failing_store_is_a_warning(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing() -> None:
@@ -72,7 +72,7 @@ def test_switching_to_the_digits_changes_one_word(project: Path, capsys: pytest.
         repro._use_stand_in()
 
 
-def test_a_stand_in_is_told_by_its_own_name_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reminder_is_printed_for_a_stand_in_only(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repro._remind_of_stand_in()
     assert capsys.readouterr().err == ""
     repro._use_stand_in()

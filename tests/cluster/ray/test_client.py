@@ -59,7 +59,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     return fake
 
 
-def test_the_same_experiments_are_the_same_job_while_it_is_open(fake: FakeClient) -> None:
+def test_same_experiments_attach_to_the_open_job(fake: FakeClient) -> None:
     cluster = Cluster("http://h:8265")
     job, is_new = cluster.start(REQUEST, ["b", "a"])
     assert is_new
@@ -72,14 +72,14 @@ def test_the_same_experiments_are_the_same_job_while_it_is_open(fake: FakeClient
     assert cluster.start(REQUEST, ["a", "b"]) == (f"{job}-2", False)
 
 
-def test_a_job_has_the_code_and_no_environment(fake: FakeClient) -> None:
+def test_job_contains_the_code_and_no_environment(fake: FakeClient) -> None:
     Cluster("http://h:8265").start(REQUEST, ["a"])
     (job,) = fake.submitted
     assert {"request.json", "pipeline/versions.yaml", "gradtrail/cluster/ray/job.py"} <= job["files"]
     assert set(job["runtime_env"]) == {"working_dir"}, "variables would be shown by Ray's dashboard"
 
 
-def test_a_job_is_followed_from_its_beginning_to_its_end(fake: FakeClient) -> None:
+def test_events_of_a_job_are_followed_to_its_end(fake: FakeClient) -> None:
     events = [Event(name="a", state=state, seconds=0.0) for state in ("waiting", "running", "made")]
     lines = [event.line() + "\n" for event in events]
     fake.looks = [("RUNNING", lines[0]), ("RUNNING", "".join(lines[:2])), ("SUCCEEDED", "".join(lines))]
@@ -93,9 +93,7 @@ def test_a_job_is_followed_from_its_beginning_to_its_end(fake: FakeClient) -> No
         ("FAILED", Event(name="", state="refused", seconds=0, detail="jax 1, but 2").line() + "\n", "jax 1, but 2"),
     ],
 )
-def test_a_job_that_did_not_come_to_its_own_end_is_one_line(
-    fake: FakeClient, status: str, log: str, message: str
-) -> None:
+def test_stopped_or_refused_job_is_one_line(fake: FakeClient, status: str, log: str, message: str) -> None:
     fake.looks = [(status, log)]
     with pytest.raises(UserError, match=f"^{message}$"):
         list(Cluster("http://h:8265").follow("x"))
@@ -113,7 +111,7 @@ def test_a_job_that_did_not_come_to_its_own_end_is_one_line(
         (None, "some line\n", "its node died"),
     ],
 )
-def test_a_job_that_crashed_says_why_and_is_none_in_which_experiments_failed(
+def test_crashed_job_is_one_line_with_its_reason(
     fake: FakeClient, exit_code: int | None, log: str, message: str
 ) -> None:
     fake.exit_code = exit_code
@@ -123,18 +121,18 @@ def test_a_job_that_crashed_says_why_and_is_none_in_which_experiments_failed(
 
 
 @pytest.mark.parametrize("address", ["10.0.0.5:8265", "ray://h:10001", "http://", "auto"])
-def test_an_address_that_is_none_is_one_line(address: str) -> None:
+def test_invalid_address_is_one_line(address: str) -> None:
     with pytest.raises(UserError, match=r"^--on: must be the address of Ray's job server, such as http://"):
         Cluster(address)
 
 
-def test_without_ray_a_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_one_line_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.job_submission", None)
     with pytest.raises(UserError, match=r"^Ray is not installed here: `make env CLUSTER=1`, or "):
         Cluster("http://h:8265")
 
 
-def test_no_server_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "require_ray", lambda: FakeClient)
     address = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(UserError, match=rf"^--on {address}: no Ray job server answers there \(ConnectionError\)$"):
@@ -152,7 +150,7 @@ def test_no_server_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         (ValueError("no JSON"), r"no Ray job server answers there \(ValueError\)"),
     ],
 )
-def test_a_server_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, fault: Exception, message: str) -> None:
+def test_refusal_of_the_server_is_one_line(monkeypatch: pytest.MonkeyPatch, fault: Exception, message: str) -> None:
     def refuse(_: str) -> None:
         raise fault
 

@@ -12,7 +12,7 @@ def event(name: str, state: str, detail: str = "", attempt: int = 0) -> Event:
     return Event(name=name, state=state, seconds=1.0, detail=detail, attempt=attempt)  # type: ignore[arg-type]
 
 
-def test_a_line_for_each_step_and_the_reasons_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipe_gets_one_line_per_step_and_the_reasons_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
     events = [
         event("gradtrail-1", "waiting"),
         None,
@@ -32,7 +32,7 @@ def test_a_line_for_each_step_and_the_reasons_of_failures(capsys: pytest.Capture
     ]
 
 
-def test_on_a_terminal_it_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_gets_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     show("rates", [event("gradtrail-1", "running", "[bold]node"), event("gradtrail-2", "made")], LABELS)
     output = capsys.readouterr().err

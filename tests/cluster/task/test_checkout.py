@@ -9,9 +9,7 @@ from gradtrail.cluster.task.checkout import node_folder
 from gradtrail.support.errors import UserError
 
 
-def test_a_checkout_has_the_commit_and_a_cache_and_is_clean_again_the_next_time(
-    shared: SharedRepository, tmp_path: Path
-) -> None:
+def test_checkout_has_the_commit_and_is_clean_when_reused(shared: SharedRepository, tmp_path: Path) -> None:
     node = node_folder(shared.url)
     with node.checkout(shared.commit, None) as folder:
         assert (folder / "file").read_text() == "content"
@@ -31,14 +29,14 @@ def test_a_checkout_has_the_commit_and_a_cache_and_is_clean_again_the_next_time(
         assert run_git(folder, "config", "remote.origin.url") == shared.url
 
 
-def test_two_at_a_time_have_two_checkouts(shared: SharedRepository) -> None:
+def test_two_processes_have_two_checkouts(shared: SharedRepository) -> None:
     node = node_folder(shared.url)
     with node.checkout(shared.commit, None) as one, node.checkout(shared.commit, None) as other:
         assert one != other
         assert (other / "file").is_file()
 
 
-def test_a_commit_that_came_later_is_fetched_and_one_that_is_nowhere_is_one_line(shared: SharedRepository) -> None:
+def test_later_commit_is_fetched_and_a_missing_one_is_one_line(shared: SharedRepository) -> None:
     node = node_folder(shared.url)
     node.require(shared.commit)
     (shared.clone / "file").write_text("second")

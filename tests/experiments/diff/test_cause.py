@@ -104,7 +104,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_cause_is_named(name: str) -> None:
+def test_planted_cause_is_named(name: str) -> None:
     planted, words = PLANTED[name]
     assert words in most_likely_cause(comparison(**planted))
 
@@ -120,23 +120,23 @@ def test_a_planted_cause_is_named(name: str) -> None:
         {"environment": {"processor.cores_allowed": ("2", "1")}},  # likewise
     ],
 )
-def test_no_cause_is_named_where_nothing_made_it_slower(differing: dict[str, Any]) -> None:
+def test_no_cause_is_named_without_a_relevant_difference(differing: dict[str, Any]) -> None:
     assert "No cause: no recorded " in most_likely_cause(comparison(**differing))
 
 
-def test_that_nothing_differs_is_said_only_where_nothing_does() -> None:
+def test_message_distinguishes_no_difference_from_irrelevant_ones() -> None:
     assert "no recorded value differs" in most_likely_cause(comparison())
     memory = {"environment": {"memory_mib": ("1", "2")}}
     assert "no recorded difference explains it" in most_likely_cause(comparison(**memory))
 
 
-def test_the_same_uncommitted_edit_of_both_runs_is_no_difference() -> None:
+def test_same_uncommitted_edit_of_both_runs_is_no_difference() -> None:
     both = "diff --git a/one.py b/one.py\n+ 1\n"
     before, after = _edits(both), _edits(both + "diff --git a/two.py b/two.py\n+ 2\n")
     assert before["one.py"] == after["one.py"]
     assert after.keys() - before.keys() == {"two.py"}
 
 
-def test_a_seed_is_no_cause_beside_another_param() -> None:
+def test_seed_is_no_cause_if_another_param_differs() -> None:
     params = {"train.seed": ("0", "1"), "train.batch_size": ("128", "256")}
     assert "train.seed" not in most_likely_cause(comparison(params=params, gained=DOT))

@@ -34,7 +34,7 @@ def twice(inputs: Array) -> Array:
 TEXT = text(once)
 
 
-def test_every_instruction_is_read_with_its_line() -> None:
+def test_instructions_are_read_with_their_lines() -> None:
     program = read_program(TEXT)
     assert len(program.instructions) == sum(" = " in line for line in TEXT.splitlines()[1:])
     (product,) = [item for item in program.instructions if item.opcode == "dot"]
@@ -45,7 +45,7 @@ def test_every_instruction_is_read_with_its_line() -> None:
 
 
 @given(shift=st.integers(0, 10**6), lines=st.integers(1, 500))
-def test_renumbering_and_moved_lines_do_not_show(shift: int, lines: int) -> None:
+def test_digest_ignores_numbers_and_line_numbers(shift: int, lines: int) -> None:
     renamed = re.sub(r"%([\w-]+)\.(\d+)", lambda name: f"%{name[1]}.{int(name[2]) + shift}", TEXT)
     moved = re.sub(r"\bline=(\d+)", lambda line: f"line={int(line[1]) + lines}", renamed)
     before, after = read_program(TEXT), read_program(moved)
@@ -53,20 +53,20 @@ def test_renumbering_and_moved_lines_do_not_show(shift: int, lines: int) -> None
     assert changes(before, after) == []
 
 
-def test_a_product_more_is_told_with_its_line() -> None:
+def test_additional_product_is_reported_with_its_line() -> None:
     first, *_ = changes(read_program(TEXT), read_program(text(twice)))
     assert (first.opcode, first.after - first.before) in {("dot", 1), ("dot", 2)}  # the one of `once` is lost
     assert "/test_hlo.py:" in first.line
 
 
-def test_other_shapes_alone_are_no_gain_and_no_loss() -> None:
+def test_different_shapes_are_no_gained_or_lost_instructions() -> None:
     before, after = read_program(TEXT), read_program(text(once, size=32))
     assert before.digest != after.digest
     assert [change for change in changes(before, after) if change.opcode == "dot"] == []
     assert ("f32[16,16]", "f32[32,16]") in {pair[:2] for pair in reshaped(before, after)}
 
 
-def test_float64_is_found_by_line() -> None:
+def test_float64_is_reported_with_its_line() -> None:
     with jax.enable_x64(True):
         program = read_program(text(lambda inputs: jnp.tanh(inputs.astype(jnp.float64)).astype(jnp.float32)))
     assert any("/test_hlo.py:" in line for line in program.float64_lines())

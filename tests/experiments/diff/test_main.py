@@ -29,7 +29,7 @@ def refused(project: Project, *arguments: str) -> str:
     return line
 
 
-def test_a_larger_batch_is_named_by_every_way_to_say_which_run(project: Project) -> None:
+def test_larger_batch_is_named_for_every_word_for_a_run(project: Project) -> None:
     new, old = project.runs_of("train")[:2]
     for before in (old["id"], old["id"][:8], old["tags"]["state"]):
         output = project.gradtrail("diff", before, "workspace").splitlines()
@@ -46,7 +46,7 @@ def test_a_larger_batch_is_named_by_every_way_to_say_which_run(project: Project)
     assert {"verdict", "before", "after"} <= result["functions"][0].keys()
 
 
-def test_two_attempts_of_one_state_have_the_same_programs_and_their_own_times(project: Project) -> None:
+def test_attempts_of_one_state_have_equal_programs_and_separate_times(project: Project) -> None:
     old = project.runs_of("train")[1]["id"]
     result = json.loads(project.gradtrail("diff", f"{old}@1", f"{old}@2", "--json"))
     assert {function["verdict"].partition(",")[0] for function in result["functions"]} == {"same program"}
@@ -71,12 +71,12 @@ def test_bad_input_is_one_line(project: Project, arguments: list[str], words: st
     assert words in refused(project, *arguments)
 
 
-def test_runs_of_two_stages_are_not_compared(project: Project) -> None:
+def test_runs_of_different_stages_are_refused(project: Project) -> None:
     evaluation = project.runs_of("evaluate")[0]["id"]
     assert "only runs of one stage can be compared" in refused(project, "workspace", evaluation)
 
 
-def test_a_rebuilt_run_says_what_it_lacks(project: Project, tmp_path: Path) -> None:
+def test_note_names_missing_artifacts_of_a_rebuilt_run(project: Project, tmp_path: Path) -> None:
     copy = project.copy(tmp_path / "copy")
     copy.empty_store()
     copy.sync()

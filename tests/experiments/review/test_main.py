@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_an_audit_it_says_how_to_make_one(
+def test_missing_audit_is_one_line_with_the_command_to_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = mistake(monkeypatch, capsys, "--port", "0")
@@ -52,7 +52,7 @@ def test_corrections_of_other_labels_are_refused(
     assert line.startswith(f"gradtrail: {PATH}: train {split.example_id[0]}: old is {old}, but the label is ")
 
 
-def test_a_reviewer_who_is_a_formula_is_refused(
+def test_reviewer_name_that_is_a_formula_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_project(folder)
@@ -60,7 +60,7 @@ def test_a_reviewer_who_is_a_formula_is_refused(
     assert line.startswith("gradtrail: --reviewer begins with '='")
 
 
-def test_a_split_and_a_limit_choose_what_is_looked_at(folder: Path) -> None:
+def test_split_and_limit_restrict_the_suspects(folder: Path) -> None:
     write_project(folder)
     whole = main.prepare(PATH, reviewer="Ann", split=None, limit=200)
     part = main.prepare(PATH, reviewer="Ann", split="validation", limit=4)
@@ -69,7 +69,7 @@ def test_a_split_and_a_limit_choose_what_is_looked_at(folder: Path) -> None:
     assert part.state()["progress"]["expected_left"] == whole.state()["progress"]["expected_left"]
 
 
-def test_files_that_agree_are_joined(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_agreeing_files_are_merged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_corrections(Path("ann.csv"), [ROW, dataclasses.replace(ROW, example_id=8)])
     write_corrections(
         Path("ben.csv"), [dataclasses.replace(ROW, reviewer="Ben"), dataclasses.replace(ROW, example_id=9, new=None)]
@@ -80,7 +80,7 @@ def test_files_that_agree_are_joined(folder: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"{PATH}: 3 decisions, 2 of them corrections\n"
 
 
-def test_files_that_disagree_are_listed_and_none_is_applied(
+def test_disagreements_are_listed_and_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_corrections(PATH, [ROW])
@@ -97,7 +97,7 @@ def test_files_that_disagree_are_listed_and_none_is_applied(
     assert PATH.read_bytes() == before
 
 
-def test_merge_keeps_what_the_target_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_keeps_decisions_of_the_target(capsys: pytest.CaptureFixture[str]) -> None:
     existing = dataclasses.replace(ROW, example_id=3, reviewer="Eve")
     write_corrections(PATH, [existing])
     write_corrections(Path("ann.csv"), [ROW])
@@ -112,7 +112,7 @@ def test_merge_keeps_what_the_target_has(capsys: pytest.CaptureFixture[str]) -> 
     assert PATH.read_bytes() == before
 
 
-def test_files_are_relative_to_where_the_person_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_relative_to_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "labels").mkdir()
     monkeypatch.chdir(folder / "labels")
     write_corrections(Path("ann.csv"), [ROW])

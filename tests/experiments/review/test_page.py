@@ -71,7 +71,7 @@ def decisions(folder: Path) -> dict[tuple[bool, int], Correction]:
     return {row.example: row for row in read_corrections(folder / "corrections.csv")}
 
 
-def test_all_by_keyboard_typed_faster_than_the_page_answers(tmp_path: Path) -> None:
+def test_keys_typed_faster_than_the_page_responds_are_all_applied(tmp_path: Path) -> None:
     review = new_review(tmp_path)
     labels = [suspect.label for suspect in review.suspects]
     wrong = [(label + 1) % 3 for label in labels]
@@ -98,7 +98,7 @@ def test_all_by_keyboard_typed_faster_than_the_page_answers(tmp_path: Path) -> N
         assert tab.errors == []
 
 
-def test_a_note_is_typed_without_deciding_and_stands_with_the_decision(tmp_path: Path) -> None:
+def test_note_is_saved_with_the_next_decision(tmp_path: Path) -> None:
     review = new_review(tmp_path)
     with page(review) as tab:
         tab.press("n")
@@ -115,7 +115,7 @@ def test_a_note_is_typed_without_deciding_and_stands_with_the_decision(tmp_path:
         assert len(decisions(tmp_path)) == 1
 
 
-def test_a_closed_browser_loses_nothing_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_new_browser_continues_after_a_closed_one(tmp_path: Path) -> None:
     review = new_review(tmp_path)
     with page(review) as tab:
         tab.press(" ", "u")
@@ -132,7 +132,7 @@ def test_a_closed_browser_loses_nothing_and_the_next_one_goes_on(tmp_path: Path)
         assert text(tab, "place") == "8 of 8"
 
 
-def test_by_finger_on_a_phone_without_a_keyboard(tmp_path: Path) -> None:
+def test_phone_without_a_keyboard_can_review(tmp_path: Path) -> None:
     review = new_review(tmp_path, num_classes=10)
     with page(review, phone=True) as tab:
         assert tab.run("document.documentElement.scrollWidth <= innerWidth")
@@ -147,7 +147,7 @@ def test_by_finger_on_a_phone_without_a_keyboard(tmp_path: Path) -> None:
         assert [row.new for row in rows] == [7, review.suspects[1].label]
 
 
-def test_of_many_classes_a_number_is_typed_and_ended_where_it_could_go_on(tmp_path: Path) -> None:
+def test_class_number_is_typed_if_there_are_more_than_ten_classes(tmp_path: Path) -> None:
     review = new_review(tmp_path, num_classes=26)
     with page(review) as tab:
         tab.press("7", "1", "4", "2", "Enter", "2", "Backspace", "9", "3", "9", "5")
@@ -157,7 +157,7 @@ def test_of_many_classes_a_number_is_typed_and_ended_where_it_could_go_on(tmp_pa
         assert text(tab, "decided") == "7 of 8"  # 9 and 5 decided two more
 
 
-def test_a_server_that_is_gone_is_told_and_nothing_is_counted(tmp_path: Path) -> None:
+def test_page_reports_a_stopped_server_and_counts_nothing(tmp_path: Path) -> None:
     review = new_review(tmp_path)
     with contextlib.ExitStack() as stack:
         with served(review) as address:
@@ -189,7 +189,7 @@ def press_at_once(tab: Browser, *keys: str) -> None:
     idle(tab)
 
 
-def test_nothing_is_decided_about_an_image_that_did_not_appear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_does_not_decide_about_an_image_that_did_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     review, refused = new_review(tmp_path), break_images(monkeypatch)
     refused.add(1)
     with page(review) as tab:

@@ -38,7 +38,7 @@ def new_client(folder: Path, link: str = "/?token=secret") -> FlaskClient:
     return client
 
 
-def test_the_page_has_what_it_names_and_loads_nothing_else(client: FlaskClient) -> None:
+def test_page_loads_only_its_own_files(client: FlaskClient) -> None:
     page = client.get("/")
     assert page.mimetype == "text/html"
     references = re.findall(r'(?:src|href)="([^"]*)"', page.text)
@@ -54,7 +54,7 @@ def test_the_page_has_what_it_names_and_loads_nothing_else(client: FlaskClient) 
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_a_decision_and_its_undoing(client: FlaskClient, tmp_path: Path) -> None:
+def test_decision_can_be_undone(client: FlaskClient, tmp_path: Path) -> None:
     assert client.get("/api/state").json["progress"]["decided"] == 0
     images = client.get("/api/images/0").json
     assert len(images["neighbours"]) == 4
@@ -74,7 +74,7 @@ def test_a_decision_and_its_undoing(client: FlaskClient, tmp_path: Path) -> None
         {"Origin": "http://127.0.0.1:8080"},  # another server on this machine
     ],
 )
-def test_other_pages_are_refused(client: FlaskClient, tmp_path: Path, headers: dict[str, str]) -> None:
+def test_requests_of_other_pages_are_refused(client: FlaskClient, tmp_path: Path, headers: dict[str, str]) -> None:
     for path in ("/", "/api/state", "/api/images/0"):
         assert client.get(path, headers=headers).status_code in (400, 403)
     answer = client.post("/api/decide", json={"index": 0, "new": 0, "reason": ""}, headers=headers)
@@ -83,7 +83,7 @@ def test_other_pages_are_refused(client: FlaskClient, tmp_path: Path, headers: d
 
 
 @pytest.mark.parametrize("link", ["/", "/?token=secre", "/?token=sécret", "/page.js?token=secret"])
-def test_who_has_not_the_link_is_refused(tmp_path: Path, link: str) -> None:
+def test_request_without_the_token_is_refused(tmp_path: Path, link: str) -> None:
     client = new_client(tmp_path, link)
     for path in ("/", "/page.js", "/api/state", "/api/images/0", "/nothing"):
         assert client.get(path).status_code == 403
@@ -91,7 +91,7 @@ def test_who_has_not_the_link_is_refused(tmp_path: Path, link: str) -> None:
     assert not (tmp_path / "corrections.csv").exists()
 
 
-def test_the_link_leads_to_the_page_and_leaves_the_token_in_a_cookie_that_no_script_reads(client: FlaskClient) -> None:
+def test_link_sets_a_cookie_that_scripts_cannot_read(client: FlaskClient) -> None:
     answer = client.get("/?token=secret", follow_redirects=False)
     assert (answer.status_code, answer.headers["Location"]) == (303, "/")
     assert re.fullmatch(r"review-\w{8}=secret; HttpOnly; Path=/; SameSite=Strict", answer.headers["Set-Cookie"])
@@ -100,7 +100,7 @@ def test_the_link_leads_to_the_page_and_leaves_the_token_in_a_cookie_that_no_scr
 @pytest.mark.parametrize(
     "headers", [{}, {"Origin": f"http://{HOST}"}, {"Host": "localhost:8123", "Origin": "http://localhost:8123"}]
 )
-def test_its_own_page_is_answered_also_through_a_forwarded_port(client: FlaskClient, headers: dict[str, str]) -> None:
+def test_own_page_is_answered_through_a_forwarded_port(client: FlaskClient, headers: dict[str, str]) -> None:
     assert client.post("/api/decide", json={"index": 0, "new": 0, "reason": ""}, headers=headers).status_code == 200
 
 
@@ -117,7 +117,7 @@ def test_its_own_page_is_answered_also_through_a_forwarded_port(client: FlaskCli
         ("/api/state", {"json": {}}, 405),
     ],
 )
-def test_what_is_no_decision_is_refused_in_one_line(
+def test_invalid_decision_is_refused_in_one_line(
     client: FlaskClient, tmp_path: Path, path: str, sent: dict[str, Any], status: int
 ) -> None:
     answer = client.post(path, **sent)
@@ -126,7 +126,7 @@ def test_what_is_no_decision_is_refused_in_one_line(
     assert not (tmp_path / "corrections.csv").exists()
 
 
-def test_a_taken_port_is_one_line() -> None:
+def test_used_port_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=rf"^--port {port}: cannot be opened on 127.0.0.1 \(Address already in use"):
@@ -153,7 +153,7 @@ def started(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_it_and_a_kill_loses_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_signals_end_the_server_and_a_kill_loses_no_decision(tmp_path: Path, number: signal.Signals) -> None:
     write_project(tmp_path)
     for part in (".dvc", "src/gradtrail"):  # of a project
         (tmp_path / part).mkdir(parents=True)

@@ -10,7 +10,7 @@ from gradtrail.stages.preprocess.corrections import read_corrections
 from gradtrail.support.errors import UserError
 
 
-def test_each_decision_is_in_the_file_before_the_answer(tmp_path: Path) -> None:
+def test_decision_is_in_the_file_before_the_answer(tmp_path: Path) -> None:
     review = new_review(tmp_path)
     labels = [suspect.label for suspect in review.suspects]
     review.decide(0, (labels[0] + 1) % 3, "a blot")
@@ -31,7 +31,7 @@ def test_each_decision_is_in_the_file_before_the_answer(tmp_path: Path) -> None:
     assert review.summary().startswith("3 of 8 labels reviewed: 1 corrected, 1 unclear; ")
 
 
-def test_undo_takes_decisions_back_one_by_one_also_a_change_of_mind(tmp_path: Path) -> None:
+def test_undo_reverts_decisions_one_by_one_including_changed_ones(tmp_path: Path) -> None:
     review = new_review(tmp_path)
     label = review.suspects[0].label
     versions = [b""]
@@ -46,7 +46,7 @@ def test_undo_takes_decisions_back_one_by_one_also_a_change_of_mind(tmp_path: Pa
     assert review.undo() == {"index": None}
 
 
-def test_a_second_session_goes_on_and_keeps_decisions_about_other_examples(tmp_path: Path) -> None:
+def test_second_session_keeps_decisions_of_the_first(tmp_path: Path) -> None:
     new_review(tmp_path, limit=20).decide(15, None, "")
     first = new_review(tmp_path, limit=8)
     first.decide(4, 1, "")
@@ -57,7 +57,7 @@ def test_a_second_session_goes_on_and_keeps_decisions_about_other_examples(tmp_p
     assert len(read_corrections(tmp_path / "corrections.csv")) == 3
 
 
-def test_undo_leaves_what_was_changed_elsewhere_since(tmp_path: Path) -> None:
+def test_undo_keeps_decisions_that_were_changed_elsewhere(tmp_path: Path) -> None:
     ours, theirs = new_review(tmp_path), new_review(tmp_path)
     for index in (0, 1):
         ours.decide(index, None, "")
@@ -70,7 +70,7 @@ def test_undo_leaves_what_was_changed_elsewhere_since(tmp_path: Path) -> None:
     assert ours.undo()["index"] == 0  # the one before it can still be undone
 
 
-def test_another_reviewers_different_decision_stays(tmp_path: Path) -> None:
+def test_decision_of_another_reviewer_is_kept(tmp_path: Path) -> None:
     new_review(tmp_path).decide(0, None, "")
     before = (tmp_path / "corrections.csv").read_bytes()
     review = new_review(tmp_path, reviewer="Ben")
@@ -84,7 +84,7 @@ def test_another_reviewers_different_decision_stays(tmp_path: Path) -> None:
     review.decide(0, None, "alike")
 
 
-def test_what_may_not_stand_in_the_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_invalid_decision_changes_nothing(tmp_path: Path) -> None:
     review = new_review(tmp_path)
     for index, new, reason in [
         (8, 0, ""),
@@ -104,9 +104,7 @@ def test_what_may_not_stand_in_the_file_is_refused_and_changes_nothing(tmp_path:
     assert (tmp_path / "corrections.csv").read_text() == "damaged by hand"
 
 
-def test_a_failed_write_leaves_the_file_and_the_history_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_changes_neither_file_nor_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     review = new_review(tmp_path)
     review.decide(0, None, "")
     before = (tmp_path / "corrections.csv").read_bytes()

@@ -22,7 +22,7 @@ def read(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
     return read_suspects(folder / "a.parquet")
 
 
-def test_suspects_are_the_rows_of_the_highest_score_with_their_images_and_given_labels(tmp_path: Path) -> None:
+def test_suspects_are_the_rows_with_the_highest_scores(tmp_path: Path) -> None:
     shuffled = TABLE.sample(frac=1, random_state=0)
     chosen = choose_suspects(read(tmp_path, shuffled), SPLITS, limit=12, num_neighbours=3)
     best = TABLE[::-1].head(12)
@@ -36,7 +36,7 @@ def test_suspects_are_the_rows_of_the_highest_score_with_their_images_and_given_
 
 @pytest.mark.parametrize("count", [1, 5, 100])
 @pytest.mark.parametrize("size", [3, 5000])  # more than are compared at a time
-def test_neighbours_are_those_of_a_search_by_hand(size: int, count: int) -> None:
+def test_neighbours_equal_those_of_a_brute_force_search(size: int, count: int) -> None:
     rng = np.random.default_rng(0)
     among = rng.integers(0, 256, (size, 4, 3), dtype=np.uint8)
     chosen = np.array([0, 2])
@@ -57,6 +57,6 @@ def test_neighbours_are_those_of_a_search_by_hand(size: int, count: int) -> None
         ({"label": (TABLE["label"] + 1) % NUM_CLASSES}, r"has label \d, in data/processed \d; run `make audit`$"),
     ],
 )
-def test_a_table_of_other_data_is_one_line(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_audit_of_other_data_is_one_line(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         choose_suspects(read(tmp_path, TABLE.assign(**changed)), SPLITS, limit=3, num_neighbours=3)

@@ -23,7 +23,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_grid_is_every_combination_and_points_come_after_it(tmp_path: Path) -> None:
+def test_grid_is_every_combination_followed_by_the_points(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         f"""
@@ -50,7 +50,7 @@ points:
     assert comparison.timed, "each experiment trains one seed"
 
 
-def test_keys_that_end_alike_are_labelled_in_full(tmp_path: Path) -> None:
+def test_keys_with_the_same_last_part_are_labelled_in_full(tmp_path: Path) -> None:
     one, other = "train.mlp.activation", "train.cnn.activation"
     text = f"""
 points:
@@ -88,7 +88,7 @@ points:
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         read_sweep(written(tmp_path, text))
     assert "\n" not in str(caught.value)

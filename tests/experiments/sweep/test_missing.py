@@ -53,7 +53,7 @@ class _Completed:
         self.planned = planned
 
 
-def test_only_what_is_missing_is_run_and_everything_is_told(made: set[PlannedRun]) -> None:
+def test_engine_runs_only_missing_experiments(made: set[PlannedRun]) -> None:
     made.add(PlannedRun("on", 0))
     engine = Engine(made, {})
     planned = planned_runs(SEEDS, SEEDS.seeds)
@@ -65,7 +65,7 @@ def test_only_what_is_missing_is_run_and_everything_is_told(made: set[PlannedRun
     assert missing_ones["off, seed 1"] == {"train.clip_norm": None, "train.seed": 1, "train.members": 1}
 
 
-def test_params_that_a_stage_would_refuse_start_nothing(made: set[PlannedRun]) -> None:
+def test_invalid_params_start_no_experiment(made: set[PlannedRun]) -> None:
     hot = Comparison(about="?", seeds=(0,), variants={"a": {"train.epochs": -1}, "b": {}}, timed=True)
     engine = Engine(made, {})
     with pytest.raises(UserError, match=r"^x\.a: train\.epochs"):
@@ -73,7 +73,7 @@ def test_params_that_a_stage_would_refuse_start_nothing(made: set[PlannedRun]) -
     assert engine.asked == []
 
 
-def test_dvcs_queue_gets_the_changes_as_options_and_must_keep_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_gets_the_changes_as_options_and_must_store_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     queued: list[list[str]] = []
     names = ["one", "two", "lost"]
     monkeypatch.setattr(engines, "queue_experiments", lambda commands: queued.extend(commands) or names)

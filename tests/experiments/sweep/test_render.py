@@ -51,7 +51,7 @@ def of(*runs: list[CompletedRun]) -> dict[str, Summary]:
     return {summary.label: summary for summary in summaries}
 
 
-def test_each_variant_is_compared_with_the_first_in_pairs_and_intervals_are_simultaneous() -> None:
+def test_variants_are_compared_with_the_first_in_pairs() -> None:
     summaries = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("same", SAME))
     assert summaries["better"].difference == paired_difference(BETTER, PLAIN, num_comparisons=2)
     assert summaries["same"].difference == paired_difference(SAME, PLAIN, num_comparisons=2)
@@ -67,7 +67,7 @@ def test_each_variant_is_compared_with_the_first_in_pairs_and_intervals_are_simu
     assert summaries["better"].loss == pytest.approx(1 - sum(BETTER) / 3)
 
 
-def test_one_seed_has_no_verdict_and_does_not_count_in_the_adjustment() -> None:
+def test_single_seed_has_no_verdict_and_no_effect_on_the_adjustment() -> None:
     summaries = of(
         completed("plain", PLAIN),
         completed("better", BETTER),
@@ -79,7 +79,7 @@ def test_one_seed_has_no_verdict_and_does_not_count_in_the_adjustment() -> None:
     assert summaries["better"].difference == paired_difference(BETTER, PLAIN)
 
 
-def test_the_table_has_all_metrics() -> None:
+def test_table_has_all_metrics() -> None:
     summaries = list(
         of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("other", [0.9])).values()
     )
@@ -101,9 +101,7 @@ def test_the_table_has_all_metrics() -> None:
         (-0.003, 0.0, 0.05, "+0.10 (−0.30 to 0.00) | ≥ 0.05 | not significant"),
     ],
 )
-def test_rounding_does_not_hide_on_which_side_of_0_or_of_the_level_a_number_lies(
-    low: float, high: float, p_value: float, cells: str
-) -> None:
+def test_rounding_keeps_the_side_of_zero_and_of_the_level(low: float, high: float, p_value: float, cells: str) -> None:
     summaries = of(completed("plain", PLAIN), completed("same", SAME))
     difference = Difference(mean=0.001, low=low, high=high, p_value=p_value, num_pairs=3)
     assert f"| {cells} |" in as_markdown(
@@ -124,7 +122,7 @@ def test_rounding_does_not_hide_on_which_side_of_0_or_of_the_level_a_number_lies
         ({"began": 62.0, "ended": 64.0}, False),  # beside a run of the other seed
     ],
 )
-def test_times_are_comparable_of_runs_in_turn_on_one_kind_of_machine(
+def test_times_are_comparable_for_runs_in_turn_on_one_kind_of_machine(
     changes: dict[str, Any], is_comparable: bool
 ) -> None:
     plain, (better, rest) = completed("plain", PLAIN[:2]), completed("better", BETTER[:2])
@@ -133,7 +131,7 @@ def test_times_are_comparable_of_runs_in_turn_on_one_kind_of_machine(
     assert are_times_comparable(plain[0], better, [*plain, better, rest]) == is_comparable
 
 
-def test_of_runs_in_blocks_of_a_variant_no_time_ratio_is_given_and_the_note_says_so() -> None:
+def test_runs_in_blocks_of_a_variant_have_no_time_ratio() -> None:
     """As they are trained where the queue was filled variant by variant: what drifts looks like a difference."""
     better = [replace(run, began=run.began + 600, ended=run.ended + 600) for run in completed("better", BETTER)]
     summaries = list(of(completed("plain", PLAIN), better).values())
@@ -145,7 +143,7 @@ def test_of_runs_in_blocks_of_a_variant_no_time_ratio_is_given_and_the_note_says
     assert times_note(list(of(completed("plain", PLAIN), completed("better", BETTER)).values())) == ""
 
 
-def test_the_accuracy_by_corrected_labels_is_a_column_of_its_own_where_it_is_known() -> None:
+def test_accuracy_with_corrected_labels_has_a_column_if_known() -> None:
     baseline, other = completed("plain", PLAIN), completed("other", PLAIN)
     corrected = [replace(run, accuracy_corrected=run.accuracy + 0.01) for run in other]
     table = as_table(list(of(baseline, corrected).values()), "t")
@@ -155,7 +153,7 @@ def test_the_accuracy_by_corrected_labels_is_a_column_of_its_own_where_it_is_kno
     assert "corrected labels, %" not in [column.header for column in without.columns]
 
 
-def test_the_answer_for_few_variants_is_a_sentence_each() -> None:
+def test_answer_for_few_variants_has_a_sentence_per_variant() -> None:
     summaries = of(completed("plain", PLAIN), completed("better", BETTER, seconds=1.25), completed("same", [0.9]))
     first, second = answer(list(summaries.values())).split(". ")
     assert first.startswith("better differs from plain by +2.05 points (+1.93 to +2.17): significant")
@@ -165,7 +163,7 @@ def test_the_answer_for_few_variants_is_a_sentence_each() -> None:
     assert same.endswith(": not significant; its training time does not differ significantly.")
 
 
-def test_the_answer_for_many_variants_groups_them_by_verdict() -> None:
+def test_answer_for_many_variants_groups_them_by_verdict() -> None:
     summaries = of(
         completed("plain", PLAIN), completed("same", SAME), completed("better", BETTER), completed("other", [0.9])
     )
@@ -183,7 +181,7 @@ def drawn(summaries: list[Summary], path: Path, monkeypatch: pytest.MonkeyPatch)
     return figures[0]
 
 
-def test_the_figure_has_every_run_the_means_and_the_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_has_runs_means_and_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summaries = of(
         completed("plain", PLAIN), completed("better", BETTER, seconds=1.0), completed("other", [0.9], first=9)
     )
@@ -200,7 +198,7 @@ def test_the_figure_has_every_run_the_means_and_the_intervals(tmp_path: Path, mo
     assert seconds.get_title().endswith("not all comparable"), "`other` has no seed in common"
 
 
-def test_a_bar_reaches_the_line_of_the_baseline_where_the_difference_is_not_significant(
+def test_bar_reaches_the_baseline_if_and_only_if_not_significant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the seeds that both have are not all: then the means of all seeds differ by another amount."""

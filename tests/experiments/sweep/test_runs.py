@@ -137,7 +137,7 @@ def completed(store: Store, comparison: Comparison = RATES) -> dict[PlannedRun, 
     return {result.planned: result for result in results}
 
 
-def test_members_of_a_training_are_runs_of_their_seeds() -> None:
+def test_members_of_a_training_count_as_runs_of_their_seeds() -> None:
     store = Store()
     store.run(0.9, train__members=2)
     store.run(0.8, train__rate=0.9, train__members=2, train__vary=["order"])
@@ -152,7 +152,7 @@ def test_members_of_a_training_are_runs_of_their_seeds() -> None:
     assert completed(store)[PlannedRun("low", 1)].accuracy == 0.95, "one that was trained by itself counts first"
 
 
-def test_members_do_not_count_where_they_share_random_numbers_or_times_matter() -> None:
+def test_members_do_not_count_if_they_share_random_numbers_or_times_matter() -> None:
     store = Store()
     store.run(0.9, train__members=2)
     timed = dataclasses.replace(RATES, timed=True)
@@ -163,7 +163,7 @@ def test_members_do_not_count_where_they_share_random_numbers_or_times_matter() 
     assert completed(store, RATES) == {}
 
 
-def test_a_stage_before_training_that_the_lock_has_needs_no_run(folder: Path) -> None:
+def test_locked_stage_before_training_needs_no_run(folder: Path) -> None:
     """Code of `fetch` was edited and its outs are the same: its run of before stands for both, and DVC runs nothing."""
     store = Store()
     store.run(0.9)
@@ -182,7 +182,7 @@ def test_a_stage_before_training_that_the_lock_has_needs_no_run(folder: Path) ->
     assert completed(store) == {}
 
 
-def test_runs_are_found_by_their_params() -> None:
+def test_runs_are_matched_by_their_params() -> None:
     store = Store()
     assert completed(store) == {}
     store.run(0.91)
@@ -199,7 +199,7 @@ def test_runs_are_found_by_their_params() -> None:
     assert low.run_id == store.runs[1].info.run_id, "the training's"
 
 
-def test_what_is_not_evaluated_or_not_finished_does_not_count() -> None:
+def test_run_without_finished_evaluation_does_not_count() -> None:
     store = Store()
     store.run(until="train")
     store.run(train__rate=0.9, status="KILLED")
@@ -209,7 +209,7 @@ def test_what_is_not_evaluated_or_not_finished_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("name", ["fetch.py", "train.py", "evaluate.py", "pipeline/versions.yaml"])
-def test_after_a_change_of_code_or_versions_nothing_is_there(name: str) -> None:
+def test_run_of_other_code_or_versions_does_not_count(name: str) -> None:
     store = Store()
     store.run()
     before = Path(name).read_text()
@@ -219,7 +219,7 @@ def test_after_a_change_of_code_or_versions_nothing_is_there(name: str) -> None:
     assert list(completed(store)) == [PlannedRun("low", 0)]
 
 
-def test_other_data_are_followed_through_the_upstream_stages() -> None:
+def test_data_are_traced_through_upstream_stages() -> None:
     store = Store()
     store.run(0.9)
     store.run(0.8, fetch__noise=0.1)
@@ -228,7 +228,7 @@ def test_other_data_are_followed_through_the_upstream_stages() -> None:
     assert list(completed(store)) == [PlannedRun("low", 0)], "the noisy one is of other data"
 
 
-def test_of_two_runs_the_one_that_was_not_rebuilt_counts() -> None:
+def test_executed_run_is_preferred_to_a_rebuilt_one() -> None:
     store = Store()
     store.run()
     store.run()
@@ -239,7 +239,7 @@ def test_of_two_runs_the_one_that_was_not_rebuilt_counts() -> None:
     assert completed(store)[PlannedRun("low", 0)].seconds == 4.0
 
 
-def test_a_newer_training_with_other_outs_does_not_hide_a_complete_older_one() -> None:
+def test_incomplete_newer_training_does_not_hide_a_complete_one() -> None:
     """As on another kind of machine, whose evaluation has not run yet."""
     store = Store()
     store.run(0.91)

@@ -32,7 +32,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def test_each_variant_of_the_repository_is_valid_and_differs_from_the_others() -> None:
+def test_variants_of_the_repository_are_valid_and_distinct() -> None:
     configs = section_configs()
     for name, comparison in read_comparisons().items():
         variants = [params_of(Training(label, range(1)), comparison, PARAMS) for label in comparison.variants]
@@ -43,7 +43,7 @@ def test_each_variant_of_the_repository_is_valid_and_differs_from_the_others() -
         assert len(comparison.seeds) >= 3
 
 
-def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_and_fixed() -> None:
+def test_runs_are_queued_by_seed_with_variants_in_a_fixed_random_order() -> None:
     comparison = read_comparisons()["optimizers"]
     runs = spec.planned_runs(comparison, range(20))
     trainings = trainings_of(runs, together=False)
@@ -55,7 +55,7 @@ def test_runs_are_queued_seed_by_seed_the_variants_in_an_order_that_is_random_an
     assert len(firsts) > 3, "no variant is always the first"
 
 
-def test_consecutive_seeds_of_a_variant_are_trained_together() -> None:
+def test_consecutive_seeds_of_a_variant_are_one_training() -> None:
     missing = [PlannedRun("a", seed) for seed in (4, 0, 1, 7, 2)] + [PlannedRun("b", 3)]
     trainings = trainings_of(missing, together=True)
     assert sorted(map(str, trainings)) == ["a, seed 4", "a, seed 7", "a, seeds 0 to 2", "b, seed 3"]
@@ -75,7 +75,7 @@ def test_consecutive_seeds_of_a_variant_are_trained_together() -> None:
         ({"abuot": ""}, r"mine\.abuot is not a known key"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_its_place(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_comparison_is_one_line_with_its_key(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     content = {"mine": {"about": "", "seeds": [0], "variants": {"one": {}, "two": {}}} | change}
     path = tmp_path / "experiments.yaml"
     path.write_text(str(content).replace("None", "null").replace("True", "true"))
@@ -84,7 +84,7 @@ def test_a_mistake_is_one_line_that_names_its_place(change: dict[str, Any], mess
     assert "\n" not in str(fault.value)
 
 
-def test_without_git_it_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_git_repository_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("params.yaml", "experiments.yaml", "dvc.yaml"):
         shutil.copy(ROOT / name, tmp_path)
     monkeypatch.chdir(tmp_path)

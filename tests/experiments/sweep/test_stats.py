@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
-def test_a_paired_test_is_scipys(count: int) -> None:
+def test_paired_test_equals_scipys(count: int) -> None:
     baseline, values = 0.98 + 0.002 * RNG.standard_normal((2, count))
     difference = paired_difference(values.tolist(), baseline.tolist())
     expected = stats.ttest_rel(values, baseline)
@@ -30,7 +30,7 @@ def test_a_paired_test_is_scipys(count: int) -> None:
     num_comparisons=st.integers(1, 8),
     scale=st.sampled_from([1e-4, 1e-2, 1.0]),
 )
-def test_an_interval_excludes_0_exactly_where_the_adjusted_p_value_is_below_the_level(
+def test_interval_excludes_zero_if_and_only_if_p_is_below_the_level(
     differences: list[int], num_comparisons: int, scale: float
 ) -> None:
     values = [scale * difference for difference in differences]
@@ -42,7 +42,7 @@ def test_an_interval_excludes_0_exactly_where_the_adjusted_p_value_is_below_the_
 
 
 @pytest.mark.parametrize("num_comparisons", [2, 6])
-def test_more_comparisons_widen_the_interval_as_bonferroni_says(num_comparisons: int) -> None:
+def test_interval_is_widened_by_bonferroni(num_comparisons: int) -> None:
     baseline, values = 0.98 + 0.002 * RNG.standard_normal((2, 5))
     difference = paired_difference(values.tolist(), baseline.tolist(), num_comparisons=num_comparisons)
     expected = stats.ttest_rel(values, baseline)
@@ -51,7 +51,7 @@ def test_more_comparisons_widen_the_interval_as_bonferroni_says(num_comparisons:
     assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high))
 
 
-def test_one_pair_has_no_interval_and_no_p_value() -> None:
+def test_single_pair_has_no_interval_and_no_p_value() -> None:
     difference = paired_difference([0.98], [0.97])
     assert difference.mean == pytest.approx(0.01)
     assert all(math.isnan(value) for value in (difference.low, difference.high, difference.p_value))
@@ -68,7 +68,7 @@ def test_differences_without_spread_count_by_their_signs(count: int, num_compari
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.001])
-def test_the_intervals_hold_together_and_false_alarms_are_rare(effect: float) -> None:
+def test_intervals_hold_simultaneously_and_false_alarms_are_rare(effect: float) -> None:
     """Three variants over four seeds, whose differences are correlated, as they share the baseline.
 
     In at most one of twenty comparisons an interval misses its true difference; with no effect, that is a false alarm.

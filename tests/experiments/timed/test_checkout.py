@@ -44,7 +44,7 @@ def worktrees() -> list[str]:
     return git("worktree", "list").splitlines()[1:]
 
 
-def test_a_worktree_has_the_code_of_the_commit_with_the_changes_and_goes_away() -> None:
+def test_worktree_has_the_code_with_its_changes_and_is_removed() -> None:
     commit = git("rev-parse", "HEAD")
     Path("src/gradtrail/a.py").write_text("A = 2\n")
     diff = git("diff") + "\n"
@@ -57,7 +57,7 @@ def test_a_worktree_has_the_code_of_the_commit_with_the_changes_and_goes_away() 
     assert not folder.exists()
 
 
-def test_what_is_not_to_be_had_is_one_line_and_leaves_nothing() -> None:
+def test_missing_commit_or_changes_are_one_line_and_leave_nothing() -> None:
     head = git("rev-parse", "HEAD")
     for commit, diff, words in (
         ("0" * 40, "", "A: commit 000000000000 cannot be checked out: "),
@@ -71,7 +71,7 @@ def test_what_is_not_to_be_had_is_one_line_and_leaves_nothing() -> None:
     assert worktrees() == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
+def test_worktrees_of_killed_processes_are_removed() -> None:
     left = Path(".gradtrail/timed/999999999/A")  # no process has this number
     left.parent.mkdir(parents=True)
     git("worktree", "add", "--detach", str(left), "HEAD")
@@ -81,7 +81,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
         assert worktrees() == []
 
 
-def test_the_params_are_those_that_the_run_recorded(repository: Path) -> None:
+def test_params_are_those_of_the_run(repository: Path) -> None:
     recorded = {
         "train.epochs": "5",
         "train.clip_norm": "null",

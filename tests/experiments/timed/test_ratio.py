@@ -63,7 +63,7 @@ def tries(count: int, **about: float) -> list[Ratio]:
 
 
 @pytest.mark.slow
-def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
+def test_interval_covers_the_true_ratio_at_its_level() -> None:
     for by_process in (0.0, 0.012):
         result = tries(80, by_process=by_process)
         held = sum(one.low <= 1 <= one.high for one in result)
@@ -71,7 +71,7 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
         assert sum(one.low <= 1.05 <= one.high for one in result) <= 2
 
 
-def test_with_itself_it_is_narrow_and_holds_one_in_19_of_20_and_5_percent_are_found() -> None:
+def test_interval_is_narrow_and_detects_five_percent() -> None:
     noise = {"by_process": 0.004, "by_burst": 0.03}
     same, slower = tries(20, **noise), tries(20, slowdown=1.05, **noise)
     assert sum(one.is_narrow and one.low <= 1 <= one.high for one in same) >= 19
@@ -79,7 +79,7 @@ def test_with_itself_it_is_narrow_and_holds_one_in_19_of_20_and_5_percent_are_fo
     assert all(one.seconds <= 120 + 10 for one in same + slower)
 
 
-def test_processes_that_differ_much_are_not_taken_for_programs_that_differ() -> None:
+def test_differing_processes_are_no_difference_of_programs() -> None:
     """A comparison within one pair of processes would see what belongs to the processes as a difference."""
     result = tries(50, by_process=0.05)
     assert sum(one.low <= 1 <= one.high for one in result) >= 47
@@ -87,19 +87,19 @@ def test_processes_that_differ_much_are_not_taken_for_programs_that_differ() -> 
     assert all("the budget ended" in one.describe() for one in result)
 
 
-def test_the_budget_ends_it_but_for_three_pairs_of_processes() -> None:
+def test_budget_ends_the_comparison_after_three_pairs() -> None:
     machine = Machine(np.random.default_rng(0), by_process=0.05, start_seconds=30.0)
     result = compared(machine, budget=20.0)
     assert result.num_processes == 3
     assert machine.alive == 0
 
 
-def test_the_ratio_is_that_of_epochs_whatever_the_batch_size() -> None:
+def test_ratio_is_that_of_epochs_for_any_batch_size() -> None:
     machine = Machine(np.random.default_rng(0), slowdown=1.5, steps={"A": 430, "B": 215})
     assert compared(machine).ratio == pytest.approx(1.5, rel=0.02)
 
 
-def test_bursts_are_long_enough_and_alike_for_programs_with_as_many_steps() -> None:
+def test_bursts_are_long_enough_and_equal_for_equal_epochs() -> None:
     quiet = Machine(np.random.default_rng(0), by_burst=0.0, stolen=0.0, by_process=0.0, slowdown=3.0)
     with quiet.start() as workers:
         steps = burst_steps(workers)

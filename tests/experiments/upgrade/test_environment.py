@@ -70,13 +70,13 @@ def played(monkeypatch: pytest.MonkeyPatch, answer: Callable[[list[str]], str]) 
         (["jax==0.10.2"], "locks/base.lock has this already"),
     ],
 )
-def test_what_is_no_change_of_the_lock_is_one_line(words: list[str], message: str) -> None:
+def test_invalid_version_is_one_line(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as raised:
         read_pins(words)
     assert message in str(raised.value)
 
 
-def test_the_others_keep_version_and_hashes_and_jaxlib_follows_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_packages_keep_their_hashes_and_jaxlib_follows_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = played(
         monkeypatch, lambda _: "jax==0.11.0 \\\n    --hash=sha256:gg\njaxlib==0.11.0 \\\n    --hash=sha256:hh\n"
     )
@@ -90,7 +90,7 @@ def test_the_others_keep_version_and_hashes_and_jaxlib_follows_jax(monkeypatch: 
     assert not any(digest in text for digest in ("sha256:bb", "sha256:cc", "sha256:dd"))
 
 
-def test_bounds_of_the_project_that_refuse_it_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_that_refuse_the_version_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(dependencies: list[str]) -> str:
         if "jax>=0.10.2" in dependencies:
             raise UserError("uv: no solution")
@@ -104,7 +104,7 @@ def test_bounds_of_the_project_that_refuse_it_are_named(monkeypatch: pytest.Monk
     assert Path("pyproject.toml").read_text() == PYPROJECT
 
 
-def test_an_error_of_uv_is_one_line_without_an_address() -> None:
+def test_error_of_uv_is_one_line_without_an_address() -> None:
     message = environment._uv_error(
         "warning: something\n  × No solution found when resolving dependencies:\n"
         "  ╰─▶ Because there is no version of jax==99 at https://user:secret@index.example/simple\n"

@@ -20,7 +20,7 @@ def weights(folder: Path, *, added: float = 0.0, dtype: str = "float32") -> Path
     return folder
 
 
-def test_the_same_bits_and_the_largest_difference(tmp_path: Path) -> None:
+def test_equal_bits_or_the_largest_difference_are_reported(tmp_path: Path) -> None:
     first = weights(tmp_path / "a")
     assert "the same bits, for 3 seeds" in bits(first, weights(tmp_path / "b"))
     assert "largest difference 0.5 (kernel, seed 2)" in bits(first, weights(tmp_path / "c", added=0.5))
@@ -51,7 +51,7 @@ main.upgrade(("jax==0.0.1",), seconds=1.0)
 
 
 @pytest.mark.slow
-def test_the_same_versions_change_nothing_and_nothing_of_the_project_is_changed(tmp_path: Path) -> None:
+def test_rehearsal_of_the_same_versions_reports_no_change_and_changes_nothing(tmp_path: Path) -> None:
     """The rehearsal end to end, in an environment that is the project's own; uv is played."""
     project = finished_project().copy(tmp_path / "project")
     (project.folder / "locks").mkdir()
