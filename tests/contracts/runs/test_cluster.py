@@ -50,7 +50,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 @pytest.mark.slow
-def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project: Project, tmp_path: Path) -> None:
+def test_experiment_is_made_in_a_clone_and_shared_with_other_machines(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = project.git("rev-parse", "HEAD").strip()
     (experiment,) = plan_experiments([RequestedExperiment("a rate", {RATE: 0.25}, "evaluate")], commit)
     assert len(experiment.shared) == 1, "the training; the fetched data are in the lock"
@@ -89,12 +91,21 @@ def test_an_experiment_is_made_in_a_clone_and_everything_of_it_is_shared(project
     (rebuilt,) = find({"state": states["evaluate"]}, finished=True)
     assert rebuilt.data.tags["rebuilt"] == "true"
     assert rebuilt.data.tags["dvc.exp_name"] == experiment.name
+
+    # An experiment with the same training restores it from the DVC remote on another node
+    monkeypatch.setenv("GRADTRAIL_CLUSTER_DIR", str(tmp_path / "another node"))
+    changes = {RATE: 0.25, "evaluate.calibration_bins": 7}
+    (second,) = plan_experiments([RequestedExperiment("other bins", changes, "evaluate")], commit)
+    assert second.shared == experiment.shared
+    assert make_experiment(request, second) == "made"
+    (training,) = find({"state": states["train"]})
+    assert training.data.tags.get("attempts", "1") == "1"
     _require_no_secret(tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(bool(why_no_cluster()), reason=why_no_cluster())
-def test_an_s3_that_refuses_the_key_is_one_line_and_the_same_call_goes_on_with_a_good_one(
+def test_wrong_key_of_s3_is_one_line_and_the_same_call_succeeds_with_a_good_one(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -126,7 +137,7 @@ def test_an_s3_that_refuses_the_key_is_one_line_and_the_same_call_goes_on_with_a
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="not installed: ray")
-def test_a_sweep_on_a_ray_of_this_machine(project: Project, tmp_path: Path) -> None:
+def test_sweep_runs_on_a_local_ray(project: Project, tmp_path: Path) -> None:
     evaluate = project.folder / "pipeline" / "evaluate.py"
     evaluate.write_text(evaluate.read_text().replace('"length"', '"accuracy": 0.9, "loss": 0.5, "length"'))
     project.commit("a figure to compare")
